@@ -16,10 +16,19 @@ _MAX_BYTES = 4 << 20
 
 def recorded_tables(root: Path) -> dict[str, Any] | None:
     """Return section -> key -> value of a run's configuration, unchecked; None where none can be read."""
+    return read_tables(root)[0]
+
+
+def read_tables(root: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return what `recorded_tables` does, and why there is nothing; "" where the run keeps no configuration."""
     try:
-        return tomllib.loads(read_below(root, CONFIG_NAME, _MAX_BYTES).decode())
-    except (OSError, ValueError, RecursionError):
-        return None
+        return tomllib.loads(read_below(root, CONFIG_NAME, _MAX_BYTES).decode()), ""
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"{CONFIG_NAME} {error.strerror}"
+    except (ValueError, RecursionError) as error:
+        return None, f"{CONFIG_NAME} is damaged: {error}"
 
 
 def recorded_values(root: Path) -> dict[str, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,17 @@ def make_app(
     identity = Identity(settings, Attempts(settings.limits.max_wrong_tokens))
     session_id = secrets.token_hex(8)
     streams = LiveStreams(source, settings.limits, session_id, clock=clock)
+    routers = (*routers_of_job(parts, streams, desk), session.router(settings, identity, clock))
+    app = api_app(routers)
+    app.include_router(health.router(lambda: source.is_recorded or source.snapshot() is not None))
+    add_openapi(app, API_PREFIX)
+    app.include_router(assets.router(assets.installed_assets() if files is None else files, settings.base_path))
+    app.add_middleware(Guard, settings=settings, identity=identity, clock=clock)
+    return Dashboard(app, streams, session_id)
+
+
+def api_app(routers: Sequence[APIRouter]) -> FastAPI:
+    """Return an application with these routes below the API's prefix, without anything before them."""
     app = FastAPI(
         title="megatrain dashboard",
         version=megatrain.__version__,
@@ -83,23 +94,16 @@ def make_app(
         redirect_slashes=False,
     )
     add_error_answers(app)
-    for routes in api_routers(parts, identity, streams, desk):
+    for routes in routers:
         app.include_router(routes, prefix=API_PREFIX, dependencies=[Depends(check_query)], responses=_REFUSALS)
-    app.include_router(health.router(parts))
-    add_openapi(app, API_PREFIX)
-    app.include_router(assets.router(assets.installed_assets() if files is None else files, settings.base_path))
-    app.add_middleware(Guard, settings=settings, identity=identity, clock=clock)
-    return Dashboard(app, streams, session_id)
+    return app
 
 
-def api_routers(
-    parts: Parts, identity: Identity, streams: LiveStreams, desk: ActionDesk | None
-) -> tuple[APIRouter, ...]:
-    """Return the routers of the API, without their prefix."""
+def routers_of_job(parts: Parts, streams: LiveStreams, desk: ActionDesk | None) -> tuple[APIRouter, ...]:
+    """Return the routers of all that is asked about one job, without their prefix."""
     return (
         *(view.router(parts) for view in _VIEWS),
         live.router(streams),
-        session.router(parts, identity),
         actions.router(parts, desk),
         audit.router(parts, desk),
         notes.router(parts, None if desk is None else desk.notes),

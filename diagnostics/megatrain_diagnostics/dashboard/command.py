@@ -1,4 +1,4 @@
-"""`megatrain dashboard [JOB]`: the web page of a running job, or with --replay DIR of the history of a run."""
+"""`megatrain dashboard [JOB]`: the web page of all jobs, of one, or with --replay DIR of the history of a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatrain.commands.argument_types import utf8_path, utf8_text
-from megatrain.commands.job_place import NoPlaceError, PlaceError, add_job, opened_job, run_at, told_job
+from megatrain.commands.etcd_flags import EtcdFlags, etcd_flags
+from megatrain.commands.job_place import RUNS, NoPlaceError, PlaceError, add_job, opened_job, run_at, told_job
 from megatrain.commands.printing import print_note
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.serialize import config_of_values
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import ConfigError, DataError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobRecord
@@ -22,15 +23,20 @@ from megatrain.programs.stop_signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from megatrain.commands.job_place import OpenJob
+    from megatrain.coordination.settings import EtcdSettings
 
-SUMMARY = "show a job in the browser: a running one, or with --replay the history of a run"
+SUMMARY = "show all jobs in the browser, or one: a running one, or with --replay the history of a run"
+_JOB_HELP = "a run directory or a job's name (default: all jobs)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     from megatrain_diagnostics.dashboard.arguments import add_dashboard_arguments
 
-    add_job(parser)
+    add_job(parser, job_help=_JOB_HELP)
+    parser.add_argument("--runs", type=utf8_path, default=None, metavar="DIR",
+                        help="list the jobs whose run directories lie in DIR (default: runs/, and the jobs of the etcd "
+                             "of --rdzv-endpoint where that is given)")  # fmt: skip
     parser.add_argument("--replay", default="", type=utf8_text, metavar="DIR",
                         help="a run directory, or the name of a run below runs/: show what is recorded there, "
                              "without its etcd")  # fmt: skip
@@ -51,6 +57,12 @@ def run(args: argparse.Namespace) -> int:
 
     said = said_settings(args)
     stop = stopped_by_signals()
+    if not args.replay and not told_job(args):
+        runs, etcd = _all_jobs(args)
+        settings = program.checked_settings(DashboardConfig(), said)
+        return ended(program.serve_jobs(runs, etcd, settings, stop, print_note))
+    if args.runs is not None:
+        raise PlaceError(f"--runs={args.runs} lists all jobs, and another argument names one; leave one of them out")
     if args.replay:
         if told_job(args):
             raise PlaceError(f"--replay={args.replay} shows a recorded run and JOB a running job; give one of them")
@@ -69,6 +81,25 @@ def run(args: argparse.Namespace) -> int:
                 job.client, job.keys, RunDirectory(directory), settings, stop, print_note, is_announced=is_announced
             )
     return ended(has_ended)
+
+
+def _all_jobs(args: argparse.Namespace) -> tuple[Path | None, EtcdSettings | None]:
+    """Return whose jobs are listed: those of a directory, and of an etcd where one is named. Raises: PlaceError."""
+    try:
+        flags = etcd_flags(args)
+        etcd = flags.settings(os.environ) if flags.endpoints else None
+    except ConfigError as error:
+        raise PlaceError("; ".join(error.problems)) from error
+    if etcd is None and flags != EtcdFlags():
+        raise PlaceError("--etcd-* and --rdzv-conf are for the etcd of --rdzv-endpoint: give that too, or none of them")
+    if args.run is not None:
+        raise PlaceError(f"--run={args.run} is the directory of one job: name that too, or use --runs for all")
+    runs: Path | None = args.runs or RUNS
+    if runs is not None and not runs.is_dir():
+        if args.runs is not None or etcd is None:
+            raise NoPlaceError(f"{runs}: no such directory of runs; say where they are with --runs DIR")
+        runs = None
+    return runs, etcd
 
 
 def ended(has_ended: bool) -> int:

@@ -1,4 +1,5 @@
-"""The description of the HTTP API: <prefix>/openapi.json, and `python -m megatrain_diagnostics.dashboard.openapi`.
+"""The description of the HTTP API: <prefix>/openapi.json, and `python -m megatrain_diagnostics.dashboard.openapi`; with
+--jobs of a server of many jobs.
 
 Made from the routes and the documents of the pages: it cannot differ from what is answered.
 """
@@ -43,18 +44,24 @@ def main(words: Sequence[str] | None = None) -> int:
     """Print or write the description, for which no job is needed."""
     from megatrain.contracts.run_directory import RunDirectory
     from megatrain_diagnostics.dashboard.app import make_app
+    from megatrain_diagnostics.dashboard.jobs.app import make_jobs_app
     from megatrain_diagnostics.dashboard.settings import DashboardSettings
     from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+    from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
 
     parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.dashboard.openapi", allow_abbrev=False)
     parser.add_argument("--output", type=utf8_path, metavar="FILE", help="default: print it")
+    parser.add_argument("--jobs", action="store_true", dest="has_many", help="of a server of many jobs")
     args = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as directory:
         source = RecordedJob(RunDirectory(Path(directory)))
+        catalog = JobCatalog(Path(directory))
         try:
-            text = written(make_app(source, DashboardSettings(), files={}).app)
+            made = make_jobs_app(catalog, DashboardSettings(), files={}) if args.has_many else None
+            text = written((made or make_app(source, DashboardSettings(), files={})).app)
         finally:
             source.close()
+            catalog.close()
     if args.output is None:
         print(text, end="")
     else:

@@ -16,6 +16,7 @@ from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions, downl
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
+from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
 from megatrain_diagnostics.dashboard.sources.window import Window, bound_of, window_of
 
 
@@ -57,3 +58,24 @@ class Parts:
     def download(self) -> Depends:
         """What a route that answers with a Download names besides: its turn lasts until all of it was sent."""
         return Depends(self.downloads.slot, scope="request")
+
+
+@dataclass(frozen=True, slots=True)
+class JobsParts:
+    """The same for the views of many jobs; what bounds heavy questions, their own applications share."""
+
+    catalog: JobCatalog
+    settings: DashboardSettings
+    clock: Callable[[], float] = time.time
+    answers: AnswerCache = field(default_factory=AnswerCache)
+    heavy: HeavyQuestions = field(default_factory=HeavyQuestions)
+    downloads: HeavyQuestions = field(default_factory=downloads)
+
+    @property
+    def heavy_question(self) -> Depends:
+        """As of Parts."""
+        return Depends(self.heavy.slot, scope="function")
+
+    def of_one(self, source: JobSource) -> Parts:
+        """Return the parts of one of the jobs."""
+        return Parts(source, self.settings, self.clock, heavy=self.heavy, downloads=self.downloads)

@@ -17,19 +17,24 @@ import megatrain
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.action_log import ACTIONS_NAME, ActionLog
 from megatrain.contracts.diag_records import DashboardRecord
+from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.texts import count_text
 from megatrain.coordination.announcement import Announcement
 from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.dashboard.actions.carrying import EtcdHands
 from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
 from megatrain_diagnostics.dashboard.app import Dashboard, make_app
+from megatrain_diagnostics.dashboard.jobs.app import make_jobs_app
 from megatrain_diagnostics.dashboard.security.made_token import with_token
 from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket, url_of
 from megatrain_diagnostics.dashboard.settings import DashboardSettings, settings_of
 from megatrain_diagnostics.dashboard.sources.live_job import LiveJob
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
 
 _logger = logging.getLogger(__name__)
 _SWITCH_S = 0.001
@@ -80,6 +85,28 @@ def serve_recorded(run: RunDirectory, settings: DashboardSettings, stop: threadi
     """Serve the history of a run, as `serve_live` does."""
 
     return _serve(lambda: RecordedJob(run), settings, None, _told, stop, tell)
+
+
+def serve_jobs(
+    runs: Path | None, etcd: EtcdSettings | None, settings: DashboardSettings, stop: threading.Event, tell: Tell
+) -> bool:
+    """Serve all jobs below a directory and of an etcd, as `serve_live` does one. Raises: ConfigError."""
+    if settings.enable_actions and settings.is_open:
+        problem = "dashboard.enable_actions=true for many jobs needs to know who asks"
+        raise ConfigError([f"{problem}; name a token by dashboard.operator_token_file"])
+    sys.setswitchinterval(_SWITCH_S)
+    with ExitStack() as closing:
+        listening = closing.enter_context(listening_socket(settings))
+        catalog = JobCatalog(runs, etcd)
+        closing.callback(catalog.close)
+        dashboard = make_jobs_app(catalog, settings)
+        closing.callback(dashboard.open_jobs.close)
+        server = DashboardServer(dashboard.app, listening, settings, dashboard)
+        num_jobs = count_text(len(catalog.look().jobs), "job")
+        tell(f"dashboard of {num_jobs} at {url_of(settings, listening)}jobs")
+        stop.wait()
+        _logger.info("the dashboard ends")
+        return server.close()
 
 
 def _with_way_in(tell: Tell, token_file: Path | None) -> Tell:

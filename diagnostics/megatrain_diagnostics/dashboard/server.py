@@ -8,6 +8,7 @@ import socket
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Protocol
 
 import anyio.to_thread
 import uvicorn
@@ -17,7 +18,6 @@ from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.options import options_of
 from megatrain.contracts.errors import ConfigError
 from megatrain_diagnostics.dashboard.connection import connection_class
-from megatrain_diagnostics.dashboard.pages.live.streams import LiveStreams
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 
 _NUM_THREADS = 16
@@ -76,11 +76,18 @@ def url_of(settings: DashboardSettings, listening: socket.socket) -> str:
     return f"http://{shown}:{port}{settings.base_path}/"
 
 
+class OpenStreams(Protocol):
+    """What is sent for as long as somebody listens."""
+
+    def close(self) -> None:
+        """End all of it. Called in the server's event loop."""
+
+
 class DashboardServer:
     """Serves `app` at a socket until it is closed."""
 
     def __init__(
-        self, app: ASGIApp, listening: socket.socket, settings: DashboardSettings, streams: LiveStreams
+        self, app: ASGIApp, listening: socket.socket, settings: DashboardSettings, streams: OpenStreams
     ) -> None:
         limits = settings.limits
         self.port: int = listening.getsockname()[1]

@@ -11,13 +11,19 @@ import "./ui/components.css";
 import "./ui/pictures.css";
 import "./ui/views.css";
 
+import { startLive } from "./api/live";
 import { startJob } from "./app/job";
+import { JobsShell } from "./app/jobs_shell";
 import { startKeyboard } from "./app/keyboard";
+import { isList } from "./app/place";
 import { Shell } from "./app/shell";
 
 const root = document.getElementById("root");
-if (root !== null) {
-  startKeyboard();
+startKeyboard();
+if (root !== null && isList) {
+  startLive(false);
+  render(<JobsShell />, root);
+} else if (root !== null) {
   startJob();
   render(<Shell />, root);
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 
@@ -25,6 +26,9 @@ from megatrain_diagnostics.dashboard.settings import DashboardSettings
 API = "/api/"
 SESSION_PATH = "/api/v1/session"
 IS_SECURE_KEY = "megatrain.is_secure"
+JOB_KEY = "megatrain.job"
+"""Which of many jobs a request is about; empty: about none of them."""
+_OF_JOB = re.compile(r"/jobs/([^/]+)(/.*)", re.DOTALL)
 _SINGLE = (
     "host", "authorization", "content-length", "content-type", "transfer-encoding", "origin", "sec-fetch-site",
     "sec-fetch-mode", "sec-fetch-dest", "x-forwarded-proto", "if-none-match", "last-event-id", REQUEST_HEADER,
@@ -39,8 +43,16 @@ class Guard:
     """Stands before `app`."""
 
     def __init__(
-        self, app: ASGIApp, settings: DashboardSettings, identity: Identity, clock: Callable[[], float] = time.time
+        self,
+        app: ASGIApp,
+        settings: DashboardSettings,
+        identity: Identity,
+        clock: Callable[[], float] = time.time,
+        *,
+        has_many: bool = False,
     ) -> None:
+        """`has_many`: paths may begin with jobs/NAME/, below which is all that a job has; routes see what follows."""
+        self._has_many = has_many
         self._app, self._settings, self._identity, self._clock = app, settings, identity, clock
         self._origins = Origins(settings)
         self._single = frozenset(filter(None, (*_SINGLE, settings.user_header, settings.role_header)))
@@ -76,7 +88,8 @@ class Guard:
         headers = self._headers(scope)
         address = scope["client"][0] if scope.get("client") else ""
         self._origins.check_host(headers.get("host", ""))
-        scope = {**scope, "path": self._own_path(scope["path"]), "root_path": ""}
+        job, path = self._own_path(scope["path"])
+        scope = {**scope, "path": path, "root_path": "", JOB_KEY: job}
         scope["raw_path"], scope["query_string"] = scope["path"].encode(), query_of_now(scope["query_string"])
         scope[IS_SECURE_KEY] = scope["scheme"] == "https" or (
             self._identity.is_from_proxy(address) and headers.get("x-forwarded-proto") == "https"
@@ -145,10 +158,12 @@ class Guard:
             raise too_large
         return b"".join(parts)
 
-    def _own_path(self, path: str) -> str:
-        """Return the path below the base path; proxies take that away, or do not."""
+    def _own_path(self, path: str) -> tuple[str, str]:
+        """Return the job, and the path below it and the base path; proxies take that away, or do not."""
         base = self._settings.base_path
-        return path.removeprefix(base) if base and path.startswith(f"{base}/") else path
+        path = path.removeprefix(base) if base and path.startswith(f"{base}/") else path
+        found = _OF_JOB.fullmatch(path) if self._has_many else None
+        return (found[1], found[2]) if found is not None else ("", path)
 
 
 def _num_bytes(header: tuple[bytes, bytes]) -> int:

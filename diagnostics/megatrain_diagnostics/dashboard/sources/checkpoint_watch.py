@@ -34,6 +34,8 @@ class CheckpointWatch:
         self._place, self._changed, self._period_s = place, changed, period_s
         self._seen = CheckpointsSeen(place())
         self._signature: _Signature | None = None
+        self.has_looked = threading.Event()
+        """Set after the first look."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints of the run", daemon=True)
         self._thread.start()
@@ -52,6 +54,7 @@ class CheckpointWatch:
             place = self._place()
             is_far = "://" in place
             self._look(place, is_far=is_far)
+            self.has_looked.set()
             if self._closed.wait(_FAR_PERIOD_S if is_far else self._period_s):
                 return
 

@@ -51,6 +51,8 @@ class JobFacts:
     """Of a recorded job, where its launch left one."""
     is_killed: bool = False
     """Of a recorded job: its launch is gone, and nobody has written how it ended."""
+    reported_step: int | None = None
+    """Of a recorded job, the last that rank 0 reported: it is known where events were never streamed, or expired."""
     is_daemon_alive: bool | None = None
     """None: nobody can tell."""
     rounds: tuple[RoundSeen, ...] = ()

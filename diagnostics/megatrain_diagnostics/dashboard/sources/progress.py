@@ -8,11 +8,12 @@ from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen, JobFa
 
 
 def completed_step(assessment: Assessment | None, facts: JobFacts) -> int | None:
-    """Return how many steps all ranks have completed, by what hosts say; else by what was streamed, or saved."""
+    """Return how many steps all ranks have completed, by what hosts say, or was streamed, reported, saved."""
     if assessment is not None and assessment.progress.step is not None:
         return assessment.progress.step
     saved = newest_saved(facts.checkpoints)
     told = [] if saved is None else [saved.step]
+    told += [] if facts.reported_step is None else [facts.reported_step]
     if len(facts.series):
         told.append(int(facts.series.column("last")[-1]) + 1)
     return max(told, default=None)

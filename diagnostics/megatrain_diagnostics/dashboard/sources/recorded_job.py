@@ -13,6 +13,10 @@ from megatrain.jobs.verdict_cases import cases_of_audit
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.run_files import recorded_config
 from megatrain_diagnostics.dashboard.sources.run_source import RunSource, checkpoints_place
+from megatrain_diagnostics.dashboard.sources.runs.course import read_course
+
+_COURSE_BYTES = 64 * 1024
+"""Of the metrics, of which the end alone is of use here."""
 
 
 class RecordedJob(RunSource):
@@ -21,6 +25,7 @@ class RecordedJob(RunSource):
     def __init__(self, run: RunDirectory) -> None:
         self._config = recorded_config(run)
         self._standing = run_standing(read_facts(run.root))
+        self._reported_step = _reported_step(run)
         place, self._problem = _own_checkpoints(self._config, run)
         super().__init__(run, lambda: place, is_over=True)
 
@@ -49,6 +54,7 @@ class RecordedJob(RunSource):
             config=self._config,
             exit_code=self._standing.exit_code,
             is_killed=self._standing.kind is RunKind.KILLED,
+            reported_step=self._reported_step,
             rounds=history.rounds,
             series=history.series,
             checkpoints=history.checkpoints,
@@ -57,9 +63,20 @@ class RecordedJob(RunSource):
             problems=(*history.problems(), *filter(None, [self._problem])),
         )
 
+    def wait_for_look(self, most_s: float) -> bool:
+        """Wait until all that is there has been read once: pages are told of nothing that comes later."""
+        return self._history.wait_for_look(most_s)
+
     def has_looked(self) -> bool:
         """Return whether all that is there has been read once."""
         return self._history.has_looked.is_set()
+
+
+def _reported_step(run: RunDirectory) -> int | None:
+    try:
+        return read_course(run, _COURSE_BYTES).last_step
+    except OSError:
+        return None
 
 
 def _own_checkpoints(config: Config | None, run: RunDirectory) -> tuple[str, str]:

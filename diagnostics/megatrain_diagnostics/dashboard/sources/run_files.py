@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.config.recorded import recorded_tables
+from megatrain.config.recorded import CONFIG_NAME, read_tables
 from megatrain.contracts.action_log import ACTIONS_NAME, read_actions
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
 from megatrain.contracts.config_changes import CHANGES_NAME, ConfigChange, read_changes
@@ -115,8 +115,13 @@ class RunFiles:
 
 def recorded_config(run: RunDirectory) -> Config | None:
     """Return the configuration that a run keeps, None where there is none that this program reads."""
-    tables = recorded_tables(run.root)
+    return read_config(run)[0]
+
+
+def read_config(run: RunDirectory) -> tuple[Config | None, str]:
+    """Return the configuration that a run keeps, and why there is none; nothing of both where it keeps none."""
+    tables, problem = read_tables(run.root)
     try:
-        return None if tables is None else Config.from_dict(tables)
-    except ConfigError:
-        return None
+        return None if tables is None else Config.from_dict(tables), problem
+    except ConfigError as error:
+        return None, f"{CONFIG_NAME} is of another version of this program: {error.problems[0]}"

@@ -97,6 +97,11 @@ class RunHistory:
     def checkpoints(self) -> CheckpointsSeen:
         return self._checkpoints.seen
 
+    def wait_for_look(self, most_s: float) -> bool:
+        """Wait until all that is there, checkpoints too, has been read once. Return whether it has."""
+        until_s = time.monotonic() + most_s
+        return self.has_looked.wait(most_s) and self._checkpoints.has_looked.wait(max(0.0, until_s - time.monotonic()))
+
     def problems(self) -> tuple[str, ...]:
         """Return what could not be read, a sentence each; the newest fifty."""
         own = [text for text in (self._events_problem, self._state_problem, self.checkpoints.problem) if text]

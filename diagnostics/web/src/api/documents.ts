@@ -79,6 +79,42 @@ export interface CheckpointsDocument {
   num_elsewhere: number;
 }
 
+export interface ComparedRun {
+  name: string;
+  job: string;
+  first_step: number | null;
+  last_step: number | null;
+  loss: readonly (number | null)[];
+  step_s: readonly (number | null)[];
+  tokens_per_s: readonly (number | null)[];
+  mfu: readonly (number | null)[];
+  common_loss: number | null;
+  median_step_s: number | null;
+  median_tokens_per_s: number | null;
+  median_mfu: number | null;
+  num_ranks: number | null;
+  num_incidents: number;
+  effective_time_ratio: number | null;
+  training_s: number | null;
+  is_sampled: boolean;
+  problems: readonly string[];
+}
+
+export interface ConfigDifference {
+  key: string;
+  values: readonly (string | null)[];
+}
+
+export interface CompareDocument {
+  at_unix_s: number;
+  stride: number;
+  step: readonly number[];
+  common_step: number | null;
+  runs: readonly ComparedRun[];
+  differences: readonly ConfigDifference[];
+  num_same: number;
+}
+
 export interface GpuDocument {
   gpu: number;
   uuid: string;
@@ -354,6 +390,67 @@ export interface JobDocument {
   why_not_act: string;
   has_session: boolean;
   perfetto_url: string;
+  version: string;
+}
+
+export interface RowReason {
+  code: string;
+  level: "green" | "amber" | "red";
+  text: string;
+}
+
+export interface JobRow {
+  name: string;
+  job: string;
+  trouble: "red" | "amber" | "green" | "ended";
+  level: "green" | "amber" | "red";
+  state: string;
+  headline: string;
+  reasons: readonly RowReason[];
+  num_reasons: number;
+  problems: readonly string[];
+  is_live: boolean;
+  is_over: boolean;
+  step: number | null;
+  train_steps: number | null;
+  remaining_s: number | null;
+  loss: number | null;
+  loss_line: readonly (number | null)[];
+  step_s: number | null;
+  step_s_line: readonly (number | null)[];
+  tokens_per_s: number | null;
+  mfu: number | null;
+  effective_time_ratio: number | null;
+  training_s: number | null;
+  saved_step: number | null;
+  saved_unix_s: number | null;
+  num_hosts: number | null;
+  num_ranks: number | null;
+  num_incidents: number;
+  began_unix_s: number | null;
+  ended_unix_s: number | null;
+  run_directory: string;
+  why_not_opened: string;
+  url: string;
+}
+
+export interface TroubleCounts {
+  red: number;
+  amber: number;
+  green: number;
+  ended: number;
+}
+
+export interface JobsDocument {
+  at_unix_s: number;
+  runs_directory: string;
+  jobs: readonly JobRow[];
+  num_found: number;
+  counts: TroubleCounts;
+  problems: readonly string[];
+  look_s: number;
+  role: "viewer" | "operator";
+  has_session: boolean;
   version: string;
 }
 

@@ -6,7 +6,8 @@
 import { effect, signal } from "@preact/signals";
 
 import { apiUrl, forgetAnswers, getJson, isSignedOut } from "./client";
-import type { JobDocument, LiveDocument } from "./documents";
+import type { JobDocument, JobsDocument, LiveDocument } from "./documents";
+import { isList } from "../app/place";
 
 export type Connection = "connecting" | "live" | "reconnecting" | "recorded";
 
@@ -107,7 +108,7 @@ function retry(): void {
 async function probe(): Promise<void> {
   // The stream does not say why it was refused; an ordinary question does: 401 opens the page for signing in.
   try {
-    await getJson<JobDocument>("job");
+    await getJson<JobDocument | JobsDocument>(isList ? "jobs" : "job");
   } catch {
     return;
   }

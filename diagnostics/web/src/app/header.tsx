@@ -12,9 +12,10 @@ import { countText, durationText } from "../ui/format";
 import { ShapeIcon } from "../ui/icons";
 import { isPastShown, job, missingRound, overview, shownRound, shownStep } from "./job";
 import { hrefOf, setParams } from "./location";
+import { listHref } from "./place";
 import { clock, shownTheme, theme, type Theme } from "./preferences";
 
-function ConnectionState(): JSX.Element {
+export function ConnectionState(): JSX.Element {
   const since = brokenSince.value;
   if (connection.value === "recorded") {
     return (
@@ -47,7 +48,7 @@ function ConnectionState(): JSX.Element {
 
 const NEXT_THEME: Record<Theme, Theme> = { system: "light", light: "dark", dark: "system" };
 
-function Switches(): JSX.Element {
+export function Switches(): JSX.Element {
   return (
     <>
       <button
@@ -75,6 +76,14 @@ function Switches(): JSX.Element {
   );
 }
 
+export function SignOut(): JSX.Element {
+  return (
+    <button type="button" class="button quiet" onClick={() => void signOut()}>
+      sign out
+    </button>
+  );
+}
+
 function Role(): JSX.Element | null {
   const told = job.value;
   if (told === null) {
@@ -83,11 +92,7 @@ function Role(): JSX.Element | null {
   return (
     <span class="role" title={told.can_act ? "may act on the job" : told.why_not_act}>
       {told.role}
-      {told.has_session ? (
-        <button type="button" class="button quiet" onClick={() => void signOut()}>
-          sign out
-        </button>
-      ) : null}
+      {told.has_session ? <SignOut /> : null}
     </span>
   );
 }
@@ -163,6 +168,11 @@ export function Header(): JSX.Element {
   const shown = shownRound.value;
   return (
     <header class="header">
+      {listHref === null ? null : (
+        <a class="header-jobs" href={listHref}>
+          Jobs
+        </a>
+      )}
       <a class="header-job" href={hrefOf("overview")} title={job.value?.run_directory}>
         {job.value?.job ?? "megatrain"}
       </a>

@@ -4,6 +4,7 @@
 import { signal } from "@preact/signals";
 
 import { navigate } from "./location";
+import { isList } from "./place";
 import { VIEWS } from "./views";
 
 export const isHelpShown = signal(false);
@@ -52,9 +53,9 @@ function onKey(event: KeyboardEvent): void {
     }
     return;
   }
-  if (event.key === "g") {
+  if (event.key === "g" && !isList) {
     choose(true);
-  } else if (event.key === "?") {
+  } else if (event.key === "?" && !isList) {
     isHelpShown.value = true;
   } else if (event.key === "/" && focusSearch()) {
     event.preventDefault();

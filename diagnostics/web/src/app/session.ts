@@ -3,7 +3,9 @@
 import { signal } from "@preact/signals";
 
 import { forgetAnswers, isSignedOut, send } from "../api/client";
+import { epoch } from "../api/live";
 import { job, overview, readJob } from "./job";
+import { isList } from "./place";
 
 export const isSigningIn = signal(false);
 
@@ -14,7 +16,7 @@ export async function signIn(token: string): Promise<void> {
     await send("POST", "session", { token });
     forgetAnswers();
     isSignedOut.value = false;
-    await readJob();
+    await readAnew();
   } finally {
     isSigningIn.value = false;
   }
@@ -25,5 +27,14 @@ export async function signOut(): Promise<void> {
   forgetAnswers();
   job.value = null;
   overview.value = null;
-  await readJob();
+  await readAnew();
+}
+
+/** Ask as who we are now; a list asks by itself once it is drawn again. */
+async function readAnew(): Promise<void> {
+  if (isList) {
+    epoch.value += 1;
+  } else {
+    await readJob();
+  }
 }

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from megatrain_diagnostics.dashboard.answers.answer import document_answer
 from megatrain_diagnostics.dashboard.pages.health.document import HealthDocument
-from megatrain_diagnostics.dashboard.parts import Parts
 
 
-def router(parts: Parts) -> APIRouter:
+def router(is_ready: Callable[[], bool]) -> APIRouter:
     """Return the two routes, which stand outside the API: nobody is asked who he is."""
     routes = APIRouter(tags=["health"])
-
-    def is_ready() -> bool:
-        return parts.source.is_recorded or parts.source.snapshot() is not None
 
     @routes.get("/healthz", response_model=HealthDocument)
     async def healthz() -> Response:

@@ -7,7 +7,8 @@ from megatrain_diagnostics.dashboard.answers.document import Document
 
 class LiveDocument(Document):
     """An event named "change". `versions`: by view (overview, series, heat, grid, stragglers, incidents, hosts,
-    checkpoints, logs, timeline), a number that grows; `session` is new with every life of the server."""
+    checkpoints, logs, timeline; of many jobs: jobs), a number that grows; `session` is new with every life of the
+    server."""
 
     session: str
     at_unix_s: float

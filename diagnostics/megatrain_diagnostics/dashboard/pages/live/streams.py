@@ -13,11 +13,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from megatrain_diagnostics.dashboard.answers.errors import unavailable
 from megatrain_diagnostics.dashboard.pages.live.document import LiveDocument
 from megatrain_diagnostics.dashboard.settings import Limits
-from megatrain_diagnostics.dashboard.sources.protocol import JobSource, LiveState
+from megatrain_diagnostics.dashboard.sources.protocol import LiveState
 
 _logger = logging.getLogger(__name__)
 TICK_S = 1.0
@@ -26,12 +27,19 @@ _RETRY = b"retry: 2000\n\n"
 """So long a browser waits before it opens a lost stream again, in milliseconds."""
 
 
+class NewsSource(Protocol):
+    """A job, or a list of them."""
+
+    def live(self) -> LiveState:
+        """Return which views have something new."""
+
+
 class LiveStreams:
     """The open streams of a server. Of one event loop."""
 
     def __init__(
         self,
-        source: JobSource,
+        source: NewsSource,
         limits: Limits,
         session: str,
         *,

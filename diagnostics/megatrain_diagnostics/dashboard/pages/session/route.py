@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -13,9 +14,9 @@ from megatrain_diagnostics.dashboard.answers.answer import document_answer
 from megatrain_diagnostics.dashboard.answers.document import Document
 from megatrain_diagnostics.dashboard.answers.errors import conflict
 from megatrain_diagnostics.dashboard.pages.session.document import SessionDocument
-from megatrain_diagnostics.dashboard.parts import Parts
 from megatrain_diagnostics.dashboard.security.guard import IS_SECURE_KEY
 from megatrain_diagnostics.dashboard.security.identity import Identity
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
 
 
 class Login(Document):
@@ -24,10 +25,9 @@ class Login(Document):
     token: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-def router(parts: Parts, identity: Identity) -> APIRouter:
+def router(settings: DashboardSettings, identity: Identity, clock: Callable[[], float]) -> APIRouter:
     """Return the routes of logging in and out."""
     routes = APIRouter(tags=["session"])
-    settings = parts.settings
 
     @routes.post("/session", response_model=SessionDocument)
     async def log_in(request: Request, login: Login) -> Response:
@@ -35,7 +35,7 @@ def router(parts: Parts, identity: Identity) -> APIRouter:
         if not settings.viewer_token and not settings.operator_token:
             raise conflict("this dashboard has no tokens: nobody needs to log in")
         address = request.client.host if request.client is not None else ""
-        now_s = parts.clock()
+        now_s = clock()
         role = identity.role_of_token(login.token, address, now_s)
         answer = document_answer(SessionDocument(role=role.value, ends_unix_s=int(now_s + settings.session_s)))
         is_secure = bool(request.scope[IS_SECURE_KEY])
@@ -46,7 +46,7 @@ def router(parts: Parts, identity: Identity) -> APIRouter:
     async def log_out(request: Request) -> Response:
         """End this browser's session, and take its cookie away."""
         cookies, is_secure = request.headers.get("cookie", ""), bool(request.scope[IS_SECURE_KEY])
-        ended = identity.sessions.end_cookie(cookies, parts.clock(), is_secure=is_secure)
+        ended = identity.sessions.end_cookie(cookies, clock(), is_secure=is_secure)
         return Response(status_code=204, headers={"set-cookie": ended})
 
     return routes

@@ -1,0 +1,1 @@
+"""All jobs, by trouble."""

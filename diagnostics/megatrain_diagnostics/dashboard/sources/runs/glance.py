@@ -1,0 +1,141 @@
+"""What a run directory tells at a glance: how it stands, how far it came, what it saved. Bounded, and never raises.
+
+Of a run that ended nothing changes any more, so whoever looks often keeps a glance until one of its files has changed.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.printable import printable
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.jobs.own_etcd import PLACE
+from megatrain.jobs.recorded_incidents import read_incident
+from megatrain.jobs.run_standing import (
+    EXIT_CODE_FILE,
+    LastKnown,
+    RunFacts,
+    RunStanding,
+    read_facts,
+    read_last_known,
+    run_standing,
+)
+from megatrain_diagnostics.dashboard.sources.run_files import read_config
+from megatrain_diagnostics.dashboard.sources.runs.course import Outline, outline_of, read_course
+
+COURSE_BYTES = 256 * 1024
+"""Of the metrics: a thousand steps whole, of more that many pieces of 8 KiB."""
+_MOST_INCIDENTS = 100
+_MOST_BRANCHES = 64
+_SHOWN_CHARACTERS = 300
+_WATCHED = (
+    ".", "config.toml", "lock", PLACE, f"{PLACE}/lock", EXIT_CODE_FILE, f"{PLACE}/endpoint", "metrics",
+    "metrics/metrics.jsonl", "incidents", "checkpoints",
+)  # fmt: skip
+
+Signature = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunGlance:
+    """A run directory as it was at a look. Moments are unix seconds."""
+
+    root: Path
+    facts: RunFacts
+    standing: RunStanding
+    job: str
+    """As its configuration says; else the name of the directory."""
+    train_steps: int | None = None
+    outline: Outline = Outline()
+    last: LastKnown = LastKnown()
+    incidents: tuple[Incident, ...] = ()
+    """The newest hundred, by id."""
+    num_incidents: int = 0
+    written_unix_s: float | None = None
+    """When anything that is looked at was written last."""
+    ended_unix_s: float | None = None
+    problems: tuple[str, ...] = ()
+    """What is wrong with the directory, a sentence each."""
+
+
+def signature_of(root: Path) -> Signature:
+    """Return what changes when a run is launched, goes on, saves, fails or ends."""
+    found = []
+    for name in (*_WATCHED, *_branches(root)):
+        with suppress(OSError):
+            status = os.stat(root / name, follow_symlinks=False)
+            found.append((name, status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
+def read_glance(root: Path) -> RunGlance:
+    """Look at a run directory; whatever cannot be read is told in `problems`."""
+    run = RunDirectory(root)
+    problems = []
+    with suppress(FileNotFoundError):
+        try:
+            os.listdir(root)
+        except OSError as error:
+            problems.append(f"the directory cannot be read: {error.strerror}")
+    facts = read_facts(root)
+    config, problem = read_config(run)
+    problems.append(problem)
+    outline = Outline()
+    try:
+        outline = outline_of(read_course(run, COURSE_BYTES))
+    except OSError as error:
+        problems.append(f"metrics/metrics.jsonl {error.strerror}")
+    incidents, num_incidents, problem = _incidents(run)
+    problems.append(problem)
+    ended_s = _written_s(root / EXIT_CODE_FILE) if facts.exit_code is not None else outline.end_s
+    written = [mtime_ns / 1e9 for name, mtime_ns, _ in signature_of(root) if name != "."]
+    return RunGlance(
+        root=root,
+        facts=facts,
+        standing=run_standing(facts),
+        job=root.name if config is None else config.job.name,
+        train_steps=None if config is None else config.train.steps,
+        outline=outline,
+        last=read_last_known(root),
+        incidents=incidents,
+        num_incidents=num_incidents,
+        written_unix_s=max(written, default=None),
+        ended_unix_s=None if facts.is_held else ended_s,
+        problems=tuple(printable(text)[:_SHOWN_CHARACTERS] for text in problems if text),
+    )
+
+
+def _incidents(run: RunDirectory) -> tuple[tuple[Incident, ...], int, str]:
+    """Return the newest incidents, how many there are, and what is wrong with some."""
+    try:
+        names = sorted(name for name in os.listdir(run.incidents) if name.endswith(".json") and name[0] != ".")
+    except OSError:
+        return (), 0, ""
+    found, problems = [], []
+    for name in names[-_MOST_INCIDENTS:]:
+        try:
+            found.append(read_incident(run.incidents / name))
+        except CoordinationError as error:
+            problems.append(str(error))
+    num_others = len(problems) - 1
+    return tuple(found), len(names), f"{problems[0]}{f' (and {num_others} more)' if num_others else ''}" if problems else ""
+
+
+def _branches(root: Path) -> list[str]:
+    try:
+        names = sorted(os.listdir(root / "checkpoints"))[-_MOST_BRANCHES:]
+    except OSError:
+        return []
+    return [f"checkpoints/{name}" for name in names]
+
+
+def _written_s(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

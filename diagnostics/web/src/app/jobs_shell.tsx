@@ -1,0 +1,51 @@
+// The page of a server of many jobs: the list, or runs side by side. A job's own page is a page of its own.
+
+import type { JSX } from "preact";
+import { useEffect } from "preact/hooks";
+
+import { isSignedOut } from "../api/client";
+import { connection } from "../api/live";
+import { useResource } from "../api/resource";
+import type { JobsDocument } from "../api/documents";
+import { useRoute } from "./location";
+import { ConnectionState, SignOut, Switches } from "./header";
+import { CompareView } from "../views/jobs/compare";
+import { JobsView } from "../views/jobs";
+import { LoginView } from "../views/login";
+
+function Page(): JSX.Element {
+  const compared = useRoute().params.get("compare") ?? "";
+  const told = useResource<JobsDocument>("jobs", { count: 1 }, "jobs").data;
+  const numRed = told?.counts.red ?? 0;
+  const title = `${numRed > 0 ? `(${numRed}!) ` : ""}megatrain \u2013 ${compared === "" ? "Jobs" : "Compare runs"}`;
+  useEffect(() => {
+    document.title = title;
+  }, [title]);
+  return (
+    <>
+      <header class="header">
+        <a class="header-job" href="jobs" title={told?.runs_directory}>
+          megatrain
+        </a>
+        <span class="headline">{told === null || told.runs_directory === "" ? "" : `run directories in ${told.runs_directory}`}</span>
+        <span class="header-right">
+          <ConnectionState />
+          <Switches />
+          {told === null ? null : (
+            <span class="role">
+              {told.role}
+              {told.has_session ? <SignOut /> : null}
+            </span>
+          )}
+        </span>
+      </header>
+      <main id="main" class="main view-jobs" tabIndex={-1} data-connection={connection.value}>
+        {compared === "" ? <JobsView /> : <CompareView names={compared} />}
+      </main>
+    </>
+  );
+}
+
+export function JobsShell(): JSX.Element {
+  return isSignedOut.value ? <LoginView /> : <Page />;
+}

@@ -1,0 +1,272 @@
+"""All jobs in a list: what each run directory and each etcd tells, in the words of `status`, whatever lies there."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.jobs.assessment import assess
+from megatrain.jobs.run_standing import read_facts, run_standing
+from megatrain.jobs.snapshot import read_job
+from megatrain_diagnostics.analysis.effective_time import Restart
+from megatrain_diagnostics.dashboard.pages.jobs.document import JobRow
+from megatrain_diagnostics.dashboard.pages.jobs.view import Choice, chosen_rows, counts_of, job_row
+from megatrain_diagnostics.dashboard.sources.runs import catalog as catalog_module
+from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
+from megatrain_diagnostics.dashboard.sources.runs.course import read_course
+from megatrain_diagnostics.dashboard.sources.runs.glance import read_glance
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.launched_job import NOW_S, make_record, make_stall, make_status
+from tests.helpers.many_runs import BEGAN_S, STEP_S, held, report_steps, write_run
+from tests.helpers.waiting import wait_until
+from tests.helpers.written_job import fill
+
+LATER_S = BEGAN_S + 3600.0
+DEADLINE_S = 15.0
+LONG_AGO_S = BEGAN_S - 30 * 86_400.0
+
+
+def rows_of(runs: Path, now_s: float = LATER_S) -> dict[str, JobRow]:
+    catalog = JobCatalog(runs, period_s=60.0)
+    try:
+        return {name: job_row(seen, now_s) for name, seen in catalog.look().jobs.items()}
+    finally:
+        catalog.close()
+
+
+def aged(run: RunDirectory, at_s: float) -> None:
+    """Have all files of a run be of that time."""
+    for path in run.root.rglob("*"):
+        os.utime(path, (at_s, at_s), follow_symlinks=False)
+
+
+def test_a_course_is_what_was_reported_last(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    report_steps(run, range(1, 31), loss=2.0, step_s=2.0, began_s=BEGAN_S)
+    # a round broke and went on from step 20
+    report_steps(run, range(21, 41), loss=1.0, step_s=4.0, began_s=BEGAN_S + 100.0)
+    nested = b"[" * 100_000
+    with run.metrics_file.open("ab") as file:
+        for line in (
+            nested, b'{"kind": "step", "step": ' + b"9" * 5000 + b"}", b'{"kind": "step", "step": true}', b"null", b"{",
+            b'{"kind": "step", "step": -4, "loss": 1}', b'{"kind": "step", "step": 41, "loss": NaN, "duration_s": "x"}',
+            b'{"kind": "evaluation", "step": 40, "loss": 99}', b'{"kind": "step", "st',
+        ):  # fmt: skip
+            file.write(line + b"\n")
+    course = read_course(run, 1 << 20)
+    steps = course.column("step")
+    assert steps.tolist() == list(range(1, 42))
+    assert course.column("loss")[:40].tolist() == [
+        (2.0 if step <= 20 else 1.0) + 8.0 / step**0.5 for step in range(1, 41)
+    ]
+    assert np.isnan(course.column("loss")[40])
+    assert course.column("step_s")[19:21].tolist() == [2.0, 4.0]
+    # ten steps of 4096 tokens on 4 ranks at MFU 0.4 where a step takes two seconds
+    assert course.mfu[:40] == pytest.approx([0.4] * 20 + [0.2] * 20)
+    assert course.restarts == (Restart(-1, BEGAN_S + 40.0, BEGAN_S + 100.0),)
+    assert not course.is_sampled
+
+
+def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    report_steps(run, range(1, 4001), loss=2.0, step_s=2.0, began_s=BEGAN_S)
+    read, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda file, num, at: read.append(num) or pread(file, num, at))
+    course = read_course(run, 64 * 1024)
+    assert sum(read) <= 64 * 1024 < run.metrics_file.stat().st_size
+    assert course.is_sampled
+    steps = course.column("step")
+    assert (steps[0], steps[-1]) == (1, 4000)
+    assert (np.diff(steps) > 0).all()
+    assert np.diff(steps).max() < 4000 / 7
+    assert course.column("loss") == pytest.approx(2.0 + 8.0 / np.sqrt(steps))
+
+
+# name -> how it is written, and what its row says
+KINDS = {
+    "finished": ({"exit_code": 0}, ("ended", "green", "finished")),
+    "saved": ({"exit_code": 75}, ("ended", "green", "saved and stopped")),
+    "failed": ({"exit_code": 66}, ("red", "red", "failed")),
+    "killed": ({"exit_code": None}, ("red", "red", "killed")),
+    "failed-long-ago": ({"exit_code": 66, "began_s": LONG_AGO_S}, ("ended", "red", "failed")),
+}
+
+
+def test_rows_say_what_status_says(tmp_path: Path) -> None:
+    for name, (how, _) in KINDS.items():
+        run = write_run(tmp_path / name, **how)
+        aged(run, how.get("began_s", BEGAN_S))
+    lives = write_run(tmp_path / "lives", exit_code=None)
+    with held(lives):
+        rows = rows_of(tmp_path)
+        assert (rows["lives"].trouble, rows["lives"].state) == ("red", "unreachable")
+        for name, row in rows.items():
+            standing = run_standing(read_facts(tmp_path / name))
+            assert row.headline == standing.headline
+            assert row.level == standing.health.level.value
+            assert [one.text for one in row.reasons] == [one.text for one in standing.health.reasons]
+    for name, (_, expected) in KINDS.items():
+        assert (rows[name].trouble, rows[name].level, rows[name].state) == expected, name
+    assert counts_of(list(rows.values())).model_dump() == {"red": 3, "amber": 0, "green": 0, "ended": 3}
+    names = [row.name for row in chosen_rows(list(rows.values()), Choice())]
+    assert set(names[:3]) == {"failed", "killed", "lives"}
+    assert names[-1] == "failed-long-ago"
+    only = [row.name for row in chosen_rows(list(rows.values()), Choice(text="NOBODY HAS written"))]
+    assert only == ["killed"]
+
+
+def test_a_row_has_the_figures_of_its_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", num_steps=60, has_incident=True)
+    row = rows_of(tmp_path)["one"]
+    assert (row.step, row.train_steps, row.num_ranks, row.num_incidents) == (60, 240, 4, 1)
+    assert (row.step_s, row.tokens_per_s) == (STEP_S, 2048.0)
+    assert row.mfu == pytest.approx(0.4)
+    assert row.began_unix_s == BEGAN_S
+    assert len(row.loss_line) == 32
+    assert row.loss_line[0] == pytest.approx(10.0, abs=2.4)
+    assert row.remaining_s is None, "it is over"
+
+
+def test_damage_is_told_in_its_row_and_breaks_no_other(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    write_run(runs / "whole")
+    torn = write_run(runs / "torn-config")
+    (torn.root / "config.toml").write_text("[job\n")
+    older = write_run(runs / "other-version")
+    (older.root / "config.toml").write_text("[job]\nname = 'x'\nis_fast = true\n")
+    led = write_run(runs / "led-out")
+    led.metrics_file.unlink()
+    led.metrics_file.symlink_to("/etc/passwd")
+    piped = write_run(runs / "piped")
+    piped.metrics_file.unlink()
+    os.mkfifo(piped.metrics_file)
+    bad = write_run(runs / "bad-incident")
+    (bad.incidents / "20270115-0009.json").write_text("{")
+    (runs / "notes").mkdir()
+    (runs / "notes.txt").write_text("of somebody\n")
+    write_run(tmp_path / "elsewhere")
+    (runs / "led").symlink_to(tmp_path / "elsewhere")
+    catalog = JobCatalog(runs, period_s=60.0)
+    catalog.close()
+    look = catalog.look()
+    assert look.problems == ("symbolic links are not followed: led; name their place with --runs",)
+    problems = {name: " ".join(job_row(seen, LATER_S).problems) for name, seen in look.jobs.items()}
+    told = {
+        "whole": "", "torn-config": "config.toml is damaged", "other-version": "config.toml is of another version",
+        "led-out": "is a symbolic link, and none is followed", "piped": "is not a regular file",
+        "bad-incident": "20270115-0009.json",
+    }  # fmt: skip
+    assert set(problems) == set(told)
+    for name, text in told.items():
+        assert text in problems[name], name
+        assert (problems[name] == "") is (text == "")
+
+
+def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "theirs")
+    listdir = os.listdir
+
+    def refused(path: object) -> list[str]:
+        if str(path).endswith("theirs"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    row = rows_of(tmp_path)["theirs"]
+    assert (row.state, row.level) == ("damaged", "amber")
+    assert row.headline == row.why_not_opened == "the directory cannot be read: Permission denied"
+
+
+def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / name)
+    read: list[str] = []
+
+    def counted(root: Path) -> object:
+        read.append(root.name)
+        return read_glance(root)
+
+    monkeypatch.setattr(catalog_module, "read_glance", counted)
+    catalog = JobCatalog(tmp_path, period_s=0.01)
+    try:
+        number = catalog.live().versions["jobs"]
+        report_steps(RunDirectory(tmp_path / "two"), range(61, 71), loss=2.0, step_s=2.0, began_s=BEGAN_S + 200.0)
+        wait_until(lambda: catalog.live().versions["jobs"] > number, "the change is seen", DEADLINE_S)
+        assert job_row(catalog.look().jobs["two"], LATER_S).step == 70
+        write_run(tmp_path / "three")
+        wait_until(lambda: "three" in catalog.look().jobs, "a new run is seen", DEADLINE_S)
+    finally:
+        catalog.close()
+    assert read.count("one") == 1
+    assert read.count("two") <= 3  # the file may have been seen while it was written
+
+
+def test_jobs_of_an_etcd_say_what_status_says_and_stay_when_it_goes(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    write_run(runs / "here", exit_code=None)
+    (tmp_path / "etcd").mkdir()
+    with EtcdServers(tmp_path / "etcd") as servers:
+        settings = replace(EtcdSettings.of(servers.urls), attempt_s=0.5, call_s=0.5)
+        with EtcdClient(settings) as client:
+            stuck = {"statuses": {"host-1": make_status(1), "host-2": make_status(2, stall=make_stall())}}
+            fill(client, JobKeys("here"), record=make_record(job="here", run_directory=str(runs / "here")))
+            fill(client, JobKeys("away"), record=make_record(job="away", run_directory="/nowhere/away"), **stuck)
+            catalog = JobCatalog(runs, settings, period_s=0.05, clock=lambda: NOW_S)
+            try:
+                rows = {name: job_row(seen, NOW_S) for name, seen in catalog.look().jobs.items()}
+                assert set(rows) == {"here", "etcd:away"}
+                for name, job in (("here", "here"), ("etcd:away", "away")):
+                    expected = assess(read_job(client, JobKeys(job)), NOW_S)
+                    row = rows[name]
+                    assert (row.job, row.is_live, row.headline) == (job, True, expected.headline)
+                    assert (row.level, row.state) == (expected.health.level.value, str(expected.state))
+                    assert [one.code for one in row.reasons] == [one.code.value for one in expected.health.reasons[:3]]
+                assert rows["etcd:away"].trouble == "red"
+                assert rows["etcd:away"].why_not_opened == "its run directory is not on this machine"
+                assert rows["here"].why_not_opened == ""
+                assert (rows["here"].num_hosts, rows["here"].num_ranks, rows["here"].train_steps) == (2, 4, 100)
+                servers.end()
+                wait_until(lambda: bool(catalog.look().problems), "etcd is missed", DEADLINE_S)
+                rows = {name: job_row(seen, NOW_S) for name, seen in catalog.look().jobs.items()}
+            finally:
+                catalog.close()
+    assert "does not tell which jobs there are" in catalog.look().problems[0]
+    assert set(rows) == {"here", "etcd:away"}
+    assert {row.reasons[0].code for row in rows.values()} == {"unreachable"}
+    assert {row.trouble for row in rows.values()} == {"red"}
+
+
+def test_a_run_that_one_was_sent_asks_no_server(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "sent", exit_code=None)
+    (run.root / "coordination" / "lock").write_text("process 17 on elsewhere\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        place = run.root / "coordination" / "endpoint"
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        place.write_text(json.dumps({"endpoints": [url], "job": "sent"}))
+        place.chmod(0o600)
+        row = rows_of(tmp_path)["sent"]
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert (row.state, row.is_live) == ("unreachable", False)
+    assert "lives cannot be seen from here" in row.headline
+
+
+def test_rows_are_json_whatever_the_numbers(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", num_steps=3)
+    with run.metrics_file.open("a") as file:
+        file.write('{"kind": "step", "step": 4, "loss": 1e999, "duration_s": 1e-320, "num_tokens": 1e308}\n')
+    row = rows_of(tmp_path)["one"]
+    assert json.loads(row.model_dump_json())["step"] == 4

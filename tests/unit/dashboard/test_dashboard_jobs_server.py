@@ -1,0 +1,334 @@
+"""One server for many jobs: who may ask, what names lead to, what is open and for how long; and runs side by side."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.programs.stop_signals import STOP_SIGNALS
+from megatrain_diagnostics.dashboard.jobs import open_jobs as open_jobs_module
+from megatrain_diagnostics.dashboard.jobs.app import JobsDashboard, make_jobs_app
+from megatrain_diagnostics.dashboard.pages.compare.view import differences
+from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
+from tests.helpers.dashboard_server import (
+    FILES,
+    OPERATOR_TOKEN,
+    PAGE,
+    VIEWER_TOKEN,
+    ask,
+    bearer,
+    connected,
+    from_page,
+    head_of,
+    read_head,
+)
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.launched_job import make_record
+from tests.helpers.many_runs import BEGAN_S, demo_config, held, report_steps, write_run
+from tests.helpers.recorded_run import write_recorded_run
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+from tests.helpers.written_job import fill
+
+LATER_S = BEGAN_S + 3600.0
+OPEN = DashboardSettings(port=0)
+CLOSED = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, operator_token=OPERATOR_TOKEN)
+DEADLINE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedJobs:
+    port: int
+    dashboard: JobsDashboard
+    catalog: JobCatalog
+
+
+@contextmanager
+def served_jobs(runs: Path, settings: DashboardSettings = OPEN, period_s: float = 0.05) -> Iterator[ServedJobs]:
+    """Run a server of all runs below a directory at any free port."""
+    catalog = JobCatalog(runs, period_s=period_s)
+    dashboard = make_jobs_app(catalog, settings, files=FILES, clock=lambda: LATER_S)
+    with listening_socket(settings) as listening:
+        server = DashboardServer(dashboard.app, listening, settings, dashboard)
+        try:
+            yield ServedJobs(server.port, dashboard, catalog)
+        finally:
+            assert server.close(), "the server did not end"
+            dashboard.open_jobs.close()
+            catalog.close()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two runs that finished, one faster and better than the other."""
+    write_run(tmp_path / "runs" / "a", num_steps=60, loss=2.0, has_incident=True)
+    other = demo_config("b", optimizer={"lr": 0.5})
+    write_run(tmp_path / "runs" / "b", num_steps=40, loss=1.0, step_s=1.0, config=other)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def stop_signals() -> Iterator[None]:
+    """Give the handlers of stop signals back, which the verb takes."""
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_the_list_leads_to_the_page_of_each_job(runs: Path) -> None:
+    with served_jobs(runs) as served:
+        assert ask(served.port, "/").headers["location"] == "jobs"
+        assert ask(served.port, "/jobs/").headers["location"] == "../jobs"
+        assert ask(served.port, "/jobs/a").headers["location"] == "./a/"
+        for path in ("/jobs", "/jobs/a/"):
+            assert ask(served.port, path).body == PAGE
+        assert ask(served.port, "/jobs/a/assets/app-1a2b3c4d.js").status == 200
+        told = ask(served.port, "/api/v1/jobs").json
+        assert [row["name"] for row in told["jobs"]] == ["a", "b"]
+        assert told["counts"] == {"red": 0, "amber": 0, "green": 0, "ended": 2}
+        assert (told["num_found"], told["role"]) == (2, "viewer")
+        for name in ("a", "b"):
+            job = ask(served.port, f"/jobs/{name}/api/v1/job").json
+            assert (job["job"], job["is_recorded"]) == (name, True)
+            assert ask(served.port, f"/jobs/{name}/api/v1/overview").json["state"] == "finished"
+        assert served.dashboard.open_jobs.names == ("a", "b")
+        ask(served.port, "/jobs/a/api/v1/nothing").assert_refused(404, "no such page")
+        ask(served.port, "/api/v1/overview").assert_refused(404)
+
+
+def test_the_first_answer_of_a_job_that_is_over_is_whole(runs: Path) -> None:
+    write_recorded_run(runs / "told")
+    with served_jobs(runs) as served:
+        assert ask(served.port, "/jobs/told/api/v1/series").json["step"] == list(range(120))
+        assert ask(served.port, "/jobs/told/api/v1/overview").json["checkpoint"] is not None
+
+
+def test_a_page_of_the_list_is_a_part_of_it(runs: Path) -> None:
+    for number in range(8):
+        write_run(runs / f"more-{number}", num_steps=12, exit_code=(0, 1)[number % 2])
+    with served_jobs(runs) as served:
+        told = ask(served.port, "/api/v1/jobs?first=2&count=3").json
+        assert (len(told["jobs"]), told["num_found"]) == (3, 10)
+        failed = ask(served.port, "/api/v1/jobs?text=FAILED&order=name").json
+        assert [row["name"] for row in failed["jobs"]] == ["more-1", "more-3", "more-5", "more-7"]
+        ask(served.port, "/api/v1/jobs?order=size").assert_refused(400, "order")
+        ask(served.port, "/api/v1/jobs?count=501").assert_refused(400, "count")
+
+
+def test_one_session_is_for_all_jobs_and_nothing_is_said_before_it(runs: Path) -> None:
+    with served_jobs(runs, CLOSED) as served:
+        for path in ("/api/v1/jobs", "/api/v1/compare?jobs=a,b", "/jobs/a/api/v1/job", "/jobs/nobody/api/v1/job"):
+            ask(served.port, path).assert_refused(401)
+        assert served.dashboard.open_jobs.names == (), "nothing is opened for somebody whom nobody knows"
+        # the page of a job signs in at its own address
+        body = json.dumps({"token": OPERATOR_TOKEN}).encode()
+        entered = ask(served.port, "/jobs/a/api/v1/session", from_page(served.port), method="POST", body=body)
+        assert entered.json["role"] == "operator"
+        cookie = {"Cookie": entered.headers["set-cookie"].partition(";")[0], "Sec-Fetch-Site": "same-origin"}
+        told = ask(served.port, "/api/v1/jobs", cookie).json
+        assert (told["role"], told["has_session"]) == ("operator", True)
+        assert ask(served.port, "/jobs/b/api/v1/job", cookie).json["role"] == "operator"
+        assert ask(served.port, "/api/v1/jobs", bearer(VIEWER_TOKEN)).json["role"] == "viewer"
+        assert ask(served.port, "/jobs/b/api/v1/job", bearer(VIEWER_TOKEN)).json["role"] == "viewer"
+
+
+NAMES = (
+    "..", ".", "..%2foutside", "%2e%2e", "led", "nobody", "a%00", "a%0a", "outside", "%2fetc", "etcd:a", "api",
+)  # fmt: skip
+
+
+def test_a_name_leads_nowhere_else(runs: Path) -> None:
+    write_run(runs.parent / "outside")
+    (runs / "led").symlink_to(runs.parent / "outside")
+    with served_jobs(runs) as served:
+        for name in NAMES:
+            ask(served.port, f"/jobs/{name}/api/v1/job").assert_refused(404)
+            ask(served.port, f"/api/v1/compare?jobs=a,{name}").assert_refused(404, "no such job")
+        assert served.dashboard.open_jobs.names == ()
+
+
+def test_a_run_that_became_a_link_is_not_opened(runs: Path) -> None:
+    write_run(runs.parent / "outside")
+    with served_jobs(runs, period_s=60.0) as served:
+        (runs / "b").rename(runs.parent / "was-b")
+        (runs / "b").symlink_to(runs.parent / "outside")
+        ask(served.port, "/jobs/b/api/v1/job").assert_refused(404, "is a symbolic link by now")
+
+
+def test_few_are_open_at_a_time_and_idle_ones_are_closed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_jobs_module, "_SWEEP_S", 0.02)
+    write_run(runs / "c")
+    with served_jobs(runs) as served:
+        opened = served.dashboard.open_jobs
+        opened.most = 2
+        for name in ("a", "b", "c"):
+            assert ask(served.port, f"/jobs/{name}/api/v1/job").status == 200
+        assert opened.names == ("b", "c"), "the one that was asked about longest ago made room"
+        listening = [connected(served.port) for _ in range(2)]
+        try:
+            for client, name in zip(listening, "bc", strict=True):
+                client.sendall(head_of("GET", f"/jobs/{name}/api/v1/live", {}, served.port))
+                read_head(client)
+            ask(served.port, "/jobs/a/api/v1/job").assert_refused(503, "2 jobs are being looked at already")
+            opened.idle_s = 0.0
+            assert opened.names == ("b", "c"), "who listens keeps a job open"
+        finally:
+            for client in listening:
+                client.close()
+        wait_until(lambda: opened.names == (), "jobs that nobody looks at are closed", DEADLINE_S)
+        assert ask(served.port, "/jobs/a/api/v1/job").status == 200
+
+
+def test_a_mistake_of_ours_in_a_job_is_answered_as_everywhere(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served_jobs(runs) as served:
+        assert ask(served.port, "/jobs/a/api/v1/job").status == 200
+
+        def broken(_: object) -> object:
+            raise ZeroDivisionError("secret")
+
+        monkeypatch.setattr("megatrain_diagnostics.dashboard.pages.job.route.job_facts", broken)
+        answer = ask(served.port, "/jobs/a/api/v1/job")
+        answer.assert_refused(500, "made a mistake")
+        assert b"secret" not in answer.body
+
+
+WRONG_LINES = {
+    "--runs {runs} --replay a": (ExitCode.USAGE, "leave one of them out"),
+    "a --runs {runs}": (ExitCode.USAGE, "leave one of them out"),
+    "--runs {runs}/a/config.toml": (ExitCode.NOT_FOUND, "no such directory of runs"),
+    "--runs {runs} --run {runs}/a": (ExitCode.USAGE, "the directory of one job"),
+    "--runs {runs} --etcd-user u": (ExitCode.USAGE, "for the etcd of --rdzv-endpoint"),
+    "--runs {runs} --enable-actions": (ExitCode.CONFIG, "name a token by dashboard.operator_token_file"),
+}
+
+
+def test_command_lines_that_mean_no_list(runs: Path, capsys: pytest.CaptureFixture[str], stop_signals: None) -> None:
+    for line, (code, text) in WRONG_LINES.items():
+        assert main(["dashboard", *line.format(runs=runs).split()]) == code, line
+        assert text in capsys.readouterr().err
+
+
+def test_the_program_of_all_jobs(runs: Path) -> None:
+    command = [sys.executable, "-m", "megatrain", "dashboard", "--runs", str(runs), "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stderr is not None
+            said = program.stderr.readline()
+            found = re.search(r"dashboard of 2 jobs at http://127\.0\.0\.1:(\d+)/jobs", said)
+            assert found is not None, said
+            told = ask(int(found[1]), "/jobs/a/api/v1/overview").json
+            assert (told["state"], told["step"]) == ("finished", 60)
+            program.terminate()
+            assert program.wait(DEADLINE_S) == 0
+        finally:
+            program.kill()
+
+
+@contextmanager
+def own_etcd(servers: EtcdServers, run: RunDirectory, job: str) -> Iterator[None]:
+    """Have a launch of a run live, with an etcd of its own."""
+    place = run.root / "coordination" / "endpoint"
+    place.write_text(json.dumps({"endpoints": servers.urls, "job": job}))
+    place.chmod(0o600)
+    with held(run):
+        yield
+
+
+def test_a_job_that_runs_is_read_from_its_own_etcd_until_it_ends(runs: Path, tmp_path: Path) -> None:
+    run = write_run(runs / "c", exit_code=None)
+    (tmp_path / "etcd").mkdir()
+    with EtcdServers(tmp_path / "etcd") as servers, EtcdClient(EtcdSettings.of(servers.urls)) as client:
+        fill(client, JobKeys("c"), record=make_record(job="c", run_directory=str(run.root), config={}))
+        with served_jobs(runs) as served:
+
+            def told() -> dict[str, Any]:
+                return {row["name"]: row for row in ask(served.port, "/api/v1/jobs").json["jobs"]}["c"]
+
+            def is_recorded() -> bool:
+                return bool(ask(served.port, "/jobs/c/api/v1/job").json["is_recorded"])
+
+            with own_etcd(servers, run, "c"):
+                wait_until(lambda: told()["is_live"], "its etcd is asked", DEADLINE_S)
+                assert told()["state"] == "training"
+                assert not is_recorded()
+            (run.root / "coordination" / "exit-code").write_text("0\n")
+            wait_until(is_recorded, "it is shown as what it left", DEADLINE_S)
+            assert (told()["state"], told()["is_live"]) == ("finished", False)
+
+
+def test_the_api_of_many_jobs_describes_itself(runs: Path) -> None:
+    with served_jobs(runs) as served:
+        told = ask(served.port, "/api/v1/openapi.json").json
+    paths = {"/api/v1/jobs", "/api/v1/compare", "/api/v1/live", "/api/v1/session", "/healthz", "/readyz"}
+    assert set(told["paths"]) == paths
+    page = ROOT / "docs" / "reference" / "openapi-jobs.json"
+    again = f"write it again: python -m megatrain_diagnostics.dashboard.openapi --jobs --output {page}"
+    assert json.loads(page.read_text(encoding="ascii")) == told, again
+
+
+def test_two_runs_side_by_side(runs: Path) -> None:
+    with served_jobs(runs) as served:
+        told = ask(served.port, "/api/v1/compare?jobs=a,b&points=30").json
+        zoomed = ask(served.port, "/api/v1/compare?jobs=b,a&first=31&last=50&points=100").json
+        report_steps(RunDirectory(runs / "b"), range(41, 51), loss=1.0, step_s=1.0, began_s=BEGAN_S + 40.0)
+        wait_until(
+            lambda: ask(served.port, "/api/v1/compare?jobs=a,b").json["common_step"] == 50, "new steps", DEADLINE_S
+        )
+    a, b = told["runs"]
+    assert (told["stride"], told["step"][:2], told["step"][-1]) == (2, [2, 4], 60)
+    assert told["common_step"] == 40
+    losses = [2.0 + 8.0 / step**0.5 for step in range(21, 41)]
+    assert a["common_loss"] == pytest.approx((losses[9] + losses[10]) / 2)
+    assert b["common_loss"] == pytest.approx((losses[9] + losses[10]) / 2 - 1.0)
+    assert [(one["median_step_s"], one["median_tokens_per_s"]) for one in (a, b)] == [(2.0, 2048.0), (1.0, 4096.0)]
+    assert [one["median_mfu"] for one in (a, b)] == pytest.approx([0.4, 0.8])
+    assert [one["num_incidents"] for one in (a, b)] == [1, 0]
+    assert a["loss"][0] == pytest.approx(2.0 + (8.0 + 8.0 / 2**0.5) / 2)
+    assert b["loss"][20:] == [None] * 10, "it has no such steps"
+    differing = {one["key"]: one["values"] for one in told["differences"]}
+    assert differing == {"job.name": ['"a"', '"b"'], "optimizer.lr": [differing["optimizer.lr"][0], "0.5"]}
+    assert told["num_same"] > 100
+    assert (zoomed["step"][0], zoomed["step"][-1], zoomed["stride"]) == (31, 50, 1)
+    assert [one["name"] for one in zoomed["runs"]] == ["b", "a"]
+    assert zoomed["runs"][0]["loss"][10:] == [None] * 10
+
+
+REFUSED = {
+    "": (400, "jobs is missing"),
+    "?jobs=a": (400, "expected 2 to 4 names"),
+    "?jobs=a,a": (400, "expected 2 to 4 names"),
+    "?jobs=a,b,c,d,e": (400, "expected 2 to 4 names"),
+    "?jobs=a,nobody": (404, "no such job"),
+    "?jobs=a,b&first=9&last=3": (400, "last=3"),
+    "?jobs=a,b&more=1": (400, "no such parameter"),
+}
+
+
+def test_what_cannot_be_compared_is_refused(runs: Path) -> None:
+    with served_jobs(runs) as served:
+        for query, (status, text) in REFUSED.items():
+            ask(served.port, f"/api/v1/compare{query}").assert_refused(status, text)
+
+
+def test_differences_are_of_configurations_that_are_known() -> None:
+    found = differences([{"a": "1", "b": "2"}, None, {"a": "1", "b": "3", "c": "4"}])
+    assert [(one.key, one.values) for one in found] == [("b", ("2", None, "3")), ("c", (None, None, "4"))]

@@ -1,0 +1,125 @@
+"""The page of many jobs on the real server: the list, the way to a job and back, and runs side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatrain_diagnostics.dashboard.jobs.app import make_jobs_app
+from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
+from tests.helpers.dashboard_server import VIEWER_TOKEN
+from tests.helpers.many_runs import demo_config, held, report_steps, write_run
+from tests.helpers.waiting import wait_until
+
+NUM_ENDED = 60
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that ended, one that was killed just now and one with a damaged configuration."""
+    runs = tmp_path_factory.mktemp("many") / "runs"
+    began_s = time.time() - 3600.0
+    for number in range(NUM_ENDED):
+        config = demo_config(f"run-{number:02d}", optimizer={"lr": 1e-4 * (1 + number % 3)})
+        write_run(
+            runs / f"run-{number:02d}", num_steps=40, loss=2.0 - number / 100, step_s=1.0 + number % 5 / 10,
+            config=config, began_s=began_s - 60.0 * number,
+        )  # fmt: skip
+    write_run(runs / "night-shift", num_steps=80, exit_code=None, began_s=began_s, has_incident=True)
+    damaged = write_run(runs / "run-damaged", began_s=began_s - 4000.0)
+    (damaged.root / "config.toml").write_text("[job\n")
+    return runs
+
+
+@pytest.fixture(scope="module", params=[""])
+def url(runs: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Serve them; the parameter is the token of a viewer."""
+    settings = DashboardSettings(port=0, viewer_token=request.param)
+    catalog = JobCatalog(runs, period_s=0.2)
+    dashboard = make_jobs_app(catalog, settings)
+    with listening_socket(settings) as listening:
+        server = DashboardServer(dashboard.app, listening, settings, dashboard)
+        try:
+            yield f"http://127.0.0.1:{server.port}/"
+        finally:
+            assert server.close(), "the server did not end"
+            dashboard.open_jobs.close()
+            catalog.close()
+
+
+def row(page, name: str):
+    return page.locator(f"tr[data-job='{name}']")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+def test_the_job_in_trouble_is_first_and_leads_to_its_page(url: str, pages, width: int, scheme: str) -> None:
+    page = pages.open(url, width=width, scheme=scheme)
+    page.locator("table.jobs tbody tr").nth(49).wait_for()
+    assert page.url == f"{url}jobs"
+    assert page.locator("table.jobs tbody tr").first.get_attribute("data-job") == "night-shift"
+    assert "its launch (process 17" in row(page, "night-shift").inner_text()
+    wait_until(lambda: page.title().startswith("(1!) "), "the title tells how many are in trouble", 10.0)
+    told = pages.accessibility_problems(page)
+    assert not told, "\n".join(told)
+    pages.screenshot(page, f"jobs_{width}_{scheme}")
+    page.get_by_role("button", name="Next").click()
+    row(page, "run-59").wait_for()
+    page.go_back()
+    row(page, "night-shift").get_by_role("link", name="night-shift").click()
+    page.locator("main[data-view=overview] h1").wait_for()
+    assert page.url.startswith(f"{url}jobs/night-shift/")
+    page.get_by_role("link", name="Jobs", exact=True).click()
+    row(page, "night-shift").wait_for()
+
+
+def test_jobs_are_found_and_new_steps_are_seen(url: str, runs: Path, pages) -> None:
+    page = pages.open(f"{url}jobs?text=damaged")
+    row(page, "run-damaged").wait_for()
+    assert page.locator("table.jobs tbody tr").count() == 1
+    assert "config.toml is damaged" in row(page, "run-damaged").inner_text().lower()
+    page.get_by_label("Find").fill("nothing of this name")
+    page.get_by_text("No job is like that").wait_for()
+    page.get_by_role("button", name="Show all").click()
+    late = write_run(runs / "run-late", num_steps=10, exit_code=None, began_s=time.time())
+    with held(late):
+        row(page, "run-late").wait_for()
+        report_steps(late, range(11, 31), loss=2.0, step_s=1.0, began_s=time.time())
+        row(page, "run-late").get_by_text("30 of 240", exact=True).wait_for()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "dark"), (390, "light")])
+def test_two_runs_are_compared(url: str, pages, width: int, scheme: str) -> None:
+    page = pages.open(f"{url}jobs?text=run-0", width=width, scheme=scheme)
+    row(page, "run-00").wait_for()
+    assert page.get_by_role("button", name="Compare").is_disabled()
+    for name in ("run-00", "run-04"):
+        page.get_by_label(f"Compare {name}", exact=True).check()
+    page.get_by_role("button", name="Compare 2").click()
+    page.locator("[data-chart=Loss] canvas").wait_for()
+    assert "compare=run-00%2Crun-04" in page.url
+    summary = page.locator("tr[data-measure='Step time']").inner_text()
+    assert "+40" in summary, "1.0 s and 1.4 s"
+    page.get_by_text("optimizer.lr").wait_for()
+    told = pages.accessibility_problems(page)
+    assert not told, "\n".join(told)
+    pages.screenshot(page, f"compare_{width}_{scheme}")
+    copied = pages.open(page.url)
+    copied.locator("[data-chart=MFU] canvas").wait_for()
+
+
+@pytest.mark.parametrize("url", [VIEWER_TOKEN], indirect=True)
+def test_one_login_is_for_all_jobs(url: str, pages) -> None:
+    pages.expected += ["401"]
+    page = pages.open(url)
+    page.get_by_label("Token").fill(VIEWER_TOKEN)
+    page.get_by_role("button", name="Sign in").click()
+    row(page, "night-shift").get_by_role("link", name="night-shift").click()
+    page.locator("main[data-view=overview] h1").wait_for()
+    page.get_by_role("button", name="sign out").click()
+    page.get_by_label("Token").wait_for()
+    wait_until(lambda: page.locator("main.login").count() == 1, "who signed out is asked again", 10.0)
