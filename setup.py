@@ -70,7 +70,7 @@ setup(
     },
     package_data={
         "megatrain_launcher": ["templates/*"],
-        "megatrain_diagnostics": ["dashboard/static/*", "dashboard/static/assets/*"],
+        "megatrain_diagnostics": ["dashboard/static/*", "dashboard/static/assets/*", "runbooks/*.md"],
     },
     ext_modules=extensions(),
     cmdclass={"build_ext": BuildExtensions},

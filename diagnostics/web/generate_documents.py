@@ -53,7 +53,7 @@ def type_text(schema: dict[str, Any]) -> str:
             return " | ".join(type_text(option) for option in options)
         case {"type": "array", "items": dict(items)}:
             inner = type_text(items)
-            return f"readonly ({inner})[]" if " | " in inner else f"readonly {inner}[]"
+            return f"readonly ({inner})[]" if " " in inner else f"readonly {inner}[]"
         case {"type": "object", "additionalProperties": dict(values)}:
             return f"Record<string, {type_text(values)}>"
         case {"type": str(name)} if name in _PRIMITIVES:

@@ -26,6 +26,7 @@ from typing import Self
 
 from megatrain.commands.etcd_flags import without_password
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
+from megatrain.contracts.exit_codes import end_text
 from megatrain.contracts.own_files import make_own_directory
 from megatrain.contracts.vanished_files import Losses, is_in_place
 from megatrain.contracts.whole_files import write_private
@@ -365,7 +366,7 @@ class EtcdProcess:
                 assert self._child is not None
                 code = self._child.poll()
                 if code is not None:
-                    return f"ended with {code} before it served"
+                    return f"{end_text(code)} before it served"
                 if _is_listening(settings.endpoints[0]):
                     why_not = _why_not_serving(client)
                     if not why_not:

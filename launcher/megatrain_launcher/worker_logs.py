@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from megatrain.contracts.run_directory import rank_log_path
 from megatrain.failures.verdict import Verdict
 from megatrain_launcher.log_disk import LogDisk
 from megatrain_launcher.log_files import DEFAULT_MAX_BYTES, DEFAULT_NUM_FILES, RotatingFile
@@ -32,11 +33,6 @@ _PIPE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
 _TEE_RETRY_S: Final = 0.05
 _TEE_CLOSE_S: Final = 1.0
-
-
-def rank_log_path(host_logs: Path, round_number: int, rank: int) -> Path:
-    """Return where the log of a rank in a round lies, below <logs>/<host>."""
-    return host_logs / f"round-{round_number:06d}" / f"rank-{rank:05d}.log"
 
 
 @dataclass(slots=True, eq=False)

@@ -1,10 +1,13 @@
-"""Exit codes of every megatrain program. A launcher decides by code first: a code of these says more than a log.
+"""Exit codes of every megatrain program, and how a process ended, in words.
+
+A launcher decides by code first: a code of these says more than a log.
 
 Numbers follow BSD sysexits where one fits (65, 66, 68, 69, 72, 74 to 78).
 """
 
 from __future__ import annotations
 
+import signal
 from enum import IntEnum
 
 
@@ -40,3 +43,24 @@ class ExitCode(IntEnum):
     not help."""
     CONFIG = 78
     """The configuration or the layout is wrong. Restarting does not help."""
+
+
+def exit_text(exit_code: int) -> str:
+    """Return "by SIGKILL (9)" of a process that a signal killed, which is a negative code; else "with exit code 66
+    (checkpoint)".
+    """
+    if exit_code < 0:
+        try:
+            return f"by {signal.Signals(-exit_code).name} ({-exit_code})"
+        except ValueError:
+            return f"by signal {-exit_code}"
+    try:
+        name = ExitCode(exit_code).name.lower().replace("_", " ")
+    except ValueError:
+        return f"with exit code {exit_code}"
+    return f"with exit code {exit_code}" if exit_code <= ExitCode.FAILURE else f"with exit code {exit_code} ({name})"
+
+
+def end_text(exit_code: int) -> str:
+    """Return "was killed by SIGKILL (9)" or "ended with exit code 66 (checkpoint)"."""
+    return f"was killed {exit_text(exit_code)}" if exit_code < 0 else f"ended {exit_text(exit_code)}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from megatrain.contracts.host_records import RankFailure
+from megatrain.contracts.receipts import Receipt
 from megatrain.contracts.rounds import Rollback
 
 
@@ -56,6 +57,9 @@ class Moments:
     first_step: float | None = None
 
 
+TOPIC_PREFIX = "incident/"
+
+
 @dataclass(frozen=True, slots=True)
 class Incident:
     """One incident. Ids sort by time."""
@@ -89,6 +93,13 @@ class Incident:
     rollback: Rollback | None = None
     """Where the next round goes back to."""
     notes: Mapping[str, str] = field(default_factory=dict)
+    receipts: tuple[Receipt, ...] = ()
+    """Who was told of it, by receiver and then by time."""
+
+    @property
+    def topic(self) -> str:
+        """Its name in what receivers of notifications are told."""
+        return f"{TOPIC_PREFIX}{self.incident_id}"
 
     @property
     def steps_lost(self) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from megatrain.contracts.receipts import Receipt
+
 
 @dataclass(frozen=True, slots=True)
 class ReceiverRecord:
@@ -24,3 +26,5 @@ class ReceiverRecord:
     """Things that it was never told of: over for too long."""
     trouble: str = ""
     """Why the last try failed; empty when it did not."""
+    receipts: Mapping[str, tuple[Receipt, ...]] = field(default_factory=dict)
+    """By topic, of the newest incidents: what it was told and when. The driver copies them to the incidents."""

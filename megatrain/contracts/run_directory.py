@@ -186,3 +186,8 @@ def safe_name(name: str) -> str:
     if safe == name and name:
         return name
     return f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def rank_log_path(host_logs: Path, round_number: int, rank: int) -> Path:
+    """Return where the log of a rank in a round lies, below <logs>/<host>."""
+    return host_logs / f"round-{round_number:06d}" / f"rank-{rank:05d}.log"

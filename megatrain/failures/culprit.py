@@ -104,12 +104,17 @@ def first_of(failures: Sequence[RankFailure]) -> RankFailure | None:
     return root_of(failures) or min(failures, key=lambda failure: (failure.at_unix_s, failure.rank), default=None)
 
 
+def is_break(incident: Incident) -> bool:
+    """Say whether an incident tells of a round that broke: of the others no log says why."""
+    return incident.kind in _BREAKS
+
+
 def recorded_culprit(incidents: Iterable[Incident], round_number: int) -> Culprit | None:
     """Return whom the newest incident of a round blames; None where none tells that the round broke.
 
     An incident that is not judged yet blames whom it will, as far as its failures tell; None while they do not.
     """
-    of_round = [one for one in incidents if one.round == round_number and one.kind in _BREAKS]
+    of_round = [one for one in incidents if one.round == round_number and is_break(one)]
     return culprit_of_incident(max(of_round, key=lambda one: one.incident_id)) if of_round else None
 
 

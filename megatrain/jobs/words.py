@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import end_text
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind, phase_seconds
+from megatrain.contracts.receipts import Receipt
 from megatrain.contracts.texts import count_text, names_text, ranks_text, seconds_text
 from megatrain.failures.culprit import is_victim
 
@@ -22,26 +21,29 @@ KIND_TEXTS = {
 }
 
 
-def exit_text(exit_code: int) -> str:
-    """Return "by SIGKILL" or "with exit code 66 (checkpoint)"."""
-    if exit_code < 0:
-        try:
-            return f"by {signal.Signals(-exit_code).name}"
-        except ValueError:
-            return f"by signal {-exit_code}"
-    try:
-        name = ExitCode(exit_code).name.lower().replace("_", " ")
-    except ValueError:
-        return f"with exit code {exit_code}"
-    return f"with exit code {exit_code}" if exit_code <= ExitCode.FAILURE else f"with exit code {exit_code} ({name})"
-
-
 def rank_end_text(failure: RankFailure) -> str:
-    """Return "rank 3 ended by SIGKILL", with what its log says of it, and whether it says that others failed first."""
+    """Return "rank 3 was killed by SIGKILL (9)", what its log says of it, and whether others had failed first."""
     label = f": {failure.label}" if failure.label else ""
     names = f", which names {failure.culprit}" if failure.culprit else ""
     victim = ", because others had" if is_victim(failure) else ""
-    return f"rank {failure.rank} ended {exit_text(failure.exit_code)}{label}{names}{victim}"
+    return f"rank {failure.rank} {end_text(failure.exit_code)}{label}{names}{victim}"
+
+
+def rank_and_end(failure: RankFailure, host: str | None) -> str:
+    """Return "rank 3 on host-2 was killed by SIGKILL (9)", with the label of its log where it has one."""
+    label = f", {failure.label}" if failure.label else ""
+    return f"rank {failure.rank}{f' on {host}' if host else ''} {end_text(failure.exit_code)}{label}"
+
+
+_STAGE_TEXTS = {"open": "that it began", "under-way": "that the job mends it", "closed": "that it is over"}
+
+
+def told_text(receipt: Receipt) -> str:
+    """Return "told that it began", or "not told that it began, after 3 tries: answers 404"."""
+    what = _STAGE_TEXTS.get(receipt.stage, receipt.stage)
+    if not receipt.trouble:
+        return f"told {what}"
+    return f"not told {what}, after {count_text(receipt.num_failed, 'try', 'tries')}: {receipt.trouble}"
 
 
 def where_text(incident: Incident) -> str:

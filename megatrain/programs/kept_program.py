@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from megatrain.contracts.exit_codes import end_text
 from megatrain.programs.child_process import ChildProcess
 
 _LOOK_S = 0.2
@@ -42,4 +43,4 @@ def _run_once(start: Callable[[], ChildProcess], closed: threading.Event) -> str
     with process:
         while process.poll() is None and not closed.wait(_LOOK_S):
             pass
-    return f"ended with exit code {process.poll()}"
+    return end_text(process.poll() or 0)

@@ -12,13 +12,26 @@ from megatrain_diagnostics.dashboard.pages.checkpoints.document import (
     CheckpointsDocument,
 )
 from megatrain_diagnostics.dashboard.pages.incidents.document import (
+    DamagedIncidentDocument,
     FailureDocument,
+    HappenedDocument,
     IncidentDocument,
+    IncidentLineDocument,
+    IncidentLogsDocument,
     IncidentsDocument,
     PhaseDocument,
+    SensibleActionDocument,
+    StoryDocument,
     VerdictDocument,
 )
-from tests.helpers.canned_job import LOST_HOST, MARKUP, NOW_S, SLOW_HOST, STEP
+from megatrain_diagnostics.dashboard.pages.runbooks.document import (
+    RunbookDocument,
+    RunbookNameDocument,
+    RunbooksDocument,
+)
+from megatrain_diagnostics.dashboard.pages.runbooks.filling import Names
+from megatrain_diagnostics.dashboard.pages.runbooks.route import installed_runbooks
+from tests.helpers.canned_job import JOB, LOST_HOST, MARKUP, NOW_S, SLOW_HOST, STEP
 
 
 def incidents() -> tuple[IncidentDocument, ...]:
@@ -117,7 +130,7 @@ def _incident_of_worker() -> IncidentDocument:
             FailureDocument(
                 rank=rank,
                 host="host-012",
-                exit_text="by SIGABRT",
+                exit_text="by SIGABRT (6)",
                 label="nccl-remote",
                 action="restart",
                 is_cascade=True,
@@ -283,13 +296,83 @@ def checkpoints() -> CheckpointsDocument:
     )
 
 
+_RUNBOOKS = {"host-lost": "host-evicted-or-cordoned.md", "straggler": "straggler.md", "failure": "worker-ended.md"}
+NOT_TOLD = "email: not told that it began, after 3 tries: 535"
+
+
+def _story(incident: IncidentDocument) -> StoryDocument:
+    began_s = incident.began_unix_s
+    told = () if incident.kind == "host-lost" else (
+        HappenedDocument(at_unix_s=began_s + 4, what="told", text="slack: told that it began"),
+        HappenedDocument(at_unix_s=began_s + 9, what="not-told", text=NOT_TOLD),
+    )  # fmt: skip
+    host = incident.hosts[0]
+    return StoryDocument(
+        incident_id=incident.incident_id,
+        happened=(
+            HappenedDocument(at_unix_s=began_s, what="fault", text=f"{incident.kind_text}: {host} {MARKUP}"),
+            HappenedDocument(at_unix_s=incident.detected_unix_s, what="noticed", text="the driver of host-000 knew"),
+            HappenedDocument(at_unix_s=began_s + 11, what="decision", text=f"decided: {incident.action}"),
+        ),
+        told=told,
+        why_not_told="" if told else "Not yet: slack and email.",
+        actions=(
+            SensibleActionDocument(kind="evict", target=host),
+            SensibleActionDocument(kind="cordon", target=host),
+        ),
+        runbooks=(_RUNBOOKS[incident.kind], "gpu-errors.md"),
+    )
+
+
+def _logs(incident: IncidentDocument) -> IncidentLogsDocument:
+    at_s = incident.began_unix_s
+    lines = (f"Traceback (most recent call last): {MARKUP}", "RuntimeError: CUDA error: uncorrectable ECC error")
+    is_open = incident.state == "open"
+    return IncidentLogsDocument(
+        round=incident.round,
+        until_unix_s=at_s + 10,
+        culprit_text="" if is_open else f"rank {incident.ranks[0]} on {incident.hosts[0]}",
+        culprit_lines=() if is_open else tuple(
+            IncidentLineDocument(rank=incident.ranks[0], host=incident.hosts[0], at_unix_s=at_s - 1 + place, line=line,
+                                 is_telling=place == 1)
+            for place, line in enumerate(lines)
+        ),
+        other_lines=tuple(
+            IncidentLineDocument(rank=rank, host="host-012", at_unix_s=at_s + 2, is_telling=False,
+                                 line="NCCL error: remote process exited or there was a network error")
+            for rank in range(96, 104)
+        ),
+        label="" if is_open else "gpu_hardware",
+        action="" if is_open else "evict_host",
+        telling_line="" if is_open else lines[1],
+        telling_rank=None if is_open else incident.ranks[0],
+        problem="",
+        log_file="",
+    )  # fmt: skip
+
+
 def record_answers() -> Mapping[str, Document]:
     """Return path -> answer."""
     found: dict[str, Document] = {
-        "incidents": IncidentsDocument(incidents=incidents(), verdicts=verdicts()),
+        "incidents": IncidentsDocument(
+            incidents=incidents(),
+            verdicts=verdicts(),
+            damaged=(DamagedIncidentDocument(incident_id="000000", text=f"000000.json: not JSON {MARKUP}"),),
+        ),
         "audit": audit(),
         "checkpoints": checkpoints(),
     }
     found.update({f"incidents/{one.incident_id}": one for one in incidents()})
+    for one in incidents():
+        found[f"incidents/{one.incident_id}/story"] = _story(one)
+        found[f"incidents/{one.incident_id}/logs"] = _logs(one)
+    found["runbooks"] = RunbooksDocument(
+        runbooks=tuple(RunbookNameDocument(name=one.name, title=one.title) for one in installed_runbooks().values())
+    )
+    names = Names(JOB, f"/runs/{JOB}", host=SLOW_HOST, rank=91, round=1, incident="000001")
+    for page in installed_runbooks().values():
+        found[f"runbooks/{page.name}"] = RunbookDocument(
+            name=page.name, title=page.title, incident_id="000001", steps=page.steps(names)
+        )
     found.update({f"verdicts/{one.verdict_id}": one for one in verdicts()})
     return found

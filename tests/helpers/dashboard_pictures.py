@@ -39,6 +39,7 @@ class PictureSource:
         self.job = "made"
         self.run = RunDirectory(self.directory)
         self.is_recorded = True
+        self.etcd_endpoints = ""
         self.events = StoredEvents(self.directory / "events")
         self._rosters: dict[int, Roster] = {}
 

@@ -54,6 +54,7 @@ class MadeUpJob:
     run: RunDirectory
     job: str = JOB
     is_recorded: bool = False
+    etcd_endpoints: str = ""
     told: JobSnapshot | None = None
     state: LiveState = field(default_factory=lambda: LiveState(None, {"overview": 1}))
     trouble: str = ""

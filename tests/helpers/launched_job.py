@@ -54,7 +54,7 @@ def make_round(number: int = 2, **changes: Any) -> Round:
     )
     found = Round(
         number=number, world_size=4, hosts=parts, store_address="10.0.0.1", store_port=29400,
-        reason="rank 3 on host-2 ended by SIGKILL", driver="host-1", created_unix_s=NOW_S - 700,
+        reason="rank 3 on host-2 was killed by SIGKILL (9)", driver="host-1", created_unix_s=NOW_S - 700,
     )  # fmt: skip
     return replace(found, **changes)
 
@@ -68,8 +68,9 @@ def make_incident(name: str = "0001", **changes: Any) -> Incident:
     incident = Incident(
         incident_id=f"20270115-{name}", kind=IncidentKind.FAILURE, state=IncidentState.RECOVERED, round=1,
         moments=Moments(*(began + later_s for later_s in (0.0, 0.1, 0.15, 0.4, 0.5, 1.9, 2.3, 3.2))),
-        reason="rank 3 on host-2 ended by SIGKILL", action="restart", culprit_hosts=("host-2",), culprit_ranks=(3,),
-        confidence="certain", evidence=("rank 3 ended first, by SIGKILL", "ranks 0-2 lost their connection to it"),
+        reason="rank 3 on host-2 was killed by SIGKILL (9)", action="restart",
+        culprit_hosts=("host-2",), culprit_ranks=(3,),
+        confidence="certain", evidence=("rank 3 ended first, by SIGKILL (9)", "ranks 0-2 lost their connection to it"),
         failures=(make_failure(), make_failure(1, 69, at_unix_s=NOW_S - 702.9, label="network", action="none",
                                                is_cascade=True, line="connection reset by peer")),
         label="unknown", next_round=2, last_step=1234, resumed_step=1230, driver="host-1", effective_time_ratio=0.991,
@@ -78,7 +79,7 @@ def make_incident(name: str = "0001", **changes: Any) -> Incident:
 
 
 def make_halt(**changes: Any) -> Halt:
-    return replace(Halt(2, "rank 1 on host-1 ended by SIGKILL", False, NOW_S - 2, "20270115-0002"), **changes)
+    return replace(Halt(2, "rank 1 on host-1 was killed by SIGKILL (9)", False, NOW_S - 2, "20270115-0002"), **changes)
 
 
 def make_stall(**changes: Any) -> Stall:
@@ -102,7 +103,7 @@ def make_snapshot(**changes: Any) -> JobSnapshot:
             "host-3": HostStatus("host-3", "s3", HostPhase.PARKED),
         },
         rounds={1: make_round(1), 2: make_round(2)},
-        halts={1: Halt(1, "rank 3 on host-2 ended by SIGKILL", False, NOW_S - 703)},
+        halts={1: Halt(1, "rank 3 on host-2 was killed by SIGKILL (9)", False, NOW_S - 703)},
         incidents=(make_incident(),),
         driver="host-1",
     )

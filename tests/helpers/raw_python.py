@@ -1,4 +1,4 @@
-"""Finds what Python prints of its own objects in texts that people read: Stall(phase='step'), gain_s_per_step=0."""
+"""Finds what Python prints of its own in texts for people: Stall(phase='step'), gain_s_per_step=0, exit code -9."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 _OBJECT = re.compile(r"\b[A-Z][A-Za-z]+\(\w+=")
 _FIELD = re.compile(r"(?<![\w.\-?&])[a-z]\w*_\w+=")
 """Not a key of the configuration (recovery.restarts_per_hour=3), nor an option or a link: those are typed like that."""
+_CODE = re.compile(r"\b(?:with|code) -\d+\b")
+"""A signal by the number that subprocess gives it."""
 _AS_WRITTEN = frozenset({"line", "lines", "frames", "run_directory", "place", "address"})
 """What the ranks wrote, stacks, and paths."""
 
 
 def raw_python(text: str) -> list[str]:
     """Return what is raw in a text."""
-    return _OBJECT.findall(text) + _FIELD.findall(text)
+    return _OBJECT.findall(text) + _FIELD.findall(text) + _CODE.findall(text)
 
 
 def raw_texts(answer: Any, place: str = "") -> Iterator[str]:

@@ -15,6 +15,7 @@ import pytest
 from tests.helpers.canned_analyses import analysis_answers
 from tests.helpers.canned_dashboard import CannedDashboard, canned_dashboard
 from tests.helpers.canned_job import job_answers
+from tests.helpers.canned_pictures import picture_answers
 from tests.helpers.canned_records import record_answers
 from tests.helpers.require import require, require_module
 
@@ -128,6 +129,7 @@ def serve() -> Iterator[Callable[..., CannedDashboard]]:
 
     def begin(*, health: str = "warning", can_act: bool = False, **changes: object) -> CannedDashboard:
         answers = {**job_answers(health=health, can_act=can_act), **record_answers(), **analysis_answers()}
+        answers.update(picture_answers())
         opened.append(canned_dashboard(answers, **changes))
         return opened[-1].__enter__()
 

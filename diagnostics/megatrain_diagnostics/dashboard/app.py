@@ -33,6 +33,7 @@ from megatrain_diagnostics.dashboard.pages.notes import route as notes
 from megatrain_diagnostics.dashboard.pages.overview import route as overview
 from megatrain_diagnostics.dashboard.pages.ranks import grid_route as grid
 from megatrain_diagnostics.dashboard.pages.ranks import route as ranks
+from megatrain_diagnostics.dashboard.pages.runbooks import route as runbooks
 from megatrain_diagnostics.dashboard.pages.session import route as session
 from megatrain_diagnostics.dashboard.pages.stragglers import route as stragglers
 from megatrain_diagnostics.dashboard.pages.timeline import route as timeline
@@ -47,6 +48,7 @@ API_PREFIX = "/api/v1"
 _REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorDocument}}
 _VIEWS = (
     overview, marks, incidents, hosts, devices, checkpoints, logs, stragglers, ranks, heat, grid, timeline, job,
+    runbooks,
 )  # fmt: skip
 """Each has `router(parts)`."""
 

@@ -96,7 +96,7 @@ def search_lines(events: StoredEvents, question: LogQuestion, *, budget_s: float
     try:
         times = _times(events, where, deadline_s)
         if times is None:
-            return FoundLines(_no_lines(), 0, 0, False)
+            return FoundLines(no_lines(), 0, 0, False)
         first_ns, last_ns = times
         window_ns = _FIRST_WINDOW_NS
         while last_ns >= first_ns:
@@ -126,7 +126,18 @@ def newest_tails(events: StoredEvents, where: Where, most_lines: int, *, num_ran
         f" QUALIFY row_number() OVER (PARTITION BY rank ORDER BY sequence DESC) <= {each}"
     )
     found = events.query(LogLines, where, sql, values, timeout_s=budget_s)
-    return _no_lines() if found is None else from_arrow(LogLines, found)
+    return no_lines() if found is None else from_arrow(LogLines, found)
+
+
+def newest_lines(events: StoredEvents, where: Where, most: int, *, budget_s: float) -> LogLines:
+    """Return the newest lines of a choice, in order of time. Raises: DataError; TooSlowError."""
+    conditions, values = sql_conditions(LogLines, where)
+    sql = (
+        f"SELECT {', '.join(columns_of(LogLines))} FROM segments WHERE {conditions}"
+        f" ORDER BY at_ns DESC, rank DESC, sequence DESC LIMIT {most}"
+    )
+    found = events.query(LogLines, where, sql, values, timeout_s=budget_s)
+    return no_lines() if found is None else _in_time([from_arrow(LogLines, found)])
 
 
 def _times(events: StoredEvents, where: Where, deadline_s: float) -> tuple[int, int] | None:
@@ -147,10 +158,10 @@ def _in_window(
         [*values, *wanted], timeout_s=deadline_s - time.monotonic(),
     )  # fmt: skip
     if counts is None:
-        return 0, 0, _no_lines()
+        return 0, 0, no_lines()
     row = counts.to_pylist()[0]
     if not row["m"] or limit <= 0:
-        return row["n"], row["m"], _no_lines()
+        return row["n"], row["m"], no_lines()
     columns = ", ".join(columns_of(LogLines))
     sql = (
         f"SELECT {columns} FROM segments WHERE {conditions} AND {match}"
@@ -178,5 +189,6 @@ def _in_time(parts: list[LogLines]) -> LogLines:
     return select(lines, np.lexsort((lines.sequence, lines.rank, lines.at_ns)))
 
 
-def _no_lines() -> LogLines:
+def no_lines() -> LogLines:
+    """Return a table without a line."""
     return from_columns(LogLines, {name: [] for name in columns_of(LogLines)})

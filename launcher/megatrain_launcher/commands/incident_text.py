@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from megatrain.commands.printing import facts, table
+from megatrain.contracts.exit_codes import exit_text
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentState, phase_seconds
 from megatrain.contracts.texts import age_text, count_text, names_text, seconds_text, short, time_text
 from megatrain.failures.culprit import Role, failures_by_role
 from megatrain.jobs.notes import Note, place_text
-from megatrain.jobs.words import KIND_TEXTS, down_s, exit_text, phase_text, where_text
+from megatrain.jobs.words import KIND_TEXTS, down_s, phase_text, told_text, where_text
 
 _COLUMNS = ("id", "ago", "kind", "state", "where", "did", "down", "steps lost", "why")
 _LONGEST_REASON = 100
@@ -62,6 +63,9 @@ def incident_lines(incident: Incident, now_s: float) -> list[str]:
         told = failures_by_role(incident, {})
         rows = [heads, *(_failure_row(failure, role, incident.moments.began) for role, failure in told)]
         lines += ["", "workers that ended", *(f"  {line}" for line in table(rows, left=(1, 3, 4, 5)))]
+    if incident.receipts:
+        receipts = (f"{one.receiver}: {told_text(one)} ({time_text(one.at_unix_s)})" for one in incident.receipts)
+        lines += ["", "who was told", *(f"  {short(text, 400)}" for text in receipts)]
     notes = {name: text for name, text in incident.notes.items() if not name.endswith("_s")}  # numbers for programs
     if notes:
         lines += ["", "notes", *(f"  {name}: {short(text, 400)}" for name, text in sorted(notes.items()))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megatrain_launcher.driver.actions import (
+    Action,
     Alarm,
     Decision,
     EndJob,
@@ -20,6 +21,7 @@ from megatrain_launcher.driver.forming import form
 from megatrain_launcher.driver.incidents import followed
 from megatrain_launcher.driver.judging import follow_halt
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.receipts import kept_receipts
 from megatrain_launcher.driver.relaunch import tell_lost_launch
 from megatrain_launcher.driver.requests import answer_all, answer_requests
 from megatrain_launcher.driver.state import ClusterState
@@ -34,7 +36,7 @@ def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
     """
     if state.end is not None:
         answers = (*answer_all(now, state, state.end), *decline_all(now, state, state.end.reason))
-        return Decision((*answers, *drop_strays(state)), f"the job is over: {state.end.reason}")
+        return Decision((*answers, *drop_strays(state), *kept_receipts(state)), f"the job is over: {state.end.reason}")
     decision = _of_rounds(now, state, policy)
     is_quiet = not any(
         isinstance(action, HaltRound | WriteRound | SkipRound | EndJob | OpenIncident | UpdateIncident | SendCommand)
@@ -49,7 +51,8 @@ def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
     halts = _halt_at_end(now, state, (*decision.actions, *asked))
     # why a round is halted is worth more than that it trained until now
     reason = next((action.halt.reason for action in judged if isinstance(action, HaltRound)), decision.reason)
-    return Decision((*decision.actions, *asked, *judged, *halts, *drop_strays(state), *_alarms(state)), reason)
+    actions: tuple[Action, ...] = (*decision.actions, *asked, *judged, *halts)
+    return Decision((*actions, *drop_strays(state), *kept_receipts(state, actions), *_alarms(state)), reason)
 
 
 def _of_rounds(now: float, state: ClusterState, policy: Policy) -> Decision:

@@ -44,6 +44,7 @@ from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.pace import Pace
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import Prober
+from megatrain_launcher.driver.receipts import kept_receipts
 from megatrain_launcher.driver.run_watch import RunWatch
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import trims_of, writes_of
@@ -246,7 +247,24 @@ class _Term:
     def __exit__(self, *_: object) -> None:
         self._prober.close()
         if self._notifier is not None:
-            self._notifier.close(is_job_over=self._is_job_over or self._state.end is not None)
+            is_job_over = self._is_job_over or self._state.end is not None
+            self._notifier.close(is_job_over=is_job_over)
+            if is_job_over:
+                self._keep_last_receipts()
+
+    def _keep_last_receipts(self) -> None:
+        """Write down who was told of what ended the job: that was after the last decision."""
+        now = self._clock()
+        try:
+            told = self._client.read_all(KeyRange.prefix(self._keys.directory("notices")))
+            incidents = self._client.read_all(KeyRange.prefix(self._keys.directory("incidents")))
+            found = Snapshot(incidents.revision, (*told.items, *incidents.items), "the job is over")
+            updates = kept_receipts(fold_all(ClusterState(self._keys, self._host, now), (found,), now))
+            if updates and self._write(writes_of(updates, self._keys).operations):
+                for update in updates:
+                    self._files.write(update.incident)
+        except CoordinationError as error:
+            _logger.warning("who was told of the job's end is not in its incidents: %s", error)
 
     def lead(self, stop: threading.Event, note: Callable[[str], None]) -> None:
         """Drive until `stop`, or until leadership is in doubt. Raises: CoordinationError, LeadershipLostError."""

@@ -16,6 +16,7 @@ from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_keys import key_number
 from megatrain.contracts.job_requests import Answer, JobRequest
+from megatrain.contracts.notices import ReceiverRecord
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundDeadlines
 from megatrain.coordination.watch import ChangeKind, Changes, Snapshot, WatchEvent
@@ -66,6 +67,7 @@ _TABLES: Mapping[str, tuple[str, type[Any], Callable[[tuple[str, ...]], Any]]] =
     "incidents": ("incidents", Incident, _text),
     "verdicts": ("verdicts", HostVerdict, _text),
     "outcomes": ("outcomes", VerdictOutcome, _text),
+    "notices": ("receivers", ReceiverRecord, _text),
 }
 """By the first part of a key: attribute of the state, record class, and how the rest of the key names the entry."""
 _OWN_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -82,6 +84,7 @@ _OWN_NAMES: Mapping[str, tuple[str, ...]] = {
     "incidents": ("incident_id",),
     "verdicts": ("verdict_id",),
     "outcomes": ("verdict_id",),
+    "notices": ("receiver",),
 }
 """What in a record says the same as its key. A record under another's key would be answered, or halted, elsewhere."""
 _SINGLE: Mapping[str, type[Any]] = {"job": JobRecord, "end": JobEnd}

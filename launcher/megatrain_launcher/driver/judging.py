@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import ExitCode, end_text
 from megatrain.contracts.host_records import HostPhase, RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Rollback, Round, RoundHost
@@ -304,7 +304,7 @@ def _unsaved(failures: Sequence[RankFailure]) -> tuple[str, ...]:
     bad = [one for one in failures if one.exit_code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)]
     ordered = sorted(bad, key=lambda one: (is_victim(one), one.at_unix_s, one.rank))
     return tuple(
-        f"rank {one.rank} ended with {one.exit_code}{f': {one.line.strip()}' if one.line else ''}" for one in ordered
+        f"rank {one.rank} {end_text(one.exit_code)}{f': {one.line.strip()}' if one.line else ''}" for one in ordered
     )
 
 

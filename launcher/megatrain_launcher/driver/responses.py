@@ -15,6 +15,7 @@ from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.failures.culprit import SIGNS_OF_LOSS, root_of
 from megatrain.failures.verdict import ACTIONS, Action, Label
 from megatrain.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
+from megatrain.jobs.words import rank_and_end
 from megatrain_launcher.driver.policy import Policy
 
 _FATAL = {
@@ -293,11 +294,7 @@ def _exit_code_of(failure: RankFailure) -> int:
 
 
 def _end_of(failure: RankFailure, facts: Facts) -> str:
-    host = facts.host_of.get(failure.rank)
-    how = f"was ended by signal {-failure.exit_code}" if failure.exit_code < 0 else f"ended with {failure.exit_code}"
-    text = f"rank {failure.rank}{f' on {host}' if host else ''} {how}"
-    if failure.label:
-        text += f" ({failure.label})"
+    text = rank_and_end(failure, facts.host_of.get(failure.rank))
     return f"{text}: {failure.line.strip()}" if failure.line else text
 
 

@@ -14,6 +14,7 @@ from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest
+from megatrain.contracts.notices import ReceiverRecord
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundDeadlines, RoundHost
 from megatrain_launcher.driver.probe import ProbeResult
 from megatrain_launcher.executor.liveness import Vitality
@@ -64,6 +65,7 @@ class ClusterState:
     incidents: Mapping[str, Incident] = field(default_factory=dict)
     verdicts: Mapping[str, HostVerdict] = field(default_factory=dict)
     outcomes: Mapping[str, VerdictOutcome] = field(default_factory=dict)
+    receivers: Mapping[str, ReceiverRecord] = field(default_factory=dict)
     damaged: Mapping[str, str] = field(default_factory=dict)
     """Keys whose value cannot be read, with the error."""
     seen: Mapping[str, Seen] = field(default_factory=dict)

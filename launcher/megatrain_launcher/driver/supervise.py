@@ -14,6 +14,7 @@ from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.rounds import JobEnd, Round
 from megatrain.contracts.texts import count_text
 from megatrain.failures.culprit import is_victim
+from megatrain.jobs.words import rank_and_end
 from megatrain_launcher.driver.actions import Action, Decision, EndJob, UpdateIncident
 from megatrain_launcher.driver.breaking import break_round, broken_incident, halt, probes_for, stalled_hosts
 from megatrain_launcher.driver.forming import eligible
@@ -69,7 +70,7 @@ def _broken(now: float, state: ClusterState, round_: Round) -> Decision | None:
     if not failures and not idle:
         return None
     causes_first = sorted(failures, key=is_victim)
-    evidence = tuple(map(_end_words, causes_first[:8]))
+    evidence = tuple(_end_words(failure, round_) for failure in causes_first[:8])
     evidence = evidence or tuple(f"{host} says: {words}" for host, words in idle.items())[:8]
     began = failures[0].at_unix_s if failures else now
     incident = broken_incident(now, state, round_, IncidentKind.FAILURE, began, evidence, failures=failures)
@@ -79,8 +80,9 @@ def _broken(now: float, state: ClusterState, round_: Round) -> Decision | None:
     return replace(decision, actions=(*decision.actions, *probes_for(now, state, unheard)))
 
 
-def _end_words(failure: RankFailure) -> str:
-    words = f"rank {failure.rank} ended with {failure.exit_code} {failure.label}".rstrip()
+def _end_words(failure: RankFailure, round_: Round) -> str:
+    hosts = (part.host for part in round_.hosts if 0 <= failure.rank - part.first_rank < part.num_workers)
+    words = rank_and_end(failure, next(hosts, None))
     return f"{words}, a victim" if is_victim(failure) else words
 
 

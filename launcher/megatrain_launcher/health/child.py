@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from megatrain.contracts.exit_codes import end_text
+
 _PACKAGE = "megatrain_launcher.health"
 _MAX_SHOWN = 300
 _KILLED_S = 1.0
@@ -37,11 +39,7 @@ class ProbeEnd:
         """Say how it ended, and its last words."""
         if self.exit_code is None:
             return f"no end within {self.deadline_s:g} s"
-        how = f"exit code {self.exit_code}"
-        if self.exit_code < 0:
-            how = f"signal {-self.exit_code}"
-            with suppress(ValueError):
-                how = signal.Signals(-self.exit_code).name
+        how = f"its probe {end_text(self.exit_code)}"
         lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
         return f"{how}: {lines[-1][:_MAX_SHOWN]}" if lines else how
 

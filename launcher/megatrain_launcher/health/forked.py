@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatrain.contracts.exit_codes import end_text
 from megatrain.programs.processes import end_with_parent
 
 _POLL_S = 0.01
@@ -89,7 +90,7 @@ def _wait(children: dict[int, int], deadline_s: float) -> dict[int, str]:
             if not done:
                 continue
             code = os.waitstatus_to_exitcode(status)
-            ends[left.pop(pid)] = f"ended by {_signal_name(-code)}" if code < 0 else ""
+            ends[left.pop(pid)] = end_text(code) if code < 0 else ""
             if code and not has_failed:
                 has_failed = True
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
@@ -117,13 +118,6 @@ def _reap(children: Mapping[int, int]) -> None:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:_MAX_SHOWN] if lines else "no more is said"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 @dataclass(frozen=True, slots=True)

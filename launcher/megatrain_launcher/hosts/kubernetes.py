@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from megatrain.contracts.exit_codes import end_text
 from megatrain_launcher.hosts.adapter import CordonError, HostFacts
 from megatrain_launcher.hosts.local import host_name
 
@@ -107,7 +108,7 @@ class KubernetesPlatform:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CordonError(f"node {host} was not cordoned: {error}") from error
         if done.returncode != 0:
-            problem = (done.stderr or done.stdout).strip() or f"{words[0]} ended with {done.returncode}"
+            problem = (done.stderr or done.stdout).strip() or f"{words[0]} {end_text(done.returncode)}"
             raise CordonError(f"node {host} was not cordoned: {problem}")
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+from megatrain.contracts.exit_codes import end_text
 from megatrain.programs.child_process import ChildProcess
 from megatrain_launcher.hosts.adapter import HostFacts
 
@@ -93,7 +94,7 @@ class LocalHosts:
                 del self._running[name]
                 codes.append(code)
                 if code < 0:
-                    self._tell(f"{name}: its executor was ended by signal {-code}")
+                    self._tell(f"{name}: its executor {end_text(code)}")
             time.sleep(_POLL_S)
         return codes
 

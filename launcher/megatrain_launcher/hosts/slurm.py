@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping
 
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.exit_codes import end_text
 from megatrain_launcher.hosts.adapter import CordonError, HostFacts
 from megatrain_launcher.hosts.local import host_name
 
@@ -68,7 +69,7 @@ class SlurmPlatform:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CordonError(f"Slurm was not told to drain {host}: {error}; ask an operator to") from error
         if done.returncode != 0:
-            problem = (done.stderr or done.stdout).strip() or f"scontrol ended with {done.returncode}"
+            problem = (done.stderr or done.stdout).strip() or f"scontrol {end_text(done.returncode)}"
             raise CordonError(f"Slurm does not drain {host}: {problem}; ask an operator to")
         return f"Slurm drains {host}"
 

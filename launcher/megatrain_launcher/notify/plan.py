@@ -6,11 +6,13 @@ receiver that is away for a while costs no memory and misses nothing that still 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from megatrain.contracts.incident import TOPIC_PREFIX
 from megatrain.contracts.notices import ReceiverRecord
+from megatrain.contracts.receipts import Receipt
 from megatrain.jobs.health import HealthLevel
 from megatrain_launcher.notify.topics import Event, Stage, Topic, gone_topic, is_at_least
 
@@ -24,6 +26,10 @@ _FIRST_GAP_S = 60.0
 _LONGEST_GAP_S = 900.0
 _MOST_TOPICS = 20
 """Of one message."""
+_MOST_RECEIPTS = 8
+"""Of one incident: it begins, is mended, gets worse, is over."""
+_MOST_WITH_RECEIPTS = 20
+"""The newest incidents: the driver has copied the others' receipts long ago."""
 
 
 class Manner(StrEnum):
@@ -90,6 +96,7 @@ def plan_of(
         record,
         told={**told, **{topic.name: topic.mark for topic in settled}},
         opened_unix_s=_of_last_hour(record, now_s),
+        receipts={name: record.receipts[name] for name in sorted(record.receipts)[-_MOST_WITH_RECEIPTS:]},
         num_given_up=record.num_given_up + num_late,
     )
     now, later, spaced_s = _chosen(news, record, rules, now_s)
@@ -116,12 +123,36 @@ def taken(record: ReceiverRecord, plan: Plan, now_s: float) -> ReceiverRecord:
         opened_unix_s=opened,
         num_sent=record.num_sent + 1,
         trouble="",
+        receipts=_with_receipts(record, plan, "", now_s),
     )
 
 
-def refused(record: ReceiverRecord, trouble: str) -> ReceiverRecord:
+def refused(record: ReceiverRecord, plan: Plan, trouble: str, now_s: float) -> ReceiverRecord:
     """Return the record after a try that failed: what was to be told is still to be told."""
-    return replace(record, num_failed=record.num_failed + 1, trouble=trouble)
+    receipts = _with_receipts(record, plan, trouble, now_s)
+    return replace(record, num_failed=record.num_failed + 1, trouble=trouble, receipts=receipts)
+
+
+def _with_receipts(record: ReceiverRecord, plan: Plan, trouble: str, now_s: float) -> Mapping[str, tuple[Receipt, ...]]:
+    """Return the receipts after a try to tell what a plan says; `trouble` empty: the receiver took it."""
+    receipts = dict(record.receipts)
+    for topic in plan.topics:
+        if topic.name.startswith(TOPIC_PREFIX):
+            known = receipts.get(topic.name, ())
+            receipts[topic.name] = _with_receipt(known, Receipt(record.receiver, topic.stage, now_s, trouble))
+    return receipts
+
+
+def _with_receipt(known: tuple[Receipt, ...], new: Receipt) -> tuple[Receipt, ...]:
+    """Return receipts with another one. Of several tries one stays; an Alertmanager that is reminded knew it before."""
+    last = next((one for one in reversed(known) if one.stage == new.stage), None)
+    if last is None or (not last.trouble and new.stage != known[-1].stage):
+        num_failed = int(bool(new.trouble))
+        return (*known, replace(new, num_failed=num_failed))[-_MOST_RECEIPTS:]
+    if not last.trouble:
+        return known
+    tried = replace(new, num_failed=last.num_failed + bool(new.trouble))
+    return tuple(tried if one is last else one for one in known)
 
 
 _Sorted = tuple[list[Topic], list[Topic], list[Topic], list[Topic], float | None]

@@ -112,7 +112,7 @@ class Sender:
             self._num_failures += 1
             pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(self._num_failures - 1, 10), _LONGEST_PAUSE_S)
             self._not_before_s = self._parts.clock() + max(pause_s, error.retry_after_s)
-            self._record = refused(plan.record, str(error))
+            self._record = refused(plan.record, plan, str(error), now_s)
             self._complain(_trouble_text(name, str(error)))
             return self._not_before_s
         _logger.info("%s is told: %s (%s)", name, message.title, said)

@@ -10,15 +10,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import ExitCode, exit_text
 from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.printable import printable
 from megatrain.contracts.rounds import JobEnd
 from megatrain.contracts.texts import names_text, ranks_text, short
 from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
+from megatrain.jobs.runbooks import runbooks_of
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.words import KIND_TEXTS, cost_text, exit_text
+from megatrain.jobs.words import KIND_TEXTS, cost_text
 from megatrain_launcher.driver.incidents import OVER_NOTE
 
 JUDGED_S = 1.5
@@ -53,14 +54,6 @@ OF_INCIDENTS = frozenset({ReasonCode.RECOVERING, ReasonCode.HELD, ReasonCode.VER
 """Reasons that topics of their own tell more of."""
 _OF_RESTARTS = frozenset({ReasonCode.RESTART_BUDGET, ReasonCode.BRAKE})
 _PLANNED_ACTIONS = frozenset({"requeue"})
-_RUNBOOK_OF = {
-    IncidentKind.FAILURE: "worker-ended.md",
-    IncidentKind.HANG: "hang.md",
-    IncidentKind.HOST_LOST: "host-evicted-or-cordoned.md",
-    IncidentKind.CONTROL_PLANE: "etcd.md",
-    IncidentKind.STRAGGLER: "straggler.md",
-    IncidentKind.NUMERICS: "numerics.md",
-}
 _NOTHING = "nobody has to do anything"
 _ORDER = (HealthLevel.GREEN, HealthLevel.AMBER, HealthLevel.RED)
 
@@ -159,7 +152,7 @@ def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
     moments = incident.moments
     is_planned = incident.kind is IncidentKind.REQUEST or incident.action in _PLANNED_ACTIONS
     topic = Topic(
-        name=f"incident/{incident.incident_id}",
+        name=incident.topic,
         event=Event.INCIDENT,
         level=HealthLevel.GREEN if is_planned else HealthLevel.AMBER,
         stage=Stage.OPEN if incident.next_round is None else Stage.UNDER_WAY,
@@ -170,7 +163,7 @@ def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
         ranks=incident.culprit_ranks,
         step=incident.last_step,
         cost=cost_text(incident) or "no step is completed since",
-        runbook=_RUNBOOK_OF.get(incident.kind, ""),
+        runbook=next(iter(runbooks_of(incident)), ""),
         route=f"incidents/{incident.incident_id}",
     )
     if incident.state is IncidentState.OPEN:

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from megatrain.contracts.errors import MegatrainError
+from megatrain.contracts.exit_codes import end_text
 from megatrain.programs.processes import living_members
 from megatrain_launcher.standby import messages
 from megatrain_launcher.standby.messages import Message, WorkerStart, receive_message, send_message
@@ -274,7 +275,7 @@ class StandbyServer:
         with self._state.changed:
             is_expected = self._state.is_closing
         if not is_expected:
-            _logger.warning("the standby server (pid %d) ended with exit code %d; starting another", process.pid, code)
+            _logger.warning("the standby server (pid %d) %s; starting another", process.pid, end_text(code))
         self._bury(process.pid)
         return was_ready
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatrain.commands.doctor.finding import Finding, Level
+from megatrain.contracts.exit_codes import exit_text
 
 MINIMUM_PYTHON = (3, 11)
 MINIMUM_TORCH = (2, 11)
@@ -53,7 +54,7 @@ def probe_torch() -> tuple[Mapping[str, Any] | None, str]:
         return None, f"installed, but it did not answer within {PROBE_TIMEOUT_S} s"
     if done.returncode != 0:
         last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return None, f"installed, but importing it failed (exit code {done.returncode}): {last_line}"
+        return None, f"installed, but importing it failed {exit_text(done.returncode)}: {last_line}"
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report, ""
 

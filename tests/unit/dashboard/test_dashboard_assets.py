@@ -138,6 +138,12 @@ def test_page_is_in_the_wheel() -> None:
     assert built <= listed, f"missing from package_data: {sorted(built - listed)}"
 
 
+def test_runbooks_are_in_the_wheel_as_docs_has_them() -> None:
+    package, source = ROOT / "diagnostics" / "megatrain_diagnostics", ROOT / "docs" / "runbooks"
+    listed = {path: (package / path).read_bytes() for path in _package_data() if path.startswith("runbooks/")}
+    assert listed == {f"runbooks/{path.name}": path.read_bytes() for path in source.glob("*.md")}
+
+
 def _package_data() -> set[str]:
     """Return the files of megatrain_diagnostics that setup.py puts into a wheel beside its modules."""
     source = (ROOT / "setup.py").read_text()

@@ -326,7 +326,7 @@ def test_a_directory_without_anything_is_shown_as_one(tmp_path: Path) -> None:
     assert (found["step"], found["num_incidents"], found["effective_time_ratio"]) == (None, 0, None)
     assert page.ask("series")["step"] == []
     assert page.ask("hosts")["hosts"] == []
-    assert page.ask("incidents") == {"incidents": [], "verdicts": []}
+    assert page.ask("incidents") == {"incidents": [], "verdicts": [], "damaged": []}
     for path in ("stragglers", "whatif", "hang", "ranks/0", "logs", "logs/causes"):
         assert page.ask(path, 404)["error"] == "not-found"
     page.close()

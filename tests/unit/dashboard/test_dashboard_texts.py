@@ -20,6 +20,8 @@ from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 
 SAMPLE = ROOT / "tests" / "golden" / "dashboard-sample"
+RECORDED = tuple(path.stem for path in sorted((SAMPLE / "incidents").glob("*.json")))
+STORIES = tuple(f"incidents/{name}/{part}" for name in RECORDED for part in ("story", "logs"))
 ALWAYS = ("job", "overview", "series", "incidents", "audit", "hosts", "checkpoints")
 OF_A_ROUND = ("stragglers", "whatif", "hang", "logs/causes", "timeline/steps", "heat/outliers", "ranks/0", "ranks/3")
 
@@ -45,6 +47,7 @@ def ask(client: TestClient, path: str) -> Any:
         ("gain_s_per_step=0 of step_s=None", ["gain_s_per_step=", "step_s="]),
         ("a restart costs 10 s (diagnostics.restart_price_s=10)", []),
         ("start it with --recovery.join_timeout_s=20 (all_hosts)", []),
+        ("rank 5 ended with -9", ["with -9"]),
         ("S = 1.08: it is slower than ideal", []),
     ],
 )
@@ -52,7 +55,7 @@ def test_what_is_raw(text: str, raw: list[str]) -> None:
     assert raw_python(text) == raw
 
 
-@pytest.mark.parametrize("path", ALWAYS)
+@pytest.mark.parametrize("path", [*ALWAYS, *STORIES])
 def test_the_sample_is_told_in_words(client: TestClient, path: str) -> None:
     assert list(raw_texts(ask(client, path))) == []
 

@@ -194,7 +194,7 @@ def test_a_recorded_job_that_did_all_its_steps_is_finished_and_one_that_stopped_
     stopped = JobFacts(config=config(), series=series(), incidents=(make_incident(state=IncidentState.STOPPED),))
     found = overview_document(OverviewInputs(NOW_S, stopped, is_recorded=True))
     assert (found.state, found.level) == ("failed", "red")
-    assert found.headline == "over since its last incident: rank 3 on host-2 ended by SIGKILL"
+    assert found.headline == "over since its last incident: rank 3 on host-2 was killed by SIGKILL (9)"
 
 
 def test_what_the_daemon_lost_is_told() -> None:

@@ -157,7 +157,7 @@ def test_the_incident_decides_whom_to_blame_and_the_others_words_are_what_follow
     # rank 3 was killed and says nothing, its neighbour was killed with the round: the logs alone would blame rank 0
     lines = log_lines([(0, 11, LOST), (1, 12, LOST), (2, 1, "step 1"), (3, 1, "step 1")])
     assert classify_logs(lines, ROSTER).culprit.hosts == ("host-0",), "the case in which they do"
-    recorded = Culprit((3,), ("host-1",), "rank 3 was ended by signal 9", action="restart", incident="20260101-1",
+    recorded = Culprit((3,), ("host-1",), "rank 3 was killed by SIGKILL (9)", action="restart", incident="20260101-1",
                        kind=IncidentKind.FAILURE)  # fmt: skip
     found = classify_logs(lines, ROSTER, recorded)
     assert found.culprit == recorded

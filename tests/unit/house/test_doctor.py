@@ -172,7 +172,7 @@ def test_torch_that_crashes_is_told_with_its_last_words(monkeypatch: pytest.Monk
     report, problem = torch_report.probe_torch()
 
     assert report is None
-    assert problem == "installed, but importing it failed (exit code 3): libcudart.so: undefined symbol"
+    assert problem == "installed, but importing it failed with exit code 3: libcudart.so: undefined symbol"
 
 
 def test_optional_backends_are_there_absent_or_something_else() -> None:

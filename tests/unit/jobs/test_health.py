@@ -119,7 +119,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     "stuck": (ReasonCode.STUCK, {"statuses": statuses(number=2, stall=make_stall())}, "ranks 2-3 made no progress"),
     "a rank ended": (
         ReasonCode.BROKEN, {"statuses": statuses(phase=HostPhase.FAILED, failures=(make_failure(1),))},
-        "host-1: rank 1 ended by SIGKILL",
+        r"host-1: rank 1 was killed by SIGKILL \(9\)",
     ),
     "lease gone": (
         ReasonCode.HOST_LOST, {"hosts": {"host-1": make_host(1), "host-3": make_host(3)}},

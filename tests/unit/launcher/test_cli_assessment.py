@@ -41,7 +41,7 @@ OPEN = make_incident(
     state=IncidentState.OPEN,
     round=2,
     moments=Moments(NOW_S - 2.1, NOW_S - 2, NOW_S - 2),
-    reason="rank 1 on host-1 ended by SIGKILL",
+    reason="rank 1 on host-1 was killed by SIGKILL (9)",
     culprit_hosts=("host-1",),
     culprit_ranks=(1,),
     next_round=None,
@@ -119,7 +119,7 @@ def test_a_broken_round_tells_for_whom_the_next_one_waits() -> None:
     answer = answer_of(halts={2: make_halt()}, statuses=stopping, incidents=(OPEN,))
 
     assert (answer.state, level(answer), answer.since_unix_s) == (JobState.RECOVERING, "amber", NOW_S - 2)
-    assert answer.headline == "recovering, waits until host-2 has stopped: rank 1 on host-1 ended by SIGKILL"
+    assert answer.headline == "recovering, waits until host-2 has stopped: rank 1 on host-1 was killed by SIGKILL (9)"
 
     stopped = statuses(host_1=make_status(1, HostPhase.STOPPED),
                        host_2=make_status(2, HostPhase.FAILED, alive_ranks=""))  # fmt: skip
@@ -141,7 +141,10 @@ def test_failures_name_the_first_that_follows_from_no_other() -> None:
                       host_2=make_status(2, HostPhase.FAILED, failures=(root,)))  # fmt: skip
     answer = answer_of(statuses=failed)
 
-    assert (answer.state, answer.headline) == (JobState.RECOVERING, "broken: rank 3 ended by SIGKILL (on host-2)")
+    assert (answer.state, answer.headline) == (
+        JobState.RECOVERING,
+        "broken: rank 3 was killed by SIGKILL (9) (on host-2)",
+    )
     assert [(one.level, one.hosts) for one in answer.health.reasons] == [
         (HealthLevel.RED, ("host-1",)), (HealthLevel.RED, ("host-2",)),
     ]  # fmt: skip
@@ -229,10 +232,11 @@ def test_the_driver_tells_what_it_is_about_and_what_is_to_be_mended() -> None:
 HEALTHY = """\
 demo: green, training: step 1,240, 80 ms a step, 4 ranks on 2 hosts (for 12 min)
 
-round          2, began 12 min ago: rank 3 on host-2 ended by SIGKILL
+round          2, began 12 min ago: rank 3 on host-2 was killed by SIGKILL (9)
 driver         host-1
 spares         host-3
-last incident  20270115-0001, 12 min ago, recovered, restart (3.2 s, 4 steps lost): rank 3 on host-2 ended by SIGKILL
+last incident  20270115-0001, 12 min ago, recovered, restart (3.2 s, 4 steps lost): rank 3 on host-2 was killed \
+by SIGKILL (9)
 training time  99.1% of the job's time until its last incident
 run            runs/demo
 
@@ -242,17 +246,18 @@ host-2  running  2-3    1,240      80 ms    1 s ago
 host-3  spare    -          -          -          -"""
 
 RECOVERING = """\
-demo: amber, recovering, waits until host-2 has stopped: rank 1 on host-1 ended by SIGKILL (for 2 s)
-  !  recovering: incident 20270115-0002 is open (restart, now: stop): rank 1 on host-1 ended by SIGKILL (for 2 s)
+demo: amber, recovering, waits until host-2 has stopped: rank 1 on host-1 was killed by SIGKILL (9) (for 2 s)
+  !  recovering: incident 20270115-0002 is open (restart, now: stop): rank 1 on host-1 was killed \
+by SIGKILL (9) (for 2 s)
 
-round          2, over, began 12 min ago: rank 3 on host-2 ended by SIGKILL
+round          2, over, began 12 min ago: rank 3 on host-2 was killed by SIGKILL (9)
 driver         host-1
-incident       20270115-0002, 2 s ago, open, restart (now: stop): rank 1 on host-1 ended by SIGKILL
+incident       20270115-0002, 2 s ago, open, restart (now: stop): rank 1 on host-1 was killed by SIGKILL (9)
 training time  99.1% of the job's time until its last incident
 run            runs/demo
 
 host    state     ranks   step  step time  last step
-host-1  stopped   0-1    1,240      80 ms    1 s ago  driver; rank 1 ended by SIGKILL
+host-1  stopped   0-1    1,240      80 ms    1 s ago  driver; rank 1 was killed by SIGKILL (9)
 host-2  stopping  2-3    1,240      80 ms    1 s ago
 host-3  waiting   -          -          -          -"""
 
@@ -317,7 +322,7 @@ id                ago  kind     state      where            did       down  step
 20270115-0001  12 min  failure  recovered  host-2 (rank 3)  restart  3.2 s           4  rank 3 ended"""
 
 STORY = """\
-20270115-0001 recovered: rank 3 on host-2 ended by SIGKILL
+20270115-0001 recovered: rank 3 on host-2 was killed by SIGKILL (9)
 
 what           a worker ended (unknown)
 when           2027-01-15 07:48:16 UTC, 12 min ago, in round 1
@@ -336,12 +341,12 @@ timeline      seconds
   in all         3.20
 
 evidence
-  1. rank 3 ended first, by SIGKILL
+  1. rank 3 ended first, by SIGKILL (9)
   2. ranks 0-2 lost their connection to it
 
 workers that ended
   rank  ended                               after  label              action  log
-     3  by SIGKILL                         100 ms  -                  -
+     3  by SIGKILL (9)                     100 ms  -                  -
      1  with exit code 69 (communication)  300 ms  network (follows)  none    connection reset by peer"""
 
 

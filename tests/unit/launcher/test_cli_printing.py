@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from megatrain.contracts.exit_codes import end_text, exit_text
 from megatrain.contracts.incident import IncidentState, Moments
+from megatrain.contracts.receipts import Receipt
 from megatrain.contracts.texts import (
     age_text,
     count_text,
@@ -16,8 +18,8 @@ from megatrain.contracts.texts import (
     short,
     time_text,
 )
-from megatrain.jobs.words import cost_text, current_phase, exit_text, rank_end_text
-from megatrain_launcher.commands.incident_text import matching
+from megatrain.jobs.words import cost_text, current_phase, rank_end_text
+from megatrain_launcher.commands.incident_text import incident_lines, matching
 from tests.helpers.launched_job import NOW_S, make_failure, make_incident
 
 
@@ -61,11 +63,24 @@ def test_hosts_are_in_the_order_of_their_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("exit_code", "text"),
-    [(-9, "by SIGKILL"), (-99, "by signal 99"), (0, "with exit code 0"), (1, "with exit code 1"),
+    [(-9, "by SIGKILL (9)"), (-99, "by signal 99"), (0, "with exit code 0"), (1, "with exit code 1"),
      (66, "with exit code 66 (checkpoint)"), (69, "with exit code 69 (communication)"), (42, "with exit code 42")],
 )  # fmt: skip
 def test_ends_of_workers(exit_code: int, text: str) -> None:
     assert exit_text(exit_code) == text
+    assert end_text(exit_code) == f"{'was killed' if exit_code < 0 else 'ended'} {text}"
+
+
+def test_who_was_told_is_said_of_an_incident() -> None:
+    receipts = (Receipt("slack", "open", NOW_S), Receipt("email", "open", NOW_S, "answers 535", num_failed=1),
+                Receipt("pagerduty", "closed", NOW_S, "no answer in time", num_failed=3))  # fmt: skip
+    lines = incident_lines(make_incident(receipts=receipts), NOW_S)
+    told = lines[lines.index("who was told") + 1 :][:3]
+    assert [line.partition(" (")[0].strip() for line in told] == [
+        "slack: told that it began",
+        "email: not told that it began, after 1 try: answers 535",
+        "pagerduty: not told that it is over, after 3 tries: no answer in time",
+    ]
 
 
 def test_a_failure_tells_label_and_culprit() -> None:

@@ -456,7 +456,7 @@ def test_an_etcd_that_does_not_come_up_says_why(tmp_path: Path, place: Path) -> 
     broken.write_text("#!/bin/sh\necho the disk is on fire >&2\nexit 3\n")
     broken.chmod(0o755)
     with (
-        pytest.raises(CoordinationError, match=r"ended with 3 before it served; .*\n.*the disk is on fire"),
+        pytest.raises(CoordinationError, match=r"ended with exit code 3 before it served; .*\n.*the disk is on fire"),
         EtcdProcess(place, OWN, program=broken),
     ):
         pass

@@ -119,7 +119,7 @@ def test_all_checks_of_a_host(tmp_path: Path) -> None:
     assert {name for name, outcome in outcomes(report).items() if outcome == "failed"} == {
         "disk", "matmul", "memory-copy", "loopback",
     }  # fmt: skip
-    assert "SIGABRT: last words" in unfit_reason(report)
+    assert "its probe was killed by SIGABRT (6): last words" in unfit_reason(report)
 
 
 def test_context_of_a_configuration(tmp_path: Path) -> None:

@@ -130,10 +130,10 @@ def test_a_gpu_that_torch_does_not_see_any_more() -> None:
         (lines()[:1], "no end within 140 s", ["failed"] * 3, "no end within"),
         (lines()[:3], "no end within 140 s", ["passed", "passed", "failed"], "no end within"),
         (
-            [*lines()[:3], {"part": "loopback", "number": 1, "error": "ended by SIGBUS"}],
+            [*lines()[:3], {"part": "loopback", "number": 1, "error": "was killed by SIGBUS (7)"}],
             "",
             ["passed", "passed", "failed"],
-            "rank 1: ended by SIGBUS",
+            "rank 1: was killed by SIGBUS (7)",
         ),
         (
             [lines()[0], {"part": "compute", "number": 3, "error": "RuntimeError: ECC"}, *lines()[2:]],
@@ -202,7 +202,7 @@ def test_torch_that_cannot_be_loaded(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     findings = timed.check_speed(context(tmp_path, environment=environment), History())
     assert [finding.outcome for finding in findings] == ["failed"] * 3
-    assert "exit code 1: ImportError: libcudart.so.12" in findings[0].detail
+    assert "its probe ended with exit code 1: ImportError: libcudart.so.12" in findings[0].detail
 
 
 # parts of a probe in forked children
@@ -229,7 +229,7 @@ def test_one_broken_part_takes_nothing_from_the_others() -> None:
     assert {key: said for key, said in told.items() if key[1] is not None} == {
         ("mixed", 0): "",
         ("mixed", 1): "RuntimeError: first line",
-        ("dead", 0): "ended by SIGSEGV",  # and nothing of the one that waited for it
+        ("dead", 0): "was killed by SIGSEGV (11)",  # and nothing of the one that waited for it
         ("stuck", 0): "",
         ("stuck", 1): "no end within 0.3 s",
     }

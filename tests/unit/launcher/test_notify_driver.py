@@ -26,7 +26,7 @@ from megatrain.contracts.host_verdict import (
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.notices import ReceiverRecord
-from megatrain.contracts.record import encode
+from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, JobEnd, Round
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
@@ -72,16 +72,17 @@ class Story:
         self.hosts.say(0, HostPhase.STOPPED, number, min_step=12)
         self.hosts.say(1, HostPhase.STOPPED, number, min_step=12, failures=(failure,))
 
-    def recovered(self, number: int = 1) -> list[Incident]:
-        def incidents() -> list[Incident]:
-            found = [self.hosts.read(Incident, item.key.decode()) for item in self.client.read_all(everything).items]
-            return [one for one in found if one is not None]
-
+    def incidents(self) -> list[Incident]:
         everything = KeyRange.prefix(KEYS.directory("incidents"))
-        wait_until(
-            lambda: sum(one.state is IncidentState.RECOVERED for one in incidents()) >= number, "the end", WAIT_S
-        )
-        return incidents()
+        found = [self.hosts.read(Incident, item.key.decode()) for item in self.client.read_all(everything).items]
+        return [one for one in found if one is not None]
+
+    def recovered(self, number: int = 1) -> list[Incident]:
+        def is_over() -> bool:
+            return sum(one.state is IncidentState.RECOVERED for one in self.incidents()) >= number
+
+        wait_until(is_over, "the end", WAIT_S)
+        return self.incidents()
 
     def record(self, receiver: str = "webhook") -> ReceiverRecord | None:
         return self.hosts.read(ReceiverRecord, KEYS.notices(receiver))
@@ -91,6 +92,11 @@ class Story:
         found = self.record()
         assert found is not None
         return found
+
+    def receipts(self, incident: Incident) -> list[tuple[str, str, str]]:
+        """Return the receipts of an incident's file: receiver, what was told, why it was not."""
+        raw = (self.root / "incidents" / f"{incident.incident_id}.json").read_bytes()
+        return [(one.receiver, one.stage, one.trouble) for one in decode(Incident, raw, "").receipts]
 
     def alarms(self) -> tuple[str, ...]:
         found = self.hosts.read(DriverReport, KEYS.report)
@@ -125,15 +131,18 @@ def test_an_incident_is_told_as_it_opens_and_as_it_is_over(story: Story) -> None
         (incident,) = story.recovered()
         documents = receiver.wait_for(2, WAIT_S)
         story.wait_told(2)
+        wait_until(
+            lambda: story.receipts(incident) == [("webhook", "open", ""), ("webhook", "closed", "")], "receipts", WAIT_S
+        )
     name = f"incident/{incident.incident_id}"
     assert topics(documents) == [(name, "open"), (name, "closed")]
     opened, closed = (document["topics"][0] for document in documents)
-    for told in (opened, closed):
-        assert told["hosts"] == list(incident.culprit_hosts) == ["host-1"]
-        assert told["ranks"] == list(incident.culprit_ranks) == [1]
-        assert told["step"] == incident.last_step == 12
-        assert incident.reason in told["what"]
-        assert told["key"] == f"megatrain/job/{name}"
+    for one in (opened, closed):
+        assert one["hosts"] == list(incident.culprit_hosts) == ["host-1"]
+        assert one["ranks"] == list(incident.culprit_ranks) == [1]
+        assert one["step"] == incident.last_step == 12
+        assert incident.reason in one["what"]
+        assert one["key"] == f"megatrain/job/{name}"
     assert f"{incident.steps_lost} steps lost" in closed["lost"]
     assert closed["now"] == "the job trains again since step 5"
     assert (documents[0]["level"], documents[1]["is_over"]) == ("amber", True)
@@ -271,6 +280,25 @@ def test_the_end_of_a_job_is_told_before_its_driver_leaves(story: Story) -> None
     assert (last["level"], last["topics"][0]["event"]) == ("red", "end")
     assert end.reason in last["topics"][0]["what"]
     assert "mend the cause, then start the job again" in last["topics"][0]["who_acts"]
+
+
+def test_who_was_told_after_the_last_decision_is_kept_too(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold, close = threading.Event(), notifier.Notifier.close
+
+    def release_and_close(self: notifier.Notifier, *, is_job_over: bool) -> None:
+        hold.set()  # the driver decides nothing any more
+        close(self, is_job_over=is_job_over)
+
+    monkeypatch.setattr(notifier.Notifier, "close", release_and_close)
+    with HttpReceiver(usual=Reply(hold=hold)) as receiver:
+        one = story.candidate(webhook(story, receiver, "[notify]\ntimeout_s = 60.0\n"))
+        story.train(1)
+        story.fail(1, exit_code=int(ExitCode.CONFIG))
+        story.hosts.wait_for(JobEnd, KEYS.end, WAIT_S)
+        receiver.wait_for(1, WAIT_S)
+        one.close()
+    (incident,) = story.incidents()
+    assert story.receipts(incident)[-1] == ("webhook", "closed", "")
 
 
 def test_the_end_of_a_job_waits_for_a_dead_receiver_for_a_while_only(

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from megatrain.contracts.notices import ReceiverRecord
+from megatrain.contracts.receipts import Receipt
 from megatrain.contracts.record import decode, encode
 from megatrain.jobs.health import HealthLevel
 from megatrain_launcher.notify.plan import (
@@ -18,6 +19,7 @@ from megatrain_launcher.notify.plan import (
     begin_record,
     plan_of,
     refused,
+    taken,
 )
 from megatrain_launcher.notify.topics import Event, Stage
 from tests.helpers.told_topics import NOW_S, ToldReceiver, make_topic, over, rules
@@ -202,7 +204,35 @@ def test_an_alertmanager_is_reminded_of_all_that_is_open() -> None:
 def test_a_try_that_failed_leaves_all_to_be_told() -> None:
     topic = make_topic()
     plan = plan_of([topic], ReceiverRecord("test"), rules(Manner.PAGE), NOW_S)
-    record = refused(plan.record, "it answers 500")
+    record = refused(plan.record, plan, "it answers 500", NOW_S)
     assert (record.num_failed, record.num_sent, record.trouble) == (1, 0, "it answers 500")
     again = plan_of([topic], record, rules(Manner.PAGE), NOW_S + 2)
     assert again.topics == (topic,)
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_receipts_say_what_was_told_and_when(manner: Manner) -> None:
+    receiver, topic = ToldReceiver(manner), make_topic()
+    receiver.look([topic, make_topic("restarts", event=Event.RESTARTS)], NOW_S)
+    receiver.look([topic], NOW_S + 2 * REFRESH_S)  # an Alertmanager is reminded, which is no news
+    receiver.look([over(topic)], NOW_S + 200)
+    told = {name: [(one.stage, one.at_unix_s) for one in found] for name, found in receiver.record.receipts.items()}
+    assert told == {"incident/one": [("open", NOW_S), ("closed", NOW_S + 200)]}
+
+
+def test_a_receipt_says_how_often_and_why_a_receiver_did_not_take_it() -> None:
+    plan = plan_of([make_topic()], ReceiverRecord("slack"), rules(Manner.DIGEST), NOW_S)
+    record = plan.record
+    for number, trouble in enumerate(("no answer in time", "answers 404"), 1):
+        record = refused(record, plan, trouble, NOW_S + number)
+    assert record.receipts == {"incident/one": (Receipt("slack", "open", NOW_S + 2, "answers 404", num_failed=2),)}
+    record = taken(record, plan, NOW_S + 9)
+    assert record.receipts == {"incident/one": (Receipt("slack", "open", NOW_S + 9, "", num_failed=2),)}
+
+
+def test_receipts_are_bounded() -> None:
+    record = ReceiverRecord("slack")
+    for number in range(100):
+        plan = plan_of([make_topic(f"incident/{number:03d}")], record, rules(Manner.STATE), NOW_S)
+        record = taken(plan.record, plan, NOW_S)
+    assert list(record.receipts) == [f"incident/{number:03d}" for number in range(79, 100)]

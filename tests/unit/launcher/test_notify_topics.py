@@ -41,7 +41,7 @@ def test_an_incident_says_who_where_when_and_what_it_cost() -> None:
     assert (topic.stage, topic.level) == (Stage.CLOSED, AMBER)
     assert topic.where == "host-2 (rank 3)"
     assert (topic.step, topic.cost) == (1234, "3.2 s, 4 steps lost")
-    assert topic.what == "a worker ended: rank 3 on host-2 ended by SIGKILL"
+    assert topic.what == "a worker ended: rank 3 on host-2 was killed by SIGKILL (9)"
     assert topic.goes_on == "the job trains again since step 1,230"
     assert topic.acts == "look at host-2 when there is time"
     assert topic.ended_unix_s == make_incident().moments.first_step

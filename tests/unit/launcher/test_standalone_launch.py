@@ -237,7 +237,7 @@ def test_a_lost_host_is_told_of_and_the_others_go_on(tmp_path: Path) -> None:
         wait_until(lambda: not is_alive(running_pid(running)), "the kill", SOON_S)
         running.stop()
         assert sorted(running.wait()) == [-9, 0, 0]
-    assert told == ["host-2: its executor was ended by signal 9"]
+    assert told == ["host-2: its executor was killed by SIGKILL (9)"]
 
 
 def running_pid(hosts: LocalHosts) -> int:

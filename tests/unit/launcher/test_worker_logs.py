@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.contracts.run_directory import rank_log_path
 from megatrain.failures.verdict import Label, Verdict
 from megatrain_launcher.log_files import RotatingFile
 from megatrain_launcher.log_tee import Tee, is_shown
 from megatrain_launcher.log_watch import LogWatch
-from megatrain_launcher.worker_logs import WorkerLogs, rank_log_path
+from megatrain_launcher.worker_logs import WorkerLogs
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 10.0

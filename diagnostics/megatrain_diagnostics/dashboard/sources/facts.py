@@ -40,6 +40,8 @@ class JobFacts:
 
     incidents: tuple[Incident, ...] = ()
     """Of all launches: those in etcd, and older ones on disk."""
+    damaged_incidents: Mapping[str, str] = field(default_factory=dict)
+    """Those that nobody can read, by id, with the reason."""
     cases: tuple[Case, ...] = ()
     """Verdicts and outcomes, of etcd and of the audit."""
     checks: Mapping[str, CheckReport] = field(default_factory=dict)

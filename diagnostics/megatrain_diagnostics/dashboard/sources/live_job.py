@@ -36,6 +36,7 @@ class LiveJob(RunSource):
         """`period_s`: how often the run directory is looked at."""
         self._keys, self._clock = keys, clock
         self._config: Config | None = None
+        self._etcd_endpoints = ",".join(map(str, client.settings.endpoints))
         super().__init__(run, lambda: checkpoints_place(self._config, run), is_over=False, period_s=period_s)
         self._etcd = EtcdJob(client, keys, self._take, clock=clock)
 
@@ -46,6 +47,10 @@ class LiveJob(RunSource):
     @property
     def is_recorded(self) -> bool:
         return False
+
+    @property
+    def etcd_endpoints(self) -> str:
+        return self._etcd_endpoints
 
     def snapshot(self) -> JobSnapshot | None:
         return self._etcd.look.snapshot
@@ -67,6 +72,7 @@ class LiveJob(RunSource):
             found.update({one.incident_id: one for one in told})
         return JobFacts(
             incidents=tuple(found[name] for name in sorted(found)),
+            damaged_incidents={name: why for name, why in history.files.damaged.items() if name not in found},
             cases=tuple(merged_cases(cases_of_audit(history.files.entries), look.records.cases)),
             checks=look.records.checks,
             evidence=look.records.evidence,

@@ -44,6 +44,10 @@ class JobSource(Protocol):
         """The history of a run, without its etcd: nothing changes and nothing can be asked for."""
 
     @property
+    def etcd_endpoints(self) -> str:
+        """Where its etcd is, as command lines name it; empty for a recorded job."""
+
+    @property
     def events(self) -> StoredEvents: ...
 
     def snapshot(self) -> JobSnapshot | None:

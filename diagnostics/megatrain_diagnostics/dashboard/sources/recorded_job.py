@@ -40,6 +40,10 @@ class RecordedJob(RunSource):
     def is_recorded(self) -> bool:
         return True
 
+    @property
+    def etcd_endpoints(self) -> str:
+        return ""
+
     def snapshot(self) -> JobSnapshot | None:
         return None
 
@@ -50,6 +54,7 @@ class RecordedJob(RunSource):
         history = self._history
         return JobFacts(
             incidents=history.files.incidents,
+            damaged_incidents=history.files.damaged,
             cases=tuple(cases_of_audit(history.files.entries)),
             config=self._config,
             exit_code=self._standing.exit_code,

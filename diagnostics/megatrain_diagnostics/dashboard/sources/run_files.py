@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class RunFiles:
     incidents: tuple[Incident, ...] = ()
     """By id, which is by time."""
     entries: tuple[AuditEntry, ...] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """Incidents whose file cannot be read, by id, with the reason."""
     notes: tuple[Note, ...] = ()
     """Of people, in the order in which they were written; retracted ones too."""
     changes: tuple[ConfigChange, ...] = ()
@@ -56,8 +59,8 @@ class RunFiles:
                 except OSError as error:
                     self._problems[path.name] = f"{path}: cannot be read: {error.strerror}"
         if has_changed:
-            told = [problem for _, _, problem in self._known.values() if problem]
-            self.problems = (*told[:20], *filter(None, self._problems.values()))
+            self.damaged = {name.removesuffix(".json"): why for name, (_, _, why) in self._known.items() if why}
+            self.problems = (*list(self.damaged.values())[:20], *filter(None, self._problems.values()))
         return has_changed
 
     def _look_at_incidents(self) -> bool:

@@ -351,9 +351,57 @@ export interface VerdictDocument {
   incident_id: string;
 }
 
+export interface DamagedIncidentDocument {
+  incident_id: string;
+  text: string;
+}
+
 export interface IncidentsDocument {
   incidents: readonly IncidentDocument[];
   verdicts: readonly VerdictDocument[];
+  damaged: readonly DamagedIncidentDocument[];
+}
+
+export interface HappenedDocument {
+  at_unix_s: number;
+  what: "fault" | "noticed" | "verdict" | "decision" | "step" | "over" | "told" | "not-told";
+  text: string;
+}
+
+export interface SensibleActionDocument {
+  kind: "checkpoint" | "restart" | "stop" | "evict" | "cordon" | "uncordon" | "approve" | "dismiss" | "diag-on" | "diag-off";
+  target: string;
+}
+
+export interface StoryDocument {
+  incident_id: string;
+  happened: readonly HappenedDocument[];
+  told: readonly HappenedDocument[];
+  why_not_told: string;
+  actions: readonly SensibleActionDocument[];
+  runbooks: readonly string[];
+}
+
+export interface IncidentLineDocument {
+  rank: number;
+  host: string;
+  at_unix_s: number;
+  line: string;
+  is_telling: boolean;
+}
+
+export interface IncidentLogsDocument {
+  round: number;
+  until_unix_s: number;
+  culprit_text: string;
+  culprit_lines: readonly IncidentLineDocument[];
+  other_lines: readonly IncidentLineDocument[];
+  label: string;
+  action: string;
+  telling_line: string;
+  telling_rank: number | null;
+  problem: string;
+  log_file: string;
 }
 
 export interface LayoutDocument {
@@ -744,6 +792,42 @@ export interface StackClusterDocument {
   ranks: readonly number[];
   is_waiting: boolean;
   frames: readonly string[];
+}
+
+export interface TextDocument {
+  kind: "words" | "code" | "strong" | "runbook" | "document";
+  text: string;
+  target: string;
+}
+
+export interface RunbookBlockDocument {
+  kind: "paragraph" | "item" | "table" | "commands";
+  texts: readonly TextDocument[];
+  rows: readonly (readonly (readonly TextDocument[])[])[];
+  commands: readonly string[];
+  example: string;
+}
+
+export interface RunbookStepDocument {
+  title: string;
+  anchor: string;
+  blocks: readonly RunbookBlockDocument[];
+}
+
+export interface RunbookDocument {
+  name: string;
+  title: string;
+  incident_id: string;
+  steps: readonly RunbookStepDocument[];
+}
+
+export interface RunbookNameDocument {
+  name: string;
+  title: string;
+}
+
+export interface RunbooksDocument {
+  runbooks: readonly RunbookNameDocument[];
 }
 
 export interface SessionDocument {

@@ -12,6 +12,7 @@ import { IncidentsView } from "../views/incidents";
 import { LogsView } from "../views/logs";
 import { NotesView } from "../views/notes";
 import { OverviewView } from "../views/overview";
+import { RunbooksView } from "../views/runbooks";
 import { StragglersView } from "../views/stragglers";
 import { TimelineView } from "../views/timeline";
 
@@ -36,6 +37,7 @@ export const VIEWS: readonly View[] = [
   { name: "logs", label: "Logs", key: "l", group: "records", component: LogsView },
   { name: "notes", label: "Notes", key: "n", group: "records", component: NotesView },
   { name: "checkpoints", label: "Checkpoints", key: "c", group: "records", component: CheckpointsView },
+  { name: "runbooks", label: "Runbooks", key: "b", group: "records", component: RunbooksView },
   { name: "actions", label: "Actions", key: "x", group: "records", component: ActionsView },
   { name: "audit", label: "Audit", key: "a", group: "records", component: AuditView },
 ];

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from megatrain_diagnostics.dashboard.actions.document import ActionKind
 from megatrain_diagnostics.dashboard.answers.document import Document
 
 
@@ -82,8 +85,76 @@ class VerdictDocument(Document):
     incident_id: str
 
 
+class DamagedIncidentDocument(Document):
+    """An incident whose record nobody can read."""
+
+    incident_id: str
+    text: str
+
+
 class IncidentsDocument(Document):
     """The answer of /incidents, the newest first."""
 
     incidents: tuple[IncidentDocument, ...]
     verdicts: tuple[VerdictDocument, ...]
+    damaged: tuple[DamagedIncidentDocument, ...]
+
+
+class HappenedDocument(Document):
+    """Something that happened in an incident."""
+
+    at_unix_s: float
+    what: Literal["fault", "noticed", "verdict", "decision", "step", "over", "told", "not-told"]
+    text: str
+
+
+class SensibleActionDocument(Document):
+    """What a person can ask for that makes sense in this incident, as it stands now."""
+
+    kind: ActionKind
+    target: str
+    """A host, a verdict, or empty: the whole job."""
+
+
+class StoryDocument(Document):
+    """The answer of /incidents/{id}/story: what happened in order, who was told, and what can be done."""
+
+    incident_id: str
+    happened: tuple[HappenedDocument, ...]
+    """In order of time."""
+    told: tuple[HappenedDocument, ...]
+    """Who was told of it, in order of time."""
+    why_not_told: str
+    """Why nobody was, as far as that is known; empty where somebody was."""
+    actions: tuple[SensibleActionDocument, ...]
+    runbooks: tuple[str, ...]
+    """The one to begin with first; none: nobody has to do anything."""
+
+
+class IncidentLineDocument(Document):
+    rank: int
+    host: str
+    at_unix_s: float
+    line: str
+    is_telling: bool
+    """It says what happened, by the rules that classify logs."""
+
+
+class IncidentLogsDocument(Document):
+    """The answer of /incidents/{id}/logs: the last lines before an incident, each group in order of time."""
+
+    round: int
+    until_unix_s: float
+    culprit_text: str
+    """Who is to blame, as the incident says; empty: nobody is, and all lines are among the others'."""
+    culprit_lines: tuple[IncidentLineDocument, ...]
+    other_lines: tuple[IncidentLineDocument, ...]
+    label: str
+    """What the logs say that went wrong; empty: they do not say it, or the incident is none of a failure."""
+    action: str
+    telling_line: str
+    telling_rank: int | None
+    problem: str
+    """Why there are no lines, or none of the culprit's; empty where there are."""
+    log_file: str
+    """Of the culprit, in the run directory; empty: nobody is named, or its host is not known."""

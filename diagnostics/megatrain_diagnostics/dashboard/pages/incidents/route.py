@@ -1,21 +1,29 @@
-"""GET /incidents, /incidents/{id} and /verdicts/{id}."""
+"""GET /incidents, /incidents/{id} with its story and its logs, and /verdicts/{id}."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.record import encode
 from megatrain_diagnostics.dashboard.answers.answer import cached_answer, document_answer, document_bytes
 from megatrain_diagnostics.dashboard.answers.errors import not_found, shown
 from megatrain_diagnostics.dashboard.answers.questions import From, To
 from megatrain_diagnostics.dashboard.pages.incidents.document import (
     IncidentDocument,
+    IncidentLogsDocument,
     IncidentsDocument,
+    StoryDocument,
     VerdictDocument,
 )
+from megatrain_diagnostics.dashboard.pages.incidents.log_view import LogPlaces, incident_logs
+from megatrain_diagnostics.dashboard.pages.incidents.story import story_document
 from megatrain_diagnostics.dashboard.pages.incidents.view import (
     cases_within,
     incident_document,
@@ -25,9 +33,12 @@ from megatrain_diagnostics.dashboard.pages.incidents.view import (
 )
 from megatrain_diagnostics.dashboard.parts import Parts
 from megatrain_diagnostics.dashboard.sources.host_names import host_names
+from megatrain_diagnostics.dashboard.sources.protocol import JobSource
+from megatrain_diagnostics.events.roster import Roster
 
 Id = Annotated[str, Path(max_length=256)]
 _MOST_NAMED = 8
+_FRESH_S = 3.0
 
 
 def router(parts: Parts) -> APIRouter:
@@ -44,7 +55,7 @@ def router(parts: Parts) -> APIRouter:
             facts = source.facts()
             shown = incidents_within(facts.incidents, window)
             cases = cases_within(facts.cases, window)
-            return document_bytes(incidents_document(shown, cases, host_names(source, shown)))
+            return document_bytes(incidents_document(shown, cases, facts.damaged_incidents, host_names(source, shown)))
 
         version = source.live().versions["incidents"]
         return cached_answer(request, parts.answers.get(("incidents", version, window), make))
@@ -52,11 +63,31 @@ def router(parts: Parts) -> APIRouter:
     @routes.get("/incidents/{incident_id}", response_model=IncidentDocument)
     def incident(incident_id: Id) -> Response:
         """Return one incident."""
-        found = {one.incident_id: one for one in source.facts().incidents}
-        if incident_id not in found:
-            raise not_found(f"incident {shown(incident_id)}: {_there('incident', sorted(found, reverse=True))}")
-        one = found[incident_id]
+        one = _incident(source, incident_id)
         return document_answer(incident_document(one, host_names(source, (one,))))
+
+    @routes.get("/incidents/{incident_id}/story", response_model=StoryDocument)
+    def story(incident_id: Id) -> Response:
+        """Return what happened in order, who was told, what can be asked for, and which runbooks are for it."""
+        one, facts = _incident(source, incident_id), source.facts()
+        case = next((case for case in facts.cases if one.verdict and case.verdict_id == one.verdict), None)
+        hosts = host_names(source, (one,))
+        return document_answer(story_document(one, case, hosts, facts.config, source.snapshot(), parts.clock()))
+
+    @routes.get(
+        "/incidents/{incident_id}/logs", response_model=IncidentLogsDocument, dependencies=[parts.heavy_question]
+    )
+    def logs(request: Request, incident_id: Id) -> Response:
+        """Return the last lines before the incident: the culprit's, then the others'."""
+        one = _incident(source, incident_id)
+
+        def make() -> bytes:
+            hosts = host_names(source, (one,))
+            places = LogPlaces(source.events, source.run, _roster(source, one.round), partial(hosts, one.round))
+            return document_bytes(incident_logs(one, places, parts.clock()))
+
+        # of an open one there are new lines each second, and all are classified anew
+        return cached_answer(request, parts.answers.get(("incident-logs", encode(one)), make, fresh_s=_FRESH_S))
 
     @routes.get("/verdicts/{verdict_id}", response_model=VerdictDocument)
     def verdict(verdict_id: Id) -> Response:
@@ -67,6 +98,24 @@ def router(parts: Parts) -> APIRouter:
         return document_answer(verdict_document(found[verdict_id]))
 
     return routes
+
+
+def _incident(source: JobSource, incident_id: str) -> Incident:
+    facts = source.facts()
+    found = {one.incident_id: one for one in facts.incidents}
+    if incident_id in facts.damaged_incidents:
+        why = facts.damaged_incidents[incident_id]
+        raise not_found(f"incident {shown(incident_id)}: its record is damaged, and nothing else tells of it: {why}")
+    if incident_id not in found:
+        raise not_found(f"incident {shown(incident_id)}: {_there('incident', sorted(found, reverse=True))}")
+    return found[incident_id]
+
+
+def _roster(source: JobSource, round_number: int) -> Roster | None:
+    try:
+        return source.roster(round_number)
+    except DataError:
+        return None
 
 
 def _there(what: str, ids: list[str]) -> str:

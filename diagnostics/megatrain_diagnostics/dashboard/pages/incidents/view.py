@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from megatrain.contracts.exit_codes import exit_text
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.host_verdict import OutcomeKind
 from megatrain.contracts.incident import PHASES, Incident, IncidentState
 from megatrain.failures.culprit import Role, failures_by_role
 from megatrain.jobs.verdict_cases import Case
-from megatrain.jobs.words import KIND_TEXTS, down_s, exit_text
+from megatrain.jobs.words import KIND_TEXTS, down_s
 from megatrain_diagnostics.dashboard.pages.incidents.document import (
+    DamagedIncidentDocument,
     FailureDocument,
     IncidentDocument,
     IncidentsDocument,
@@ -49,13 +51,19 @@ def _lasted(case: Case) -> tuple[float | None, float | None]:
     return began_s, math.inf if is_waiting else at_s
 
 
-def incidents_document(incidents: Iterable[Incident], cases: Iterable[Case], host_of: HostOf) -> IncidentsDocument:
-    """Return the newest thousand of each, the newest first."""
+def incidents_document(
+    incidents: Iterable[Incident], cases: Iterable[Case], damaged: Mapping[str, str], host_of: HostOf
+) -> IncidentsDocument:
+    """Return the newest thousand of each, the newest first. `damaged`: why a record cannot be read, by id."""
     newest = sorted(incidents, key=lambda one: one.incident_id, reverse=True)[:_MOST]
     told = sorted(cases, key=lambda one: one.verdict_id, reverse=True)[:_MOST]
     return IncidentsDocument(
         incidents=tuple(incident_document(one, host_of) for one in newest),
         verdicts=tuple(verdict_document(one) for one in told),
+        damaged=tuple(
+            DamagedIncidentDocument(incident_id=name, text=damaged[name])
+            for name in sorted(damaged, reverse=True)[:_MOST]
+        ),
     )
 
 

@@ -1,18 +1,31 @@
-// One incident: what happened, what was done phase by phase, what it cost, on what evidence.
+// One incident as a war room: what happened, its logs, ranks and heat map, what to do, who was told; and a text for a ticket.
+
+import "./incidents.css";
 
 import type { JSX } from "preact";
 
-import { useResource } from "../../api/resource";
-import type { AuditDocument, FailureDocument, IncidentDocument, VerdictDocument } from "../../api/documents";
+import { useResource, type Resource } from "../../api/resource";
+import type {
+  AuditDocument, FailureDocument, IncidentDocument, IncidentLogsDocument, RunbookDocument, StoryDocument, VerdictDocument,
+} from "../../api/documents";
+import { job } from "../../app/job";
 import { hrefOf } from "../../app/location";
+import { clock } from "../../app/preferences";
 import { PartsBar } from "../../ui/bars";
 import { Badge } from "../../ui/badge";
+import { CopyButton } from "../../ui/controls";
 import { Duration, Fact, Facts, Figure, TimeText } from "../../ui/figures";
-import { countOf, countText, durationText, percentText, ranksText, sentence } from "../../ui/format";
+import { countOf, countText, daysText, durationText, percentText, ranksText, sentence } from "../../ui/format";
 import { Section, ViewHead } from "../../ui/section";
 import { Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
+import { ActionBar } from "../actions/action_bar";
+import { RunbookSteps, runbookHref } from "../runbooks/steps";
+import { MomentLogs } from "./moment_logs";
+import { MomentGrid, MomentHeat } from "./moment_pictures";
 import { HostLinks, Lines, StateBadge } from "./parts";
+import { auditOf, InOrder, toldInOrder } from "./story";
+import { ticketText, type TicketParts } from "./ticket";
 import { VerdictBody } from "./verdict_detail";
 
 function phaseLabel(name: string): string {
@@ -41,14 +54,9 @@ function Recovery({ incident }: { incident: IncidentDocument }): JSX.Element {
     value: Math.max(0, phase.seconds ?? 0),
     text: durationText(phase.seconds),
   }));
-  const note = incident.down_s === null ? "not over" : `${durationText(incident.down_s)} from failure to the next step`;
   return (
-    <Section title="Recovery" note={note}>
-      {parts.length === 0 ? (
-        <p class="soft">No phase is over yet.</p>
-      ) : (
-        <PartsBar caption="Seconds of each phase of the recovery" parts={parts} />
-      )}
+    <>
+      {parts.length === 0 ? null : <PartsBar caption="Seconds of each phase of the recovery" parts={parts} />}
       {current === undefined ? null : (
         <p class="lead">
           Now: {phaseLabel(current.name)}
@@ -60,7 +68,7 @@ function Recovery({ incident }: { incident: IncidentDocument }): JSX.Element {
           )}
         </p>
       )}
-    </Section>
+    </>
   );
 }
 
@@ -87,12 +95,10 @@ function Failures({ incident }: { incident: IncidentDocument }): JSX.Element | n
   if (incident.failures.length === 0) {
     return null;
   }
-  const logs = hrefOf("logs", { round: incident.round, ranks: incident.ranks.slice(0, 16).join(",") });
   return (
     <Section
       title="How ranks ended"
       note={`${countOf(incident.failures.filter((one) => !one.is_cascade).length, "root cause")} first`}
-      tools={<a href={logs}>logs of the round</a>}
     >
       <Table
         caption="Failures of ranks, root causes first"
@@ -133,35 +139,6 @@ function Costs({ incident }: { incident: IncidentDocument }): JSX.Element {
   );
 }
 
-function Trail({ incident }: { incident: IncidentDocument }): JSX.Element {
-  const found = useResource<AuditDocument>("audit", {}, "incidents");
-  const ends = incident.began_unix_s + (incident.down_s ?? 0) + 60;
-  const named = new Set([incident.incident_id, incident.verdict_id, ...incident.hosts]);
-  return (
-    <Section title="Audit trail" tools={<a href={hrefOf("audit")}>all</a>}>
-      <Loaded resource={found} lines={2}>
-        {(document) => {
-          const near = document.entries.filter(
-            (entry) => named.has(entry.target) || (entry.at_unix_s >= incident.began_unix_s && entry.at_unix_s <= ends),
-          );
-          return near.length === 0 ? (
-            <p class="soft">Nothing was asked for or decided after a verdict: the driver acted on the failure itself.</p>
-          ) : (
-            <Facts>
-              {near.map((entry) => (
-                <Fact key={`${entry.at_unix_s} ${entry.action} ${entry.target}`} label={`${entry.source}, ${entry.actor}`}>
-                  <TimeText at={entry.at_unix_s} /> {entry.action} {entry.target}: {entry.result}
-                  {entry.reason === "" ? null : <span class="faint"> ({entry.reason})</span>}
-                </Fact>
-              ))}
-            </Facts>
-          );
-        }}
-      </Loaded>
-    </Section>
-  );
-}
-
 function VerdictBehind({ id }: { id: string }): JSX.Element {
   const found = useResource<VerdictDocument>(`verdicts/${encodeURIComponent(id)}`, {}, "incidents");
   return (
@@ -171,70 +148,196 @@ function VerdictBehind({ id }: { id: string }): JSX.Element {
   );
 }
 
-function Detail({ incident }: { incident: IncidentDocument }): JSX.Element {
-  const notes = Object.entries(incident.notes);
+/** What can be asked for now, a row of buttons for each host; the reason once where nothing can be. */
+function Asking({ story }: { story: StoryDocument }): JSX.Element | null {
+  const targets = [...new Set(story.actions.map((one) => one.target))];
+  if (targets.length === 0) {
+    return null;
+  }
+  return (
+    <span class="row incident-actions">
+      {targets.map((target, index) => (
+        <span key={target} class="row">
+          {target === "" || job.value?.can_act !== true ? null : <span class="faint">{target}</span>}
+          <ActionBar
+            kinds={story.actions.filter((one) => one.target === target).map((one) => one.kind)}
+            target={target}
+            isQuiet={index > 0}
+          />
+        </span>
+      ))}
+    </span>
+  );
+}
+
+function WhatToDo({ incident, names }: { incident: IncidentDocument; names: readonly string[] }): JSX.Element {
+  const [first, ...others] = names;
+  const found = useResource<RunbookDocument>(
+    first === undefined ? null : `runbooks/${encodeURIComponent(first)}`, { incident: incident.incident_id }, "incidents",
+  );
+  if (first === undefined) {
+    return (
+      <Section title="What to do">
+        <p class="soft">Nothing: it happened because somebody wanted it so.</p>
+      </Section>
+    );
+  }
+  return (
+    <Section
+      title="What to do"
+      note={
+        <a href={runbookHref(first, incident.incident_id)}>
+          {found.data === null ? first : `runbook: ${found.data.title}`}
+        </a>
+      }
+      tools={others.map((name) => (
+        <a key={name} href={runbookHref(name, incident.incident_id)}>
+          {name.replace(".md", "").replaceAll("-", " ")}
+        </a>
+      ))}
+    >
+      <Loaded resource={found} lines={4}>
+        {(runbook) => <RunbookSteps runbook={runbook} open={null} />}
+      </Loaded>
+    </Section>
+  );
+}
+
+function Happened({ incident, story, audit }: { incident: IncidentDocument; story: Resource<StoryDocument>; audit: AuditDocument | null }): JSX.Element {
+  return (
+    <Section
+      title="What happened"
+      note={daysText(incident.began_unix_s, incident.began_unix_s + (incident.down_s ?? 0), clock.value)}
+      tools={<a href={hrefOf("audit")}>audit</a>}
+    >
+      <div class="stack tight">
+        <Loaded resource={story} lines={6}>
+          {(document) => <InOrder list={toldInOrder(document, auditOf(incident, audit))} since={incident.began_unix_s} />}
+        </Loaded>
+        <Recovery incident={incident} />
+      </div>
+    </Section>
+  );
+}
+
+function WhoWasTold({ story, since }: { story: Resource<StoryDocument>; since: number }): JSX.Element {
+  return (
+    <Section title="Who was told">
+      <Loaded resource={story} lines={2}>
+        {(document) =>
+          document.told.length === 0 ? (
+            <p class="soft">{document.why_not_told}</p>
+          ) : (
+            <InOrder list={document.told} since={since} />
+          )
+        }
+      </Loaded>
+    </Section>
+  );
+}
+
+function WhereAndWho({ incident }: { incident: IncidentDocument }): JSX.Element {
+  return (
+    <Section title="Where and who">
+      <Facts>
+        <Fact label="hosts">
+          {incident.hosts.length === 0 ? "none named" : <HostLinks hosts={incident.hosts} most={8} />}
+        </Fact>
+        <Fact label="ranks">
+          {incident.ranks.length === 0 ? "none named" : <a href={hrefOf("grid", { rank: incident.ranks[0], round: incident.round })}>{ranksText(incident.ranks, 10)}</a>}
+        </Fact>
+        <Fact label="round">
+          <span class="links">
+            <span>{incident.round}</span>
+            <a href={hrefOf("timeline", { round: incident.round, first: incident.last_step, last: incident.last_step })}>timeline</a>
+            {incident.next_round === null ? null : <a href={hrefOf("grid", { round: incident.next_round })}>the next: {incident.next_round}</a>}
+          </span>
+        </Fact>
+        {incident.driver === "" ? null : <Fact label="driver">{incident.driver}</Fact>}
+        {Object.entries(incident.notes).map(([name, text]) => (
+          <Fact key={name} label={NOTE_LABELS[name] ?? phaseLabel(name)}>
+            <Note name={name} text={text} />
+          </Fact>
+        ))}
+      </Facts>
+    </Section>
+  );
+}
+
+interface DetailProps {
+  incident: IncidentDocument;
+  story: Resource<StoryDocument>;
+  logs: Resource<IncidentLogsDocument>;
+  audit: AuditDocument | null;
+}
+
+function Detail({ incident, story, logs, audit }: DetailProps): JSX.Element {
   return (
     <>
-      <div class="stack tight">
-        <p class="lead reading">{incident.reason}</p>
-        <p class="soft">
-          Done about it: <strong>{incident.action}</strong>
-        </p>
-      </div>
+      <p class="incident-lead">
+        <span class="lead">{incident.reason}</span>
+        <span class="soft">
+          done about it: <strong>{incident.action}</strong>
+        </span>
+      </p>
       <Costs incident={incident} />
-      <Recovery incident={incident} />
-      <Failures incident={incident} />
-      <div class="columns">
-        <Section title="Evidence" note={incident.confidence === "" ? undefined : `confidence: ${incident.confidence}`}>
-          <Lines lines={incident.evidence} none="None is recorded beyond the reason above." />
-        </Section>
-        <Section title="Where and who">
-          <Facts>
-            <Fact label="hosts">
-              <HostLinks hosts={incident.hosts} most={8} />
-            </Fact>
-            <Fact label="ranks">
-              {incident.ranks.length === 0 ? "none named" : <a href={hrefOf("grid", { rank: incident.ranks[0], round: incident.round })}>{ranksText(incident.ranks, 10)}</a>}
-            </Fact>
-            <Fact label="its round">
-              <span class="links">
-                <span>{incident.round}</span>
-                <a href={hrefOf("heat", { round: incident.round, rank: incident.ranks[0], step: incident.last_step })}>heat map</a>
-                <a href={hrefOf("timeline", { round: incident.round, first: incident.last_step, last: incident.last_step })}>timeline</a>
-                <a href={hrefOf("grid", { round: incident.round })}>ranks</a>
-                <a href={hrefOf("logs", { round: incident.round })}>logs</a>
-              </span>
-            </Fact>
-            <Fact label="began">
-              <TimeText at={incident.began_unix_s} />
-            </Fact>
-            <Fact label="noticed">
-              <TimeText at={incident.detected_unix_s} />
-            </Fact>
-            <Fact label="driver">{incident.driver}</Fact>
-            {notes.map(([name, text]) => (
-              <Fact key={name} label={NOTE_LABELS[name] ?? phaseLabel(name)}>
-                <Note name={name} text={text} />
-              </Fact>
-            ))}
-          </Facts>
-        </Section>
-        {incident.verdict_id === "" ? null : <VerdictBehind id={incident.verdict_id} />}
-        <Trail incident={incident} />
+      <div class="split war-room">
+        <div class="stack">
+          <MomentLogs incident={incident} logs={logs} />
+          <Happened incident={incident} story={story} audit={audit} />
+          <Section title="Evidence" note={incident.confidence === "" ? undefined : `confidence: ${incident.confidence}`}>
+            <Lines lines={incident.evidence} none="None is recorded beyond the reason above." />
+          </Section>
+          <WhoWasTold story={story} since={incident.began_unix_s} />
+        </div>
+        <div class="stack">
+          {incident.round === 0 ? null : (
+            <div class="previews">
+              <MomentGrid incident={incident} />
+              <MomentHeat incident={incident} />
+            </div>
+          )}
+          {story.data === null ? null : <WhatToDo incident={incident} names={story.data.runbooks} />}
+          <WhereAndWho incident={incident} />
+          {incident.verdict_id === "" ? null : <VerdictBehind id={incident.verdict_id} />}
+        </div>
       </div>
+      <Failures incident={incident} />
     </>
   );
 }
 
 export function IncidentDetail({ id }: { id: string }): JSX.Element {
-  const found = useResource<IncidentDocument>(`incidents/${encodeURIComponent(id)}`, {}, "incidents");
+  const path = `incidents/${encodeURIComponent(id)}`;
+  const found = useResource<IncidentDocument>(path, {}, "incidents");
+  const story = useResource<StoryDocument>(`${path}/story`, {}, "incidents");
+  const logs = useResource<IncidentLogsDocument>(`${path}/logs`, {}, found.data?.state === "open" ? "logs" : "incidents");
+  const audit = useResource<AuditDocument>("audit", {}, "incidents");
+  const parts = (incident: IncidentDocument): TicketParts => ({
+    incident, story: story.data, logs: logs.data, audit: auditOf(incident, audit.data),
+    job: job.value?.job ?? "", run: job.value?.run_directory ?? "",
+  });
+  const incident = found.data;
   return (
     <>
       <p class="crumbs">
         <a href={hrefOf("incidents")}>Incidents</a> / {id}
       </p>
-      <ViewHead title={sentence(found.data?.kind_text ?? `incident ${id}`)} note={found.data === null ? undefined : <StateBadge state={found.data.state} />} />
-      <Loaded resource={found}>{(incident) => <Detail incident={incident} />}</Loaded>
+      <ViewHead
+        title={sentence(incident?.kind_text ?? `incident ${id}`)}
+        note={
+          incident === null ? undefined : (
+            <span class="row">
+              <StateBadge state={incident.state} />
+              <TimeText at={incident.began_unix_s} />
+            </span>
+          )
+        }
+      >
+        {story.data === null ? null : <Asking story={story.data} />}
+        {incident === null ? null : <CopyButton text={() => ticketText(parts(incident))}>Copy for ticket</CopyButton>}
+      </ViewHead>
+      <Loaded resource={found}>{(one) => <Detail incident={one} story={story} logs={logs} audit={audit.data} />}</Loaded>
     </>
   );
 }

@@ -8,8 +8,8 @@ import type { IncidentDocument, IncidentsDocument, NoteDocument, NotesDocument, 
 import { hrefOf, setParams, useParam } from "../../app/location";
 import { isWholeRun, rangeQuery, setRange } from "../../app/range";
 import { Select, TextField } from "../../ui/controls";
-import { Duration, TimeText } from "../../ui/figures";
-import { countText, ranksText } from "../../ui/format";
+import { Duration, Fact, Facts, TimeText } from "../../ui/figures";
+import { countOf, countText, ranksText } from "../../ui/format";
 import { Section, ViewHead } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
@@ -163,6 +163,17 @@ function Lists({ document, choices }: { document: IncidentsDocument; choices: Ch
           rowKey={(row) => row.incident_id}
           defaultSort="-began"
         />
+      )}
+      {document.damaged.length === 0 ? null : (
+        <Section title="Damaged records" note={`of ${countOf(document.damaged.length, "incident")} nothing can be read`}>
+          <Facts>
+            {document.damaged.map((one) => (
+              <Fact key={one.incident_id} label={one.incident_id}>
+                {one.text}
+              </Fact>
+            ))}
+          </Facts>
+        </Section>
       )}
       <Section title="Verdicts of the diagnosis" note="what it found, and what the driver made of it">
         {document.verdicts.length === 0 ? (

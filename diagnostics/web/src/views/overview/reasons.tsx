@@ -8,6 +8,7 @@ import { healthOf, type Health } from "../../ui/badge";
 import { TimeText } from "../../ui/figures";
 import { ranksText } from "../../ui/format";
 import { ShapeIcon } from "../../ui/icons";
+import { runbookHref } from "../runbooks/steps";
 
 const MOST_HOSTS = 4;
 
@@ -37,9 +38,9 @@ function Places({ reason }: { reason: ReasonDocument }): JSX.Element {
           <a href={hrefOf("logs", { round: null, ranks: reason.ranks.slice(0, 16).join(",") })}>logs</a>
         </>
       )}
-      <span class="faint" title={`what to do: ${reason.code}`}>
-        runbook <code>docs/runbooks/{reason.runbook}</code>
-      </span>
+      <a href={runbookHref(reason.runbook, "")} title={`what to do: ${reason.code}`}>
+        runbook
+      </a>
     </span>
   );
 }

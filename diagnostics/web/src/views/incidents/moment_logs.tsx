@@ -1,0 +1,101 @@
+// The log lines of an incident's moment: the culprit's first, then the others'. A victim's line is never among the culprit's.
+
+import type { JSX } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+
+import type { Resource } from "../../api/resource";
+import type { IncidentDocument, IncidentLineDocument, IncidentLogsDocument } from "../../api/documents";
+import { clock } from "../../app/preferences";
+import { hrefOf } from "../../app/location";
+import { clockText, daysText, fullTimeText, sentence } from "../../ui/format";
+import { Section } from "../../ui/section";
+import { Loaded } from "../../ui/states";
+
+function Lines({ lines, title }: { lines: readonly IncidentLineDocument[]; title: string }): JSX.Element {
+  const zone = clock.value;
+  const box = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    // what matters is at the end, or where it is said what happened
+    const found = box.current;
+    const telling = found?.querySelector<HTMLElement>(".is-telling");
+    if (found !== null) {
+      found.scrollTop = telling == null ? found.scrollHeight : telling.offsetTop - found.clientHeight / 2;
+    }
+  }, [lines]);
+  return (
+    <div class="moment-lines" ref={box} tabIndex={0} role="region" aria-label={title}>
+      {lines.map((one, index) => (
+        <div key={index} class={one.is_telling ? "moment-line is-telling" : "moment-line"}>
+          <time class="log-time" title={fullTimeText(one.at_unix_s, zone)}>
+            {clockText(one.at_unix_s, zone)}
+          </time>
+          <span class="log-rank" title={one.host}>
+            {one.rank}
+          </span>
+          <span class="log-text">{one.line}</span>
+        </div>
+      ))}
+    </div>
+  );
+}
+
+function Told({ logs }: { logs: IncidentLogsDocument }): JSX.Element | null {
+  return logs.telling_line === "" ? null : (
+    <p class="moment-cause" data-label={logs.label}>
+      The logs say <strong>{logs.label}</strong>
+      {logs.telling_rank === null ? "" : ` (rank ${logs.telling_rank})`}
+      {logs.action === "" ? "" : <span class="faint"> which calls for {logs.action.replaceAll("_", " ")}</span>}:{" "}
+      <span class="log-text">{logs.telling_line}</span>
+    </p>
+  );
+}
+
+function Groups({ logs }: { logs: IncidentLogsDocument }): JSX.Element {
+  const isNamed = logs.culprit_text !== "";
+  return (
+    <div class="stack tight">
+      <Told logs={logs} />
+      {logs.problem === "" ? null : <p class="soft moment-problem">{sentence(logs.problem)}.</p>}
+      {logs.culprit_lines.length === 0 ? null : (
+        <div data-lines="culprit">
+          <h3>Culprit: {logs.culprit_text}</h3>
+          <Lines lines={logs.culprit_lines} title={`Lines of ${logs.culprit_text}`} />
+        </div>
+      )}
+      {logs.other_lines.length === 0 ? null : (
+        <div data-lines="others">
+          <h3>{isNamed ? "The other ranks" : "All ranks; nobody is blamed"}</h3>
+          <Lines lines={logs.other_lines} title="Lines of the other ranks" />
+        </div>
+      )}
+    </div>
+  );
+}
+
+interface MomentLogsProps {
+  incident: IncidentDocument;
+  logs: Resource<IncidentLogsDocument>;
+}
+
+export function MomentLogs({ incident, logs }: MomentLogsProps): JSX.Element {
+  const shown = logs.data === null ? [] : [...logs.data.culprit_lines, ...logs.data.other_lines].map((one) => one.at_unix_s);
+  const days = shown.length === 0 ? "" : `, ${daysText(Math.min(...shown), Math.max(...shown), clock.value)}`;
+  return (
+    <Section
+      title="Log lines at that moment"
+      note={`round ${incident.round}${days}`}
+      tools={
+        <>
+          {incident.ranks.length === 0 ? null : (
+            <a href={hrefOf("logs", { round: incident.round, ranks: incident.ranks.slice(0, 16).join(",") })}>the culprit's</a>
+          )}
+          <a href={hrefOf("logs", { round: incident.round })}>all of the round</a>
+        </>
+      }
+    >
+      <Loaded resource={logs} lines={8}>
+        {(document) => <Groups logs={document} />}
+      </Loaded>
+    </Section>
+  );
+}

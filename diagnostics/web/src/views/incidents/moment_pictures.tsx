@@ -1,0 +1,99 @@
+// The grid of ranks and the heat map of an incident's round, small: each is a link to the whole view of that round.
+
+import type { ComponentChildren, JSX } from "preact";
+
+import type { ApiError } from "../../api/client";
+import type { IncidentDocument } from "../../api/documents";
+import { hrefOf } from "../../app/location";
+import { wholeWindow, type HeatPicture } from "../../canvas/heat-picture";
+import type { GridPicture } from "../../canvas/grid-picture";
+import { sentence } from "../../ui/format";
+import { Section } from "../../ui/section";
+import { Skeleton } from "../../ui/states";
+import { GridCanvas } from "../grid/canvas";
+import { useLiveGrid } from "../grid/live-grid";
+import { useLivePicture } from "../heat/live-picture";
+import { Picture } from "../heat/picture";
+
+const OPERATION = "forward-compute";
+const NUM_STEPS = 60;
+
+const nothing = (): void => undefined;
+
+interface PreviewProps {
+  title: string;
+  note: string;
+  href: string;
+  error: ApiError | null;
+  children: ComponentChildren;
+}
+
+/** A picture that is looked at and not worked with: a click opens the whole view. */
+function Preview({ title, note, href, error, children }: PreviewProps): JSX.Element {
+  return (
+    <Section title={title} note={note} tools={<a href={href}>open</a>}>
+      {children === null ? (
+        error === null ? <Skeleton lines={5} /> : <p class="soft">{sentence(error.message)}</p>
+      ) : (
+        <div class="preview">
+          <div inert>{children}</div>
+          <a class="preview-link" href={href} aria-label={`${title}: open the whole view`} tabIndex={-1} />
+        </div>
+      )}
+    </Section>
+  );
+}
+
+/** The rank to mark: the first culprit, or the first rank of the first culprit's host. */
+function markedRank(incident: IncidentDocument, picture: GridPicture): number | null {
+  const host = picture.hosts.indexOf(incident.hosts[0] ?? "");
+  const rank = incident.ranks[0] ?? (host < 0 ? -1 : picture.host.indexOf(host));
+  return rank >= 0 && rank < picture.numRanks ? rank : null;
+}
+
+export function MomentGrid({ incident }: { incident: IncidentDocument }): JSX.Element {
+  const { picture, error } = useLiveGrid(incident.round);
+  const rank = picture === null ? null : markedRank(incident, picture);
+  const isRunning = incident.next_round === null && (incident.state === "held" || incident.state === "open");
+  return (
+    <Preview
+      title={`Ranks of round ${incident.round}`}
+      note={isRunning ? "as they are now" : "as the round left them"}
+      href={hrefOf("grid", { round: incident.round, rank: rank ?? incident.ranks[0] })}
+      error={error}
+    >
+      {picture === null ? null : (
+        <GridCanvas picture={picture} colour="state" hasArrows rank={rank} setRank={nothing} setHovered={nothing} />
+      )}
+    </Preview>
+  );
+}
+
+function stepsNote(picture: HeatPicture | null): string {
+  return picture === null || picture.numColumns === 0
+    ? OPERATION
+    : `${OPERATION} to peers, steps ${picture.firstStep} to ${picture.lastStep}`;
+}
+
+export function MomentHeat({ incident }: { incident: IncidentDocument }): JSX.Element {
+  const last = incident.last_step;
+  const first = last === null ? null : Math.max(0, last - NUM_STEPS);
+  const choice = { round: incident.round, operation: OPERATION, first, last: last === null ? null : last + 1 };
+  const { picture, error } = useLivePicture({ ...choice, measure: "sum", scale: "relative", by: "rank", sort: "rank" });
+  const rank = incident.ranks[0];
+  const spot = rank === undefined || last === null ? null : { rank, step: last };
+  return (
+    <Preview title="Heat map up to then" note={stepsNote(picture)} href={hrefOf("heat", { ...choice, rank, step: last })} error={error}>
+      {picture === null ? null : picture.numColumns === 0 ? (
+        <p class="soft">Nothing is known of these steps.</p>
+      ) : (
+        <Picture
+          picture={picture}
+          zoom={{ window: wholeWindow(picture), isWhole: true, set: nothing }}
+          spot={spot}
+          setSpot={nothing}
+        />
+      )}
+    </Preview>
+  );
+}

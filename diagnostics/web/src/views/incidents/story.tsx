@@ -1,0 +1,77 @@
+// What happened in order: fault, decision, recovery, what people asked for; and who was told of it.
+
+import type { JSX } from "preact";
+
+import type { AuditDocument, AuditEntryDocument, HappenedDocument, IncidentDocument, StoryDocument } from "../../api/documents";
+import { clock } from "../../app/preferences";
+import { clockText, durationText, fullTimeText } from "../../ui/format";
+import { ShapeIcon, type Shape } from "../../ui/icons";
+
+const AFTER_S = 60;
+
+/** What people asked for, and what was decided, in an incident's time or about what it names. */
+export function auditOf(incident: IncidentDocument, audit: AuditDocument | null): readonly AuditEntryDocument[] {
+  const ends = incident.down_s === null ? Number.POSITIVE_INFINITY : incident.began_unix_s + incident.down_s + AFTER_S;
+  const named = new Set([incident.incident_id, incident.verdict_id].filter((name) => name !== ""));
+  const hosts = new Set(incident.hosts);
+  return (audit?.entries ?? []).filter(
+    (entry) =>
+      named.has(entry.target) ||
+      (entry.at_unix_s >= incident.began_unix_s && (entry.at_unix_s <= ends || hosts.has(entry.target))),
+  );
+}
+
+export interface Told {
+  at_unix_s: number;
+  what: HappenedDocument["what"] | "asked";
+  text: string;
+}
+
+/** All that happened, in order of time; the driver's own decisions are told once, by the incident. */
+export function toldInOrder(story: StoryDocument, audit: readonly AuditEntryDocument[]): readonly Told[] {
+  const asked = audit
+    .filter((entry) => entry.source !== "driver")
+    .map((entry) => ({
+      at_unix_s: entry.at_unix_s,
+      what: "asked" as const,
+      text: `${entry.actor} asked for ${entry.action} ${entry.target}: ${entry.result}${entry.reason === "" ? "" : ` (${entry.reason})`}`,
+    }));
+  return [...story.happened, ...asked].sort((a, b) => a.at_unix_s - b.at_unix_s);
+}
+
+const SHAPES: Record<Told["what"], { tone: string; shape: Shape }> = {
+  "fault": { tone: "bad", shape: "octagon" },
+  "noticed": { tone: "warning", shape: "triangle" },
+  "verdict": { tone: "warning", shape: "diamond" },
+  "decision": { tone: "accent", shape: "square" },
+  "step": { tone: "quiet", shape: "ring" },
+  "over": { tone: "good", shape: "circle" },
+  "told": { tone: "good", shape: "circle" },
+  "not-told": { tone: "bad", shape: "octagon" },
+  "asked": { tone: "accent", shape: "diamond" },
+};
+
+/** Things one below the other, each with its moment and how long after the first it was. */
+export function InOrder({ list, since }: { list: readonly Told[]; since: number }): JSX.Element {
+  const zone = clock.value;
+  return (
+    <ol class="in-order">
+      {list.map((one) => {
+        const look = SHAPES[one.what];
+        const after = one.at_unix_s - since;
+        return (
+          <li key={`${one.at_unix_s} ${one.text}`} data-what={one.what}>
+            <span class={`in-order-shape tone-${look.tone}`}>
+              <ShapeIcon shape={look.shape} />
+            </span>
+            <span class="in-order-time">
+              <time title={fullTimeText(one.at_unix_s, zone)}>{clockText(one.at_unix_s, zone)}</time>
+            </span>
+            <span class="in-order-after faint">{Math.abs(after) < 0.0005 ? "" : `${after < 0 ? "" : "+"}${durationText(after)}`}</span>
+            <span class="in-order-text">{one.text}</span>
+          </li>
+        );
+      })}
+    </ol>
+  );
+}

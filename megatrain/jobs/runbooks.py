@@ -1,0 +1,36 @@
+"""Which pages of docs/runbooks are for an incident: notifications and the page of the incident name the same. Pure."""
+
+from __future__ import annotations
+
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.failures.verdict import Label
+
+_OF_KIND = {
+    IncidentKind.FAILURE: "worker-ended.md",
+    IncidentKind.HANG: "hang.md",
+    IncidentKind.HOST_LOST: "host-evicted-or-cordoned.md",
+    IncidentKind.CONTROL_PLANE: "etcd.md",
+    IncidentKind.STRAGGLER: "straggler.md",
+    IncidentKind.NUMERICS: "numerics.md",
+    IncidentKind.LAUNCH_LOST: "launch-lost.md",
+}
+"""None for a request: somebody wanted it so."""
+_OF_LABEL = {
+    Label.GPU_HARDWARE: "gpu-errors.md",
+    Label.STORAGE: "checkpoints.md",
+}
+_EVICTED = "host-evicted-or-cordoned.md"
+_BRAKE = "stopped-by-the-brake.md"
+
+
+def runbooks_of(incident: Incident) -> tuple[str, ...]:
+    """Return the pages for an incident, the one to begin with first; none where nobody has to do anything."""
+    found = [_OF_KIND[incident.kind]] if incident.kind in _OF_KIND else []
+    of_label = _OF_LABEL.get(Label(incident.label)) if incident.label in set(Label) else None
+    if of_label is not None and incident.kind is IncidentKind.FAILURE:
+        found.insert(0, of_label)
+    if incident.state is IncidentState.STOPPED and incident.kind is not IncidentKind.REQUEST:
+        found.insert(0, _BRAKE)
+    if incident.action == "evict":
+        found.append(_EVICTED)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,27 @@
+"""The small pictures of an incident's page as answers: those of the recorded sample, asked of the real routes once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from fastapi.testclient import TestClient
+
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+
+
+@cache
+def picture_answers() -> Mapping[str, bytes]:
+    """Return path -> container of arrays."""
+    source = RecordedJob(RunDirectory(ROOT / "tests" / "golden" / "dashboard-sample"))
+    try:
+        wait_until(source.has_looked, "the run to be read", 20.0)
+        client = TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
+        return {path: client.get(f"/api/v1/{path}?round=2").content for path in ("grid", "heat")}
+    finally:
+        source.close()

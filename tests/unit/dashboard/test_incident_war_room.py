@@ -1,0 +1,302 @@
+"""The page of one incident: its story, its log lines, what can be asked for, for each kind and for what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from megatrain.config.config import Config
+from megatrain.contracts.host_verdict import OutcomeKind, VerdictOutcome
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.receipts import Receipt
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import Cordon, JobEnd
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.jobs.runbooks import runbooks_of
+from megatrain.jobs.verdict_cases import Case
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.pages.incidents.document import StoryDocument
+from megatrain_diagnostics.dashboard.pages.incidents.log_view import LogPlaces, incident_logs
+from megatrain_diagnostics.dashboard.pages.incidents.sensible import sensible_actions
+from megatrain_diagnostics.dashboard.pages.incidents.story import story_document
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_diagnostics.events.tables import LogLines, from_columns
+from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot
+from tests.helpers.source_tree import ROOT
+from tests.helpers.told_topics import config_with
+from tests.helpers.told_verdicts import STRAGGLER
+from tests.helpers.waiting import wait_until
+
+BEGAN_S = make_incident().moments.began
+HOSTS = {0: "host-1", 1: "host-1", 2: "host-2", 3: "host-2"}
+
+
+def story_of(
+    incident: Incident, case: Case | None = None, config: Config | None = None, **changes: Any
+) -> StoryDocument:
+    return story_document(incident, case, lambda _, rank: HOSTS.get(rank, ""), config, make_snapshot(**changes), NOW_S)
+
+
+@pytest.mark.parametrize("kind", IncidentKind)
+def test_each_kind_has_a_runbook_or_needs_none(kind: IncidentKind) -> None:
+    pages = runbooks_of(make_incident(kind=kind, label=""))
+    assert all((ROOT / "docs" / "runbooks" / page).is_file() for page in pages)
+    assert bool(pages) is (kind is not IncidentKind.REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pages"),
+    [
+        ({}, ("worker-ended.md",)),
+        (
+            {"label": "gpu_hardware", "action": "evict"},
+            ("gpu-errors.md", "worker-ended.md", "host-evicted-or-cordoned.md"),
+        ),
+        ({"label": "no label of this version"}, ("worker-ended.md",)),
+        ({"state": IncidentState.STOPPED}, ("stopped-by-the-brake.md", "worker-ended.md")),
+        ({"kind": IncidentKind.REQUEST, "state": IncidentState.STOPPED}, ()),
+    ],
+)
+def test_the_runbook_to_begin_with_comes_first(changes: dict[str, Any], pages: tuple[str, ...]) -> None:
+    assert runbooks_of(make_incident(**changes)) == pages
+
+
+def test_a_failure_is_told_in_order_of_time() -> None:
+    told = [(round(one.at_unix_s - BEGAN_S, 2), one.what, one.text) for one in story_of(make_incident()).happened]
+    assert told == [
+        (0.1, "fault", "rank 3 on host-2 was killed by SIGKILL (9)"),
+        (0.1, "noticed", "the driver of host-1 knew, 100 ms after it began"),
+        (0.3, "step", "rank 1 on host-1 ended with exit code 69 (communication), network, because others had"),
+        (0.4, "decision", "all workers of round 1 are gone; decided: restart"),
+        (0.5, "step", "round 2 was formed"),
+        (1.9, "step", "the ranks of round 2 had met"),
+        (2.3, "step", "the state was restored as it was after step 1,230"),
+        (3.2, "over", "a step was completed again: 3.2 s, 4 steps lost"),
+    ]
+
+
+OPEN = Moments(BEGAN_S, BEGAN_S + 0.1, BEGAN_S + 0.1)
+BEGIN = {
+    IncidentKind.HANG: "a hang: host-2 (rank 3)",
+    IncidentKind.HOST_LOST: "a host was lost: host-2 (rank 3)",
+    IncidentKind.REQUEST: "somebody asked for it: host-2 (rank 3)",
+    IncidentKind.CONTROL_PLANE: "leases vanished while training went on: host-2 (rank 3)",
+    IncidentKind.NUMERICS: "loss or gradients went wrong: host-2 (rank 3)",
+    IncidentKind.STRAGGLER: "hosts made the job slow: host-2 (rank 3)",
+    IncidentKind.LAUNCH_LOST: "the last sign of life of the launch before",
+}
+
+
+@pytest.mark.parametrize("kind", BEGIN)
+def test_an_open_incident_without_an_end_of_a_rank_begins_with_what_it_is(kind: IncidentKind) -> None:
+    incident = make_incident(kind=kind, state=IncidentState.OPEN, failures=(), moments=OPEN, resumed_step=None)
+    happened = story_of(incident).happened
+    assert happened[0].text == BEGIN[kind]
+    assert happened[-1].text == "decided: restart"
+    assert "over" not in {one.what for one in happened}
+
+
+def test_the_verdict_is_told_with_what_the_driver_made_of_it() -> None:
+    verdict = replace(STRAGGLER, created_unix_s=BEGAN_S - 2)
+    outcome = VerdictOutcome("v-1", OutcomeKind.ACTED, "it pays", "host-1", BEGAN_S - 1, by="alice")
+    incident = make_incident(kind=IncidentKind.STRAGGLER, failures=(), verdict="v-1")
+    told = [one.text for one in story_of(incident, Case("v-1", verdict, outcome)).happened[:3]]
+    assert told == [
+        "the diagnosis accused host-2: compute, high confidence",
+        "the verdict was acted on by alice",
+        "all workers of round 1 are gone; decided: restart",
+    ]
+
+
+def test_many_ends_of_ranks_are_told_together() -> None:
+    victims = tuple(replace(make_incident().failures[1], rank=rank) for rank in range(4, 40))
+    texts = [one.text for one in story_of(make_incident(failures=(make_incident().failures[0], *victims))).happened]
+    assert "29 further ranks had ended by then" in texts
+
+
+def test_who_was_told_and_who_could_not_be() -> None:
+    receipts = (Receipt("slack", "open", BEGAN_S + 2), Receipt("email", "open", BEGAN_S + 1, "answers 535", 2))
+    story = story_of(make_incident(receipts=receipts))
+    assert [(one.what, one.text) for one in story.told] == [
+        ("not-told", "email: not told that it began, after 2 tries: answers 535"),
+        ("told", "slack: told that it began"),
+    ]
+    assert story.why_not_told == ""
+
+
+@pytest.mark.parametrize(
+    ("sections", "changes", "why"),
+    [
+        ("", {}, "names nobody who is told"),
+        ('[webhook]\nurl = "http://127.0.0.1:1/x"\n', {}, "Nothing is recorded: webhook may leave incidents out"),
+        ('[webhook]\nurl = "http://127.0.0.1:1/x"\n', {"kind": IncidentKind.REQUEST}, "planned"),
+        (
+            '[webhook]\nurl = "http://127.0.0.1:1/x"\n',
+            {"state": IncidentState.OPEN, "moments": Moments(NOW_S - 2, NOW_S - 1)},
+            "Not yet: webhook",
+        ),
+    ],
+)
+def test_why_nobody_was_told(tmp_path: Path, sections: str, changes: dict[str, Any], why: str) -> None:
+    assert why in story_of(make_incident(**changes), config=config_with(tmp_path, sections)).why_not_told
+
+
+ACTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]] = {
+    "its host trains": ({}, {}, [("evict", "host-2"), ("cordon", "host-2")]),
+    "it is being answered": ({"state": IncidentState.OPEN}, {}, [("cordon", "host-2")]),
+    "its host is cordoned": (
+        {},
+        {"cordons": {"host-2": Cordon("host-2", "slow", "me", NOW_S)}},
+        [("uncordon", "host-2")],
+    ),
+    "its host is a spare": ({"culprit_hosts": ("host-3",)}, {}, [("cordon", "host-3")]),
+    "its host is gone": ({"culprit_hosts": ("host-9",)}, {}, []),
+    "nobody is blamed": ({"culprit_hosts": ()}, {}, []),
+    "half the job is blamed": ({"culprit_hosts": tuple(f"host-{number}" for number in range(9))}, {}, []),
+    "leases are held": ({"kind": IncidentKind.CONTROL_PLANE, "state": IncidentState.HELD}, {}, [("checkpoint", "")]),
+    "it went back": ({"kind": IncidentKind.NUMERICS}, {}, [("stop", "")]),
+    "somebody wanted it": ({"kind": IncidentKind.REQUEST}, {}, []),
+    "a launch was lost": ({"kind": IncidentKind.LAUNCH_LOST, "culprit_hosts": ()}, {}, []),
+    "the job is over": ({}, {"end": JobEnd(1, "over", NOW_S, 2)}, []),
+    "there is no round": ({}, {"rounds": {}}, []),
+}
+
+
+@pytest.mark.parametrize("case", ACTIONS)
+def test_only_what_makes_sense_is_offered(case: str) -> None:
+    incident, job, wishes = ACTIONS[case]
+    assert list(sensible_actions(make_incident(**incident), make_snapshot(**job))) == wishes
+
+
+def test_nothing_is_offered_of_a_recorded_job() -> None:
+    assert sensible_actions(make_incident(), None) == ()
+
+
+LINES = [
+    (3, -5.0, "host-2", "step 1234 loss 2.1"),
+    (3, 0.05, "host-2", "CUDA error: uncorrectable ECC error encountered"),
+    (1, 0.1, "host-1", "RuntimeError: Connection closed by peer [10.0.0.2]:1234"),
+    (0, 0.2, "host-1", "a word of rank 0"),
+    (0, -90.0, "host-1", "a word of long before"),
+    (3, 60.0, "host-2", "a line of what came later under the same number"),
+]
+"""Rank, seconds after the incident began, host, line; all of round 1."""
+
+
+def write_lines(run: RunDirectory) -> None:
+    with SegmentStore(run.events) as store:
+        table = from_columns(
+            LogLines,
+            {
+                "round": [1] * len(LINES),
+                "rank": [line[0] for line in LINES],
+                "sequence": [100 * (place + 1) for place in range(len(LINES))],
+                "at_ns": [int((BEGAN_S + line[1]) * 1e9) for line in LINES],
+                "host": [line[2] for line in LINES],
+                "line": [line[3] for line in LINES],
+            },
+        )
+        store.append(LogLines, to_arrow(table))
+        store.commit()
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    run = RunDirectory(tmp_path_factory.mktemp("lines"))
+    write_lines(run)
+    places = LogPlaces(StoredEvents(run.events, num_threads=1), run, None, lambda rank: HOSTS.get(rank, ""))
+    return lambda **changes: incident_logs(make_incident(**changes), places, NOW_S)
+
+
+def texts(lines: Any) -> list[str]:
+    return [one.line for one in lines]
+
+
+def test_the_lines_of_the_culprit_come_first_and_no_victims_is_among_them(lines: Callable[..., Any]) -> None:
+    found = lines()
+    assert found.culprit_text == "rank 3 on host-2"
+    assert texts(found.culprit_lines) == [LINES[0][3], LINES[1][3]]
+    assert [one.is_telling for one in found.culprit_lines] == [False, True]
+    assert texts(found.other_lines) == [LINES[2][3], LINES[3][3]]
+    assert (found.label, found.telling_rank, found.telling_line) == ("gpu_hardware", 3, LINES[1][3])
+    assert found.problem == ""
+
+
+def test_where_nobody_is_blamed_no_line_is_a_culprits(lines: Callable[..., Any]) -> None:
+    found = lines(culprit_hosts=(), culprit_ranks=())
+    assert (found.culprit_text, found.culprit_lines, found.log_file) == ("", (), "")
+    assert texts(found.other_lines) == [LINES[0][3], LINES[1][3], LINES[2][3], LINES[3][3]]
+
+
+def test_a_host_that_is_blamed_has_the_lines_of_its_ranks(lines: Callable[..., Any]) -> None:
+    found = lines(kind=IncidentKind.HOST_LOST, culprit_hosts=("host-1",), culprit_ranks=())
+    assert texts(found.culprit_lines) == [LINES[4][3], LINES[2][3], LINES[3][3]]
+    assert texts(found.other_lines) == [LINES[0][3], LINES[1][3]]
+
+
+def test_of_an_open_incident_lines_of_now_are_shown(lines: Callable[..., Any]) -> None:
+    found = lines(state=IncidentState.OPEN, moments=OPEN)
+    assert texts(found.culprit_lines)[-1] == LINES[5][3]
+
+
+def test_a_lost_launch_has_the_lines_before_its_last_sign_of_life(lines: Callable[..., Any]) -> None:
+    moments = Moments(BEGAN_S - 4, BEGAN_S + 3000, BEGAN_S + 3001, BEGAN_S + 3001)
+    found = lines(kind=IncidentKind.LAUNCH_LOST, culprit_hosts=(), culprit_ranks=(), failures=(), moments=moments)
+    assert texts(found.other_lines) == [LINES[0][3]]
+    assert (found.label, found.telling_line) == ("", ""), "no log tells why a launcher was killed"
+
+
+def test_a_culprit_that_logged_nothing_has_no_line_of_others(lines: Callable[..., Any]) -> None:
+    found = lines(culprit_ranks=(2,))
+    assert (texts(found.culprit_lines), found.telling_line) == ([], "")
+    assert LINES[1][3] in texts(found.other_lines)
+    assert "no line of the culprit was stored until then" in found.problem
+    assert "rank-00002.log is not there: it was removed" in found.problem
+
+
+def test_a_round_whose_lines_are_gone_says_so_and_where_its_log_is(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    log = tmp_path / "logs" / "host-2" / "round-000001" / "rank-00003.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("its log\n")
+    places = LogPlaces(StoredEvents(run.events, num_threads=1), run, None, lambda rank: HOSTS.get(rank, ""))
+    found = incident_logs(make_incident(), places, NOW_S)
+    assert found.problem.startswith(f"{run.events}: no line of output was streamed; its log is {log}")
+    assert found.log_file == str(log)
+    log.unlink()
+    assert "is not there" in incident_logs(make_incident(), places, NOW_S).problem
+
+
+def test_a_host_of_a_record_is_no_path(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    places = LogPlaces(StoredEvents(run.events, num_threads=1), run, None, lambda rank: "../../etc")
+    assert incident_logs(make_incident(), places, NOW_S).log_file == ""
+
+
+def test_a_damaged_record_is_told_of_and_its_page_says_why(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    (run.incidents / "20270115-0001.json").write_bytes(encode(make_incident()))
+    (run.incidents / "20270115-0002.json").write_bytes(b'{"schema_version": 1, "incident_id": ')
+    source = RecordedJob(run)
+    try:
+        wait_until(source.has_looked, "the run to be read", 20.0)
+        client = TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
+        listed = client.get("/api/v1/incidents").json()
+        assert [one["incident_id"] for one in listed["damaged"]] == ["20270115-0002"]
+        for path in ("", "/story", "/logs"):
+            answer = client.get(f"/api/v1/incidents/20270115-0002{path}")
+            assert (answer.status_code, "its record is damaged" in answer.json()["text"]) == (404, True)
+            assert client.get(f"/api/v1/incidents/20270115-0001{path}").status_code == 200
+    finally:
+        source.close()

@@ -1,0 +1,51 @@
+"""Receipts reach the incident's own record, once each, and nothing else of that record is lost by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.notices import ReceiverRecord
+from megatrain.contracts.receipts import Receipt
+from megatrain_launcher.driver.actions import UpdateIncident
+from megatrain_launcher.driver.receipts import kept_receipts
+from megatrain_launcher.driver.state import ClusterState
+from tests.helpers.launched_job import NOW_S, make_incident
+
+
+def state_of(incident: Incident, *records: ReceiverRecord) -> ClusterState:
+    incidents = {incident.incident_id: incident}
+    return ClusterState(JobKeys("demo"), "host-1", NOW_S, incidents=incidents,
+                        receivers={one.receiver: one for one in records})  # fmt: skip
+
+
+def told(receiver: str, *receipts: Receipt, topic: str | None = None) -> ReceiverRecord:
+    return ReceiverRecord(receiver, receipts={topic or make_incident().topic: receipts})
+
+
+OPENED = Receipt("slack", "open", NOW_S)
+CLOSED = Receipt("slack", "closed", NOW_S + 5)
+PAGED = Receipt("pagerduty", "open", NOW_S + 1, "answers 404", num_failed=3)
+
+
+def test_what_receivers_were_told_is_copied_once() -> None:
+    incident = make_incident()
+    (update,) = kept_receipts(state_of(incident, told("slack", OPENED, CLOSED), told("pagerduty", PAGED)))
+    assert update.incident == replace(incident, receipts=(PAGED, OPENED, CLOSED))
+    assert kept_receipts(state_of(update.incident, told("slack", OPENED, CLOSED), told("pagerduty", PAGED))) == ()
+
+
+def test_receipts_stay_when_their_receiver_forgets_them() -> None:
+    incident = make_incident(receipts=(OPENED,))
+    (update,) = kept_receipts(state_of(incident, ReceiverRecord("slack"), told("pagerduty", PAGED)))
+    assert update.incident.receipts == (PAGED, OPENED)
+
+
+def test_an_incident_that_a_decision_writes_is_left_to_the_next() -> None:
+    state = state_of(make_incident(), told("slack", OPENED))
+    assert kept_receipts(state, (UpdateIncident(make_incident()),)) == ()
+
+
+def test_receipts_of_an_incident_that_is_gone_are_nobodys() -> None:
+    assert kept_receipts(state_of(make_incident(), told("slack", OPENED, topic="incident/gone"))) == ()
