@@ -34,6 +34,8 @@ _PART_BUSY = 4.0
 """After a look that takes long so many times its length is waited: thousands of hosts tell something all the time.
 One that failed only waited itself: after it the next one is soon, or who is back would be missed for a minute."""
 _WATCH_AGAIN_S = 30.0
+_ANSWER_S = 0.7
+"""For etcd to answer: who looks at an old answer must be told so within two seconds."""
 _BESIDES = frozenset({"verdicts", "outcomes", "checks", "evidence"})
 """Directories of keys that a JobSnapshot does not hold."""
 
@@ -84,7 +86,9 @@ class EtcdJob:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`changed` is called by the thread with what was known before and what is known now."""
+        settings = client.settings
         self._client, self._keys, self._changed, self._clock = client, keys, changed, clock
+        self._reader = EtcdClient(replace(settings, attempt_s=min(settings.attempt_s, _ANSWER_S), call_s=_ANSWER_S))
         self._look = EtcdLook()
         self._decoded = DecodedRecords()
         self._is_stale = self._has_news_besides = True
@@ -101,6 +105,7 @@ class EtcdJob:
         """End the thread, at the latest when a call under way is over."""
         self._closed.set()
         self._thread.join()
+        self._reader.close()
 
     def _run(self) -> None:
         next_s = 0.0
@@ -126,10 +131,10 @@ class EtcdJob:
     def _read(self) -> None:
         before, self._is_stale = self._look, False
         try:
-            snapshot = read_job(self._client, self._keys, num_incidents=0, decoded=self._decoded)
+            snapshot = read_job(self._reader, self._keys, num_incidents=0, decoded=self._decoded)
             records = before.records
             if self._has_news_besides or before.trouble:
-                records = read_records(self._client, self._keys)
+                records = read_records(self._reader, self._keys)
                 self._has_news_besides = False
             self._look = EtcdLook(snapshot, records, self._clock())
         except CoordinationError as error:

@@ -274,7 +274,7 @@ def told_after(job: Broken, fault: Fault, struck: float) -> dict[str, float]:
     tellers.wait_for(lambda: tellers.agreement(fault.code, since, fault.who) is not None, "all to agree", TOLD_S)
     agreed = tellers.agreement(fault.code, since, fault.who)
     assert agreed is not None
-    known = struck if fault.code == "unreachable" else agreed["status"]
+    known = {"unreachable": struck, "": since}.get(fault.code, agreed["status"])
     if fault.topic.startswith("incident/"):
         known = job.running.view.incidents()[0].moments.detected  # when the driver noticed, by its own record
     if fault.topic:

@@ -17,7 +17,9 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.verifications import VERIFIED_NAME, Verification, note_verifications, read_verifications
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
+from megatrain.jobs import etcd_job
 from megatrain.jobs.etcd_job import EtcdJob
+from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import Case, merged_cases, read_cases
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.dashboard.pages.hosts.view import HostInputs, host_history_document, hosts_document
@@ -187,18 +189,16 @@ def test_verdicts_of_etcd_are_named_by_their_ids(tmp_path: Path) -> None:
     assert [text.partition(":")[0] for text in unreadable] == ["v-2"]
 
 
-class Broken:
-    """A client with a defect."""
-
-    def txn(self, *words: object, **named: object) -> object:
+def test_a_defect_of_ours_is_told_as_trouble_and_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*words: object, **named: object) -> JobSnapshot:
         raise ValueError("no answer is like this")
 
-
-def test_a_defect_of_ours_is_told_as_trouble_and_does_not_end_the_looks() -> None:
+    monkeypatch.setattr(etcd_job, "read_job", read)
     looks: list[str] = []
-    job = EtcdJob(Broken(), JobKeys("demo"), lambda before, now: looks.append(now.trouble))  # type: ignore[arg-type]
-    wait_until(lambda: len(looks) >= 2, "two looks", 10.0)
-    job.close()
+    with EtcdClient(EtcdSettings.of(["127.0.0.1:9"])) as client:
+        job = EtcdJob(client, JobKeys("demo"), lambda before, now: looks.append(now.trouble))
+        wait_until(lambda: len(looks) >= 2, "two looks", 10.0)
+        job.close()
     assert "no answer is like this" in looks[0]
 
 
