@@ -28,7 +28,7 @@ from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.process import HOST_VARIABLE
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_diagnostics.launched import daemon_command, streamer_command
+from megatrain_diagnostics.launched import job_commands, streamer_command
 from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.tiny_data import write_corpus
@@ -135,7 +135,7 @@ def _diagnosis(root: Path, config: Config, etcd: EtcdSettings, *, is_beside: boo
     run = Path(config.job.run_directory)
     sink = [sys.executable, "-m", "benchmarks.telemetry_sink", config.job.name, str(etcd.endpoints[0])]
     commands = [
-        daemon_command(config=config, run=run, etcd=etcd_words(etcd))["diagnostics"] if is_beside else sink,
+        job_commands(config=config, run=run, etcd=etcd_words(etcd))["diagnostics"] if is_beside else sink,
         streamer_command(config=config, run=run, host=HOST, logs=run / "logs" / HOST, etcd=etcd_words(etcd)),
     ]
     with ExitStack() as stack:

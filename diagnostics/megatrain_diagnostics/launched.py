@@ -1,4 +1,4 @@
-"""The commands that a launch runs for the diagnosis, found by the entry points `megatrain.daemon` and
+"""The commands that a launch runs for the diagnosis, found by the entry points `megatrain.job_programs` and
 `megatrain.host_program`: of the job, daemon and web page; of each host, its streamer.
 
 Loads nothing of the diagnosis itself: an executor asks, and executors have no use for it. Without the packages of the
@@ -21,7 +21,7 @@ _PAGE_PACKAGES = (*_DAEMON_PACKAGES, "fastapi", "uvicorn")
 _STREAMER_PACKAGES = ("pyarrow", "prometheus_client")
 
 
-def daemon_command(*, config: Config, run: Path, etcd: Sequence[str]) -> dict[str, list[str]]:
+def job_commands(*, config: Config, run: Path, etcd: Sequence[str]) -> dict[str, list[str]]:
     """Return the commands of a job by name: the daemon where it can run, the web page where it shall be served.
 
     `etcd`: flags that lead to etcd. Neither needs the other.

@@ -14,7 +14,7 @@ import pytest
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.record import decode
 from megatrain.contracts.run_directory import RunDirectory, black_box_path, previous_black_box
-from megatrain_diagnostics.launched import daemon_command, streamer_command
+from megatrain_diagnostics.launched import job_commands, streamer_command
 from megatrain_diagnostics.streamer.settings import StreamerSettings
 from tests.helpers.lone_rank import make_config
 
@@ -25,13 +25,13 @@ ETCD = ["--rdzv-endpoint=http://127.0.0.1:1"]
 
 
 def test_both_are_installed() -> None:
-    for group, function in (("megatrain.daemon", daemon_command), ("megatrain.host_program", streamer_command)):
+    for group, function in (("megatrain.job_programs", job_commands), ("megatrain.host_program", streamer_command)):
         assert [one.load() for one in importlib.metadata.entry_points(group=group)] == [function]
 
 
 def test_daemon_and_page_are_told_of_the_run_and_its_etcd() -> None:
     place = ["--run", "/run", "--job", "a job", *ETCD]
-    found = daemon_command(config=CONFIG, run=Path("/run"), etcd=ETCD)
+    found = job_commands(config=CONFIG, run=Path("/run"), etcd=ETCD)
     assert found["diagnostics"][1:] == ["-m", "megatrain_diagnostics.daemon", *place]
     assert found["dashboard"][1:-1] == ["-m", "megatrain_diagnostics.dashboard", *place, "--section"]
     assert decode(DashboardConfig, found["dashboard"][-1], "--section") == CONFIG.dashboard
@@ -40,7 +40,7 @@ def test_daemon_and_page_are_told_of_the_run_and_its_etcd() -> None:
 
 def test_a_page_that_nobody_wants_is_not_served() -> None:
     config = replace(CONFIG, dashboard=replace(CONFIG.dashboard, is_served=False))
-    assert list(daemon_command(config=config, run=Path("/run"), etcd=ETCD)) == ["diagnostics"]
+    assert list(job_commands(config=config, run=Path("/run"), etcd=ETCD)) == ["diagnostics"]
 
 
 def test_the_streamer_is_told_where_its_ranks_leave_their_traces(tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ def test_the_streamer_is_told_where_its_ranks_leave_their_traces(tmp_path: Path)
 def test_nothing_runs_where_nothing_is_wanted_or_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     off = replace(CONFIG, diagnostics=replace(CONFIG.diagnostics, is_streamed=False))
     assert streamer_command(config=off, run=tmp_path, host="h", logs=tmp_path, etcd=ETCD) == []
-    assert daemon_command(config=off, run=tmp_path, etcd=ETCD) == {}
+    assert job_commands(config=off, run=tmp_path, etcd=ETCD) == {}
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else real(name))
     assert streamer_command(config=CONFIG, run=tmp_path, host="h", logs=tmp_path, etcd=ETCD) == []
-    assert daemon_command(config=CONFIG, run=tmp_path, etcd=ETCD) == {}
+    assert job_commands(config=CONFIG, run=tmp_path, etcd=ETCD) == {}
 
 
 def test_an_executor_loads_nothing_of_it_but_the_command() -> None:

@@ -307,7 +307,7 @@ def test_an_installed_daemon_runs_beside_the_job(
             return lambda config, run, etcd: {self.name: [*words, run / "told", *etcd, config.job.name]}
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry("broken"), Entry("diagnostics")])
-    assert job_programs.ENTRY_POINT_GROUP == "megatrain.daemon"
+    assert job_programs.ENTRY_POINT_GROUP == "megatrain.job_programs"
     seen: list[Any] = []
 
     def execute(settings: ExecutorSettings) -> int:
