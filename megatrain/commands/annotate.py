@@ -1,4 +1,4 @@
-"""`megatrain annotate [JOB] TEXT`: put a note on a run, where charts, incidents and exports show it.
+"""`megatrain annotate [JOB] --text TEXT`: put a note on a run, where charts, incidents and exports show it.
 
 Notes lie in the run directory, so that of a job that is over takes them too. Who may write there may write notes; each
 is in the audit of actions, like those that are written through the page.
@@ -28,7 +28,9 @@ _ROLE = "operator"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     add_job(parser)
-    parser.add_argument("text", type=utf8_text, metavar="TEXT", help="3 to 500 characters; with --retract: why")
+    parser.add_argument(
+        "--text", required=True, type=utf8_text, metavar="TEXT", help="3 to 500 characters; with --retract: why"
+    )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--step", type=whole_number(0), metavar="N", help="where it stands (default: at this moment)")
     place.add_argument("--at", default="", type=utf8_text, metavar="TIME", help="as 2026-11-23T09:30:00Z")

@@ -29,25 +29,25 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
 
 
 def test_a_note_is_written_and_taken_back(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "at step 1,200" in said(capsys, str(run), "learning rate lowered", "--step", "1200")
-    said(capsys, str(run), "a switch was replaced", "--at", "2026-11-23T09:30:00Z")
-    told = json.loads(said(capsys, str(run), "looks well", "--json"))
+    assert "at step 1,200" in said(capsys, str(run), "--text", "learning rate lowered", "--step", "1200")
+    said(capsys, str(run), "--text", "a switch was replaced", "--at", "2026-11-23T09:30:00Z")
+    told = json.loads(said(capsys, str(run), "--text", "looks well", "--json"))
     assert told["note"]["text"] == "looks well"
     found = read_notes(RunDirectory(run))
     assert [(one.step, one.at_unix_s) for one in found[:2]] == [(1200, None), (None, 1_795_426_200.0)]
     assert all("@" in one.user for one in found)
-    assert "is retracted" in said(capsys, str(run), "it was not", "--retract", found[2].note_id)
+    assert "is retracted" in said(capsys, str(run), "--text", "it was not", "--retract", found[2].note_id)
     assert read_notes(RunDirectory(run))[2].is_retracted
 
 
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (["ab"], ExitCode.USAGE, "3 to 500 characters"),
-        (["a note", "--at", "tomorrow"], ExitCode.USAGE, "write one with its zone"),
-        (["a note", "--step", "-1"], ExitCode.USAGE, "at least 0"),
-        (["a note", "--step", "1", "--at", "2026-11-23T09:30:00Z"], ExitCode.USAGE, "not allowed with"),
-        (["why", "--retract", "none"], ExitCode.NOT_FOUND, "no note 'none'"),
+        (["--text", "ab"], ExitCode.USAGE, "3 to 500 characters"),
+        (["--text", "a note", "--at", "tomorrow"], ExitCode.USAGE, "write one with its zone"),
+        (["--text", "a note", "--step", "-1"], ExitCode.USAGE, "at least 0"),
+        (["--text", "a note", "--step", "1", "--at", "2026-11-23T09:30:00Z"], ExitCode.USAGE, "not allowed with"),
+        (["--text", "why", "--retract", "none"], ExitCode.NOT_FOUND, "no note 'none'"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -63,7 +63,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_a_run_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["annotate", str(tmp_path / "none"), "a note"]) == ExitCode.NOT_FOUND
+    assert main(["annotate", str(tmp_path / "none"), "--text", "a note"]) == ExitCode.NOT_FOUND
     assert not (tmp_path / "none").exists()
 
 
@@ -71,15 +71,15 @@ def test_a_link_in_the_runs_place_is_told(run: Path, tmp_path: Path, capsys: pyt
     mine = tmp_path / "mine"
     mine.write_text("mine\n")
     log_path(run).symlink_to(mine)
-    assert "cannot be written" in said(capsys, str(run), "a note", code=ExitCode.DATA)
+    assert "cannot be written" in said(capsys, str(run), "--text", "a note", code=ExitCode.DATA)
     assert mine.read_text() == "mine\n"
 
 
 def test_incidents_tell_the_notes_of_their_time(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     incident = make_incident()
     (run / "incidents" / f"{incident.incident_id}.json").write_bytes(encode(incident))
-    said(capsys, str(run), "a cable was pulled", "--step", "1234")
-    said(capsys, str(run), "long after", "--step", "9999")
+    said(capsys, str(run), "--text", "a cable was pulled", "--step", "1234")
+    said(capsys, str(run), "--text", "long after", "--step", "9999")
     assert main(["incidents", str(run)]) == 0
     listed = capsys.readouterr().out
     assert "notes of people" in listed

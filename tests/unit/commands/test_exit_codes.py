@@ -25,14 +25,14 @@ OF_A_JOB = (
     "status", "driver", "dashboard", "incidents", "host ls", "host check", "host cordon --host h",
     "host uncordon --host h", "host evict --host h", "job checkpoint", "job restart", "job stop",
     "job approve --verdict v", "job dismiss --verdict v",
-    "diag on", "diag off", "diag set", "diag verdicts", "diag daemon",
+    "diag on", "diag off", "diag set", "diag verdicts", "diag daemon", "annotate --text hello",
 )  # fmt: skip
 PATIENT = ("driver", "dashboard", "diag daemon")
 """They go on for days: they give etcd more time than a test has, or go on without."""
 OF_ALL_JOBS = ("dashboard",)
 """Without a job it is about all that there are."""
-ALWAYS_ANSWERS = ("status",)
-"""From the run directory where etcd does not: then its exit code is that of the answer."""
+ALWAYS_ANSWERS = ("status", "annotate --text hello")
+"""From the run directory where etcd does not: then the exit code is that of the answer."""
 OF_A_RUN = (
     "logs", "logs classify", "diag comm", "diag drift", "diag explain --step 1", "diag hang", "diag stragglers",
     "diag timeline --output t.json", "diag whatif",
