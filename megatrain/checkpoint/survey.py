@@ -1,7 +1,6 @@
 """All checkpoints of a run with their states, and which of them a job would go on from. Reads no tensors, no torch.
 
-A job tries candidates in the order of the lineage and skips a damaged one. Here only what is cheap is looked at: the
-manifest, and the sizes of the files of what a job would try. What the files hold is for `verify_checkpoint`.
+Only what is cheap is looked at: the manifests. What the files hold is for `verify_checkpoint`.
 """
 
 from __future__ import annotations
@@ -11,19 +10,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from megatrain.contracts.checkpoint_files import (
-    commit_problem,
     is_committed,
     is_pinned,
     is_unfinished,
     pin_reason,
     read_manifest,
     step_of,
-    wrong_files,
 )
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import Branch, Candidate, candidates, current_branch, list_branches, overlooked
+from megatrain.contracts.lineage import Branch, candidates, current_branch, list_branches
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
+from megatrain.contracts.resume_point import ResumePoint, resume_point
 
 
 class CheckpointState(StrEnum):
@@ -63,15 +61,6 @@ class FoundCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """What a job would go on from, None for nothing; why, and what it would skip on the way."""
-
-    candidate: Candidate | None
-    reason: str
-    skipped: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Survey:
     """Everything below a directory of checkpoints. Branches by name; the checkpoints of each by step."""
 
@@ -99,41 +88,6 @@ def survey(checkpoints: Location) -> Survey:
         if (step := step_of(entry.name)) is not None
     ]
     return Survey(current, tuple(branches), tuple(found), resume_point(checkpoints))
-
-
-def resume_point(checkpoints: Location) -> ResumePoint:
-    """Return what a job would go on from and why."""
-    try:
-        found = candidates(checkpoints)
-        lost = overlooked(checkpoints, found[0]) if found else []
-        current = current_branch(checkpoints)
-    except CheckpointError as error:
-        return ResumePoint(None, str(error))
-    skipped = [f"{one.branch}/{one.location.name} is skipped: {commit_problem(one.location)}" for one in lost]
-    for candidate in found:
-        problem = size_problem(candidate)
-        if problem is not None:
-            skipped.append(f"{candidate.branch}/{candidate.location.name} is skipped: {problem}")
-            continue
-        reason = (
-            f"the newest committed checkpoint of {current}, the current branch"
-            if candidate.branch == current
-            else f"{current}, the current branch, has none of its own, and goes on from {candidate.branch}"
-        )
-        return ResumePoint(candidate, reason, tuple(skipped))
-    if skipped:
-        return ResumePoint(None, "every committed checkpoint of the current line is damaged", tuple(skipped))
-    return ResumePoint(None, "nothing was saved yet: a job starts from scratch")
-
-
-def size_problem(candidate: Candidate) -> str | None:
-    """Return what is wrong with a checkpoint's manifest or the sizes of its files, None when nothing is."""
-    try:
-        manifest = read_manifest(candidate.location, branch=candidate.branch)
-        problems = wrong_files(candidate.location, manifest)
-    except CheckpointError as error:
-        return str(error)
-    return problems[0] if problems else None
 
 
 def stored_bytes(manifest: Manifest) -> int:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from megatrain.checkpoint.find import find_checkpoint, name_place
-from megatrain.checkpoint.survey import size_problem
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.contracts.checkpoint_files import COMMIT_NAME
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import Location
 from megatrain.contracts.printable import printable
+from megatrain.contracts.resume_point import size_problem
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:

@@ -14,3 +14,5 @@ class DriverReport:
     since_unix_s: float
     alarms: tuple[str, ...] = ()
     """A hold, records that cannot be read, an etcd that has no room."""
+    checkpoint_damage: str = ""
+    """Why a job would not go on from the newest committed checkpoint, and from which it would."""

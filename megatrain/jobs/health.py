@@ -38,12 +38,14 @@ class ReasonCode(StrEnum):
     BRAKE = "brake"
     SAVES_FAIL = "saves-fail"
     CHECKPOINT_OLD = "checkpoint-old"
+    CHECKPOINT_DAMAGED = "checkpoint-damaged"
     ETCD_ALARM = "etcd-alarm"
     COORDINATION_LOST = "coordination-lost"
     GPU_FAILING = "gpu-failing"
     FILES_REMOVED = "files-removed"
     UNREACHABLE = "unreachable"
     RECOVERING = "recovering"
+    REQUESTED = "requested"
     WAITING_FOR_HOSTS = "waiting-for-hosts"
     HELD = "held"
     STEP_LATE = "step-late"
@@ -79,6 +81,7 @@ _RED = frozenset(
         ReasonCode.BRAKE,
         ReasonCode.SAVES_FAIL,
         ReasonCode.CHECKPOINT_OLD,
+        ReasonCode.CHECKPOINT_DAMAGED,
         ReasonCode.ETCD_ALARM,
         ReasonCode.COORDINATION_LOST,
         ReasonCode.GPU_FAILING,
@@ -96,12 +99,14 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
     ReasonCode.BRAKE: "stopped-by-the-brake.md",
     ReasonCode.SAVES_FAIL: "checkpoints.md",
     ReasonCode.CHECKPOINT_OLD: "checkpoints.md",
+    ReasonCode.CHECKPOINT_DAMAGED: "checkpoints.md",
     ReasonCode.ETCD_ALARM: "etcd.md",
     ReasonCode.COORDINATION_LOST: "etcd.md",
     ReasonCode.GPU_FAILING: "gpu-errors.md",
     ReasonCode.FILES_REMOVED: "files-removed.md",
     ReasonCode.UNREACHABLE: "etcd.md",
     ReasonCode.RECOVERING: "health.md#recovering",
+    ReasonCode.REQUESTED: "health.md#recovering",
     ReasonCode.WAITING_FOR_HOSTS: "waits-for-hosts.md",
     ReasonCode.HELD: "etcd.md",
     ReasonCode.STEP_LATE: "slow-steps.md",

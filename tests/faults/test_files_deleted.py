@@ -57,6 +57,13 @@ def is_filled(directory: Path) -> bool:
     return directory.is_dir() and any(directory.iterdir())
 
 
+def remove(directory: Path) -> None:
+    """Remove a directory while others write into it: what came meanwhile is removed as well."""
+    aside = directory.with_name(f"{directory.name}.removed")
+    directory.rename(aside)
+    wait_until(lambda: shutil.rmtree(aside, ignore_errors=True) or not aside.exists(), f"{directory} to go", END_S)
+
+
 def left_behind(launched: LaunchedJob) -> list[str]:
     """Return what is there of a launch that has ended, at this very moment."""
     return [*map(str, launched.processes()), *(path.name for path in launched.job.root.glob("megatrain-arena*"))]
@@ -72,7 +79,7 @@ def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path
         before = counter_and_rounds(launched)
         for name in ("logs", "metrics", "events", "incidents", "diagnosis", "checkpoints", "coordination"):
             place = job.files.root / name
-            shutil.rmtree(place)
+            remove(place)
 
             def told(name: str = name) -> Reason | None:
                 try:

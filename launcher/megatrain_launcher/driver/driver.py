@@ -37,6 +37,7 @@ from megatrain_launcher.driver.actions import (
     UpdateIncident,
 )
 from megatrain_launcher.driver.alarm_book import AlarmBook
+from megatrain_launcher.driver.checkpoint_watch import CheckpointWatch
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.decision_log import DecisionLog
 from megatrain_launcher.driver.folding import fold_all
@@ -76,8 +77,9 @@ class Driver:
     """A candidate for the election, and the driver while it is elected. `run` is for one thread.
 
     `keeper` returns the lease keeper of now: whoever lost a lease takes another. `incidents_directory`: where incidents
-    are written as files, too; `watched`: directories of the run, and what is lost with each (see RunWatch). `leading`
-    is set while this driver is elected. `make_notifier`: what tells people meanwhile.
+    are written as files, too; `watched`: directories of the run, and what is lost with each (see RunWatch);
+    `checkpoints`: where those of the run are (see CheckpointWatch). `leading` is set while this driver is elected.
+    `make_notifier`: what tells people meanwhile.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Driver:
         *,
         incidents_directory: Path | None = None,
         watched: Mapping[Path, str] | None = None,
+        checkpoints: Path | None = None,
         leading: threading.Event | None = None,
         clock: Callable[[], float] | None = None,
         make_notifier: MakeNotifier | None = None,
@@ -102,6 +105,7 @@ class Driver:
         self._files = IncidentFiles(incidents_directory)
         self._incidents_directory = incidents_directory
         self._run_watch = RunWatch(watched or {}, self._write_again, lambda: self.is_leading)
+        self._checkpoint_watch = CheckpointWatch(checkpoints, lambda: self.is_leading)
         self._clock = clock or SteadyClock()
         self._make_notifier = make_notifier
         self._liveness = LivenessReader()
@@ -119,7 +123,7 @@ class Driver:
 
     def run(self, stop: threading.Event) -> None:
         """Campaign and drive until `stop` is set. Errors of etcd are told in the log and outlasted."""
-        with self._files, self._run_watch:
+        with self._files, self._run_watch, self._checkpoint_watch:
             self._run(stop)
 
     def _run(self, stop: threading.Event) -> None:
@@ -166,6 +170,7 @@ class Driver:
                 leadership,
                 self._files,
                 self._run_watch,
+                self._checkpoint_watch,
                 self._liveness,
                 self._clock,
                 notifier,
@@ -216,6 +221,7 @@ class _Term:
         leadership: Leadership,
         files: IncidentFiles,
         watch: RunWatch,
+        checkpoints: CheckpointWatch,
         liveness: LivenessReader,
         clock: Callable[[], float],
         notifier: Notifier | None = None,
@@ -229,6 +235,7 @@ class _Term:
         self._leadership = leadership
         self._files = files
         self._run_watch = watch
+        self._checkpoint_watch = checkpoints
         self._clock = clock
         self._prober = Prober(liveness, clock)
         self._trimmer = HistoryTrimmer(client)
@@ -371,11 +378,13 @@ class _Term:
         now = self._clock()
         trouble = (self._files.trouble,) if self._files.trouble else ()
         untold = () if self._notifier is None else self._notifier.troubles
-        wanted = (decision.reason, (*self._alarms.texts, *trouble, *self._run_watch.troubles, *untold))
-        if wanted == (self._report.reason, self._report.alarms) or now - self._reported_at < _REPORT_S:
+        complaints = (*self._alarms.texts, *trouble, *self._run_watch.troubles, *untold)
+        wanted = (decision.reason, complaints, self._checkpoint_watch.damage)
+        told = (self._report.reason, self._report.alarms, self._report.checkpoint_damage)
+        if wanted == told or now - self._reported_at < _REPORT_S:
             return
         since = now if decision.reason != self._report.reason else self._report.since_unix_s
-        report = DriverReport(self._host, wanted[0], since, wanted[1])
+        report = DriverReport(self._host, wanted[0], since, *wanted[1:])
         self._reported_at = now
         if self._write((Put(self._keys.report, encode(report)),)):
             self._report = report

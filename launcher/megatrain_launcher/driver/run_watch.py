@@ -17,6 +17,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.vanished_files import Losses, WatchedPath
 from megatrain.coordination.lasting_thread import LastingThread
+from megatrain_launcher.driver.checkpoint_watch import local_checkpoints
 
 _logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
@@ -33,10 +34,10 @@ def watched_directories(config: Config, run: RunDirectory) -> dict[Path, str]:
         run.diagnosis: "the diagnosis writes anew what it knows",
         run.incidents: "black boxes of broken rounds are lost; etcd has the incidents, and they are written anew",
     }
-    checkpoints = config.checkpoint.directory or str(run.checkpoints)
-    if "://" not in checkpoints:
+    checkpoints = local_checkpoints(config, run)
+    if checkpoints is not None:
         way_out = "ask for one now by `megatrain job checkpoint`, before anything else breaks"
-        found[Path(checkpoints).absolute()] = f"NO CHECKPOINT IS LEFT until the next save; {way_out}"
+        found[checkpoints] = f"NO CHECKPOINT IS LEFT until the next save; {way_out}"
     return found
 
 

@@ -9,6 +9,7 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper
+from megatrain_launcher.driver.checkpoint_watch import local_checkpoints
 from megatrain_launcher.driver.driver import Driver, SteadyClock
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.run_watch import watched_directories
@@ -40,7 +41,8 @@ def driver_of(
     run, clock = settings.run_directory, SteadyClock()
     driver = Driver(
         client, keys, keeper, settings.host, policy, incidents_directory=run.incidents,
-        watched=watched_directories(settings.config, run), leading=leading, clock=clock,
+        watched=watched_directories(settings.config, run), checkpoints=local_checkpoints(settings.config, run),
+        leading=leading, clock=clock,
         make_notifier=notifier_of(settings.config, client, keys, clock),
     )  # fmt: skip
     return driver.run

@@ -21,6 +21,7 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_launcher.driver.checkpoint_watch import local_checkpoints
 from megatrain_launcher.driver.driver import Driver, SteadyClock
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.run_watch import watched_directories
@@ -87,6 +88,7 @@ def run_lone_driver(
             client, keys, keeper, name, policy_of(record, config), leading=leading,
             incidents_directory=run.incidents if is_run_here else None,
             watched=watched_directories(config, run) if is_run_here else {},
+            checkpoints=local_checkpoints(config, run) if is_run_here else None,
             clock=clock,
             make_notifier=notifier_of(config, client, keys, clock),
         )  # fmt: skip

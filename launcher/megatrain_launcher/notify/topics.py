@@ -50,7 +50,15 @@ _PASSING = frozenset(
 All others are told at once."""
 _LONGEST = 600
 
-OF_INCIDENTS = frozenset({ReasonCode.RECOVERING, ReasonCode.HELD, ReasonCode.VERDICT_WAITING, ReasonCode.FAILED})
+OF_INCIDENTS = frozenset(
+    {
+        ReasonCode.RECOVERING,
+        ReasonCode.REQUESTED,
+        ReasonCode.HELD,
+        ReasonCode.VERDICT_WAITING,
+        ReasonCode.FAILED,
+    }
+)
 """Reasons that topics of their own tell more of."""
 _OF_RESTARTS = frozenset({ReasonCode.RESTART_BUDGET, ReasonCode.BRAKE})
 _PLANNED_ACTIONS = frozenset({"requeue"})

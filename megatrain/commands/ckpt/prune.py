@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from megatrain.checkpoint.activity import look_for_job
 from megatrain.checkpoint.find import name_place, no_checkpoint
-from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, size_problem, survey
+from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, survey
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines
@@ -23,6 +23,7 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import Candidate, candidates, current_branch, line_of, origins
 from megatrain.contracts.location import Location
+from megatrain.contracts.resume_point import size_problem
 from megatrain.contracts.retention import resolved_keep_last, to_remove
 from megatrain.contracts.texts import bytes_text
 

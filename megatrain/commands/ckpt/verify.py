@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from megatrain.checkpoint.data_file import verify_checkpoint
 from megatrain.checkpoint.find import NamedPlace, find_checkpoint, name_place, no_checkpoint
-from megatrain.checkpoint.survey import resume_point
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.checkpoint_choice import add_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
@@ -28,6 +27,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import Location
 from megatrain.contracts.printable import printable
+from megatrain.contracts.resume_point import resume_point
 from megatrain.contracts.verifications import Verification, note_verifications
 
 

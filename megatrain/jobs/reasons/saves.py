@@ -30,6 +30,9 @@ def reasons_of_saves(snapshot: JobSnapshot, standing: Standing, now_s: float) ->
         if view.status is not None and view.status.saves is not None
     }
     yield from _failures(told)
+    if snapshot.report is not None and snapshot.report.checkpoint_damage:
+        way_out = "`megatrain job checkpoint` saves now"
+        yield Reason(ReasonCode.CHECKPOINT_DAMAGED, f"{snapshot.report.checkpoint_damage}; {way_out}")
     yield from _age(snapshot, standing, told, now_s)
     yield from _disks(standing)
 

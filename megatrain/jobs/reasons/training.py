@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import Incident, IncidentState
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.rounds import JobEnd
 from megatrain.contracts.texts import age_text, ranks_text, seconds_text
 from megatrain.jobs.health import Reason, ReasonCode
@@ -75,8 +75,9 @@ def _of_incident(incident: Incident) -> Reason:
     phase = current_phase(incident)
     doing = f"{incident.action}, now: {phase}" if phase else incident.action
     text = f"incident {incident.incident_id} is open ({doing}): {incident.reason}"
+    code = ReasonCode.REQUESTED if incident.kind is IncidentKind.REQUEST else ReasonCode.RECOVERING
     return Reason(
-        ReasonCode.RECOVERING, text, incident.moments.began, incident.culprit_hosts, incident.culprit_ranks
+        code, text, incident.moments.began, incident.culprit_hosts, incident.culprit_ranks
     )  # fmt: skip
 
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, ResumePoint, Survey
+from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, Survey
 from megatrain.contracts.action_log import ActionLog
 from megatrain.contracts.config_changes import CHANGES_NAME, ConfigChange, append_change, changed_keys
 from megatrain.contracts.errors import UsageError
 from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.lineage import Candidate
 from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.resume_point import ResumePoint
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.notes import Author, NoteBook, log_path
 from megatrain_diagnostics.analysis.effective_time import Restart

@@ -168,6 +168,19 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         ReasonCode.RECOVERING, {"halts": {2: make_halt()}, "incidents": (OPEN,)},
         r"incident 20270115-0002 is open \(restart, now: decide\): rank 1 was killed",
     ),
+    "a stop that somebody asked for": (
+        ReasonCode.REQUESTED,
+        {
+            "halts": {2: make_halt()},
+            "incidents": (replace(OPEN, kind=IncidentKind.REQUEST, action="stop", reason="host-1 got SIGTERM"),),
+        },
+        r"is open \(stop, now: decide\): host-1 got SIGTERM",
+    ),
+    "the newest checkpoint is damaged": (
+        ReasonCode.CHECKPOINT_DAMAGED,
+        {"report": DriverReport("host-1", "trains", NOW_S, (), "main/step-000000020 is skipped: a file is missing")},
+        r"step-000000020 is skipped: a file is missing; `megatrain job checkpoint` saves now",
+    ),
     "an incident is open while it trains": (
         ReasonCode.RECOVERING, {"incidents": (OPEN,)}, r"is open \(restart, now: decide\): rank 1 was killed",
     ),

@@ -24,6 +24,7 @@ from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.watch import Snapshot
 from megatrain.coordination.wire import KeyRange
 from megatrain_launcher.driver import driver as driver_module
+from megatrain_launcher.driver.checkpoint_watch import CheckpointWatch
 from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.run_watch import RunWatch
 from megatrain_launcher.driver.state import Seen
@@ -194,8 +195,10 @@ def test_who_is_refused_lets_another_drive(etcd: EtcdServers, tmp_path: Path, mo
 def test_history_that_went_back_is_noticed() -> None:
     watch: Any = SimpleNamespace(next=lambda timeout_s: None)
     nothing: Any = None
-    files, run_watch = IncidentFiles(None), RunWatch({})
-    term = driver_module._Term(nothing, KEYS, "h", POLICY, nothing, files, run_watch, LivenessReader(), lambda: 0.0)
+    files, run_watch, checkpoints = IncidentFiles(None), RunWatch({}), CheckpointWatch(None)
+    term = driver_module._Term(
+        nothing, KEYS, "h", POLICY, nothing, files, run_watch, checkpoints, LivenessReader(), lambda: 0.0
+    )
     term._awaited = 50
     assert term._take(Snapshot(60, (), "compacted"), watch)
     assert not term._take(Snapshot(40, (), "restored"), watch)

@@ -1,0 +1,70 @@
+"""Which checkpoint a job would go on from. It tries candidates in the order of the lineage and skips a damaged one.
+
+Only what is cheap is looked at: manifests, and the sizes of the files of what a job would try.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, wrong_files
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.lineage import Candidate, candidates, current_branch, overlooked
+from megatrain.contracts.location import Location
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """What a job would go on from, None for nothing; why, and what it would skip on the way."""
+
+    candidate: Candidate | None
+    reason: str
+    skipped: tuple[str, ...] = ()
+    is_unreadable: bool = False
+    """Whether it cannot be told which checkpoints there are: `reason` says why."""
+
+    @property
+    def damage(self) -> str:
+        """Why the newest committed checkpoint is not what a job would go on from, and what is; empty where it is."""
+        if self.is_unreadable:
+            return f"no checkpoint can be found: {self.reason}"
+        if not self.skipped:
+            return ""
+        if self.candidate is None:
+            return f"NO CHECKPOINT CAN BE LOADED: {self.reason}; {self.skipped[0]}"
+        return f"{self.skipped[0]}; a job would go on from step {self.candidate.step:,}"
+
+
+def resume_point(checkpoints: Location) -> ResumePoint:
+    """Return what a job would go on from and why."""
+    try:
+        found = candidates(checkpoints)
+        lost = overlooked(checkpoints, found[0]) if found else []
+        current = current_branch(checkpoints)
+    except CheckpointError as error:
+        return ResumePoint(None, str(error), is_unreadable=True)
+    skipped = [f"{one.branch}/{one.location.name} is skipped: {commit_problem(one.location)}" for one in lost]
+    for candidate in found:
+        problem = size_problem(candidate)
+        if problem is not None:
+            skipped.append(f"{candidate.branch}/{candidate.location.name} is skipped: {problem}")
+            continue
+        reason = (
+            f"the newest committed checkpoint of {current}, the current branch"
+            if candidate.branch == current
+            else f"{current}, the current branch, has none of its own, and goes on from {candidate.branch}"
+        )
+        return ResumePoint(candidate, reason, tuple(skipped))
+    if skipped:
+        return ResumePoint(None, "every committed checkpoint of the current line is damaged", tuple(skipped))
+    return ResumePoint(None, "nothing was saved yet: a job starts from scratch")
+
+
+def size_problem(candidate: Candidate) -> str | None:
+    """Return what is wrong with a checkpoint's manifest or the sizes of its files, None when nothing is."""
+    try:
+        manifest = read_manifest(candidate.location, branch=candidate.branch)
+        problems = wrong_files(candidate.location, manifest)
+    except CheckpointError as error:
+        return str(error)
+    return problems[0] if problems else None
