@@ -14,5 +14,7 @@ class DriverReport:
     since_unix_s: float
     alarms: tuple[str, ...] = ()
     """A hold, records that cannot be read, an etcd that has no room."""
+    removed: tuple[str, ...] = ()
+    """Directories of the run that somebody removed lately, and what is lost with each."""
     checkpoint_damage: str = ""
     """Why a job would not go on from the newest committed checkpoint, and from which it would."""

@@ -64,6 +64,7 @@ class ReasonCode(StrEnum):
     NETWORK_DEGRADED = "network-degraded"
     TELEMETRY_SILENT = "telemetry-silent"
     NO_DRIVER = "no-driver"
+    DIRECTORY_REMOVED = "directory-removed"
     DRIVER_ALARM = "driver-alarm"
     HOST_UNFIT = "host-unfit"
     HOST_TROUBLE = "host-trouble"
@@ -125,6 +126,7 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
     ReasonCode.NETWORK_DEGRADED: "gpu-errors.md#links",
     ReasonCode.TELEMETRY_SILENT: "gpu-errors.md#telemetry-is-silent",
     ReasonCode.NO_DRIVER: "health.md#no-driver",
+    ReasonCode.DIRECTORY_REMOVED: "files-removed.md",
     ReasonCode.DRIVER_ALARM: "health.md#driver-alarm",
     ReasonCode.HOST_UNFIT: "host-evicted-or-cordoned.md",
     ReasonCode.HOST_TROUBLE: "health.md#host-trouble",

@@ -215,8 +215,8 @@ FAULTS = {
         mend=lambda job: disk_of(job).make_room(),
     ),
     "the checkpoints are removed": Fault(
-        lambda job: shutil.rmtree(job.running.job.files.checkpoints), "driver-alarm", "health/driver-alarm",
-        settles=True, is_told_long=True,
+        lambda job: shutil.rmtree(job.running.job.files.checkpoints), "directory-removed",
+        "health/directory-removed", is_told_long=True,
     ),
     "a file of the checkpoints is damaged": Fault(damage, "saves-fail", "health/saves-fail", mend=mend_damage),
     "SIGTERM during a long step": Fault(

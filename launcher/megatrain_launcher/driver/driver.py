@@ -378,13 +378,17 @@ class _Term:
         now = self._clock()
         trouble = (self._files.trouble,) if self._files.trouble else ()
         untold = () if self._notifier is None else self._notifier.troubles
-        complaints = (*self._alarms.texts, *trouble, *self._run_watch.troubles, *untold)
-        wanted = (decision.reason, complaints, self._checkpoint_watch.damage)
-        told = (self._report.reason, self._report.alarms, self._report.checkpoint_damage)
-        if wanted == told or now - self._reported_at < _REPORT_S:
-            return
         since = now if decision.reason != self._report.reason else self._report.since_unix_s
-        report = DriverReport(self._host, wanted[0], since, *wanted[1:])
+        report = DriverReport(
+            driver=self._host,
+            reason=decision.reason,
+            since_unix_s=since,
+            alarms=(*self._alarms.texts, *trouble, *untold),
+            removed=self._run_watch.troubles,
+            checkpoint_damage=self._checkpoint_watch.damage,
+        )
+        if report == self._report or now - self._reported_at < _REPORT_S:
+            return
         self._reported_at = now
         if self._write((Put(self._keys.report, encode(report)),)):
             self._report = report

@@ -26,6 +26,8 @@ def reasons_of_coordination(snapshot: JobSnapshot, now_s: float) -> Iterator[Rea
         text = "no driver is elected: nobody decides about failures until a host takes over"
         yield Reason(ReasonCode.NO_DRIVER, text)
     yield from _verdicts(snapshot, now_s)
+    for text in () if snapshot.report is None else snapshot.report.removed:
+        yield Reason(ReasonCode.DIRECTORY_REMOVED, text)
     yield from _alarms(snapshot)
     for text in snapshot.unreadable:
         yield Reason(ReasonCode.RECORD_UNREADABLE, f"left out of this answer: {text}")

@@ -176,10 +176,15 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         },
         r"is open \(stop, now: decide\): host-1 got SIGTERM",
     ),
+    "a directory was removed": (
+        ReasonCode.DIRECTORY_REMOVED,
+        {"report": DriverReport("host-1", "trains", NOW_S, removed=("/run/logs was removed by somebody",))},
+        "^/run/logs was removed by somebody",
+    ),
     "the newest checkpoint is damaged": (
         ReasonCode.CHECKPOINT_DAMAGED,
-        {"report": DriverReport("host-1", "trains", NOW_S, (), "main/step-000000020 is skipped: a file is missing")},
-        r"step-000000020 is skipped: a file is missing; `megatrain job checkpoint` saves now",
+        {"report": DriverReport("host-1", "trains", NOW_S, checkpoint_damage="step-000000020 is skipped: missing")},
+        r"step-000000020 is skipped: missing; `megatrain job checkpoint` saves now",
     ),
     "an incident is open while it trains": (
         ReasonCode.RECOVERING, {"incidents": (OPEN,)}, r"is open \(restart, now: decide\): rank 1 was killed",
