@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.helpers import backend_packages
@@ -21,6 +22,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="reference",
         help="what carries out the operators of megatrain.ops",
     )
+
+
+# how long one example takes is the machine's, which others use too
+hypothesis.settings.register_profile("megatrain", deadline=None)
+hypothesis.settings.load_profile("megatrain")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -29,7 +29,7 @@ def mask(shape: tuple[int, ...], box: Box) -> Tensor:
     return marked
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(boxes_of_a_tensor())
 def test_overlaps_and_gaps_are_those_of_the_masks(case: tuple[tuple[int, ...], list[Box]]) -> None:
     shape, boxes = case

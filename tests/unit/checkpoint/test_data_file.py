@@ -290,7 +290,7 @@ def test_a_whole_checkpoint_has_no_problem_and_stock_torch_reads_it(checkpoint: 
     assert torch.equal(state["b"], torch.arange(3.0))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from([*FILES, ".metadata", "tokenizer.json"]), seed=st.integers(0, 2**32))
 def test_any_bit_that_flips_is_found(checkpoint: Location, name: str, seed: int) -> None:
     path = path_of(checkpoint, name)

@@ -21,7 +21,7 @@ def test_the_compiled_copy_is_here() -> None:
     require("compiler", streamed_copy() is not None, "there was none when megatrain was installed")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     num_bytes=st.integers(0, 4096) | st.integers((256 << 10) - 70, (256 << 10) + 70),
     to=PLACES,

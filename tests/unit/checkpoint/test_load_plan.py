@@ -123,7 +123,7 @@ def wanted_boxes(state: Shards) -> list[WantedBox]:
     return [WantedBox(key_of(kind, shard.name), shard.global_shape, shard.box) for kind, shard in state]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(cases(), st.integers(0, 2**31))
 def test_any_layout_loads_what_any_other_saved(case: Any, seed: int) -> None:
     shapes, before, after = case
@@ -289,7 +289,7 @@ def test_an_item_is_read_by_a_rank_that_needs_it() -> None:
     assert assign_readers([[], [0, 1], [1]], [10, 10]) == (1, 2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_every_item_has_one_reader_and_bytes_are_even(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 1000), max_size=30))
@@ -304,7 +304,7 @@ def test_every_item_has_one_reader_and_bytes_are_even(data: st.DataObject) -> No
     assert assign_readers([sorted(numbers, reverse=True) * 2 for numbers in needs], lengths) == readers
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 8))
 def test_what_all_need_is_dealt_evenly(lengths: list[int], dp_size: int) -> None:
     readers = assign_readers([range(len(lengths))] * dp_size, lengths)

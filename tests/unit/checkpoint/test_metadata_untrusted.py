@@ -456,7 +456,7 @@ def mutated(raw: bytes, changes: list[tuple[int, str, bytes]]) -> bytes:
     return raw
 
 
-fuzz = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @fuzz

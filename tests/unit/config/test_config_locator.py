@@ -98,7 +98,7 @@ def nested_keys(value: object, prefix: Path = ()) -> Iterator[Path]:
             yield from nested_keys(item, (*prefix, name))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(documents())
 def test_lines_are_where_the_document_was_written(document: tuple[str, Mapping[Path, int]]) -> None:
     text, expected = document
@@ -109,7 +109,7 @@ def test_lines_are_where_the_document_was_written(document: tuple[str, Mapping[P
     assert set(nested_keys(table)) == set(found)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(documents())
 def test_keys_appear_in_the_line_found_and_not_before(document: tuple[str, Mapping[Path, int]]) -> None:
     text, expected = document

@@ -25,7 +25,7 @@ def test_each_level_lasts_an_equal_share(consumed: int, expected: int) -> None:
     assert global_batch_size_at(batch, consumed) == expected
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     start=st.integers(1, 50),
     increment=st.integers(1, 50),

@@ -222,7 +222,7 @@ def test_what_became_of_a_snapshot_is_said_once(slot: Path) -> None:
         write_persist(slot.with_name("gone"), 102, Persist.DONE)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 4095), st.binary(min_size=1, max_size=8))
 def test_a_damaged_header_is_refused_or_harmless(slot: Path, at: int, content: bytes) -> None:
     raw = slot_image(make_header(), WORDS, bytes(1000))

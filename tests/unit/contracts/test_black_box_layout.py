@@ -105,7 +105,7 @@ RECORDS = st.builds(
 )
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=50, derandomize=True)
 @given(RECORDS)
 def test_record_round_trip(record: Record) -> None:
     assert layout.decode_record(layout.RECORD.unpack(layout.encode_record(record))) == record
@@ -132,7 +132,7 @@ CONTROLS = st.builds(
 )
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=50, derandomize=True)
 @given(CONTROLS, st.integers(0, 500))
 def test_control_round_trip_and_every_flipped_bit_is_seen(page: ControlPage, bit: int) -> None:
     raw = layout.encode_control(page, seqlock=8)

@@ -248,9 +248,7 @@ OFFSETS = (
 EDITS = st.lists(st.tuples(OFFSETS, st.binary(min_size=1, max_size=16)), max_size=8)
 
 
-@settings(
-    max_examples=250, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=250, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EDITS, st.none() | st.integers(0, len(IMAGE)), st.binary(max_size=3))
 def test_random_damage_gives_a_black_box_or_a_data_error(
     tmp_path: Path, edits: Sequence[tuple[int, bytes]], cut: int | None, tail: bytes

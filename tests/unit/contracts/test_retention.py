@@ -47,7 +47,7 @@ SOME_STEPS = st.lists(st.integers(0, 60), max_size=20)
 SOME = st.frozensets(st.integers(0, 60), max_size=8)
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=300, derandomize=True)
 @given(SOME_STEPS, SOME, SOME, st.integers(0, 8), st.integers(0, 12))
 def test_a_step_goes_exactly_when_no_rule_keeps_it(
     steps: list[int], pinned: frozenset[int], needed: frozenset[int], keep_last: int, keep_every: int
@@ -64,7 +64,7 @@ def test_a_step_goes_exactly_when_no_rule_keeps_it(
         assert max(steps) not in removed
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True)
 @given(SOME_STEPS, SOME, SOME, st.integers(0, 8), st.integers(0, 12))
 def test_once_is_enough_and_what_comes_later_brings_nothing_back(
     steps: list[int], pinned: frozenset[int], needed: frozenset[int], keep_last: int, keep_every: int

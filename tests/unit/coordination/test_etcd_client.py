@@ -60,7 +60,7 @@ def test_put_get_delete(client: EtcdClient, prefix: str) -> None:
 
 
 @given(st.binary(min_size=1, max_size=40), st.binary(max_size=200))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_binary_keys_and_values_come_back(client: EtcdClient, prefix: str, key: bytes, value: bytes) -> None:
     whole = prefix.encode() + key
     client.put(whole, value)

@@ -268,7 +268,7 @@ def test_token_that_fits_in_no_head_is_no_token(etcd: EtcdServers) -> None:
                 client.get("a")
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(
         st.binary(max_size=400),

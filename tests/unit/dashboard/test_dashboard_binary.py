@@ -20,7 +20,7 @@ ARRAYS = st.sampled_from(["u1", "i4", "f4", "f8"]).flatmap(
 
 
 @given(arrays=st.dictionaries(NAMES, ARRAYS, max_size=5), text=st.text(max_size=20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_packed_comes_back_aligned(arrays: dict[str, np.ndarray], text: str) -> None:
     body = pack({"text": text, "number": 1.5}, arrays)
 

@@ -99,7 +99,7 @@ def test_arrows_of_thousands_are_put_together_and_lose_nobody() -> None:
     ),
     most=st.integers(1, 40),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_arrows_are_never_more_than_asked_for(waits: dict[int, tuple[int, ...]], most: int) -> None:
     arrows = waiting_arrows(waits, [1], [2], LAYOUT, most)
 

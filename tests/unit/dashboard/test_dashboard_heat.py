@@ -212,7 +212,7 @@ def test_one_bad_rank_of_many_stays_visible_where_rows_have_to_share() -> None:
     values=st.lists(st.one_of(st.just(float("nan")), st.floats(-1e6, 1e6)), min_size=12, max_size=12),
     size=st.integers(1, 5),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pooling_keeps_the_greatest(values: list[float], size: int) -> None:
     array = np.array(values).reshape(3, 4)
 
@@ -233,7 +233,7 @@ def test_pooling_keeps_the_greatest(values: list[float], size: int) -> None:
         st.one_of(st.just(float("nan")), st.sampled_from([0.0, 1.0]), st.floats(0, 1e9)), min_size=40, max_size=40
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_scaled_values_are_numbers_wherever_there_was_one(values: list[float]) -> None:
     array, peers = np.array([values]), Peers(job().roster())
     against = peer_values(array, peers)

@@ -22,7 +22,7 @@ def test_every_size_up_to_2000_is_permuted() -> None:
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 def test_any_key_permutes(size: int, key: int) -> None:
     images = permuted(np.arange(size), size, keys(size, key))
     assert np.array_equal(np.sort(images), np.arange(size))
@@ -62,7 +62,7 @@ def test_neighbours_are_independent() -> None:
 @given(
     num_windows=st.integers(1, 300), rest=st.integers(0, 63), seq_len=st.integers(1, 64), seed=st.integers(-5, 2**63)
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 def test_windows_of_an_epoch_tile_the_stream(num_windows: int, rest: int, seq_len: int, seed: int) -> None:
     num_tokens = (num_windows + 1) * seq_len + rest % seq_len
     order = SampleOrder(num_tokens, seq_len, seed)

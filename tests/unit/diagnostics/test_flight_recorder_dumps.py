@@ -157,7 +157,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True)
 @given(JSON, JSON, JSON)
 def test_whatever_is_in_a_dump_it_is_read_or_refused(entries: Any, config: Any, status: Any) -> None:
     dump = {"version": "2.10", "entries": [entries], "pg_config": config, "pg_status": {"1": status}}

@@ -67,7 +67,7 @@ def cells(question: HeatQuestion) -> dict[tuple[int, int], tuple[int, int, int]]
         max_step_bins=st.integers(1, 20),
     )
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_cells_are_those_that_a_loop_finds(stored: StoredEvents, question: HeatQuestion) -> None:
     heat = stored.heat(question)
 

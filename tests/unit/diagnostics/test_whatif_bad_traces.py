@@ -135,7 +135,7 @@ def test_traces_without_sense_are_refused(table: OperationTable, message: str) -
         make_model(table, JOB.shape)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     data=st.data(),
     column=st.sampled_from(["dp_rank", "stage", "rank", "step", "kind", "start_s", "duration_s", "sequence", "chunk"]),

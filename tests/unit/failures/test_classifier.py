@@ -47,7 +47,7 @@ def fed(log: bytes, cuts: list[int]) -> LogClassifier:
 
 
 @given(st.lists(st.integers(0, 4096), max_size=12))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_chunks_change_nothing(cuts: list[int]) -> None:
     assert fed(LOG, cuts).verdict == classify(LOG)
 
@@ -79,7 +79,7 @@ def test_long_lines_are_cut() -> None:
 
 
 @given(st.lists(st.sampled_from(BENIGN), max_size=8), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_benign_lines_around_a_failure_change_nothing(noise: list[bytes], rng: random.Random) -> None:
     failure = b"[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has a total"
     lines = [*noise, failure]

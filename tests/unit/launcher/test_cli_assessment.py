@@ -389,7 +389,7 @@ def test_json_has_what_the_text_has() -> None:
     assert (incident["steps_lost"], round(incident["down_s"], 3)) == (4, 3.2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     phases=st.lists(st.sampled_from(HostPhase), min_size=3, max_size=3),
     there=st.sets(st.integers(1, 3)),

@@ -191,7 +191,7 @@ class Interleavings(RuleBasedStateMachine):
 
 
 Interleavings.TestCase.settings = settings(
-    max_examples=120, derandomize=True, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck),
+    max_examples=120, derandomize=True, stateful_step_count=40, suppress_health_check=list(HealthCheck),
     phases=(Phase.generate, Phase.shrink),  # to explain a failure all lines are traced, which takes three times as long
 )  # fmt: skip
 TestInterleavings = Interleavings.TestCase

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megatrain.contracts.diag_records import DiagSettings
@@ -200,7 +200,6 @@ ACTIONS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ACTIONS)
 def test_no_order_of_events_hands_out_a_round_that_may_not_run(actions: list[tuple[str, int, tuple[str, ...]]]) -> None:
     book = OrderBook(KEYS, "a", "1")

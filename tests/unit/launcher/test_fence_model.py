@@ -174,7 +174,7 @@ class Fencing(RuleBasedStateMachine):
 
 
 Fencing.TestCase.settings = settings(
-    max_examples=NUM_SCHEDULES, derandomize=True, stateful_step_count=30, deadline=None,
+    max_examples=NUM_SCHEDULES, derandomize=True, stateful_step_count=30,
     suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
 )  # fmt: skip
 TestFencing = Fencing.TestCase

@@ -61,7 +61,7 @@ def test_the_end_of_one_is_nothing_to_the_other(tmp_path: Path, monkeypatch: pyt
         (page,) = pids(tmp_path, "dashboard")
         os.kill(page, 0)
 
-    assert [text.partition(";")[0] for text in told] == ["diagnostics ended with exit code -9"]
+    assert [text.partition(";")[0] for text in told] == ["diagnostics was killed by SIGKILL (9)"]
     with pytest.raises(ProcessLookupError):
         os.kill(page, 0)
 

@@ -264,5 +264,5 @@ class Agents(RuleBasedStateMachine):
         self.view, self.since, self.now_s, self.halted_s, self.workers = saved
 
 
-Agents.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Agents.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestAgents = Agents.TestCase

@@ -25,7 +25,7 @@ def cut(whole: Tensor, box: Box) -> Tensor:
     return whole[tuple(slice(first, first + size) for first, size in zip(box.offsets, box.sizes, strict=True))]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(ranges())
 @example(((3, 1, 4), 0, 12))
 @example(((1, 1, 1), 0, 1))
@@ -46,7 +46,7 @@ def test_boxes_are_the_range(case: tuple[tuple[int, ...], int, int]) -> None:
         assert part.flatten()[0].item() == position
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ranges())
 def test_no_two_neighbouring_boxes_could_be_one(case: tuple[tuple[int, ...], int, int]) -> None:
     """A longer box that starts where one starts, ends within the range and is axis-aligned would be found."""

@@ -96,7 +96,7 @@ def test_parameters_become_views_of_the_bucket_and_stay_the_objects_they_were() 
     assert weight.grad is not None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5),
     dp_size=st.sampled_from([1, 2, 3, 4, 8]),
@@ -199,7 +199,7 @@ def test_parameters_of_different_rules_never_share_a_bucket() -> None:
         assert len({(one.is_tp_sharded, one.is_tied) for one in bucket}) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=20), limit=st.integers(1, 80))
 def test_every_parameter_is_in_one_bucket_in_backward_order(sizes: Any, limit: int) -> None:
     forward_order = [

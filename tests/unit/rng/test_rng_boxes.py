@@ -30,7 +30,7 @@ def boxes(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     return shape, offsets, sizes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(box=boxes(), block=st.sampled_from([1, 2, 5, 16, 1 << 20]))
 def test_box_has_the_numbers_of_the_whole(box: Any, block: int) -> None:
     shape, offsets, sizes = box
@@ -43,7 +43,7 @@ def test_box_has_the_numbers_of_the_whole(box: Any, block: int) -> None:
     assert torch.equal(found, expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(box=boxes())
 def test_indices_of_a_box_are_flat_positions(box: Any) -> None:
     shape, offsets, sizes = box

@@ -20,7 +20,7 @@ from tests.helpers.published_models import LLAMA_3_8B
 MEGASCALE_175B = ModelConfig(vocab_size=64_000, seq_len=2048, hidden_size=12_288, num_layers=96, num_heads=128)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True)
 @given(st.integers(1, 40), st.integers(0, 50))
 def test_pairs_are_those_of_the_mask(seq_len: int, window_size: int) -> None:
     window = window_size or seq_len
