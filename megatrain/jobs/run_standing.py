@@ -18,11 +18,13 @@ from megatrain.contracts.bounded_files import open_below, read_below
 from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.errors import CheckpointError, CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.incident import Incident
+from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.texts import count_text
 from megatrain.jobs.health import Health, Reason, ReasonCode, health_of
+from megatrain.jobs.job_state import JobState
 from megatrain.jobs.own_etcd import PLACE
 from megatrain.jobs.recorded_incidents import read_incident
 
@@ -61,43 +63,66 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class LastKnown:
+    """What a run's directory has of the job as it was: its newest checkpoint and incident, and how far it came."""
+
+    saved_step: int | None = None
+    saved_unix_s: float | None = None
+    incident: Incident | None = None
+    step: int | None = None
+    """The last that was reported, where anybody has read the metrics."""
+    train_steps: int | None = None
+    """Of all, where anybody has read the configuration."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunStanding:
-    """The answer where etcd gives none."""
+    """The answer where etcd gives none. `code`: why a person must look at it; of a run that ended in order, None."""
 
     kind: RunKind
     headline: str
     exit_code: int | None = None
+    code: ReasonCode | None = None
 
     @property
     def health(self) -> Health:
-        """What that means for whoever is responsible for the run; of one that ended in order, nothing."""
-        if self.kind is RunKind.UNREACHABLE:
-            return health_of([Reason(ReasonCode.UNREACHABLE, self.headline)])
-        if self.kind is RunKind.KILLED:
-            return health_of([Reason(ReasonCode.NOT_RUNNING, self.headline)])
-        if self.kind is RunKind.ENDED and self.exit_code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
-            return health_of([Reason(ReasonCode.FAILED, self.headline)])
-        return Health()
+        """What that means for whoever is responsible for the run."""
+        return health_of([] if self.code is None else [Reason(self.code, self.headline)])
+
+    @property
+    def state(self) -> str:
+        """The word for it; of a run that ended the same as etcd has for it."""
+        if self.kind is not RunKind.ENDED:
+            return str(self.kind)
+        if self.code is not None:
+            return str(JobState.FAILED)
+        return str(JobState.SAVED if self.exit_code == ExitCode.SAVED_AND_STOPPED else JobState.FINISHED)
 
 
-def run_standing(facts: RunFacts) -> RunStanding:
-    """Return what the facts of a run's directory mean. Pure."""
+_NOTHING_KNOWN = LastKnown()
+
+
+def run_standing(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunStanding:
+    """Return what a run's directory means. `last` counts where no launch of here tells how the run ended. Pure."""
     who = f" ({facts.holder})" if facts.holder else ""
     if not facts.is_run:
         return RunStanding(RunKind.NEVER_STARTED, "never started: no launch has left anything there")
     if facts.is_held:
         text = f"unreachable: its launch{who} lives, and its etcd does not answer"
-        return RunStanding(RunKind.UNREACHABLE, text)
+        return RunStanding(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
     if facts.exit_code is not None:
-        return RunStanding(RunKind.ENDED, f"ended: {_end_text(facts.exit_code)}", facts.exit_code)
+        return _ended(facts.exit_code, last.incident)
     if facts.has_launch and facts.is_of_here:
         text = f"killed: its launch{who} is gone, and nobody has written how the job ended; launch it again to go on"
-        return RunStanding(RunKind.KILLED, text)
+        return RunStanding(RunKind.KILLED, text, code=ReasonCode.NOT_RUNNING)
+    if last.step is not None and last.train_steps is not None and last.step >= last.train_steps:
+        return RunStanding(RunKind.ENDED, f"ended: all {count_text(last.train_steps, 'step')} are done")
+    if last.incident is not None and last.incident.state is IncidentState.STOPPED:
+        return RunStanding(RunKind.ENDED, f"ended: stopped by {_incident_text(last.incident)}", code=ReasonCode.FAILED)
+    text = "unreachable: it was launched with an etcd elsewhere; say --rdzv-endpoint as the launch did"
     if facts.has_launch:
         text = f"unreachable: its etcd does not answer, and whether its launch{who} lives cannot be seen from here"
-        return RunStanding(RunKind.UNREACHABLE, text)
-    text = "unreachable: it was launched with an etcd elsewhere; say --rdzv-endpoint as the launch did"
-    return RunStanding(RunKind.UNREACHABLE, text)
+    return RunStanding(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
 
 
 def read_facts(run: Path) -> RunFacts:
@@ -124,15 +149,6 @@ def recorded_exit_code(run: Path) -> int | None:
     """Return the exit code that the last launch left, None where there is none."""
     text = _text(run, EXIT_CODE_FILE)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
-
-
-@dataclass(frozen=True, slots=True)
-class LastKnown:
-    """What a run's directory has of the job as it was: its newest checkpoint and incident."""
-
-    saved_step: int | None = None
-    saved_unix_s: float | None = None
-    incident: Incident | None = None
 
 
 def read_last_known(run: Path) -> LastKnown:
@@ -171,9 +187,16 @@ def _text(run: Path, name: str) -> str:
         return ""
 
 
-def _end_text(exit_code: int) -> str:
+def _ended(exit_code: int, last: Incident | None) -> RunStanding:
     if exit_code == ExitCode.OK:
-        return "it finished (exit code 0)"
+        return RunStanding(RunKind.ENDED, "ended: it finished (exit code 0)", exit_code)
     if exit_code == ExitCode.SAVED_AND_STOPPED:
-        return f"it was saved and stopped, launch it again to go on (exit code {exit_code})"
-    return f"it failed, with exit code {exit_code}"
+        text = f"ended: it was saved and stopped, launch it again to go on (exit code {exit_code})"
+        return RunStanding(RunKind.ENDED, text, exit_code)
+    why = "" if last is None else f"; {_incident_text(last)}"
+    text = f"ended: it failed, with exit code {exit_code}{why}"
+    return RunStanding(RunKind.ENDED, text, exit_code, ReasonCode.FAILED)
+
+
+def _incident_text(one: Incident) -> str:
+    return f"its last incident: {one.reason}"

@@ -116,7 +116,8 @@ def _from_directory(args: argparse.Namespace, error: MegatrainError) -> int:
     run = _run_directory(args)
     if run is None:
         raise error
-    standing, last, now_s = run_standing(read_facts(run)), read_last_known(run), time.time()
+    last, now_s = read_last_known(run), time.time()
+    standing = run_standing(read_facts(run), last)
     if standing.kind is RunKind.UNREACHABLE:
         print_note(str(error).partition("\n")[0])
     if args.is_json:

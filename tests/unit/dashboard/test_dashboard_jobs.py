@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from megatrain.jobs.snapshot import read_job
 from megatrain_diagnostics.analysis.effective_time import Restart
 from megatrain_diagnostics.dashboard.pages.jobs.document import JobRow
 from megatrain_diagnostics.dashboard.pages.jobs.view import Choice, chosen_rows, counts_of, job_row
+from megatrain_diagnostics.dashboard.pages.overview.view import OverviewInputs, overview_document
+from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.dashboard.sources.runs import catalog as catalog_module
 from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
 from megatrain_diagnostics.dashboard.sources.runs.course import read_course
@@ -125,6 +128,34 @@ def test_rows_say_what_status_says(tmp_path: Path) -> None:
     assert names[-1] == "failed-long-ago"
     only = [row.name for row in chosen_rows(list(rows.values()), Choice(text="NOBODY HAS written"))]
     assert only == ["killed"]
+
+
+# name -> how it is written, who its lock names, and what the row and the opened page say
+OPENED = {
+    "lives": ({"exit_code": None}, None, ("unreachable", "red")),
+    "sent": ({"exit_code": None}, "process 17 on elsewhere", ("unreachable", "red")),
+    "sent-at-its-end": ({"exit_code": None, "num_steps": 240}, "process 17 on elsewhere", ("finished", "green")),
+    "killed": ({"exit_code": None}, None, ("killed", "red")),
+    "failed": ({"exit_code": 66, "has_incident": True}, None, ("failed", "red")),
+    "saved": ({"exit_code": 75}, None, ("saved and stopped", "green")),
+}
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_a_job_is_in_the_list_what_its_page_says(tmp_path: Path, name: str) -> None:
+    how, holder, expected = OPENED[name]
+    run = write_run(tmp_path / name, **how)
+    if holder is not None:
+        (run.root / "coordination" / "lock").write_text(f"{holder}\n")
+    with held(run) if name == "lives" else nullcontext():
+        row, source = rows_of(tmp_path)[name], RecordedJob(run)
+        wait_until(source.has_looked, "the run to be read", DEADLINE_S)
+        page = overview_document(OverviewInputs(LATER_S, source.facts(), is_recorded=True))
+        source.close()
+    assert (row.state, row.level) == expected
+    assert (page.state, page.level, page.headline) == (row.state, row.level, row.headline)
+    told = [(one.code, one.text) for one in row.reasons]
+    assert [(one.code, one.text) for one in page.reasons] == told
 
 
 def test_a_row_has_the_figures_of_its_run(tmp_path: Path) -> None:

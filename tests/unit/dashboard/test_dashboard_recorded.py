@@ -90,7 +90,7 @@ def own_run(made: Path, tmp_path: Path) -> RunDirectory:
 
 def test_the_overview_says_what_the_run_came_to(page: Page) -> None:
     found = page.ask("overview")
-    assert (found["at_unix_s"], found["state"], found["level"]) == (NOW_S, "not running", "green")
+    assert (found["at_unix_s"], found["state"], found["level"]) == (NOW_S, "unreachable", "red")
     assert (found["step"], found["train_steps"], found["round"]) == (120, 240, 2)
     assert found["tokens"] == END_TOKENS
     assert (found["step_s"], found["tokens_per_s"], found["mfu"]) == (1.0, 4096.0, pytest.approx(0.4))
@@ -127,7 +127,7 @@ def test_a_run_whose_launch_was_killed_is_red(own_run: RunDirectory) -> None:
     found = page.ask("overview")
     page.close()
     assert (found["level"], [one["code"] for one in found["reasons"]]) == ("red", ["not-running"])
-    assert found["headline"].startswith("killed: its launch is gone")
+    assert found["headline"].startswith("killed: its launch (process 17 on ")
 
 
 @pytest.mark.parametrize("path", ["series", "logs", "logs/causes", "ranks/0", "hang", "stragglers"])

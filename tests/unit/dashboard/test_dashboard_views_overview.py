@@ -17,6 +17,7 @@ from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictCo
 from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.rounds import JobEnd, Round, RoundHost
+from megatrain.jobs.run_standing import RunFacts, run_standing
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import Case
 from megatrain_diagnostics.dashboard.pages.overview.document import OverviewDocument
@@ -182,19 +183,9 @@ def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
     consumed = make_manifest().consumed_tokens
     assert overview(facts=saved).tokens == consumed + 100 * 40
     # of a recorded run whose last steps were not streamed a checkpoint tells how far it came
-    short = replace(saved, series=series(1100))
+    short = replace(saved, series=series(1100), standing=run_standing(RunFacts(is_run=True)))
     found = overview_document(OverviewInputs(NOW_S, short, is_recorded=True))
     assert (found.step, found.tokens) == (1200, consumed)
-
-
-def test_a_recorded_job_that_did_all_its_steps_is_finished_and_one_that_stopped_has_failed() -> None:
-    done = JobFacts(config=config(train={"steps": 1240}), series=series())
-    found = overview_document(OverviewInputs(NOW_S, done, is_recorded=True))
-    assert (found.state, found.level, found.headline) == ("finished", "green", "finished: all 1,240 steps are done")
-    stopped = JobFacts(config=config(), series=series(), incidents=(make_incident(state=IncidentState.STOPPED),))
-    found = overview_document(OverviewInputs(NOW_S, stopped, is_recorded=True))
-    assert (found.state, found.level) == ("failed", "red")
-    assert found.headline == "over since its last incident: rank 3 on host-2 was killed by SIGKILL (9)"
 
 
 def test_what_the_daemon_lost_is_told() -> None:

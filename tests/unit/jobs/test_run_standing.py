@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.record import encode
 from megatrain.jobs.health import ReasonCode
 from megatrain.jobs.run_standing import (
+    LastKnown,
     RunFacts,
     RunKind,
     read_facts,
@@ -52,6 +54,43 @@ def test_what_the_facts_mean(facts: RunFacts, kind: RunKind, said: str) -> None:
     codes = {RunKind.KILLED: ReasonCode.NOT_RUNNING, RunKind.UNREACHABLE: ReasonCode.UNREACHABLE}
     code = ReasonCode.FAILED if found.exit_code == 66 else codes.get(kind)
     assert [(one.code, one.text) for one in found.health.reasons] == ([] if code is None else [(code, found.headline)])
+
+
+STOPPED = make_incident(state=IncidentState.STOPPED)
+ELSEWHERE = RunFacts(is_run=True)
+AT_ITS_END = LastKnown(step=1240, train_steps=1240)
+
+
+@pytest.mark.parametrize(
+    ("facts", "last", "state", "headline"),
+    [
+        (ELSEWHERE, AT_ITS_END, "finished", "ended: all 1,240 steps are done"),
+        (
+            ELSEWHERE,
+            LastKnown(incident=STOPPED),
+            "failed",
+            "ended: stopped by its last incident: rank 3 on host-2 was kil",
+        ),
+        (ELSEWHERE, LastKnown(incident=make_incident(), step=5, train_steps=6), "unreachable", "unreachable: it was"),
+        (
+            replace(ELSEWHERE, exit_code=66),
+            LastKnown(incident=STOPPED),
+            "failed",
+            "exit code 66; its last incident: rank",
+        ),
+        # of one that lives the past proves nothing
+        (replace(ELSEWHERE, is_held=True), AT_ITS_END, "unreachable", "its launch lives"),
+        # its last checkpoint may be missing
+        (replace(ELSEWHERE, has_launch=True), AT_ITS_END, "killed", "is gone"),
+    ],
+)
+def test_what_a_run_left_counts_where_no_launch_tells(
+    facts: RunFacts, last: LastKnown, state: str, headline: str
+) -> None:
+    found = run_standing(facts, last)
+    assert found.state == state
+    assert headline in found.headline
+    assert found.health.level == ("green" if state == "finished" else "red")
 
 
 @pytest.fixture

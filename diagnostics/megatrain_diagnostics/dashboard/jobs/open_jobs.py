@@ -21,6 +21,7 @@ from megatrain.contracts.action_log import ACTIONS_NAME, ActionLog
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
+from megatrain.jobs.run_standing import RunStanding
 from megatrain_diagnostics.dashboard.actions.carrying import EtcdHands
 from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
 from megatrain_diagnostics.dashboard.answers.errors import internal_error, not_found, shown, unavailable
@@ -42,11 +43,15 @@ _SWEEP_S = 15.0
 _FIRST_LOOK_S = 10.0
 
 
+_Origin = Reach | RunStanding | None
+"""The etcd that tells of a job; else how the job is by its directory."""
+
+
 @dataclass(slots=True)
 class _OpenJob:
     """`origin`: what it was opened from; `num_asking`: questions that are being answered, streams too."""
 
-    origin: Reach | None
+    origin: _Origin
     app: FastAPI
     streams: LiveStreams
     closing: ExitStack
@@ -93,7 +98,7 @@ class OpenJobs:
             raise not_found(f"{shown(name)}: no such job; api/v1/jobs tells which there are")
         if why := why_not_opened(seen):
             raise not_found(f"job {shown(name)} cannot be shown here: {why}")
-        origin = seen.reach if seen.snapshot is not None else None
+        origin = _origin(seen)
         known = self._open.get(name)
         if known is not None and known.origin == origin:
             return known
@@ -145,7 +150,7 @@ class OpenJobs:
             job.closing.close()
         self._open.clear()
 
-    def _made(self, seen: JobSeen, origin: Reach | None) -> _OpenJob:
+    def _made(self, seen: JobSeen, origin: _Origin) -> _OpenJob:
         """Open a job. Raises: RefusalError where it went away meanwhile."""
         assert seen.glance is not None, "why_not_opened has said so"
         root = seen.glance.root
@@ -155,7 +160,7 @@ class OpenJobs:
         source: JobSource
         desk: ActionDesk | None = None
         wait: Callable[[float], bool] | None = None
-        if origin is None:
+        if not isinstance(origin, Reach):
             source = recorded = RecordedJob(run)
             wait = recorded.wait_for_look
         else:
@@ -172,5 +177,11 @@ class OpenJobs:
             return internal_error(request.url.path, error)
 
         app.add_exception_handler(Exception, of_mistake)
-        _logger.info("job %s is opened, %s", seen.name, "as etcd tells of it" if origin else "as its directory has it")
+        _logger.info("job %s is opened, %s", seen.name, "as etcd tells of it" if desk else "as its directory has it")
         return _OpenJob(origin, app, streams, closing, wait)
+
+
+def _origin(seen: JobSeen) -> _Origin:
+    if seen.snapshot is not None:
+        return seen.reach
+    return None if seen.glance is None else seen.glance.standing

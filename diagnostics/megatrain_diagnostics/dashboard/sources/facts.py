@@ -12,6 +12,7 @@ from megatrain.contracts.host_records import CheckReport, HangEvidence
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.verifications import Verification
 from megatrain.jobs.notes import Note
+from megatrain.jobs.run_standing import RunStanding
 from megatrain.jobs.verdict_cases import Case
 from megatrain_diagnostics.dashboard.sources.series_book import EMPTY, SeriesSnapshot
 from megatrain_diagnostics.store.rounds import RoundSeen
@@ -49,10 +50,8 @@ class JobFacts:
     evidence: tuple[HangEvidence, ...] = ()
     """Of the newest stuck round, as etcd has it."""
     config: Config | None = None
-    exit_code: int | None = None
-    """Of a recorded job, where its launch left one."""
-    is_killed: bool = False
-    """Of a recorded job: its launch is gone, and nobody has written how it ended."""
+    standing: RunStanding | None = None
+    """Of a recorded job: how it is, by its directory."""
     reported_step: int | None = None
     """Of a recorded job, the last that rank 0 reported: it is known where events were never streamed, or expired."""
     is_daemon_alive: bool | None = None

@@ -7,16 +7,12 @@ from pathlib import Path
 from megatrain.config.config import Config
 from megatrain.contracts.printable import printable
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.run_standing import RunKind, read_facts, run_standing
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import cases_of_audit
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.run_files import recorded_config
 from megatrain_diagnostics.dashboard.sources.run_source import RunSource, checkpoints_place
-from megatrain_diagnostics.dashboard.sources.runs.course import read_course
-
-_COURSE_BYTES = 64 * 1024
-"""Of the metrics, of which the end alone is of use here."""
+from megatrain_diagnostics.dashboard.sources.runs.glance import read_glance
 
 
 class RecordedJob(RunSource):
@@ -24,8 +20,7 @@ class RecordedJob(RunSource):
 
     def __init__(self, run: RunDirectory) -> None:
         self._config = recorded_config(run)
-        self._standing = run_standing(read_facts(run.root))
-        self._reported_step = _reported_step(run)
+        self._glance = read_glance(run.root)
         place, self._problem = _own_checkpoints(self._config, run)
         super().__init__(run, lambda: place, is_over=True)
 
@@ -57,9 +52,8 @@ class RecordedJob(RunSource):
             damaged_incidents=history.files.damaged,
             cases=tuple(cases_of_audit(history.files.entries)),
             config=self._config,
-            exit_code=self._standing.exit_code,
-            is_killed=self._standing.kind is RunKind.KILLED,
-            reported_step=self._reported_step,
+            standing=self._glance.standing,
+            reported_step=self._glance.outline.last_step,
             rounds=history.rounds,
             series=history.series,
             checkpoints=history.checkpoints,
@@ -75,13 +69,6 @@ class RecordedJob(RunSource):
     def has_looked(self) -> bool:
         """Return whether all that is there has been read once."""
         return self._history.has_looked.is_set()
-
-
-def _reported_step(run: RunDirectory) -> int | None:
-    try:
-        return read_course(run, _COURSE_BYTES).last_step
-    except OSError:
-        return None
 
 
 def _own_checkpoints(config: Config | None, run: RunDirectory) -> tuple[str, str]:

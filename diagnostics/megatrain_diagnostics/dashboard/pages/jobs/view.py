@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.texts import natural_order
 from megatrain.jobs.assessment import Assessment, assess
 from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
-from megatrain.jobs.job_state import JobState
-from megatrain.jobs.run_standing import RunKind, RunStanding
+from megatrain.jobs.run_standing import RunKind
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.pages.jobs.document import JobRow, RowReason, Trouble, TroubleCounts
 from megatrain_diagnostics.dashboard.sources.runs.catalog import JobSeen
@@ -140,16 +138,7 @@ def _standing(seen: JobSeen, assessment: Assessment | None) -> _Standing:
         return _Standing("damaged", glance.problems[0], Health((reason,)), is_over=True)
     found = glance.standing
     is_over = found.kind not in (RunKind.RUNNING, RunKind.UNREACHABLE)
-    return _Standing(_state(found), found.headline, found.health, is_over)
-
-
-def _state(standing: RunStanding) -> str:
-    """Return the word for how a run stands; of one that ended the same as etcd has for it."""
-    if standing.kind is not RunKind.ENDED:
-        return str(standing.kind)
-    if standing.exit_code == ExitCode.OK:
-        return str(JobState.FINISHED)
-    return str(JobState.SAVED if standing.exit_code == ExitCode.SAVED_AND_STOPPED else JobState.FAILED)
+    return _Standing(found.state, found.headline, found.health, is_over)
 
 
 def _trouble(seen: JobSeen, standing: _Standing, spent: TimeSpent, now_s: float) -> Trouble:
@@ -179,7 +168,7 @@ def _train_steps(seen: JobSeen, snapshot: JobSnapshot | None) -> int | None:
     told = "" if snapshot is None or snapshot.record is None else snapshot.record.config.get("train.steps", "")
     if told.isascii() and told.isdigit():
         return int(told)
-    return None if seen.glance is None else seen.glance.train_steps
+    return None if seen.glance is None else seen.glance.last.train_steps
 
 
 def _saved(seen: JobSeen, snapshot: JobSnapshot | None) -> tuple[int | None, float | None]:

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.texts import count_text
 from megatrain.jobs.assessment import Assessment, Unreachable, assess
-from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
+from megatrain.jobs.health import Health, HealthLevel, Reason
 from megatrain.jobs.host_view import HostState, HostView
-from megatrain.jobs.job_state import OVER, JobState
+from megatrain.jobs.job_state import OVER
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.analysis.effective_time import effective_time_ratio
 from megatrain_diagnostics.dashboard.pages.overview.document import (
@@ -155,7 +153,9 @@ def _newest_median(series: SeriesSnapshot, name: str) -> float | None:
 
 def _standing(given: OverviewInputs, assessment: Assessment | None) -> _Standing:
     if given.is_recorded:
-        return _recorded_standing(given.facts, completed_step(None, given.facts))
+        found = given.facts.standing
+        assert found is not None, "a recorded job has one"
+        return _Standing(found.state, found.headline, None, found.health.reasons)
     if assessment is None:
         unknown = Unreachable(given.etcd_trouble or "etcd has not answered yet")
         return _Standing(_UNKNOWN, unknown.why, None, (unknown.reason,))
@@ -170,35 +170,6 @@ def _reason(one: Reason) -> ReasonDocument:
         code=one.code.value, level=one.level.value, text=one.text, since_unix_s=one.since_unix_s, runbook=one.runbook,
         hosts=one.hosts, ranks=one.ranks,
     )  # fmt: skip
-
-
-def _recorded_standing(facts: JobFacts, step: int | None) -> _Standing:
-    """Return how a job ended: by the exit code that its launch left, else by how far it came and its last incident."""
-    last = facts.incidents[-1] if facts.incidents else None
-    since_s = None if last is None else last.moments.detected
-    if facts.exit_code is not None:
-        text = f"its launch ended with exit code {facts.exit_code}"
-        if facts.exit_code == ExitCode.OK:
-            return _Standing(str(JobState.FINISHED), f"finished: {text}", None)
-        if facts.exit_code == ExitCode.SAVED_AND_STOPPED:
-            return _Standing(str(JobState.SAVED), f"saved and stopped: {text}", None)
-        why = f"; the last incident: {last.reason}" if last is not None else ""
-        return _failed(f"failed: {text}{why}", since_s)
-    if facts.config is not None and step is not None and step >= facts.config.train.steps:
-        done = count_text(facts.config.train.steps, "step")
-        return _Standing(str(JobState.FINISHED), f"finished: all {done} are done", None)
-    if last is not None and last.state is IncidentState.STOPPED:
-        return _failed(f"over since its last incident: {last.reason}", since_s)
-    reached = "" if step is None else f", after {count_text(step, 'step')}"
-    if facts.is_killed:
-        text = f"its launch is gone, and nobody has written how the job ended{reached}"
-        reason = Reason(ReasonCode.NOT_RUNNING, text)
-        return _Standing(str(JobState.NOT_RUNNING), f"killed: {text}", None, (reason,))
-    return _Standing(str(JobState.NOT_RUNNING), f"recorded history{reached}", None)
-
-
-def _failed(text: str, since_s: float | None) -> _Standing:
-    return _Standing(str(JobState.FAILED), text, since_s, (Reason(ReasonCode.FAILED, text, since_s),))
 
 
 def _incidents(given: OverviewInputs) -> Sequence[Incident]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatrain.contracts.errors import CoordinationError
@@ -50,7 +50,6 @@ class RunGlance:
     standing: RunStanding
     job: str
     """As its configuration says; else the name of the directory."""
-    train_steps: int | None = None
     outline: Outline = Outline()
     last: LastKnown = LastKnown()
     incidents: tuple[Incident, ...] = ()
@@ -94,14 +93,15 @@ def read_glance(root: Path) -> RunGlance:
     problems.append(problem)
     ended_s = _written_s(root / EXIT_CODE_FILE) if facts.exit_code is not None else outline.end_s
     written = [mtime_ns / 1e9 for name, mtime_ns, _ in signature_of(root) if name != "."]
+    train_steps = None if config is None else config.train.steps
+    last = replace(read_last_known(root), step=outline.last_step, train_steps=train_steps)
     return RunGlance(
         root=root,
         facts=facts,
-        standing=run_standing(facts),
+        standing=run_standing(facts, last),
         job=root.name if config is None else config.job.name,
-        train_steps=None if config is None else config.train.steps,
         outline=outline,
-        last=read_last_known(root),
+        last=last,
         incidents=incidents,
         num_incidents=num_incidents,
         written_unix_s=max(written, default=None),
