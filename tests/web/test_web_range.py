@@ -89,3 +89,46 @@ def test_an_operator_writes_a_note(serve, pages) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
     (sent,) = dashboard.notes
     assert (sent.text, sent.step, sent.at_unix_s) == ("looks well", 1200, None)
+
+
+def test_a_range_before_now_moves_with_the_clock_without_news(serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open("about:blank")
+    page.clock.install()
+    page.goto(f"{dashboard.url}#/overview?from=-15m")
+    page.locator("[data-chart='Loss'] canvas").first.wait_for()
+    page.locator("main[data-connection=live]").wait_for()
+    with page.expect_request(re.compile(r"/series\?.*from=-15m")):
+        page.clock.fast_forward(25_000)
+
+
+def test_what_is_drawn_over_on_the_heat_map_is_the_range_of_all_views(serve, pages) -> None:
+    pages.expected += ["404"]  # no cell of the picture is laid out
+    page = pages.open(f"{serve().url}#/heat?first=19950&last=19999")
+    bar = page.get_by_role("group", name="Range of all views")
+    expect(bar).to_contain_text("step 19,950 to step 19,999")
+    above = page.get_by_test_id("heat-above")
+    box = above.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + box["height"] * 0.5)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.5, steps=4)
+    page.mouse.up()
+    expect(page).to_have_url(re.compile(r"from=\d+.*to=\d+"))
+    expect(page).not_to_have_url(re.compile("left=|first=|from=19950"))
+    expect(bar).to_contain_text(re.compile(r"step [\d,]+ to step"))
+    bar.get_by_role("button", name="Show all").click()
+    expect(page).not_to_have_url(re.compile("from="))
+
+
+def test_the_range_is_not_where_it_changes_nothing(serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(f"{dashboard.url}#/incidents?from=-1h")
+    bar = page.get_by_role("group", name="Range of all views")
+    expect(bar).to_be_visible()
+    page.goto(f"{dashboard.url}#/incidents/000001?from=-1h")
+    note = page.get_by_role("list").get_by_text("switch 4 was replaced")
+    expect(note).to_be_visible()
+    expect(bar).to_have_count(0)
+    page.goto(f"{dashboard.url}#/hosts?from=-1h")
+    expect(bar).to_contain_text("as they are now")

@@ -24,7 +24,7 @@ SLOW, DIED, HUNG = (INCIDENTS[kind] for kind in (IncidentKind.STRAGGLER, Inciden
 VERDICT = read_audit(SAMPLE / "incidents" / AUDIT_NAME)[0][0].outcome.verdict_id
 # address -> what a person reads there
 VIEWS = {
-    "overview": "finished: all 300 steps are done",
+    "overview": "nded: all 300 steps are done",
     "incidents": "hosts made the job slow",
     f"incidents/{SLOW.incident_id}": "gain until the end",
     f"incidents/{DIED.incident_id}": "How ranks ended",
@@ -145,11 +145,12 @@ def test_a_served_sample_is_left_as_it_was(url: str, pages) -> None:
 
 def test_steps_that_are_not_known_are_said_to_be_so(url: str, pages) -> None:
     page = pages.open(f"{url}#/heat?first=9999")
-    page.get_by_text("These steps are not known").wait_for()
+    page.get_by_text("No step of this range is known").wait_for()
     page.get_by_text("steps 160 to 299").wait_for()
-    steps = page.get_by_role("searchbox", name="steps")
-    steps.fill("200")
-    steps.press("Enter")
+    page.get_by_role("button", name="Change").click()
+    for end in ("from", "to"):
+        page.get_by_label(end, exact=True).fill("200")
+    page.get_by_role("button", name="Show", exact=True).click()
     page.get_by_text("8 ranks, steps 200 to 200").wait_for()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,23 @@ def test_the_newest_reading_and_how_it_was(page: TestClient) -> None:
     assert (xid["xid"], xid["kind"], xid["gpu"], xid["rank"], xid["step"]) == (94, "mended", 1, 3, 30)
     assert found["last_unix_s"] == BEGAN_S + EACH_S * (NUM_READINGS - 1)
     assert found["trouble"] == ""
+
+
+def test_a_range_shows_how_devices_were_then(page: TestClient) -> None:
+    def asked(first: int, last: int) -> Any:
+        begin, end = (datetime.fromtimestamp(BEGAN_S + EACH_S * one, UTC).isoformat() for one in (first, last))
+        return page.get("/hosts/host-1/devices", params={"from": begin, "to": end}).json()
+
+    found = asked(1, HOT_FROM - 1)
+    assert (found["first_unix_s"], found["last_unix_s"]) == (BEGAN_S + EACH_S, BEGAN_S + EACH_S * (HOT_FROM - 1))
+    second = found["gpus"][1]
+    assert (second["temperature_c"], second["throttled"]) == (62.0, "power cap")
+    known = [value for value in second["temperature_history"] if value is not None]
+    assert known == [62.0] * (HOT_FROM - 1)
+    assert asked(-200, -100)["gpus"] == []
+    # a line of a year would be read for minutes
+    long = asked(-100_000, HOT_FROM)
+    assert long["last_unix_s"] - long["first_unix_s"] == 86_400.0
 
 
 def test_a_short_time_has_its_readings_only(page: TestClient) -> None:

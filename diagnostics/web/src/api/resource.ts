@@ -4,6 +4,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { asApiError, getJson, type ApiError, type Query } from "./client";
+import { rangeMoves } from "../app/range";
 import { epoch, versions } from "./live";
 
 export interface Resource<T> {
@@ -32,6 +33,7 @@ const LEAST_PAUSE_MS = 900;
 export function useResource<T>(path: string | null, query: Query = {}, topic?: string): Resource<T> {
   const key = path === null ? "" : `${path} ${JSON.stringify(query)}`;
   const version = topic === undefined ? 0 : (versions.value[topic] ?? 0);
+  const moves = topic === undefined || !query["from"] ? 0 : rangeMoves.value;
   const era = epoch.value;
   const about = query["round"];
   const [held, setHeld] = useState<Held<T>>({
@@ -83,7 +85,7 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
       stop.abort();
     };
     // the key stands for path and query
-  }, [key, version, era, attempt]);
+  }, [key, version, moves, era, attempt]);
 
   // What was said of another round must never be taken for what is said of this one.
   const isOfThis = held.path === path && held.round === about;

@@ -19,7 +19,7 @@ export function ConnectionState(): JSX.Element {
   const since = brokenSince.value;
   if (connection.value === "recorded") {
     return (
-      <span class="connection tone-quiet" title="The history of a finished run: nothing changes">
+      <span class="connection tone-quiet" title="As the run directory has it: nothing arrives here by itself">
         <ShapeIcon shape="square" /> recorded history
       </span>
     );

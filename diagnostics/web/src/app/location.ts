@@ -23,11 +23,14 @@ const WRITE_DELAY_MS = 250;
 /** What stays the same when another view is opened. */
 const CARRIED = ["round", "from", "to", "axis"];
 
-/** The zoom of the overview's charts, before all views had one range. */
-const FORMER_ZOOM: ReadonlyMap<string, string> = new Map([["first", "from"], ["last", "to"]]);
-
 /** What choices were called in links of before: former name -> name. */
-const FORMER_NAMES: ReadonlyMap<string, string> = new Map([["incarnation", "round"]]);
+const FORMER_NAMES: Readonly<Record<string, string>> = { incarnation: "round" };
+
+/** The same by view: steps and zoom of some, before all views had one range. */
+const FORMER_ZOOMS: Readonly<Record<string, Readonly<Record<string, string>>>> = {
+  overview: { first: "from", last: "to" },
+  heat: { first: "from", last: "to", left: "from", right: "to" },
+};
 
 function decoded(part: string): string {
   try {
@@ -38,8 +41,10 @@ function decoded(part: string): string {
 }
 
 function withNamesOfNow(params: URLSearchParams, view: string): URLSearchParams {
-  const former = view === HOME ? new Map([...FORMER_NAMES, ...FORMER_ZOOM]) : FORMER_NAMES;
-  return new URLSearchParams([...params].map(([name, value]) => [former.get(name) ?? name, value]));
+  const former = { ...FORMER_NAMES, ...FORMER_ZOOMS[view] };
+  const found = new URLSearchParams();
+  params.forEach((value, name) => found.set(former[name] ?? name, value));
+  return found;
 }
 
 export function parseRoute(hash: string): Route {

@@ -6,7 +6,9 @@ import { computed } from "@preact/signals";
 
 import type { Query } from "../api/client";
 import type { Axis } from "../ui/chart-scale";
-import { isoText } from "../ui/bounds";
+import { connection } from "../api/live";
+import { isoText, movesOf } from "../ui/bounds";
+import { recentS } from "../ui/clocked";
 import { route, setParams } from "./location";
 import { chartAxis } from "./preferences";
 
@@ -25,6 +27,12 @@ export const isWholeRun = computed(() => range.value.from === "" && range.value.
 export function rangeQuery(): Query {
   return { from: range.value.from, to: range.value.to };
 }
+
+/** Grows while the shared range moves with the clock: what shows it asks again, also where the server has no news. */
+export const rangeMoves = computed(() => {
+  const { from } = range.value;
+  return from.startsWith("-") && connection.value === "live" ? movesOf(from, recentS.value) : 0;
+});
 
 /** What charts go over: as the URL says, else as it was chosen last. */
 export const axis = computed<Axis>(() => {

@@ -18,20 +18,27 @@ const PRESETS = [
 ];
 const CUSTOM = "custom";
 
-/** Why a view shows what it shows whatever the range is. Views that are not here obey it. */
+/** Views about one moment, or about no time at all: the range changes nothing there. */
+const WITHOUT = ["incidents/", "runbooks", "runbooks/"];
+
+/** Why a view shows what it shows whatever the range is, said where somebody has chosen one. Views that are not here obey it. */
 const UNMOVED: Record<string, string> = {
-  hosts: "Hosts are shown as they are now: heartbeats and checks have no history here.",
+  hosts: "Hosts are shown as they are now. The page of a host has its GPUs and links in this range.",
   grid: "Ranks are shown where they are now, or where the chosen round ended.",
   actions: "Actions are about the job as it is now.",
 };
 const PARTLY: Record<string, string> = {
+  "hosts/": "GPUs and links are those of this range, or of its last day. Heartbeats and checks are those of now.",
   overview: "Charts, marks and notes obey it. The answers on top are about now.",
   stragglers: "What-if replays steps of this range. Findings and scores are those of the newest steps that were judged.",
   timeline: "Steps are chosen from this range; a step that the address names is shown wherever it lies.",
-  heat: "Of this range the newest steps that fit are shown; steps that are named below count more.",
+  heat: "Of this range the newest steps that fit are shown. Draw over a part to see it alone.",
   logs: "Lines are those of this range, within the chosen round. Causes are judged over the whole round.",
   checkpoints: "Those written in this range, and the one that a restart would go on from.",
 };
+
+/** Views that draw over steps or over time, as is chosen. */
+const WITH_AXIS = ["overview", "heat"];
 
 const AXES = [
   { value: "step", label: "steps", title: "charts go over steps" },
@@ -91,17 +98,17 @@ function Custom({ onDone }: { onDone: () => void }): JSX.Element {
   );
 }
 
-function noteOf(view: string): string | null {
-  return UNMOVED[view] ?? (isWholeRun.value ? null : (PARTLY[view] ?? null));
-}
-
-export function RangeBar(): JSX.Element {
+export function RangeBar(): JSX.Element | null {
   const { from, to } = range.value;
-  const { view } = useRoute();
+  const { view, rest } = useRoute();
   const [isTyping, setIsTyping] = useState(false);
+  const place = rest.length === 0 ? view : `${view}/`;
+  if (WITHOUT.includes(place) || (isWholeRun.value && place in UNMOVED)) {
+    return null;
+  }
   const isPreset = to === "" && PRESETS.some((one) => one.value === from);
   const label = isPreset ? "custom\u2026" : `${boundText(from, clock.value) || "begin"} to ${boundText(to, clock.value) || "now"}`;
-  const note = noteOf(view);
+  const note = isWholeRun.value ? undefined : (UNMOVED[place] ?? PARTLY[place]);
   return (
     <div class="range-bar" role="group" aria-label="Range of all views">
       <Select
@@ -126,8 +133,10 @@ export function RangeBar(): JSX.Element {
           </button>
         </>
       )}
-      <Segmented label="What charts go over" options={AXES} value={axis.value} onChange={(value) => setAxis(value === "time" ? "time" : "step")} />
-      {note === null ? null : <span class="range-note">{note}</span>}
+      {WITH_AXIS.includes(place) ? (
+        <Segmented label="What charts go over" options={AXES} value={axis.value} onChange={(value) => setAxis(value === "time" ? "time" : "step")} />
+      ) : null}
+      {note === undefined ? null : <span class="range-note">{note}</span>}
     </div>
   );
 }

@@ -8,6 +8,20 @@ export function isoText(unixS: number): string {
   return new Date(unixS * 1000).toISOString().replace(/\.000Z$/, "Z");
 }
 
+const BEFORE = /^-(\d{1,6})([smhd])$/;
+const UNIT_S: Readonly<Record<string, number>> = { s: 1, m: 60, h: 3600, d: 86_400 };
+const LEAST_PERIOD_S = 10;
+
+/**
+ * A number that grows as a range moves that begins so long before now ("-15m"): by a hundredth of its length, at most every
+ * ten seconds. 0 for a range that stands still.
+ */
+export function movesOf(from: string, unixS: number): number {
+  const [, count, unit] = BEFORE.exec(from) ?? [];
+  const lengthS = Number(count ?? 0) * (UNIT_S[unit ?? ""] ?? 0);
+  return lengthS === 0 ? 0 : Math.floor(unixS / Math.max(LEAST_PERIOD_S, lengthS / 100));
+}
+
 const LOCAL = /^(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d)(?::(\d\d))?$/;
 
 /**

@@ -6,6 +6,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { asApiError, type ApiError } from "../api/client";
 import { epoch, versions } from "../api/live";
+import { rangeMoves } from "../app/range";
 
 export interface Refreshed<T> {
   picture: T | null;
@@ -77,6 +78,7 @@ export class Refresher {
  */
 export function useRefreshed<T>(topic: string, key: string, leastPauseMs: number, begin: () => ReadPicture<T>): Refreshed<T> {
   const version = versions.value[topic] ?? 0;
+  const moves = rangeMoves.value;
   const era = epoch.value;
   const [held, setHeld] = useState<{ key: string; picture: T | null; error: ApiError | null }>({
     key: "", picture: null, error: null,
@@ -107,6 +109,6 @@ export function useRefreshed<T>(topic: string, key: string, leastPauseMs: number
       refresher.current?.news();
     }
     isFirst.current = false;
-  }, [version]);
+  }, [version, moves]);
   return { picture: held.picture, error: held.error, reload: () => setRound((old) => old + 1) };
 }

@@ -33,9 +33,9 @@ def router(parts: Parts, book: NoteBook | None) -> APIRouter:
 
     def why_not(caller: Caller) -> str:
         if parts.source.is_recorded or book is None:
-            return "this is the history of a run: `megatrain annotate` adds to it, this page does not"
+            return "this is the history of a run, which this page does not change; megatrain annotate adds notes to it"
         if caller.role is not Role.OPERATOR:
-            return "viewers may only look: log in with the token of an operator, or use `megatrain annotate`"
+            return "viewers may only look: log in with the token of an operator, or use megatrain annotate"
         return ""
 
     def written(request: Request, write: Callable[[NoteBook, Author], Note]) -> Response:

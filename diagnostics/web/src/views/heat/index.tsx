@@ -11,7 +11,7 @@ import { RoundSelect } from "../../app/round_select";
 import { isWholeRun } from "../../app/range";
 import { hrefOf, setParams, useNumberParam } from "../../app/location";
 import type { HeatPicture } from "../../canvas/heat-picture";
-import { CopyButton, Segmented, Select, TextField } from "../../ui/controls";
+import { CopyButton, Segmented, Select } from "../../ui/controls";
 import { countOf, countText } from "../../ui/format";
 import { ViewHead } from "../../ui/section";
 import { EmptyState, ErrorState, Skeleton } from "../../ui/states";
@@ -25,23 +25,6 @@ import {
 import { Readout, useCell, valueText } from "./readout";
 import { useZoom } from "./zoom";
 
-function stepsText({ first, last }: HeatChoice): string {
-  return first === null && last === null ? "" : `${first ?? ""}:${last ?? ""}`;
-}
-
-/** Take "100:200", "100:", ":200", "100", or nothing for the newest; anything else changes nothing. */
-function setSteps(text: string): void {
-  const single = /^\s*(\d{1,9})\s*$/.exec(text)?.[1];
-  const match = /^\s*(\d{0,9})\s*[:-]\s*(\d{0,9})\s*$/.exec(text);
-  if (text.trim() === "") {
-    setParams({ first: null, last: null, left: null, right: null });
-  } else if (single !== undefined) {
-    setParams({ first: single, last: single, left: null, right: null });
-  } else if (match !== null) {
-    setParams({ first: match[1], last: match[2], left: null, right: null });
-  }
-}
-
 function Controls({ choice }: { choice: HeatChoice }): JSX.Element {
   const operations = (job.value?.operations ?? []).map((one) => ({ value: one.name, label: one.name }));
   const subjects = [...operations, ...DEVICE_METRICS];
@@ -53,7 +36,6 @@ function Controls({ choice }: { choice: HeatChoice }): JSX.Element {
       )}
       <Segmented label="scale" options={SCALES} value={choice.scale} onChange={(value) => choice.set("scale", value)} />
       <Segmented label="rows" options={ROWS} value={choice.by} onChange={(value) => choice.set("by", value)} />
-      <TextField label="steps" value={stepsText(choice)} onChange={setSteps} placeholder="newest" size={8} />
       <Select label="by" options={ORDERS} value={choice.order} onChange={(value) => choice.set("order", value)} />
     </div>
   );
@@ -77,9 +59,9 @@ function Shown({ picture, choice, spot, setSpot }: ShownProps): JSX.Element {
       <Picture picture={picture} zoom={zoom} spot={spot} setSpot={setSpot} />
       <div class="heat-below">
         <Readout picture={picture} cursor={cursor} cell={cell} />
-        {zoom.isWhole ? null : (
-          <button type="button" class="button small" onClick={() => zoom.set(null)}>
-            Whole picture
+        {zoom.hasAllRows ? null : (
+          <button type="button" class="button small" onClick={() => zoom.set({ ...zoom.window, top: 0, bottom: picture.numRows })}>
+            All {picture.by}s
           </button>
         )}
       </div>
@@ -99,13 +81,13 @@ function noteOf(picture: HeatPicture | null): string {
   return `${rows}, steps ${picture.firstStep} to ${picture.lastStep}${shared}`;
 }
 
-function NoStep({ choice }: { choice: HeatChoice }): JSX.Element {
+function NoStep(): JSX.Element {
   const shown = shownRound.value;
-  if (shown !== null && shown.first_step !== null && (choice.first !== null || choice.last !== null || !isWholeRun.value)) {
+  if (shown !== null && shown.first_step !== null && !isWholeRun.value) {
     return (
       <EmptyState
-        title="These steps are not known"
-        action={<a href={hrefOf("heat", { from: null, to: null })}>Show the newest</a>}
+        title="No step of this range is known"
+        action={<a href={hrefOf("heat", { from: null, to: null })}>Show the whole run</a>}
       >
         Ranks of round {shown.number} have told of steps {countText(shown.first_step)} to {countText(shown.last_step)}.
       </EmptyState>
@@ -150,7 +132,7 @@ export function HeatView(): JSX.Element {
           {picture === null ? (
             error === null ? <Skeleton lines={14} /> : null
           ) : picture.numColumns === 0 ? (
-            <NoStep choice={choice} />
+            <NoStep />
           ) : (
             <Shown picture={picture} choice={choice} spot={spot} setSpot={setSpot} />
           )}

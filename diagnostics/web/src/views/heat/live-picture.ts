@@ -3,6 +3,7 @@
 
 import { getArrays, type Query } from "../../api/client";
 import { readArrays } from "../../canvas/arrays";
+import { isWholeRun } from "../../app/range";
 import { continued, heatPicture, type HeatPicture } from "../../canvas/heat-picture";
 import { useRefreshed, type ReadPicture, type Refreshed } from "../refresher";
 
@@ -22,7 +23,7 @@ async function wholePicture(query: Query, stop: AbortSignal): Promise<HeatPictur
 async function nextPicture(old: HeatPicture, query: Query, stop: AbortSignal): Promise<HeatPicture> {
   const first = Math.max(old.firstStep + 1, old.lastStep - OVERLAP + 1);
   const canContinue = query["sort"] !== "score" && query["first"] == null && query["last"] == null
-    && old.stepsPerBin === 1 && old.numColumns > OVERLAP;
+    && isWholeRun.value && old.stepsPerBin === 1 && old.numColumns > OVERLAP;
   if (canContinue) {
     const more = { ...query, first, low: old.low, high: old.high };
     const next = heatPicture(readArrays(await getArrays("heat", more, stop)));

@@ -179,8 +179,8 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
     const next = moved(event.key, event.ctrlKey, here, picture, zoom.window);
     if (next !== null) {
       put(next, true);
-      const shown = including(zoom.window, next.row, next.column);
-      if (shown.top !== top || shown.left !== left) {
+      const shown = including(zoom.window, next.row);
+      if (shown.top !== top) {
         zoom.set(shown);
       }
     } else if (event.key === "Enter") {
@@ -190,7 +190,7 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
     } else if (event.key === "-") {
       zoom.set(around(picture, zoom.window, here.row, here.column, 2));
     } else if (event.key === "0") {
-      zoom.set(null);
+      zoom.reset();
     } else {
       return;
     }

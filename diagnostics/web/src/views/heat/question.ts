@@ -1,7 +1,7 @@
 // What the heat map is asked: all of it is in the URL.
 
 import { job, shownRound } from "../../app/job";
-import { useNumberParam, useParam } from "../../app/location";
+import { useParam } from "../../app/location";
 import { rangeQuery } from "../../app/range";
 import type { Query } from "../../api/client";
 
@@ -51,8 +51,6 @@ export interface HeatChoice {
   scale: string;
   by: string;
   order: string;
-  first: number | null;
-  last: number | null;
   set: (name: "operation" | "measure" | "scale" | "by" | "order", value: string) => void;
 }
 
@@ -65,8 +63,6 @@ export function useHeatChoice(): HeatChoice {
   const [scale, setScale] = useParam("scale", "relative");
   const [by, setBy] = useParam("by", "rank");
   const [order, setOrder] = useParam("order", "rank");
-  const [first] = useNumberParam("first");
-  const [last] = useNumberParam("last");
   const setters = { operation: setOperation, measure: setMeasure, scale: setScale, by: setBy, order: setOrder };
   const operations = (job.value?.operations ?? []).map((one) => ({ value: one.name }));
   const subjects = [...operations, ...DEVICE_METRICS];
@@ -76,8 +72,6 @@ export function useHeatChoice(): HeatChoice {
     scale: known(scale, SCALES, "relative"),
     by: known(by, ROWS, "rank"),
     order: known(order, ORDERS, "rank"),
-    first,
-    last,
     set: (name, value) => setters[name](value),
   };
 }
@@ -93,9 +87,7 @@ export function cellsQuery(choice: HeatChoice): Query {
     round: shownRound.value?.number,
     operation: choice.operation,
     measure: choice.measure,
-    first: choice.first,
-    last: choice.last,
-    ...(choice.first === null && choice.last === null ? rangeQuery() : {}),
+    ...rangeQuery(),
   };
 }
 

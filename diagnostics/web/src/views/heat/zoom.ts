@@ -1,53 +1,61 @@
-// Which part of the heat map is in sight: steps and rows, kept in the URL, so that a link shows the same part.
+// Which part of the heat map is in sight. Steps are the range that all views share; rows are the heat map's own. Both are in
+// the URL, so that a link shows the same part.
 
-import { setParams, useNumberParam } from "../../app/location";
+import { shownRound } from "../../app/job";
+import { setParams, useNumberParam, type ParamValue } from "../../app/location";
+import { isWholeRun } from "../../app/range";
 import { clampedWindow, type HeatPicture, type HeatWindow, wholeWindow } from "../../canvas/heat-picture";
 
 export interface Zoom {
   window: HeatWindow;
-  isWhole: boolean;
-  set: (window: HeatWindow | null) => void;
+  hasAllRows: boolean;
+  /** Show a part; columns beyond the picture ask for more steps. */
+  set: (window: HeatWindow) => void;
+  /** Show all rows, and the whole run. */
+  reset: () => void;
+}
+
+const ALL_STEPS = { from: null, to: null };
+const ALL_ROWS = { top: null, bottom: null };
+
+/** The range that a window's columns are; nothing where they are those of the picture. */
+function rangeOf(picture: HeatPicture, { left, right }: HeatWindow): Record<string, ParamValue> {
+  const extra = right - left - picture.numColumns;
+  if (extra > 0) {
+    const [from, to] = [picture.firstStep - (extra / 2) * picture.stepsPerBin, picture.lastStep + (extra / 2) * picture.stepsPerBin];
+    const all = shownRound.value;
+    const isAll = all === null || (from <= (all.first_step ?? 0) && to >= (all.last_step ?? 0));
+    return isAll ? ALL_STEPS : { from: Math.max(0, Math.floor(from)), to: Math.ceil(to) };
+  }
+  if (left <= 0 && right >= picture.numColumns) {
+    return {};
+  }
+  const inside = clampedWindow(picture, { ...wholeWindow(picture), left, right });
+  return {
+    from: picture.firstStep + inside.left * picture.stepsPerBin,
+    to: Math.min(picture.lastStep, picture.firstStep + inside.right * picture.stepsPerBin - 1),
+  };
 }
 
 /** Return the part of a picture that the URL names. */
 export function useZoom(picture: HeatPicture): Zoom {
-  const [left] = useNumberParam("left");
-  const [right] = useNumberParam("right");
   const [top] = useNumberParam("top");
   const [bottom] = useNumberParam("bottom");
   const whole = wholeWindow(picture);
-  const columnOf = (step: number): number => (step - picture.firstStep) / picture.stepsPerBin;
-  const window = clampedWindow(picture, {
-    top: top ?? whole.top,
-    bottom: bottom ?? whole.bottom,
-    left: left === null ? whole.left : columnOf(left),
-    right: right === null ? whole.right : columnOf(right + 1),
-  });
   return {
-    window,
-    isWhole: left === null && right === null && top === null && bottom === null,
+    window: clampedWindow(picture, { ...whole, top: top ?? whole.top, bottom: bottom ?? whole.bottom }),
+    hasAllRows: top === null && bottom === null,
     set: (next) => {
-      if (next === null) {
-        setParams({ left: null, right: null, top: null, bottom: null }, { isNewEntry: true });
-        return;
-      }
       const inside = clampedWindow(picture, next);
-      const isAllSteps = inside.left === 0 && inside.right === picture.numColumns;
-      const isAllRows = inside.top === 0 && inside.bottom === picture.numRows;
-      setParams(
-        {
-          left: isAllSteps ? null : picture.firstStep + inside.left * picture.stepsPerBin,
-          right: isAllSteps ? null : picture.firstStep + inside.right * picture.stepsPerBin - 1,
-          top: isAllRows ? null : inside.top,
-          bottom: isAllRows ? null : inside.bottom,
-        },
-        { isNewEntry: true },
-      );
+      const hasAllRows = inside.top === 0 && inside.bottom === picture.numRows;
+      const rows = hasAllRows ? ALL_ROWS : { top: inside.top, bottom: inside.bottom };
+      setParams({ ...(isWholeRun.value && next.right - next.left > picture.numColumns ? {} : rangeOf(picture, next)), ...rows }, { isNewEntry: true });
     },
+    reset: () => setParams({ ...ALL_STEPS, ...ALL_ROWS }, { isNewEntry: true }),
   };
 }
 
-/** Return a window of another size around a cell. */
+/** Return a window of another size around a cell; it may have more columns than the picture. */
 export function around(picture: HeatPicture, window: HeatWindow, row: number, column: number, factor: number): HeatWindow {
   const rows = Math.max(1, (window.bottom - window.top) * factor);
   const columns = Math.max(1, (window.right - window.left) * factor);
@@ -56,11 +64,8 @@ export function around(picture: HeatPicture, window: HeatWindow, row: number, co
   return { top, left, bottom: top + rows, right: left + columns };
 }
 
-/** Return the window moved so far that a cell is in it. */
-export function including(window: HeatWindow, row: number, column: number): HeatWindow {
+/** Return the window moved so far that a row is in it. */
+export function including(window: HeatWindow, row: number): HeatWindow {
   const down = row < window.top ? row - window.top : row >= window.bottom ? row - window.bottom + 1 : 0;
-  const right = column < window.left ? column - window.left : column >= window.right ? column - window.right + 1 : 0;
-  return {
-    top: window.top + down, bottom: window.bottom + down, left: window.left + right, right: window.right + right,
-  };
+  return { ...window, top: window.top + down, bottom: window.bottom + down };
 }

@@ -1,4 +1,5 @@
-// What the GPUs and network links of a host say: how they are, how they were in the last hour, which errors they had.
+// What the GPUs and network links of a host say: how they are, how they were in the last hour or in the range, which errors
+// they had.
 
 import "./devices.css";
 
@@ -7,6 +8,7 @@ import type { ComponentChildren, JSX } from "preact";
 import type { GpuDocument, HostDevicesDocument, LinkDocument, XidDocument } from "../../api/documents";
 import { useResource } from "../../api/resource";
 import { hrefOf } from "../../app/location";
+import { isWholeRun, rangeQuery } from "../../app/range";
 import { Badge } from "../../ui/badge";
 import { Sparkline } from "../../ui/bars";
 import { TimeText } from "../../ui/figures";
@@ -26,7 +28,7 @@ interface TraceProps {
   leastSpan: number;
 }
 
-/** A value, and the line of its last hour beside it. */
+/** A value, and the line of how it was beside it. */
 function Trace({ text, history, label, leastSpan }: TraceProps): JSX.Element {
   return (
     <span class="trace">
@@ -92,7 +94,7 @@ const GPU_COLUMNS: readonly Column<GpuDocument>[] = [
           </span>
         }
         history={row.temperature_history}
-        label={`temperature of GPU ${row.gpu} in the last hour`}
+        label={`temperature of GPU ${row.gpu}`}
         leastSpan={SPANS.temperature}
       />
     ),
@@ -103,7 +105,7 @@ const GPU_COLUMNS: readonly Column<GpuDocument>[] = [
       <Trace
         text={<span title={`held down by: ${row.throttled || "nothing"}`}>{of(row.sm_clock_mhz, row.max_sm_clock_mhz, "MHz")}</span>}
         history={row.clock_history}
-        label={`clock of GPU ${row.gpu} in the last hour`}
+        label={`clock of GPU ${row.gpu}`}
         leastSpan={SPANS.clock}
       />
     ),
@@ -114,7 +116,7 @@ const GPU_COLUMNS: readonly Column<GpuDocument>[] = [
       <Trace
         text={<span title={`of ${numberText(row.power_limit_w)} W`}>{of(row.power_w, null, "W")}</span>}
         history={row.power_history}
-        label={`power of GPU ${row.gpu} in the last hour`}
+        label={`power of GPU ${row.gpu}`}
         leastSpan={SPANS.power}
       />
     ),
@@ -170,7 +172,7 @@ const LINK_COLUMNS: readonly Column<LinkDocument>[] = [
       <Trace
         text={counts(row.rx_errors, row.tx_errors, row.symbol_errors)}
         history={row.error_history}
-        label={`errors of ${row.link} in the last hour`}
+        label={`errors of ${row.link}`}
         leastSpan={SPANS.errors}
       />
     ),
@@ -199,13 +201,22 @@ const XID_COLUMNS: readonly Column<XidDocument>[] = [
   { key: "advice", label: "Do", className: "wide", render: (row) => row.advice },
 ];
 
+/** When values were read, and from when to when the lines reach. */
+function Times({ document, at }: { document: HostDevicesDocument; at: number | undefined }): JSX.Element | null {
+  return at === undefined ? null : (
+    <>
+      read at <TimeText at={at} />; lines from <TimeText at={document.first_unix_s} /> to <TimeText at={document.last_unix_s} />
+    </>
+  );
+}
+
 function Tables({ document }: { document: HostDevicesDocument }): JSX.Element {
   const { host, gpus, links, xids } = document;
   return (
     <>
-      <Section title="GPUs" note={<TimeText at={gpus[0]?.at_unix_s ?? null} />}>
+      <Section title="GPUs" note={<Times document={document} at={gpus[0]?.at_unix_s} />}>
         {gpus.length === 0 ? (
-          <p class="soft">No GPU of it was read: it has none, or no driver that says something.</p>
+          <p class="soft">No GPU of it was read{isWholeRun.value ? ": it has none, or no driver that says something" : " in this range"}.</p>
         ) : (
           <Table caption={`GPUs of ${host}`} columns={GPU_COLUMNS} rows={gpus} rowKey={(row) => String(row.gpu)} sortParam="gpus" />
         )}
@@ -215,9 +226,9 @@ function Tables({ document }: { document: HostDevicesDocument }): JSX.Element {
           <Table caption={`Xid errors of ${host}`} columns={XID_COLUMNS} rows={xids} rowKey={(row) => `${row.at_unix_s} ${row.gpu} ${row.xid}`} sortParam="xids" />
         </Section>
       )}
-      <Section title="Network links" note={<TimeText at={links[0]?.at_unix_s ?? null} />}>
+      <Section title="Network links" note={<Times document={document} at={links[0]?.at_unix_s} />}>
         {links.length === 0 ? (
-          <p class="soft">No link of it was read.</p>
+          <p class="soft">No link of it was read{isWholeRun.value ? "" : " in this range"}.</p>
         ) : (
           <Table caption={`Network links of ${host}`} columns={LINK_COLUMNS} rows={links} rowKey={(row) => row.link} sortParam="links" />
         )}
@@ -228,7 +239,7 @@ function Tables({ document }: { document: HostDevicesDocument }): JSX.Element {
 
 /** GPUs and links of a host; a line where nothing was ever read. */
 export function HostDevices({ host }: { host: string }): JSX.Element | null {
-  const { data } = useResource<HostDevicesDocument>(`hosts/${encodeURIComponent(host)}/devices`, {}, "hosts");
+  const { data } = useResource<HostDevicesDocument>(`hosts/${encodeURIComponent(host)}/devices`, rangeQuery(), "hosts");
   if (data === null) {
     return null;
   }

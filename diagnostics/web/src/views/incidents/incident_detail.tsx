@@ -6,7 +6,7 @@ import type { JSX } from "preact";
 
 import { useResource, type Resource } from "../../api/resource";
 import type {
-  AuditDocument, FailureDocument, IncidentDocument, IncidentLogsDocument, RunbookDocument, StoryDocument, VerdictDocument,
+  AuditDocument, FailureDocument, IncidentDocument, IncidentLogsDocument, NoteDocument, NotesDocument, RunbookDocument, StoryDocument, VerdictDocument,
 } from "../../api/documents";
 import { job } from "../../app/job";
 import { hrefOf } from "../../app/location";
@@ -236,6 +236,24 @@ function WhoWasTold({ story, since }: { story: Resource<StoryDocument>; since: n
   );
 }
 
+/** What people wrote that stands in its time. */
+function Notes({ notes }: { notes: readonly NoteDocument[] }): JSX.Element | null {
+  return notes.length === 0 ? null : (
+    <Section title="Notes" tools={<a href={hrefOf("notes")}>all notes</a>}>
+      <ul class="incident-notes">
+        {notes.map((one) => (
+          <li key={one.note_id}>
+            <a href={hrefOf("notes", { note: one.note_id })}>
+              {one.step === null ? <TimeText at={one.at_unix_s} /> : `step ${countText(one.step)}`}
+            </a>{" "}
+            {one.text} <span class="faint">{one.user}</span>
+          </li>
+        ))}
+      </ul>
+    </Section>
+  );
+}
+
 function WhereAndWho({ incident }: { incident: IncidentDocument }): JSX.Element {
   return (
     <Section title="Where and who">
@@ -269,9 +287,10 @@ interface DetailProps {
   story: Resource<StoryDocument>;
   logs: Resource<IncidentLogsDocument>;
   audit: AuditDocument | null;
+  notes: readonly NoteDocument[];
 }
 
-function Detail({ incident, story, logs, audit }: DetailProps): JSX.Element {
+function Detail({ incident, story, logs, audit, notes }: DetailProps): JSX.Element {
   return (
     <>
       <p class="incident-lead">
@@ -288,6 +307,7 @@ function Detail({ incident, story, logs, audit }: DetailProps): JSX.Element {
           <Section title="Evidence" note={incident.confidence === "" ? undefined : `confidence: ${incident.confidence}`}>
             <Lines lines={incident.evidence} none="None is recorded beyond the reason above." />
           </Section>
+          <Notes notes={notes} />
           <WhoWasTold story={story} since={incident.began_unix_s} />
         </div>
         <div class="stack">
@@ -313,8 +333,10 @@ export function IncidentDetail({ id }: { id: string }): JSX.Element {
   const story = useResource<StoryDocument>(`${path}/story`, {}, "incidents");
   const logs = useResource<IncidentLogsDocument>(`${path}/logs`, {}, found.data?.state === "open" ? "logs" : "incidents");
   const audit = useResource<AuditDocument>("audit", {}, "incidents");
+  const allNotes = useResource<NotesDocument>("notes", {}, "incidents");
+  const notes = (allNotes.data?.notes ?? []).filter((one) => one.retracted_unix_s === null && one.incident_ids.includes(id));
   const parts = (incident: IncidentDocument): TicketParts => ({
-    incident, story: story.data, logs: logs.data, audit: auditOf(incident, audit.data),
+    incident, notes, story: story.data, logs: logs.data, audit: auditOf(incident, audit.data),
     job: job.value?.job ?? "", run: job.value?.run_directory ?? "",
   });
   const incident = found.data;
@@ -337,7 +359,7 @@ export function IncidentDetail({ id }: { id: string }): JSX.Element {
         {story.data === null ? null : <Asking story={story.data} />}
         {incident === null ? null : <CopyButton text={() => ticketText(parts(incident))}>Copy for ticket</CopyButton>}
       </ViewHead>
-      <Loaded resource={found}>{(one) => <Detail incident={one} story={story} logs={logs} audit={audit.data} />}</Loaded>
+      <Loaded resource={found}>{(one) => <Detail incident={one} story={story} logs={logs} audit={audit.data} notes={notes} />}</Loaded>
     </>
   );
 }

@@ -78,18 +78,19 @@ function stepsNote(picture: HeatPicture | null): string {
 export function MomentHeat({ incident }: { incident: IncidentDocument }): JSX.Element {
   const last = incident.last_step;
   const first = last === null ? null : Math.max(0, last - NUM_STEPS);
-  const choice = { round: incident.round, operation: OPERATION, first, last: last === null ? null : last + 1 };
+  const { round } = incident;
+  const choice = { round, operation: OPERATION, first, last: last === null ? null : last + 1 };
   const { picture, error } = useLivePicture({ ...choice, measure: "sum", scale: "relative", by: "rank", sort: "rank" });
   const rank = incident.ranks[0];
   const spot = rank === undefined || last === null ? null : { rank, step: last };
   return (
-    <Preview title="Heat map up to then" note={stepsNote(picture)} href={hrefOf("heat", { ...choice, rank, step: last })} error={error}>
+    <Preview title="Heat map up to then" note={stepsNote(picture)} href={hrefOf("heat", { round, from: first, to: choice.last, rank, step: last })} error={error}>
       {picture === null ? null : picture.numColumns === 0 ? (
         <p class="soft">Nothing is known of these steps.</p>
       ) : (
         <Picture
           picture={picture}
-          zoom={{ window: wholeWindow(picture), isWhole: true, set: nothing }}
+          zoom={{ window: wholeWindow(picture), hasAllRows: true, set: nothing, reset: nothing }}
           spot={spot}
           setSpot={nothing}
         />

@@ -1,6 +1,6 @@
 // An incident as one block of Markdown for a ticket: complete in itself, times in UTC, links to the page.
 
-import type { AuditEntryDocument, IncidentDocument, IncidentLineDocument, IncidentLogsDocument, StoryDocument } from "../../api/documents";
+import type { AuditEntryDocument, IncidentDocument, IncidentLineDocument, IncidentLogsDocument, NoteDocument, StoryDocument } from "../../api/documents";
 import { hrefOf } from "../../app/location";
 import { clockText, countText, durationText, fullTimeText } from "../../ui/format";
 import { runbookHref } from "../runbooks/steps";
@@ -13,6 +13,7 @@ export interface TicketParts {
   story: StoryDocument | null;
   logs: IncidentLogsDocument | null;
   audit: readonly AuditEntryDocument[];
+  notes: readonly NoteDocument[];
   job: string;
   run: string;
 }
@@ -51,7 +52,7 @@ function fenced(lines: readonly IncidentLineDocument[]): readonly string[] {
 }
 
 /** Return the text of a ticket. What is not loaded is not in it. */
-export function ticketText({ incident, story, logs, audit, job, run }: TicketParts): string {
+export function ticketText({ incident, story, logs, audit, notes, job, run }: TicketParts): string {
   const address = (href: string): string => new URL(href, document.baseURI).href;
   const followed = incident.next_round === null ? "" : `, followed by round ${incident.next_round}`;
   const facts = [
@@ -77,6 +78,7 @@ export function ticketText({ incident, story, logs, audit, job, run }: TicketPar
     `**Incident ${incident.incident_id} of ${job}: ${incident.kind_text} (${incident.state})**\n${incident.reason}`,
     facts.join("\n"),
     part("What happened (UTC)", happened),
+    part("Notes", notes.map((one) => `- ${one.user}: ${one.text}`)),
     part("Evidence", [...incident.evidence.map((line) => `- ${line}`), ...cause]),
     part(`Log lines of ${logs?.culprit_text ?? ""} (UTC)`, fenced(logs?.culprit_lines ?? [])),
     part("Log lines of the other ranks (UTC)", fenced(logs?.other_lines ?? [])),

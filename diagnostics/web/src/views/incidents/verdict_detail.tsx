@@ -44,7 +44,7 @@ export function VerdictBody({ verdict }: { verdict: VerdictDocument }): JSX.Elem
         </Fact>
         <Fact label="ranks">{ranksText(verdict.ranks, 10)}</Fact>
         <Fact label="steps">
-          <a href={hrefOf("heat", { round: verdict.round, first: verdict.first_step, last: verdict.last_step, rank: verdict.ranks[0] })}>
+          <a href={hrefOf("heat", { round: verdict.round, from: verdict.first_step, to: verdict.last_step, rank: verdict.ranks[0] })}>
             {countText(verdict.first_step)} to {countText(verdict.last_step)} of round {verdict.round}
           </a>
         </Fact>

@@ -24,7 +24,7 @@ function placeText(finding: FindingDocument): string {
 
 function Links({ finding, number }: { finding: FindingDocument; number: number }): JSX.Element {
   const rank = finding.ranks[0];
-  const span = { first: finding.first_step, last: finding.last_step, round: number };
+  const span = { from: finding.first_step, to: finding.last_step, round: number };
   return (
     <span class="links">
       {rank === undefined ? null : <a href={hrefOf("heat", { ...span, rank })}>heat map</a>}
