@@ -6,9 +6,9 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from tests.helpers import backend_packages
@@ -24,9 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# how long one example takes is the machine's, which others use too
-hypothesis.settings.register_profile("megatrain", deadline=None)
-hypothesis.settings.load_profile("megatrain")
+with suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest
+    import hypothesis
+
+    # how long one example takes is the machine's, which others use too
+    hypothesis.settings.register_profile("megatrain", deadline=None)
+    hypothesis.settings.load_profile("megatrain")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -99,8 +99,9 @@ def test_a_fifo_and_then_a_link_send_no_key_of_ours(server: socket.socket, place
         with pytest.raises(PlaceError, match="endpoint: is not a regular file"):
             job_place(parsed(str(place.parent)))
     finally:
-        os.close(os.open(endpoint, os.O_RDONLY | os.O_NONBLOCK))  # let the attacker go, who still waits
+        reader = os.open(endpoint, os.O_RDONLY | os.O_NONBLOCK)  # let the attacker go, who waits, or will
         attacker.join()
+        os.close(reader)
 
 
 def test_another_users_run_is_not_followed(server: socket.socket, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
