@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,7 +29,7 @@ class Measure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(ABC):
     """What is shown. Differences below `least_spread`, in `unit`, are none."""
 
     name: str
@@ -36,9 +37,9 @@ class Subject:
     unit: str
     least_spread: float
 
+    @abstractmethod
     def cells(self, events: StoredEvents, roster: Roster, steps: range) -> Floats:
         """Return [steps, ranks] in units; NaN: nothing is known. Raises: DataError."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
