@@ -120,8 +120,8 @@ def test_the_ranks_of_a_small_job_fill_the_page_with_words(url: str, pages) -> N
     page = pages.open(f"{url}#/grid", width=1440, height=900)
     canvas = page.get_by_test_id("grid-canvas")
     canvas.wait_for()
-    wait_until(lambda: canvas.get_attribute("data-ranks") == "8", "the ranks are drawn", 10.0)
-    assert canvas.get_attribute("data-cards") == "8"
+    wait_until(lambda: canvas.get_attribute("data-cards") == "8", "the ranks are drawn with words", 10.0)
+    assert canvas.get_attribute("data-ranks") == "8"
     stages = 2
     assert float(canvas.get_attribute("data-cell")) * stages > 0.8 * canvas.bounding_box()["width"]
 

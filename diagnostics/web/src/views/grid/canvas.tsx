@@ -1,7 +1,7 @@
 // The grid's canvas: pan, zoom, cursor.
 
 import type { JSX, TargetedKeyboardEvent } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 
 import { shownTheme, token } from "../../app/preferences";
 import { tripleOfHex } from "../../canvas/colours";
@@ -53,8 +53,9 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
   const height = Math.max(1, size.height - GRID_TOP - 4);
   const shape = `${layout.tp_size} ${layout.pp_size} ${layout.dp_size}`;
   const whole = useMemo(() => wholeGrid(layout, width, height), [shape, width, height]);
-  const view = useRef<GridView>(whole);
-  const [isMoved, setMoved] = useState(false);
+  // null: the whole grid, whatever its size is by then
+  const moved = useRef<GridView | null>(null);
+  const viewNow = (): GridView => (moved.current === null ? whole : clampedGrid(layout, moved.current, width, height));
   const drag = useRef<{ x: number; y: number; view: GridView; hasMoved: boolean } | null>(null);
 
   const colours = useMemo(() => rankColours(picture, colour, theme), [picture, colour, theme]);
@@ -82,8 +83,9 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
       return;
     }
     const began = performance.now();
+    const view = viewNow();
     const scene = { picture, colours, image, hasArrows, cursor: rank ?? -1, peers };
-    const painted = paintGridPicture(context, scene, view.current, size, styleOf(target));
+    const painted = paintGridPicture(context, scene, view, size, styleOf(target));
     Object.assign(target.dataset, {
       ranks: String(picture.numRanks),
       arrows: String(painted.numArrows),
@@ -92,22 +94,13 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
       marks: String(painted.numMarks),
       cursor: rank === null ? "" : String(rank),
       paintedMs: (performance.now() - began).toFixed(2),
-      cell: view.current.cell.toFixed(2),
+      cell: view.cell.toFixed(2),
     });
   });
-  useEffect(() => {
-    if (!isMoved) {
-      view.current = whole;
-    } else {
-      view.current = clampedGrid(layout, view.current, width, height);
-    }
-    paint();
-  }, [whole, isMoved]);
-  useEffect(paint, [picture, colours, image, hasArrows, rank, peers, size, theme]);
+  useEffect(paint, [picture, colours, image, hasArrows, rank, peers, size, theme, whole]);
 
   const show = (next: GridView): void => {
-    view.current = clampedGrid(layout, next, width, height);
-    setMoved(true);
+    moved.current = clampedGrid(layout, next, width, height);
     paint();
   };
   const pointOf = (event: { clientX: number; clientY: number; currentTarget: Element }): { x: number; y: number } => {
@@ -120,10 +113,11 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
     const x = event.clientX - rect.left - GRID_LEFT;
     const y = event.clientY - rect.top - GRID_TOP;
     const delta = event.deltaY * (event.deltaMode === 1 ? 24 : 1);
+    const view = viewNow();
     if (event.shiftKey) {
-      show({ ...view.current, y: view.current.y - (delta || event.deltaX) });
+      show({ ...view, y: view.y - (delta || event.deltaX) });
     } else {
-      show(zoomedGrid(layout, view.current, WHEEL_ZOOM ** -delta, x, y, whole));
+      show(zoomedGrid(layout, view, WHEEL_ZOOM ** -delta, x, y, whole));
     }
   };
   const wheel = useRef(onWheel);
@@ -136,11 +130,12 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
     return () => target?.removeEventListener("wheel", listen);
   }, []);
   const reveal = (next: number): void => {
-    const { x, y } = centreOf(layout, view.current, next);
-    const byX = x < 0 ? -x + view.current.cell : x > width ? width - x - view.current.cell : 0;
-    const byY = y < 0 ? -y + view.current.line : y > height ? height - y - view.current.line : 0;
+    const view = viewNow();
+    const { x, y } = centreOf(layout, view, next);
+    const byX = x < 0 ? -x + view.cell : x > width ? width - x - view.cell : 0;
+    const byY = y < 0 ? -y + view.line : y > height ? height - y - view.line : 0;
     if (byX !== 0 || byY !== 0) {
-      show({ ...view.current, x: view.current.x + byX, y: view.current.y + byY });
+      show({ ...view, x: view.x + byX, y: view.y + byY });
     }
   };
   const onKeyDown = (event: TargetedKeyboardEvent<HTMLCanvasElement>): void => {
@@ -153,12 +148,12 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
       setRank(next);
       reveal(next);
     } else if (event.key === "+" || event.key === "=" || event.key === "-") {
-      const at = centreOf(layout, view.current, here);
-      show(zoomedGrid(layout, view.current, event.key === "-" ? 1 / KEY_ZOOM : KEY_ZOOM, at.x, at.y, whole));
+      const view = viewNow();
+      const at = centreOf(layout, view, here);
+      show(zoomedGrid(layout, view, event.key === "-" ? 1 / KEY_ZOOM : KEY_ZOOM, at.x, at.y, whole));
       reveal(here);
     } else if (event.key === "0") {
-      setMoved(false);
-      view.current = whole;
+      moved.current = null;
       paint();
     } else {
       return;
@@ -178,13 +173,13 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
         onPointerDown={(event) => {
           event.currentTarget.setPointerCapture(event.pointerId);
           event.currentTarget.focus({ preventScroll: true });
-          drag.current = { ...pointOf(event), view: view.current, hasMoved: false };
+          drag.current = { ...pointOf(event), view: viewNow(), hasMoved: false };
         }}
         onPointerMove={(event) => {
           const at = pointOf(event);
           const began = drag.current;
           if (began === null) {
-            setHovered(rankAt(layout, view.current, at.x, at.y));
+            setHovered(rankAt(layout, viewNow(), at.x, at.y));
             return;
           }
           began.hasMoved ||= Math.abs(at.x - began.x) > CLICK_PX || Math.abs(at.y - began.y) > CLICK_PX;
@@ -194,7 +189,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
         }}
         onPointerUp={(event) => {
           const at = pointOf(event);
-          const found = rankAt(layout, view.current, at.x, at.y);
+          const found = rankAt(layout, viewNow(), at.x, at.y);
           if (drag.current !== null && !drag.current.hasMoved && found >= 0) {
             setRank(found);
           }
