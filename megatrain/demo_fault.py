@@ -20,8 +20,8 @@ from pathlib import Path
 from megatrain.cli import run_and_report
 from megatrain.config.load import load_config
 from megatrain.contracts.black_box import BlackBoxReader
+from megatrain.contracts.branches import MAIN_BRANCH
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.lineage import MAIN_BRANCH
 from megatrain.contracts.run_directory import RunDirectory, black_box_path
 from megatrain.demo import build_data, demo_parser, launch_words, remove_earlier_run
 

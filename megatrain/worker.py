@@ -25,11 +25,11 @@ from megatrain.config.config import Config
 from megatrain.config.recorded import CONFIG_NAME, recorded_values
 from megatrain.config.serialize import config_values, to_toml
 from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.branches import MAIN_BRANCH
 from megatrain.contracts.claims import JobRound
 from megatrain.contracts.config_changes import CHANGES_NAME, ConfigChange, append_change, changed_keys
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.lineage import MAIN_BRANCH
 from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process

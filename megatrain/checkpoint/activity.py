@@ -24,9 +24,9 @@ from megatrain.contracts.arena_layout import Persist
 from megatrain.contracts.arena_locks import is_held
 from megatrain.contracts.arena_plans import HostPlan
 from megatrain.contracts.arena_slot import SlotReader
+from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import COMMIT_NAME, is_committed, read_manifest, step_of
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
 from megatrain.contracts.run_directory import RunDirectory

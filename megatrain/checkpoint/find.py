@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.checkpoint.url_location import open_location
+from megatrain.contracts.branches import BRANCH_NAME
 from megatrain.contracts.checkpoint_files import COMMIT_NAME, commit_problem, is_manifest_name, step_of
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import BRANCH_NAME, RESUME_NAME, Candidate, candidates
+from megatrain.contracts.lineage import RESUME_NAME, Candidate, candidates
 from megatrain.contracts.location import Location
 
 CHECKPOINTS_NAME = "checkpoints"

@@ -13,6 +13,7 @@ import time
 from megatrain.checkpoint.persist_policy import is_abandoned
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.contracts.arena_plans import HostPlan
+from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import (
     COMMIT_NAME,
     WRITING_NAME,
@@ -28,9 +29,10 @@ from megatrain.contracts.checkpoint_files import (
 )
 from megatrain.contracts.claims import Claims
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import is_late, list_branches, newest_start, origins, round_starts
+from megatrain.contracts.lineage import origins
 from megatrain.contracts.location import Location
 from megatrain.contracts.retention import to_remove
+from megatrain.contracts.round_starts import is_late, newest_start, round_starts
 
 
 class Housekeeping:

@@ -36,6 +36,7 @@ from megatrain.checkpoint.write_marks import (
 from megatrain.contracts.arena import Arena
 from megatrain.contracts.arena_plans import RankPlan
 from megatrain.contracts.arena_slot import SlotReader
+from megatrain.contracts.branches import Branch, read_branch, write_branch
 from megatrain.contracts.checkpoint_files import (
     COMMIT_NAME,
     METADATA_NAME,
@@ -54,17 +55,9 @@ from megatrain.contracts.checkpoint_files import (
 )
 from megatrain.contracts.claims import Claims
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.lineage import (
-    Branch,
-    RoundStart,
-    begin_round,
-    is_late,
-    read_branch,
-    round_starts,
-    write_branch,
-)
 from megatrain.contracts.location import Location, put_once
 from megatrain.contracts.manifest import FileEntry, Manifest, name_in_round
+from megatrain.contracts.round_starts import RoundStart, begin_round, is_late, round_starts
 
 _NUM_FILES_AT_ONCE = 4
 """While some wait for the disk, others are read and hashed."""

@@ -7,8 +7,8 @@ from contextlib import suppress
 from megatrain.comm import Mesh
 from megatrain.contracts.claims import Claim, Claims, JobRound
 from megatrain.contracts.errors import CheckpointError, FencedError
-from megatrain.contracts.lineage import RoundStart, begin_round
 from megatrain.contracts.location import Location
+from megatrain.contracts.round_starts import RoundStart, begin_round
 
 
 class RoundClaim:

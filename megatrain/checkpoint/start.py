@@ -15,18 +15,10 @@ from typing import Any
 from megatrain.checkpoint.url_location import open_location
 from megatrain.comm.host_groups import HostGroups
 from megatrain.config.checkpoint import CheckpointConfig
+from megatrain.contracts.branches import MAIN_BRANCH, line_of
 from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, step_directory_name
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import (
-    MAIN_BRANCH,
-    Candidate,
-    candidates,
-    ensure_branch,
-    line_of,
-    overlooked,
-    skipped_samples,
-    unfinished,
-)
+from megatrain.contracts.lineage import Candidate, candidates, ensure_branch, overlooked, skipped_samples, unfinished
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.sample_ranges import SampleRanges
 

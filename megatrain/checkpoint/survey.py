@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
+from megatrain.contracts.branches import Branch, list_branches
 from megatrain.contracts.checkpoint_files import (
     is_committed,
     is_pinned,
@@ -18,7 +19,7 @@ from megatrain.contracts.checkpoint_files import (
     step_of,
 )
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import Branch, candidates, current_branch, list_branches
+from megatrain.contracts.lineage import candidates, current_branch
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
 from megatrain.contracts.resume_point import ResumePoint, resume_point

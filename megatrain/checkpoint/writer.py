@@ -41,9 +41,9 @@ from megatrain.contracts.arena_layout import Persist, SlotState
 from megatrain.contracts.arena_locks import HeldLock, WakeReader, create_wake, hold_alone, is_held
 from megatrain.contracts.arena_plans import HostPlan, WriterStatus
 from megatrain.contracts.arena_slot import SlotReader, write_persist
+from megatrain.contracts.branches import Branch, read_branch
 from megatrain.contracts.errors import CheckpointError, MegatrainError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.lineage import Branch, read_branch
 from megatrain.contracts.location import Location
 from megatrain.programs.own_output import keep_own_log
 

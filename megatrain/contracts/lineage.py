@@ -15,14 +15,23 @@ where the run goes on last, each whole or not at all, so a crash in between leav
 
 from __future__ import annotations
 
-import json
 import math
-import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import count
+from dataclasses import dataclass
 
+from megatrain.contracts.branches import (
+    BRANCH_NAME,
+    MAIN_BRANCH,
+    Branch,
+    branch_name_of,
+    branch_names,
+    is_branch_name,
+    line_of,
+    next_branch_name,
+    read_branch,
+    write_branch,
+)
 from megatrain.contracts.checkpoint_files import (
     committed_rounds,
     is_committed,
@@ -33,37 +42,23 @@ from megatrain.contracts.checkpoint_files import (
 from megatrain.contracts.claims import CLAIMS_NAME, Claims
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject
-from megatrain.contracts.location import Location, put_once
+from megatrain.contracts.location import Location
+from megatrain.contracts.round_starts import (
+    RoundStart,
+    begin_round,
+    is_late,
+    newest_start,
+    round_starts,
+    start_place,
+    started_rounds,
+)
 from megatrain.contracts.sample_ranges import SampleRanges, merged
 from megatrain.contracts.verifications import VERIFIED_NAME
 
 RESUME_NAME = "RESUME"
-BRANCH_NAME = "BRANCH"
 LOCK_NAME = "LOCK"
 """Held by the run that saves in a checkpoint.directory of its own."""
-MAIN_BRANCH = "main"
 SCHEMA_VERSION = 1
-_NAME = re.compile(r"(?!step-)[a-z0-9][a-z0-9-]{0,62}")
-_NAME_RULE = "expected a branch name: a-z, 0-9 and -, at most 63 of them, not beginning with - or step-"
-_START_NAME = re.compile(r"([0-9]{8,})\.resume")
-_NUMBERED = re.compile(r"branch-([0-9]{4,18})")
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """A line of checkpoints. It begins at `parent_step` of `parent`; the first of a run has neither ("" and None).
-
-    A branch at step 0 of its parent may begin with initial weights. `rollback`: the incident for which the job went
-    back; `skipped`: the samples that it leaves out since.
-    """
-
-    name: str
-    parent: str
-    parent_step: int | None
-    created_unix_s: float
-    reason: str
-    rollback: str = ""
-    skipped: SampleRanges = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,58 +70,6 @@ class Candidate:
     location: Location
 
 
-@dataclass(frozen=True, slots=True)
-class RoundStart:
-    """Where a round went on. step: None where that is not known."""
-
-    round: int
-    branch: str
-    step: int | None
-
-
-def begin_round(checkpoints: Location, start: RoundStart) -> None:
-    """Say where a round goes on; only whoever claimed its number does. Raises: CheckpointError."""
-    content = {"schema_version": SCHEMA_VERSION, "branch": start.branch, "step": start.step}
-    (checkpoints / _start_name(start.round)).write((json.dumps(content, sort_keys=True) + "\n").encode())
-
-
-def round_starts(checkpoints: Location, branch: str, after: int) -> list[RoundStart]:
-    """Return where rounds newer than `after` went on in a branch, as far as they have said so.
-
-    Raises: CheckpointError when that is damaged or cannot be read.
-    """
-    starts = (_read_start(checkpoints, number) for number in _start_numbers(checkpoints) if number > after)
-    return [start for start in starts if start.branch == branch]
-
-
-def newest_start(checkpoints: Location) -> RoundStart | None:
-    """Return where the newest round went on that has said so. Raises: CheckpointError as `round_starts` does."""
-    numbers = _start_numbers(checkpoints)
-    return _read_start(checkpoints, numbers[-1]) if numbers else None
-
-
-def is_late(step: int, round_number: int, starts: Sequence[RoundStart]) -> bool:
-    """Say whether a checkpoint by a round is none that counts: a newer one of `starts` went on from before it."""
-    return any(start.round > round_number and start.step is not None and start.step < step for start in starts)
-
-
-def _start_name(number: int) -> str:
-    return f"{CLAIMS_NAME}/{number:08d}.resume"
-
-
-def _start_numbers(checkpoints: Location) -> list[int]:
-    names = (entry.name for entry in (checkpoints / CLAIMS_NAME).entries())
-    return sorted(int(match[1]) for name in names if (match := _START_NAME.fullmatch(name)))
-
-
-def _read_start(checkpoints: Location, number: int) -> RoundStart:
-    place = checkpoints / _start_name(number)
-    mend = 'it must name the branch to go on with, as {"schema_version": 1, "branch": "main", "step": null}'
-    reader = JsonObject.parse(place.read(), str(place), SCHEMA_VERSION, mend)
-    step = None if reader.is_null("step") else reader.count("step")
-    return RoundStart(number, _branch_name(reader, "branch"), step)
-
-
 def current_branch(checkpoints: Location) -> str:
     """Return the branch that the run goes on with: the newest round's, before there were any RESUME's.
 
@@ -135,11 +78,11 @@ def current_branch(checkpoints: Location) -> str:
     several.
     """
     start = newest_start(checkpoints)
-    names = _branch_names(checkpoints)
+    names = branch_names(checkpoints)
     if start is not None:
         if start.branch not in names:
             raise CheckpointError(
-                f"{checkpoints / _start_name(start.round)}: branch={start.branch!r}, but"
+                f"{start_place(checkpoints, start.round)}: branch={start.branch!r}, but"
                 f" {checkpoints / start.branch / BRANCH_NAME} is missing; name another there, or bring it back"
             )
         return start.branch
@@ -153,73 +96,10 @@ def current_branch(checkpoints: Location) -> str:
             raise CheckpointError(f"{place} is missing; {mend}") from error
         return names[0] if names else MAIN_BRANCH
     reader = JsonObject.parse(content, str(place), SCHEMA_VERSION, mend)
-    name = _branch_name(reader, "branch")
+    name = branch_name_of(reader, "branch")
     if name not in names:
         raise reader.error("branch", f"{checkpoints / name / BRANCH_NAME} is missing; {mend}")
     return name
-
-
-def read_branch(checkpoints: Location, name: str) -> Branch:
-    """Return what a branch says of itself.
-
-    Raises: MissingFileError when there is no such branch; CheckpointError when its BRANCH file is damaged or another's.
-    """
-    if not _NAME.fullmatch(name):
-        raise CheckpointError(f"{checkpoints}: branch {name!r}; {_NAME_RULE}")
-    place = checkpoints / name / BRANCH_NAME
-    try:
-        content = place.read()
-    except MissingFileError as error:
-        listed = ", ".join(_branch_names(checkpoints)) or "none"
-        raise MissingFileError(f"{place} is missing, so {name} is no branch (there are: {listed})") from error
-    damage = f"write it again: it says where {name} comes from"
-    reader = JsonObject.parse(content, str(place), SCHEMA_VERSION, damage)
-    reader.check_names(Branch, "schema_version")
-    if reader.text("name") != name:
-        raise reader.error(
-            "name", f"but the directory is {name}; it was renamed or copied, move it out of {checkpoints}"
-        )
-    is_first = reader.text("parent") == ""
-    if is_first and not reader.is_null("parent_step"):
-        raise reader.error("parent_step", "expected null, because parent is empty")
-    return Branch(
-        name=name,
-        parent="" if is_first else _branch_name(reader, "parent"),
-        parent_step=None if is_first else reader.count("parent_step"),
-        created_unix_s=reader.seconds("created_unix_s"),
-        reason=reader.text("reason"),
-        rollback=reader.text("rollback") if "rollback" in set(reader) else "",
-        skipped=reader.sample_ranges("skipped"),
-    )
-
-
-def list_branches(checkpoints: Location) -> list[Branch]:
-    """Return all branches, by name. A directory without a BRANCH file is none.
-
-    Raises: CheckpointError when a BRANCH file is damaged.
-    """
-    return [read_branch(checkpoints, name) for name in _branch_names(checkpoints)]
-
-
-def line_of(checkpoints: Location, branch: str) -> list[Branch]:
-    """Return a branch, its parent, and so on up. The line ends early at a parent that was removed.
-
-    Raises: MissingFileError when there is no such branch; CheckpointError when a BRANCH file on the way is damaged, or
-    branches are each other's parents.
-    """
-    line = [read_branch(checkpoints, branch)]
-    while line[-1].parent:
-        seen = [member.name for member in line]
-        if line[-1].parent in seen:
-            circle = " -> ".join([*seen, line[-1].parent])
-            raise CheckpointError(
-                f"{checkpoints / line[-1].name / BRANCH_NAME}: parents go in a circle ({circle}); correct one of them"
-            )
-        try:
-            line.append(read_branch(checkpoints, line[-1].parent))
-        except MissingFileError:
-            break
-    return line
 
 
 def candidates(checkpoints: Location, branch: str | None = None) -> list[Candidate]:
@@ -231,7 +111,7 @@ def candidates(checkpoints: Location, branch: str | None = None) -> list[Candida
     Raises: CheckpointError when there is something but nothing committed, or the lineage is damaged.
     """
     name = current_branch(checkpoints) if branch is None else branch
-    line = line_of(checkpoints, name) if branch is not None or name in _branch_names(checkpoints) else []
+    line = line_of(checkpoints, name) if branch is not None or name in branch_names(checkpoints) else []
     found = [
         _candidate(checkpoints, name, step)
         for name, limit in _reaches(line)
@@ -302,7 +182,7 @@ def unfinished(checkpoints: Location) -> list[Location]:
     """Return the checkpoints of all branches that were begun and never complete: being written, or left behind."""
     return [
         place
-        for name in _branch_names(checkpoints)
+        for name in branch_names(checkpoints)
         for place in (checkpoints / name).entries()
         if is_unfinished(place) and place.entries()
     ]
@@ -338,7 +218,7 @@ def open_branch(
     """
     if bool(parent) != (parent_step is not None):
         raise ValueError(f"parent={parent!r} and parent_step={parent_step}: both or neither")
-    names, has_resume = _branch_names(checkpoints), _has_resume(checkpoints)
+    names, has_resume = branch_names(checkpoints), _has_resume(checkpoints)
     if not parent and (names or has_resume):
         listed = ", ".join([RESUME_NAME, *names] if has_resume else names)
         raise CheckpointError(f"{checkpoints}: holds a run already ({listed}); a new branch of it needs a parent")
@@ -351,7 +231,7 @@ def open_branch(
             begin_round(checkpoints, RoundStart(round_number, names[0], None))
     while True:
         branch = Branch(
-            _next_name(checkpoints) if parent else MAIN_BRANCH,
+            next_branch_name(checkpoints) if parent else MAIN_BRANCH,
             parent,
             parent_step,
             time.time(),
@@ -366,21 +246,8 @@ def open_branch(
     return branch
 
 
-def write_branch(checkpoints: Location, branch: Branch) -> bool:
-    """Make a branch's BRANCH; return False where another process took its name. For the first branch that is fine.
-
-    Raises: CheckpointError.
-    """
-    content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
-    if not branch.rollback and not branch.skipped:
-        # programs that know of no such fields read all other branches
-        del content["rollback"], content["skipped"]
-    text = json.dumps(content, sort_keys=True) + "\n"
-    return put_once(checkpoints / branch.name / BRANCH_NAME, text.encode()) or not branch.parent
-
-
 def _has_resume(checkpoints: Location) -> bool:
-    return bool(_start_numbers(checkpoints)) or (checkpoints / RESUME_NAME).exists()
+    return bool(started_rounds(checkpoints)) or (checkpoints / RESUME_NAME).exists()
 
 
 def _next_round(checkpoints: Location, names: Sequence[str]) -> int:
@@ -393,29 +260,9 @@ def ensure_branch(checkpoints: Location, reason: str) -> str:
 
     Raises: CheckpointError as `current_branch` and `open_branch` do.
     """
-    if not _branch_names(checkpoints) and not _has_resume(checkpoints):
+    if not branch_names(checkpoints) and not _has_resume(checkpoints):
         return open_branch(checkpoints, "", None, reason).name
     return current_branch(checkpoints)
-
-
-def _branch_names(checkpoints: Location) -> list[str]:
-    return [
-        entry.name for entry in checkpoints.entries() if _NAME.fullmatch(entry.name) and (entry / BRANCH_NAME).exists()
-    ]
-
-
-def _branch_name(reader: JsonObject, field: str) -> str:
-    name = reader.text(field)
-    if not _NAME.fullmatch(name):
-        raise reader.error(field, _NAME_RULE)
-    return name
-
-
-def _next_name(checkpoints: Location) -> str:
-    """Return the first free name after all that were ever used, also by a branch that was not opened to the end."""
-    taken = {entry.name for entry in checkpoints.entries()}
-    number = max((int(match[1]) for name in taken if (match := _NUMBERED.fullmatch(name))), default=1)
-    return next(name for i in count(number + 1) if (name := f"branch-{i:04d}") not in taken)
 
 
 def _check_nothing_was_saved(checkpoints: Location, line: Sequence[Branch]) -> None:
@@ -428,7 +275,7 @@ def _check_nothing_was_saved(checkpoints: Location, line: Sequence[Branch]) -> N
             continue
         if step_of(entry.name) is not None:
             flat.append(entry.name)
-        elif not _NAME.fullmatch(entry.name) or entry.size() is not None:
+        elif not is_branch_name(entry.name) or entry.size() is not None:
             remains += [entry.name] if entry.name not in (RESUME_NAME, LOCK_NAME, VERIFIED_NAME) else []
         else:
             children = [child for child in entry.entries() if child.name != BRANCH_NAME]

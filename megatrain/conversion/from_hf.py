@@ -25,8 +25,8 @@ from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.serialize import config_hash, section_toml
 from megatrain.config.train import TrainConfig
 from megatrain.config.wording import value_text
+from megatrain.contracts.branches import MAIN_BRANCH
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import MAIN_BRANCH
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, Manifest, SampleStream
 from megatrain.conversion.software import current_versions

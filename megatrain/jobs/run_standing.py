@@ -15,11 +15,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from megatrain.contracts.bounded_files import open_below, read_below
+from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.errors import CheckpointError, CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.texts import count_text

@@ -13,9 +13,9 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from megatrain.config.serialize import to_toml
+from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import read_manifest, write_commit, write_manifest
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import place, step_place, steps_that_are_whole, wait_for_the_end_of_writers
 from tests.dist.training_jobs import Arrays, Run, Tables, TrainingJobs, assert_bitwise

@@ -13,8 +13,8 @@ import pytest
 from megatrain.checkpoint import job
 from megatrain.checkpoint.load import LoadReport
 from megatrain.config.config import Config
+from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import read_manifest
-from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import (
     assert_goes_on_as_if_never_stopped,

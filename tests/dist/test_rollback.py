@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import read_manifest, step_directory_name
-from megatrain.contracts.lineage import candidates, current_branch, list_branches
+from megatrain.contracts.lineage import candidates, current_branch
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.rounds import Rollback
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_bitwise, assert_states_bitwise

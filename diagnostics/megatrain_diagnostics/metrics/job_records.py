@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import COMMIT_NAME, committed_steps, step_directory_name
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.notices import ReceiverRecord
 from megatrain.coordination.lasting_thread import LastingThread

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.contracts.lineage import MAIN_BRANCH
+from megatrain.contracts.branches import MAIN_BRANCH
 from megatrain.contracts.run_directory import RunDirectory, safe_name
 from megatrain.failures.patience import Patience
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from megatrain.contracts.black_box import BlackBoxReader
 from megatrain.contracts.black_box_values import ClockBase
+from megatrain.contracts.branches import MAIN_BRANCH
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.host_records import HangEvidence
-from megatrain.contracts.lineage import MAIN_BRANCH
 from megatrain.contracts.own_files import NotOwnError, check_own_directory, make_own_directory, open_own_file
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import (

@@ -12,9 +12,9 @@ from megatrain.checkpoint.find import name_place
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, Survey, survey
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines, table
+from megatrain.contracts.branches import Branch
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.lineage import Branch
 from megatrain.contracts.texts import age_text, bytes_text
 
 _COLUMNS = ("", "step", "state", "age", "size", "tokens", "round", "")

@@ -18,10 +18,11 @@ from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, survey
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines
+from megatrain.contracts.branches import line_of
 from megatrain.contracts.checkpoint_files import is_pinned, lacks_only_commit, read_manifest, remove_checkpoint
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.lineage import Candidate, candidates, current_branch, line_of, origins
+from megatrain.contracts.lineage import Candidate, candidates, current_branch, origins
 from megatrain.contracts.location import Location
 from megatrain.contracts.resume_point import size_problem
 from megatrain.contracts.retention import resolved_keep_last, to_remove

@@ -15,6 +15,7 @@ from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.checkpoint_choice import add_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.printing import print_json, print_lines
+from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import (
     committed_steps,
     is_unfinished,
@@ -24,7 +25,6 @@ from megatrain.contracts.checkpoint_files import (
 )
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import Location
 from megatrain.contracts.printable import printable
 from megatrain.contracts.resume_point import resume_point

@@ -18,9 +18,10 @@ from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.contracts.arena import Arena, SealedSnapshot, wake_writer
 from megatrain.contracts.arena_layout import Persist, SlotState
 from megatrain.contracts.arena_plans import RankPlan
+from megatrain.contracts.branches import read_branch
 from megatrain.contracts.checkpoint_files import committed_steps, is_committed, is_unfinished
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import candidates, read_branch
+from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import FileEntry
 from tests.helpers.arena_snapshots import Job, make_job, metadata_of, put_slot

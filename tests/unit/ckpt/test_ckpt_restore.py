@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.lineage import current_branch, list_branches
+from megatrain.contracts.branches import list_branches
+from megatrain.contracts.lineage import current_branch
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
 from tests.helpers.checkpoint_tree import found, put_main, put_manifest, tree

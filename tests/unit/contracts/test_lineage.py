@@ -9,18 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.contracts.branches import Branch, line_of, list_branches, read_branch
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.lineage import (
-    Branch,
-    current_branch,
-    ensure_branch,
-    line_of,
-    list_branches,
-    open_branch,
-    origins,
-    read_branch,
-    skipped_samples,
-)
+from megatrain.contracts.lineage import current_branch, ensure_branch, open_branch, origins, skipped_samples
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.run_hold import checkpoints_held
 from tests.helpers.checkpoint_tree import (

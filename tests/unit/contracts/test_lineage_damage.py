@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.contracts.branches import list_branches, read_branch
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.lineage import (
-    candidates,
-    current_branch,
-    ensure_branch,
-    list_branches,
-    open_branch,
-    read_branch,
-)
+from megatrain.contracts.lineage import candidates, current_branch, ensure_branch, open_branch
 from megatrain.contracts.location import LocalLocation, Location
 from tests.helpers.checkpoint_tree import found, path_of, put_branch, put_checkpoint, put_main, put_manifest
 

@@ -1,0 +1,142 @@
+"""Branches of a run's checkpoints: what each says of itself in its file BRANCH, and where it comes from.
+
+The file is written once, whole or not at all. Which branch a run goes on with is lineage.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from itertools import count
+
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.json_object import JsonObject
+from megatrain.contracts.location import Location, put_once
+from megatrain.contracts.sample_ranges import SampleRanges
+
+BRANCH_NAME = "BRANCH"
+MAIN_BRANCH = "main"
+SCHEMA_VERSION = 1
+_NAME = re.compile(r"(?!step-)[a-z0-9][a-z0-9-]{0,62}")
+_NAME_RULE = "expected a branch name: a-z, 0-9 and -, at most 63 of them, not beginning with - or step-"
+_NUMBERED = re.compile(r"branch-([0-9]{4,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A line of checkpoints. It begins at `parent_step` of `parent`; the first of a run has neither ("" and None).
+
+    A branch at step 0 of its parent may begin with initial weights. `rollback`: the incident for which the job went
+    back; `skipped`: the samples that it leaves out since.
+    """
+
+    name: str
+    parent: str
+    parent_step: int | None
+    created_unix_s: float
+    reason: str
+    rollback: str = ""
+    skipped: SampleRanges = ()
+
+
+def read_branch(checkpoints: Location, name: str) -> Branch:
+    """Return what a branch says of itself.
+
+    Raises: MissingFileError when there is no such branch; CheckpointError when its BRANCH file is damaged or another's.
+    """
+    if not is_branch_name(name):
+        raise CheckpointError(f"{checkpoints}: branch {name!r}; {_NAME_RULE}")
+    place = checkpoints / name / BRANCH_NAME
+    try:
+        content = place.read()
+    except MissingFileError as error:
+        listed = ", ".join(branch_names(checkpoints)) or "none"
+        raise MissingFileError(f"{place} is missing, so {name} is no branch (there are: {listed})") from error
+    damage = f"write it again: it says where {name} comes from"
+    reader = JsonObject.parse(content, str(place), SCHEMA_VERSION, damage)
+    reader.check_names(Branch, "schema_version")
+    if reader.text("name") != name:
+        raise reader.error(
+            "name", f"but the directory is {name}; it was renamed or copied, move it out of {checkpoints}"
+        )
+    is_first = reader.text("parent") == ""
+    if is_first and not reader.is_null("parent_step"):
+        raise reader.error("parent_step", "expected null, because parent is empty")
+    return Branch(
+        name=name,
+        parent="" if is_first else branch_name_of(reader, "parent"),
+        parent_step=None if is_first else reader.count("parent_step"),
+        created_unix_s=reader.seconds("created_unix_s"),
+        reason=reader.text("reason"),
+        rollback=reader.text("rollback") if "rollback" in set(reader) else "",
+        skipped=reader.sample_ranges("skipped"),
+    )
+
+
+def list_branches(checkpoints: Location) -> list[Branch]:
+    """Return all branches, by name. A directory without a BRANCH file is none.
+
+    Raises: CheckpointError when a BRANCH file is damaged.
+    """
+    return [read_branch(checkpoints, name) for name in branch_names(checkpoints)]
+
+
+def line_of(checkpoints: Location, branch: str) -> list[Branch]:
+    """Return a branch, its parent, and so on up. The line ends early at a parent that was removed.
+
+    Raises: MissingFileError when there is no such branch; CheckpointError when a BRANCH file on the way is damaged, or
+    branches are each other's parents.
+    """
+    line = [read_branch(checkpoints, branch)]
+    while line[-1].parent:
+        seen = [member.name for member in line]
+        if line[-1].parent in seen:
+            circle = " -> ".join([*seen, line[-1].parent])
+            raise CheckpointError(
+                f"{checkpoints / line[-1].name / BRANCH_NAME}: parents go in a circle ({circle}); correct one of them"
+            )
+        try:
+            line.append(read_branch(checkpoints, line[-1].parent))
+        except MissingFileError:
+            break
+    return line
+
+
+def write_branch(checkpoints: Location, branch: Branch) -> bool:
+    """Make a branch's BRANCH; return False where another process took its name. For the first branch that is fine.
+
+    Raises: CheckpointError.
+    """
+    content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
+    if not branch.rollback and not branch.skipped:
+        # programs that know of no such fields read all other branches
+        del content["rollback"], content["skipped"]
+    text = json.dumps(content, sort_keys=True) + "\n"
+    return put_once(checkpoints / branch.name / BRANCH_NAME, text.encode()) or not branch.parent
+
+
+def is_branch_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def branch_names(checkpoints: Location) -> list[str]:
+    """Return the names of all branches: of the directories that hold a BRANCH file."""
+    return [
+        entry.name for entry in checkpoints.entries() if is_branch_name(entry.name) and (entry / BRANCH_NAME).exists()
+    ]
+
+
+def branch_name_of(reader: JsonObject, field: str) -> str:
+    """Return the branch that a field names. Raises: CheckpointError when it is no branch's name."""
+    name = reader.text(field)
+    if not is_branch_name(name):
+        raise reader.error(field, _NAME_RULE)
+    return name
+
+
+def next_branch_name(checkpoints: Location) -> str:
+    """Return the first free name after all that were ever used, also by a branch that was not opened to the end."""
+    taken = {entry.name for entry in checkpoints.entries()}
+    number = max((int(match[1]) for name in taken if (match := _NUMBERED.fullmatch(name))), default=1)
+    return next(name for i in count(number + 1) if (name := f"branch-{i:04d}") not in taken)
