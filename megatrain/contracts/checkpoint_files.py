@@ -2,13 +2,13 @@
 
 A checkpoint exists when its COMMIT does: it appears after everything else is in place, and names the manifest that it
 vouches for. It is made exclusively: of two rounds that save the same step, one commits. Where a round that was left
-behind has done so, which counts for nothing (round_starts.py), a newer one makes COMMIT-r000003 beside it, and that of the
-newest round is meant: nothing is ever removed that may have become another's. All other names have the round, and the
-manifest's its own digest, so that nobody who is late writes to what COMMIT vouches for. Before there were such names
-the manifest was manifest.json. COMMIT is the first to go when a checkpoint is removed. PINNED keeps one for ever.
+behind has done so, which counts for nothing (round_starts.py), a newer one makes COMMIT-r000003 beside it, and that of
+the newest round is meant: nothing is ever removed that may have become another's. All other names have the round, and
+the manifest's its own digest, so that nobody who is late writes to what COMMIT vouches for. Before there were such
+names the manifest was manifest.json. COMMIT is the first to go when a checkpoint is removed. PINNED keeps one for ever.
 WRITING is the first file of a checkpoint and goes after COMMIT: a directory with WRITING and no COMMIT was never
-complete.
-Which of several checkpoints a job goes on from is lineage.py's, how tensors are stored is megatrain.checkpoint's.
+complete. Which of several checkpoints a job goes on from is lineage.py's, how tensors are stored is
+megatrain.checkpoint's.
 """
 
 from __future__ import annotations
