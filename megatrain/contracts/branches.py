@@ -53,8 +53,7 @@ def read_branch(checkpoints: Location, name: str) -> Branch:
     except MissingFileError as error:
         listed = ", ".join(branch_names(checkpoints)) or "none"
         raise MissingFileError(f"{place} is missing, so {name} is no branch (there are: {listed})") from error
-    damage = f"write it again: it says where {name} comes from"
-    reader = JsonObject.parse(content, str(place), SCHEMA_VERSION, damage)
+    reader = JsonObject.parse(content, str(place), SCHEMA_VERSION, _mend(name))
     reader.check_names(Branch, "schema_version")
     if reader.text("name") != name:
         raise reader.error(
@@ -72,6 +71,12 @@ def read_branch(checkpoints: Location, name: str) -> Branch:
         rollback=reader.text("rollback") if "rollback" in set(reader) else "",
         skipped=reader.sample_ranges("skipped"),
     )
+
+
+def _mend(name: str) -> str:
+    first = Branch(name, "", None, 0.0, "written again")
+    parent = "" if name == MAIN_BRANCH else ", with the branch and step that it began at as parent and parent_step"
+    return f"it must say where {name} comes from: write it again as {_text_of(first).strip()}{parent}"
 
 
 def list_branches(checkpoints: Location) -> list[Branch]:
@@ -108,12 +113,16 @@ def write_branch(checkpoints: Location, branch: Branch) -> bool:
 
     Raises: CheckpointError.
     """
+    place = checkpoints / branch.name / BRANCH_NAME
+    return put_once(place, _text_of(branch).encode()) or not branch.parent
+
+
+def _text_of(branch: Branch) -> str:
     content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
     if not branch.rollback and not branch.skipped:
         # programs that know of no such fields read all other branches
         del content["rollback"], content["skipped"]
-    text = json.dumps(content, sort_keys=True) + "\n"
-    return put_once(checkpoints / branch.name / BRANCH_NAME, text.encode()) or not branch.parent
+    return json.dumps(content, sort_keys=True) + "\n"
 
 
 def is_branch_name(name: str) -> bool:

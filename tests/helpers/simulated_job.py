@@ -12,7 +12,15 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Milestones, RankFailure, Stall
+from megatrain.contracts.host_records import (
+    HostPhase,
+    HostRecord,
+    HostSaves,
+    HostStatus,
+    Milestones,
+    RankFailure,
+    Stall,
+)
 from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictOutcome
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.job_keys import JobKeys
@@ -110,6 +118,7 @@ class SimulatedHost:
     status_round: int = 0
     failures: tuple[RankFailure, ...] = ()
     stall: Stall | None = None
+    saves: HostSaves | None = None
     step_s: float = 0.1
     rounds: dict[int, Round] = field(default_factory=dict)
     deadlines: dict[int, RoundDeadlines] = field(default_factory=dict)
@@ -240,6 +249,7 @@ class SimulatedHost:
             min_step=self.step if is_running else None, resumed_step=0, median_step_s=self.step_s,
             milestones=milestones, failures=self.failures, stall=self.stall,
             interval_s=self.step_s if self.step else None, stop_s=1.5 * self.step_s if self.step else None,
+            saves=self.saves,
         )  # fmt: skip
         self.etcd.put(KEYS.status(self.name), encode(status))
 

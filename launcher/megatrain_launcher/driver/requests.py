@@ -31,6 +31,7 @@ from megatrain_launcher.driver.policy import REQUEST_TIMEOUT_S, Policy
 from megatrain_launcher.driver.ranks import topology_key
 from megatrain_launcher.driver.responses import EVICT, RESTART, STOP
 from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.unsaved import unsaved
 from megatrain_launcher.driver.verdicts import decided_by_person
 
 
@@ -185,6 +186,9 @@ def _begin(now: float, state: ClusterState, policy: Policy, request: JobRequest)
             return (command, _answer(now, request, "asked all hosts to save"))
         case RequestKind.RESTART if _is_newer(state, round_, request):
             return _await_training(now, state, request, round_)
+        case RequestKind.RESTART if at_risk := unsaved(state, round_):
+            text = f"{at_risk}; mend that first, for a restart would stand on the memory of the hosts alone"
+            return _refuse(now, request, text)
         case RequestKind.RESTART:
             return _halt_for(now, state, request, round_, RESTART, "saving, then a new round begins")
         case _:
@@ -271,6 +275,10 @@ def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Action
         doing = "saves and stops" if state.halts[round_.number].is_saving else "is being stopped"
         text = f"{host} is cordoned; round {round_.number} {doing} already, and the next one begins without it"
         return (*cordon, *_wait(now, state, request, text))
+    at_risk = unsaved(state, round_)
+    if at_risk:
+        text = f"{host} is cordoned and leaves with round {round_.number}, which is not ended now: {at_risk}"
+        return (*cordon, _answer(now, request, text, is_done=True))
     return (*cordon, *_halt_for(now, state, request, round_, EVICT, f"saving, then a round without {host}"))
 
 

@@ -23,6 +23,7 @@ from megatrain_launcher.driver.losses import absent_of, answer_deaths, answer_va
 from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
 from megatrain_launcher.driver.stalls import answer_stall
 from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.unsaved import unsaved
 
 _BROKEN_PHASES = (HostPhase.FAILED, HostPhase.STOPPED, HostPhase.PARKED)
 _GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
@@ -121,4 +122,7 @@ def _steady(now: float, state: ClusterState, policy: Policy, round_: Round) -> D
     if count <= len(round_.hosts):
         return Decision(over, text)
     reason = f"{', '.join(sorted(waiting)[:8])} can take part: {len(round_.hosts)} -> {count} hosts"
+    at_risk = unsaved(state, round_)
+    if at_risk:
+        return Decision(over, f"{text}; {reason}, when storage takes checkpoints again: {at_risk}")
     return Decision((*over, halt(now, round_, reason, is_saving=True)), reason)

@@ -1,7 +1,8 @@
 """The rules by which a verdict is acted upon, waits for a person, is only noted, or is declined. Pure.
 
-In the order in which they are asked: is it about now; is it sure; is it of the host; would others be enough; does it
-pay; is it within the limits; and what do the people who run the job allow ([diagnostics] eviction).
+In the order in which they are asked: is it about now; is it sure; does storage take checkpoints; is it of the host;
+would others be enough; does it pay; is it within the limits; and what do the people who run the job allow
+([diagnostics] eviction).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from megatrain_launcher.driver.incidents import last_step
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.responses import rollbacks_since
 from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.unsaved import unsaved
 
 _HANG_S = 60.0
 """So long after a verdict on a hang the driver may come to see the hang itself."""
@@ -58,6 +60,9 @@ def judge(
         return Judgement(None, f"incident {opened[0].incident_id} is open")
     round_ = state.round
     assert round_ is not None
+    at_risk = unsaved(state, round_)
+    if at_risk:
+        return Judgement(None, f"{at_risk}; the round is not ended before it does")
     if verdict.kind is VerdictKind.NUMERICS:
         return _of_numerics(now, state, policy, round_, verdict, is_approved=is_approved)
     return _of_straggler(now, state, policy, round_, verdict, is_approved=is_approved)

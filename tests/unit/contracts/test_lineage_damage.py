@@ -117,13 +117,18 @@ def test_a_damaged_branch_is_named(checkpoints: Location, field: str, value: obj
         list_branches(checkpoints)
 
 
-def test_a_torn_branch_is_named(checkpoints: Location) -> None:
+def test_a_torn_branch_is_named_and_is_mended_as_the_message_says(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
-    open_branch(checkpoints, "main", 10, "")
     (checkpoints / "main" / "BRANCH").write(b'{"name')
     with pytest.raises(
-        CheckpointError, match=r"main/BRANCH: not JSON .*; write it again: it says where main comes from"
-    ):
+        CheckpointError, match=r"main/BRANCH: not JSON .*; it must say where main comes from: write it again as {"
+    ) as failure:
+        candidates(checkpoints)
+    (checkpoints / "main" / "BRANCH").write(str(failure.value).partition("write it again as ")[2].encode())
+    assert [candidate.step for candidate in candidates(checkpoints)] == [10]
+    open_branch(checkpoints, "main", 10, "")
+    (checkpoints / "branch-0002" / "BRANCH").write(b"")
+    with pytest.raises(CheckpointError, match=r"branch-0002/BRANCH: .* that it began at as parent and parent_step"):
         candidates(checkpoints)
 
 

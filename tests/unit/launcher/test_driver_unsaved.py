@@ -1,0 +1,94 @@
+"""While storage takes no checkpoints, no round is ended that could go on, neither for speed nor on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from megatrain.contracts.host_records import HostSaves
+from megatrain.contracts.host_verdict import HostVerdict
+from megatrain.contracts.incident import IncidentKind
+from megatrain.contracts.job_requests import RequestKind
+from tests.helpers.driver_story import (
+    ELASTIC,
+    answer,
+    ask,
+    begin,
+    drive,
+    ended,
+    go_on,
+    go_on_until,
+    incidents,
+    members,
+)
+from tests.helpers.simulated_job import KEYS, SimulatedJob
+from tests.helpers.told_verdicts import NUMERICS, STRAGGLER, ask_about, outcome_of, tell_verdict
+
+FAILING = HostSaves(num_failed=2, failing_unix_s=1.0, error="No space left on device")
+WHY = "storage has not taken the last 2 checkpoints (host-0): No space left on device"
+
+
+def hinder(job: SimulatedJob, saves: HostSaves | None = FAILING) -> None:
+    """Have storage fail for one host of the round, or take checkpoints again."""
+    job.hosts["host-0"].saves = saves
+    job.hosts["host-0"].tell(job.now)
+    drive(job)
+
+
+def a_second_round(job: SimulatedJob) -> Callable[[], bool]:
+    return lambda: 2 in job.rounds() and job.is_training()
+
+
+@pytest.mark.parametrize("verdict", [STRAGGLER, NUMERICS], ids=["straggler", "numerics"])
+def test_a_verdict_waits_until_storage_takes_checkpoints(verdict: HostVerdict) -> None:
+    job = begin()
+    hinder(job)
+    verdict_id = tell_verdict(job, verdict)
+    go_on(job, 30.0)
+    assert (list(job.rounds()), incidents(job), outcome_of(job, verdict_id)) == ([1], [], None)
+    approval = ask_about(job, RequestKind.APPROVE, verdict_id)
+    drive(job)
+    assert not answer(job, approval).is_done
+    assert WHY in answer(job, approval).text
+    hinder(job, HostSaves(saved_step=20, saved_unix_s=job.now))
+    go_on_until(job, a_second_round(job), 5.0)
+    assert outcome_of(job, verdict_id) is not None
+
+
+def test_a_job_grows_when_storage_takes_checkpoints_again() -> None:
+    job = begin(ELASTIC, 2, up=1)
+    go_on_until(job, lambda: 1 in job.rounds() and job.is_training(), 60.0)
+    hinder(job)
+    job.hosts["host-1"].start(job.now)
+    go_on(job, 60.0)
+    assert members(job, 1) == ["host-0"]
+    decided = job.driver.decide(job.now)
+    assert decided is not None
+    assert WHY in decided.reason
+    hinder(job, HostSaves(saved_step=20, saved_unix_s=job.now))
+    go_on_until(job, a_second_round(job), 5.0)
+    assert members(job, 2) == ["host-0", "host-1"]
+
+
+def test_a_restart_is_refused_and_an_eviction_becomes_a_cordon() -> None:
+    job = begin()
+    hinder(job)
+    restart, eviction = ask(job, RequestKind.RESTART), ask(job, RequestKind.EVICT, "host-2")
+    go_on(job, 1.0)
+    assert (answer(job, restart).is_accepted, answer(job, restart).is_done) == (False, True)
+    assert WHY in answer(job, restart).text
+    assert (answer(job, eviction).is_accepted, answer(job, eviction).is_done) == (True, True)
+    assert answer(job, eviction).text == f"host-2 is cordoned and leaves with round 1, which is not ended now: {WHY}"
+    assert KEYS.cordon("host-2") in job.etcd.items
+    assert (list(job.rounds()), job.is_training()) == ([1], True)
+
+
+def test_the_end_of_a_job_and_of_a_broken_round_wait_for_nothing() -> None:
+    job = begin()
+    hinder(job)
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    go_on_until(job, a_second_round(job), 5.0)
+    assert [one.kind for one in incidents(job)] == [IncidentKind.FAILURE]
+    ask(job, RequestKind.STOP)
+    go_on_until(job, lambda: ended(job) is not None, 5.0)
