@@ -140,7 +140,7 @@ def gpu_pci_address(local_rank: int) -> str:
 
 
 def set_threads(threads: int) -> int:
-    """Let torch use so many threads, or as many as it likes for 0, and return how many it uses."""
+    """Set torch's number of threads, 0 for torch's own choice, and return how many it uses."""
     import torch
 
     if threads:

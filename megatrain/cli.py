@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_files() -> None:
-    """Put /dev/null where the shell closed 0, 1 or 2: else the next file or socket is taken for our output."""
+    """Put /dev/null where the shell closed 0, 1 or 2: else the next opened file or socket would get our output."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,6 +1,6 @@
 """`make demo-fault`: the demonstration's training, with one of its processes killed in the middle.
 
-Nobody restarts anything by hand: the launcher notices, stops the others, starts all anew from the newest snapshot, and
+No person restarts anything: the launcher notices, stops the others, starts all again from the newest snapshot, and
 keeps a record of it, which is shown at the end.
 """
 

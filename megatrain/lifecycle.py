@@ -108,7 +108,7 @@ class Watchdog:
 
 
 def start_watchdog(grace_s: float, rank: int | None = None, fence_rule: FenceRule | None = None) -> Watchdog:
-    """Fork the process that kills this one after a stop signal, unless this one has ended by then: `grace_s` later, or
+    """Fork the process that kills this one after a stop signal, unless this one has ended before: `grace_s` later, or
     twice a step of the black box that it follows, where that is longer.
 
     Call it in the main thread before torch is imported: the child stays small, and no lock of a library is copied.
@@ -136,7 +136,7 @@ def start_watchdog(grace_s: float, rank: int | None = None, fence_rule: FenceRul
 def _be_watchdog(
     read_fd: int, worker_pid: int, grace_s: float, rank_text: str, fence_rule: FenceRule | None
 ) -> NoReturn:
-    """Live the life of the forked child. Nothing of the worker's Python may run on in here, whatever happens."""
+    """Run the forked child. None of the worker's Python code may continue in here, whatever happens."""
     try:
         _leave_the_worker_behind(read_fd)
         # the pipe does not end while a child of the worker holds it open
@@ -173,7 +173,7 @@ def _leave_the_worker_behind(read_fd: int) -> None:
 
 
 def stop_with_launcher(launcher_pid: int) -> None:
-    """Ask Linux for SIGTERM when the launcher dies: nobody would watch over its workers, and a new launcher starts
+    """Ask Linux for SIGTERM when the launcher dies: no process would watch its workers, and a new launcher starts
     others. Call it when the signal has its handler; `launcher_pid` is the parent as of the process's first moments.
     """
     signal_at_parents_death(signal.SIGTERM)
@@ -188,7 +188,7 @@ class GraceClock:
         self.signal_name = ""
         """Of the stop signal whose grace period runs; empty: none."""
         self.black_box: Path | None = None
-        """Of the worker; None: it has not told."""
+        """Of the worker; None: not reported yet."""
         self.grace_s = grace_s
         self._signalled_at = 0.0
         self._busy_until = -math.inf

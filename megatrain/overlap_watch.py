@@ -1,7 +1,7 @@
 """Says so once when overlap is on and hides nothing, with the reason and the way out.
 
 Decided by the sums of a rank's own steps: what the host waited for was not hidden. What it did not wait for may have
-been over before it looked, so only "nothing is hidden" can be told for certain. On a device nobody knows what was
+been over before it looked, so only "nothing is hidden" is certain. On a device it is unknown what was
 waited for, and the layout alone tells. Watched is the communication of data parallelism and, where it is cut in chunks,
 of tensor parallelism: a receive of a pipeline waits for the neighbour's work, too, and that is the bubble.
 """
@@ -72,7 +72,8 @@ def watched_kinds(config: Config, layout: Layout) -> tuple[Operation, ...]:
 
 
 def warning(config: Config, layout: Layout, stage: int, steps: Sequence[StepSummary]) -> str:
-    """Return what is to be said of these steps of a rank of `stage`; nothing where it is hidden, short or untold."""
+    """Return the warning for these steps of a rank of `stage`; nothing where communication is hidden, short or
+    unknown."""
     reasons = {kind: structural_reason(config, layout, stage, kind) for kind in watched_kinds(config, layout)}
     found = not_hidden(steps, reasons)
     if not found:
@@ -95,7 +96,8 @@ def not_hidden(steps: Sequence[StepSummary], reasons: Mapping[Operation, str]) -
     """Return the kinds that take a part of the steps and that the rank waited for nearly all of the time.
 
     reasons: by kind, why the layout hides nothing of it. A device does not tell what it waits for; but of a reduction
-    that nothing can run beneath, the longest exchange of a step was waited for. Gathers have the loading of data.
+    that overlaps with nothing, the rank waited for the longest exchange of a step. Gathers overlap with the loading of
+    data.
     """
     found = []
     step_ns = sum(step.duration_ns for step in steps) / len(steps)
@@ -126,12 +128,12 @@ def structural_reason(config: Config, layout: Layout, stage: int, operation: Ope
     if operation is Operation.PARAMS_ALL_GATHER:
         return f"{where} all parameters are gathered before the first forward"
     if parallel.zero_stage == 2 and config.num_microbatches(layout.dp_size) > 1:
-        return ""  # each micro-batch's gradients may travel beneath the next forward
+        return ""  # each micro-batch's gradients may travel during the next forward
     return f"{where} the whole gradient is reduced after the last backward"
 
 
 def way_out(config: Config, layout: Layout) -> str:
-    """Return which keys let a stage compute beneath its communication: the first set that is accepted."""
+    """Return which keys let a stage compute during its communication: the first set that is accepted."""
     for num_chunks, zero_stage, is_eager in itertools.product(range(_MOST_CHUNKS, 1, -1), (0, 1), (False, True)):
         num_layers = config.model.num_layers // (layout.pp_size * num_chunks)
         changed: dict[str, Any] = {"num_chunks": num_chunks, "schedule": "interleaved"}

@@ -2,7 +2,7 @@
 
 Each rank makes a checksum of every bucket, and a group compares them: one number a bucket travels. Where two differ,
 checksums of their parameters say in which. Checked is what a step has computed with, after its gathers and before the
-optimizer writes anew: so this waits for no gather. Every gather mends what was wrong beside the owner's share, and is
+optimizer writes again: so this waits for no gather. Every gather mends what was wrong beside the owner's share, and is
 not compared: what does not last until the next comparison is not found.
 """
 

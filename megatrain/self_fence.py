@@ -2,7 +2,7 @@
 
 The watchdog process asks about once a second; the one idea is that the black box says it all: the executor's control
 page until when the lease is good and which round it has come to, the worker's own words whether it moves. Without an
-executor nobody writes that page, and nothing is ever ended. Standard library only: this is loaded before torch.
+executor no process writes that page, and nothing is ever ended. Standard library only: this is loaded before torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The step loop. Everything it does is a span, and everything it does has a room of its own; here is only the order."""
+"""The step loop. Each part is a span and lives in its own module; this module only has the order."""
 
 from __future__ import annotations
 
@@ -315,7 +315,8 @@ class Trainer:
         mesh.set_timeout(self._config.runtime.step_timeout_s)
 
     def _note_values(self, batch: StepBatch, outcome: StepOutcome) -> None:
-        """Write down what the step came to, for the diagnosis: each rank of its own, since any of them may die."""
+        """Write down what the step came to, for the diagnosis: each rank writes its own, because any of them may
+        die."""
         note, replica = self._parts.recorder.note_value, self._parts.replica
         num_tokens = batch.global_batch_size * self._config.model.seq_len
         note(StepValue.LOSS, outcome.loss)

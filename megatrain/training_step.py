@@ -57,7 +57,7 @@ def train_step(
 
     num_label_tokens: of this pipeline's micro-batches. grad_clip: the largest gradient norm, 0 for any.
     requests: what this rank is asked for; called when nothing of the step is left but to agree on it and to update.
-    check_replicas: called when the parameters have been used and nobody has changed them yet.
+    check_replicas: called when the parameters have been used and not been changed yet.
     Communication: everything that the step needs; returns when this rank's shares are updated and their gather has
     started.
     """

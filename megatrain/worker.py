@@ -150,7 +150,7 @@ def _train(
 
 
 def _keep_config(config: Config, run_directory: RunDirectory, reporter: Reporter, round_number: int, step: int) -> None:
-    """Leave what this run was told beside its results, now that its checkpoint has accepted it, and how it changed."""
+    """Write this run's configuration and its changes beside its results, now that its checkpoint has accepted it."""
     path = run_directory.root / CONFIG_NAME
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     reporter.check_hold()
@@ -214,7 +214,7 @@ def _join(config: Config, process: Process, meeting: Meeting | None, device: tor
 def _check_same_config(config: Config, meeting: Meeting) -> None:
     """Raise ConfigError naming host and keys where this rank was started with another configuration than rank 0.
 
-    `megatrain launch` looks at that before it starts workers; under torchrun nobody else does.
+    `megatrain launch` checks that before it starts workers; under torchrun only this does.
     """
     process, own = meeting.process, config_values(config)
     first = json.loads(told_by_rank_0(meeting, "config", json.dumps(own)))

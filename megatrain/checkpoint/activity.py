@@ -73,7 +73,7 @@ def look_for_job(checkpoints: Location) -> Activity:
     branches: set[str] = set()
     is_branch_known = not running
     for arena, plan in _arenas_of(checkpoints, config):
-        with suppress(MissingFileError):  # removed just now: nobody is in it
+        with suppress(MissingFileError):  # removed just now: no process uses it
             if is_held(arena.workers_lock):
                 running.append(f"workers of job {plan.job} are running on this host and save to {plan.branch}")
                 branches.add(plan.branch)
@@ -95,7 +95,7 @@ def _look(place: Location, branch: str) -> _Newest:
     begun: list[tuple[int, WritingMark]] = []
     numbered = [(step, entry) for entry in place.entries() if (step := step_of(entry.name)) is not None]
     for step, entry in sorted(numbered, key=lambda one: one[0], reverse=True)[:_NUM_LOOKED_AT]:
-        with suppress(CheckpointError):  # a damaged one tells nothing of a job
+        with suppress(CheckpointError):  # a damaged one shows nothing about a job
             if is_committed(entry):
                 complete.append(read_manifest(entry))
             elif not (entry / COMMIT_NAME).exists() and (mark := WritingMark.read(entry)) is not None:

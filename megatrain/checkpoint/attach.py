@@ -117,7 +117,7 @@ def informed_rank(reports: Sequence[HostReport]) -> int:
 def to_settle(reports: Sequence[HostReport]) -> set[SealedSnapshot]:
     """Return the snapshots that storage wants and can still get: all hosts of their round are there and have all of it.
 
-    For another one, a writer would wait in vain.
+    A writer would wait for another one for ever.
     """
     found = set()
     for snapshot in {one.snapshot for report in reports for one in report.held if one.is_wanted}:
@@ -193,7 +193,7 @@ def attach(
 ) -> Attachment:
     """Enter the arena at `path`, which is made when it is not there.
 
-    Snapshots in it that nobody can go back to any more, because the layout is another now or a host is lost, are
+    Snapshots in it that no rank can restore any more, because the layout is another now or a host is lost, are
     brought to storage first: up to `settle_s` are waited for that, while there is hope.
     num_slots, may_fetch: how many slots a rank is to have, and whether its snapshot may come from another host.
     stored_step: of the newest checkpoint in storage.

@@ -1,6 +1,6 @@
 """Whether a job may go on from a checkpoint, and from where: what has changed since decides. Pure.
 
-A run that goes on must be the run that was: the same model, and the same sample order, or the cursor means nothing.
+A resumed run must be the same run as before: the same model, and the same sample order, or the cursor means nothing.
 A run that starts from another's checkpoint (checkpoint.load) may change all but the weights; with another sample order
 it begins at step 0, with these weights and moments.
 """
@@ -31,7 +31,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Where to go on, without which samples, and what the log should say about it."""
+    """Where to resume, which samples to leave out, and what the log should say about it."""
 
     progress: Progress
     notes: tuple[str, ...]

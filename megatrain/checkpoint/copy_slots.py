@@ -139,7 +139,7 @@ def copies_without_use(
 ) -> tuple[list[SlotFile], list[SlotFile]]:
     """Return the copies that may go now, and those that may go once what they hold was fetched.
 
-    kept: the owners for whom this host keeps copies. needed: those whose snapshot is fetched from here.
+    kept: the owners whose copies this host keeps. needed: those whose snapshot is fetched from here.
     """
     unkept = [file for file in files if file.is_copy and file.rank not in kept]
     return [file for file in unkept if file.rank not in needed], [file for file in unkept if file.rank in needed]

@@ -274,7 +274,7 @@ def verify_checkpoint(directory: Location, *, job: str | None = None, branch: st
 def verify_file(location: Location, entry: FileEntry, is_given_up: Callable[[], bool] = lambda: False) -> list[str]:
     """Read a whole file of the manifest and return what is wrong with it, as verify_checkpoint does.
 
-    Raises: CancelledError once nobody wants to know any more, asked for before each block.
+    Raises: CancelledError once the caller has cancelled, checked before each block.
     """
     verify = _verify_data_file if is_data_file(entry) else _verify_whole_file
     try:

@@ -1,6 +1,7 @@
 """Going back to before training went wrong: from what, and without which samples. Pure.
 
-A rollback is done once: the branch that it opens bears its id, and whoever finds that in the lineage goes on there.
+A rollback is done once: the branch that it opens carries its id, and a job that finds that id in the lineage resumes
+there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This host's writer process, as the workers see it: call it, and hear what it has done."""
+"""This host's writer process, as the workers see it: wake it, and read its results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatrain.contracts.texts import bytes_text, seconds_text
 
 
 class HostWriter:
-    """The writer of an arena. What it had done before counts as told."""
+    """The writer of an arena. Results from before count as reported."""
 
     def __init__(self, arena: Arena, log: Path) -> None:
         """log: where the output of a writer that is started goes."""
@@ -21,10 +21,10 @@ class HostWriter:
         self._start_problem = ""
         status = self._status()
         self._told = (status.pid, status.num_persisted, status.num_failures) if status is not None else (0, 0, 0)
-        """The process that was last heard of, and what it had done then."""
+        """The last known process, and its results at that time."""
 
     def call(self) -> None:
-        """Say that there is work; start a writer where none hears it. What fails is news; the next call tries again."""
+        """Wake the writer for new work; start one where none runs. A failure is reported; the next call tries again."""
         try:
             call_writer(self._arena, self._log)
         except CheckpointError as error:

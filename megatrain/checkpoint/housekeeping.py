@@ -3,7 +3,7 @@
 Only the branch that is being written is touched, only what is older than its newest complete checkpoint, and never one
 that is pinned or where another branch begins. One that lost its COMMIT stays as long as a whole one would. When
 anything about that cannot be read, or the newest one is not whole when it is looked at again, nothing is removed. A
-round that was left behind removes nothing: what it takes for old may be what the newer one goes on from.
+superseded round removes nothing: the newer one may resume from what it considers old.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def check_unchanged(slot: SlotReader, snapshot: SealedSnapshot) -> None:
     for _ in range(_NUM_LOOKS):
         if words.state != SlotState.WRITING or found != snapshot:
             break
-        # who begins to change a slot has said so first, and says in a moment what it will be
+        # a worker marks a slot before it changes it, and soon after says what the slot will hold
         time.sleep(_LOOK_AGAIN_S)
         words, found = _told_by(slot)
     read = f"{slot.path}: while snapshot {snapshot.snapshot} of step {snapshot.step} was read from it,"

@@ -1,4 +1,4 @@
-"""The checkpoints of a job, as the trainer sees them: go on from one, take one, hear what became of it.
+"""The checkpoints of a job, as the trainer sees them: resume from one, take one, learn whether it was stored.
 
 A checkpoint is taken in two stages: a snapshot in the host's memory, for which the step waits, and its way to storage,
 which a process of the host's own takes (writer.py). Going on prefers memory that every rank still has over storage.
@@ -212,7 +212,7 @@ class JobCheckpoints:
         return [*notes, *(self._writer.news() if self._writer is not None else []), *self._peers.news()]
 
     def close(self, *, is_done: bool) -> None:
-        """Leave the arena; when the job is done, nobody will need it."""
+        """Leave the arena; when the job is done, it is no longer needed."""
         self._peers.close()
         if self._snapshots is not None:
             self._snapshots.close()
@@ -227,7 +227,7 @@ class JobCheckpoints:
             remove_arena(arena.root)
 
     def _leave_if_empty(self) -> None:
-        """Leave the arena to nobody, when nobody could go on from what is in it: the last rank removes it."""
+        """Leave the arena when no round could resume from its content: the last rank removes it."""
         if self._attachment is None:
             return
         arena = self._attachment.arena

@@ -46,12 +46,13 @@ class JobPeers:
         return self._config.checkpoint.has_peer_copies
 
     def choose(self, hosts: Sequence[str]) -> None:
-        """Choose who keeps whose copies. Raises: TopologyError, the same on every rank, when nobody can."""
+        """Choose which host keeps whose copies. Raises: TopologyError, the same on every rank, when there is no
+        placement."""
         if self.are_wanted:
             self._keepers = choose_keepers(self._mesh.layout, hosts)
 
     def make_room(self, attachment: Attachment, own_bytes: int) -> None:
-        """Remove copies that nobody needs, and refuse to go on where the snapshots of a host would not fit.
+        """Remove copies that are no longer needed, and refuse to start where the snapshots of a host would not fit.
 
         own_bytes: what this rank's own slots take beyond what is there.
         Communication: two agreements, a gather and a broadcast.
@@ -83,7 +84,7 @@ class JobPeers:
     def fetch(self, attachment: Attachment, slots: Sequence[Path]) -> str | None:
         """Have every rank's snapshot in its own slots; return why that failed, the same on every rank, or None.
 
-        Communication: none where nobody lacks it, else as `fetch_missing`.
+        Communication: none where every rank has it, else as `fetch_missing`.
         """
         memory = attachment.memory
         if memory is None or not attachment.missing:
@@ -150,7 +151,7 @@ class JobPeers:
             self._copies.offer(slot)
 
     def report(self) -> int:
-        """Return what this rank says of its copies at the next agreement, where the smallest number is heard."""
+        """Return this rank's number for its copies at the next agreement, which takes the smallest of all ranks."""
         return self._copies.report() if self._copies is not None else 0
 
     def hear(self, smallest: int) -> None:

@@ -1,6 +1,6 @@
 """Fill this rank's state from a checkpoint of any layout: each stored item is read once in a data-parallel group.
 
-Metadata is read by rank 0 and told to all. The ranks of a data-parallel group tell each other which items they need,
+Rank 0 reads the metadata and broadcasts it. The ranks of a data-parallel group tell each other which items they need,
 give each item one reader (load_plan.py), and go through them in the same order: the reader reads, checks the digest and
 hands the bytes to the others that need them. So a group reads its items from storage once, whatever its size, and a
 rank holds a few items at a time. Source: MegaScale sec. 4.4.

@@ -321,7 +321,7 @@ class _Decoder:
         )
         if not is_inside:
             raise self._error(where, f"{at} is not inside the shape {shape}")
-        # Nobody may be made to allocate more for a box than somebody wrote of it.
+        # A file must not make a reader allocate more for a box than was written of it.
         if item.length < prod(item.sizes) * DTYPE_BYTES[dtype]:
             raise self._error(where, f"{item.length} bytes are stored of {at}, which has more in {dtype}")
 

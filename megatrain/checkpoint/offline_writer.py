@@ -219,7 +219,7 @@ def _clear(directory: Location, own_names: Sequence[str]) -> None:
 
 def _remove_attempt(directory: Location, *, had_directory: bool) -> None:
     if is_committed(directory):
-        return  # what failed was the last moment of COMMIT, and nobody may take it back
+        return  # COMMIT failed at its last moment, and must not be taken back
     if not had_directory:
         directory.remove()
         return

@@ -198,7 +198,7 @@ class PeerCopies:
         self._sender.offer(path)
 
     def report(self) -> int:
-        """Return what this rank says at the next agreement, where the smallest number is heard by all."""
+        """Return this rank's number at the next agreement, where all ranks learn the smallest one."""
         return self._rank if self._sender.problem else self._rank + len(self._keepers)
 
     def hear(self, smallest: int) -> None:

@@ -1,7 +1,7 @@
 """A restart after hosts were lost: their ranks fetch their snapshots from the hosts that have copies.
 
 Every rank serves its host's arena for as long as any rank fetches, and all agree at the end: either everybody's
-snapshot is in its own slot, or nobody goes on from it. Fetched snapshots then become ones of the new round, because
+snapshot is in its own slot, or no rank resumes from it. Fetched snapshots then become ones of the new round, because
 whoever was to bring them to storage in the old one is gone.
 """
 
@@ -67,7 +67,7 @@ def fetch_missing(
                 _fetch(plan, meeting, slot, rank, limits)
             except (CheckpointError, CommunicationError) as error:
                 problem = f"rank {rank}: {error}"
-        # nobody closes before everybody has what it came for
+        # no rank closes before all ranks have fetched what they need
         return host.agree(rank, problem)
 
 

@@ -3,10 +3,10 @@
     every host       WRITING, the data files of its ranks, host-*.done; then it waits for COMMIT
     the coordinator  also metadata and tokenizer; when all hosts are done, the manifest, and last of all COMMIT
 
-Until COMMIT nobody reads any of it, and a writer that comes after a crash begins again, or goes on where the host is
-done. Names have the round, so that rounds that save the same step do not meet; COMMIT is made exclusively, so that one
-of them commits. Nothing is taken away that a COMMIT may vouch for: not another round's, not after a host said done, not
-when COMMIT seems to have failed.
+Until COMMIT no reader uses any of it, and a writer that starts after a crash begins again, or continues where the host
+is done. Names have the round, so that rounds that save the same step do not meet; COMMIT is made exclusively, so that
+one of them commits. Nothing is taken away that a COMMIT may vouch for: not another round's, not after a host said done,
+not when COMMIT seems to have failed.
 """
 
 from __future__ import annotations

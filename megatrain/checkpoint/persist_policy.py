@@ -1,7 +1,7 @@
 """What a host's writer does next, as pure functions of what it sees: slots in, decisions and their reasons out.
 
 A snapshot is due when the slots of all ranks of this host have it and storage wants it. One that can never become due,
-or that nobody would wait for any more, is given up, because its slots are not used again while storage wants them.
+or that no process would wait for any more, is given up, because its slots are not used again while storage wants them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def is_taken_over(snapshot: SealedSnapshot, slots: Sequence[SealedSlot]) -> bool
 
 
 def is_abandoned(mark: WritingMark | None, plan: HostPlan, now_unix_s: float) -> bool:
-    """Say whether an incomplete checkpoint, older than a complete one of the branch, is nobody's any more.
+    """Say whether an incomplete checkpoint, older than a complete one of the branch, is abandoned.
 
     Without WRITING it is what a removal left. Of this round, the coordinator makes one after another. The writer of an
     older round, on another host, may still be at it, until it has waited long enough.
@@ -133,7 +133,7 @@ def _plan_of(round_number: int, plans: Mapping[int, HostPlan]) -> HostPlan | Non
     if round_number in plans or not plans:
         return plans.get(round_number)
     newest = plans[max(plans)]
-    # alone, this host needs to agree with nobody: the layout is compared when the slots are read
+    # a single host needs no agreement: the layout is compared when the slots are read
     is_alone = newest.num_hosts == 1 and round_number < newest.round
     return replace(newest, round=round_number, claim="") if is_alone else None
 

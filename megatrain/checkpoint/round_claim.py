@@ -24,7 +24,7 @@ class RoundClaim:
         """Of the claim; empty before `take`."""
         self.began_at_step = 0
         self.is_exclusive = True
-        """Whether of two writers of a new file one wins; False also where nobody knows."""
+        """Whether of two writers of a new file one wins; False also where that is unknown."""
         self.notes: list[str] = []
         """What is to be said, on rank 0."""
 

@@ -52,7 +52,7 @@ class Snapshots:
     ) -> None:
         """call_writer: says to the host's writer process that there is work, and starts one where none runs.
 
-        report: a number that this rank says of itself with each snapshot; the smallest of all ranks is heard.
+        report: a number that this rank reports with each snapshot; all ranks learn the smallest.
         show_life: says, while this rank waits for storage, that it does not hang.
         """
         self._call_writer = call_writer
@@ -157,7 +157,7 @@ class Snapshots:
 
 
 def _is_wanted_by_others(slot: ArenaSlot) -> bool:
-    """Whether another rank of this host has not been told what became of the snapshot in `slot`.
+    """Whether another rank of this host does not know yet what became of the snapshot in `slot`.
 
     A writer may have been killed between two ranks. The next one goes on from there, if all of the snapshot is left.
     """

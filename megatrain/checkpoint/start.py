@@ -101,7 +101,7 @@ def _look(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:
         )
     notes = [f"{place} was never finished and is not read" for place in unfinished(checkpoints)]
     branch = ensure_branch(checkpoints, "start of the run")
-    # the writer may have vouched for these: they are tried, so that what became of them is told
+    # the writer may have reported these as stored: they are tried, so that the log says what became of them
     lost = overlooked(checkpoints, own[0]) if own else []
     found = [StorageCandidate(one.branch, one.step, str(one.location), is_own=True) for one in (*lost, *own)]
     if not found and settings.load:
@@ -120,7 +120,8 @@ def _look(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:
 
 
 def _warnings(branch: Location) -> tuple[str, ...]:
-    """Return what is better told now than with the first checkpoint, hours from now. It is no reason not to train."""
+    """Return warnings for now that would otherwise come with the first checkpoint, hours later. Training starts
+    anyway."""
     if isinstance(branch, LocalLocation) and not os.access(branch.path, os.W_OK | os.X_OK):
         return (f"WARNING: {branch} cannot be written, so no checkpoint will get to storage until that is mended",)
     return ()
@@ -128,7 +129,7 @@ def _warnings(branch: Location) -> tuple[str, ...]:
 
 def _last_round(own: Sequence[Candidate]) -> int:
     for one in own:
-        with suppress(CheckpointError):  # it is told when it is tried
+        with suppress(CheckpointError):  # reported when it is tried
             return read_manifest(one.location).round
     return -1
 

@@ -4,7 +4,7 @@ Python's unpickler imports what a file names and calls it with what the file giv
 is called: a name stays a name, a call stays the pair of a name and its arguments, and whoever reads the result decides
 what it means. Names that are not expected are refused where they stand, and so is every opcode that is not needed for
 dataclasses of numbers and strings (protocols 2 to 5). Memory stays proportional to the file: no length or index in it
-is believed before the bytes are there. The interpreter is ours; the opcodes are those of Python's pickletools.
+is trusted before the bytes are there. The interpreter is ours; the opcodes are those of Python's pickletools.
 """
 
 from __future__ import annotations

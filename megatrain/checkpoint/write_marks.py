@@ -2,7 +2,7 @@
 
     WRITING                      which round makes this checkpoint; there before anything else, gone after COMMIT
     host-r000002-00001.done      a host has its data files in place: their sizes and digests
-    host-r000002-00001.failed    a host will not get there, so that nobody waits for it
+    host-r000002-00001.failed    a host has given up, so that no writer waits for it
 
 There is no other way from host to host: writers share the storage and nothing else. Names have the round, so that a
 process left behind by an older one cannot overwrite what counts; what they say has the number of the snapshot.

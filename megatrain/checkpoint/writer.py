@@ -4,8 +4,8 @@
 
 It is a process and not a thread so that it survives its workers, and it has no torch so that it is small and starts at
 once. It does one snapshot at a time, oldest first, at the lowest priority; what fails is said in status.json and on
-stderr, and the job's next snapshot is the next attempt. With nobody in the arena for keep_arena_s it removes the arena
-and ends. SIGTERM: it finishes the write at hand and ends; the arena stays. Source: MegaScale sec. 4.4.
+stderr, and the job's next snapshot is the next attempt. When no process uses the arena for keep_arena_s it removes the
+arena and ends. SIGTERM: it finishes the write at hand and ends; the arena stays. Source: MegaScale sec. 4.4.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from megatrain.contracts.location import Location
 from megatrain.programs.own_output import keep_own_log
 
 _LOOK_AGAIN_S = 1.0
-"""Workers wake the writer; this is for what nobody says, such as that they are gone."""
+"""Workers wake the writer; this is for events without a signal, such as the end of the workers."""
 _LOWEST_PRIORITY = 19
 
 
 def call_writer(arena: Arena, log: Path) -> None:
-    """Say to the writer of this host that there is work; start one where nobody hears it.
+    """Wake the writer of this host for new work; start one where none runs.
 
     Raises: CheckpointError naming the arena.
     """
@@ -140,7 +140,7 @@ class Writer:
         wake_writer(self._arena)
 
     def run(self) -> None:
-        """Return when nobody needs a writer here any more, or after `stop`.
+        """Return when no writer is needed here any more, or after `stop`.
 
         Raises: CheckpointError when the arena cannot be used.
         """
@@ -262,7 +262,7 @@ class Writer:
             try:
                 write_persist(slot.path, snapshot.snapshot, outcome)
             except CheckpointError as error:
-                # most likely its worker makes it anew, and nobody asks what became of it
+                # most likely its worker is making it again, and its result is not needed
                 _say(f"{error} (its snapshot {snapshot.snapshot}: {outcome.name.lower()})")
 
     def _report(self) -> None:
@@ -275,7 +275,7 @@ class Writer:
             _say(str(error))
 
     def _is_over(self) -> bool:
-        """Say whether to end; the arena is gone then if nobody needs it."""
+        """Say whether to end; the arena is removed then if it is no longer needed."""
         if self._is_stopping or not self._is_in_place():
             return True
         if is_held(self._arena.workers_lock):

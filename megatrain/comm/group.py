@@ -176,7 +176,7 @@ class Group:
         return self.queue.submit(out, exchange, self.lane)
 
     def failure(self, what: str, error: Exception) -> CommunicationError:
-        """Return the error that says what this rank was doing with whom."""
+        """Return the error that names this rank's operation and the ranks involved."""
         cause = str(error).strip() or type(error).__name__
         return CommunicationError(
             f"{what} on group {self.name} (ranks {brief(self.ranks)}) failed on rank {self.ranks[self.rank]}: {cause} "

@@ -1,4 +1,4 @@
-"""Creating one group: its members, and nobody else, meet at the store below a name that they all compute.
+"""Creating one group: only its members meet at the store, below a name that they all compute.
 
 torch's `new_group` numbers groups as each rank counts them, so ranks that are members of different groups would have to
 be kept in step; it also takes its place in a world group. Here the plan names the group, and the world has none.

@@ -3,7 +3,7 @@
 A rank creates its groups one after the other and stays in each until all members are there, so the order decides
 whether the ranks wait in a circle. Here there is one order for the whole world, first by name, then by first rank, and
 each rank walks its own part of it: of all the groups that are waited for, the first in that order has only members
-that are on their way to it. So no barrier is needed (MegaScale sec. 3.5), and no rank takes part in, or hears of, a
+that are on their way to it. So no barrier is needed (MegaScale sec. 3.5), and no rank takes part in, or knows of, a
 group it is no member of.
 """
 

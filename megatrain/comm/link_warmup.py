@@ -1,4 +1,4 @@
-"""The first message on every link, sent before training, in an order in which nobody waits in a circle.
+"""The first message on every link, sent before training, in an order that cannot deadlock.
 
 On a GPU two stages connect at their first message, and each blocks its host until the other has come. In training that
 would happen in the middle of the first step, in the order of the schedule, where a receive is posted before the sends

@@ -2,7 +2,7 @@
 
 A torchrun agent that takes a dead one's place has counted no restart, and its peers have. Workers that looked for each
 other below their own counts would never meet, so rank 0 says what counts, to every rank that is there now. The store
-may be as old as the job: what earlier workers left in it is told apart by names that are drawn anew in each process.
+may be as old as the job: random names, new in each process, separate its keys from those that earlier workers left.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def is_urgent(name: str) -> bool:
 
 
 def nccl_options(name: str, timeout: timedelta) -> Any:
-    """Return what NCCL is to be told of the group of this name."""
+    """Return NCCL's options for the group of this name."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=is_urgent(name))
     options._timeout = timeout
     return options

@@ -3,7 +3,7 @@
 An exchange is submitted by a group or a channel and becomes a Pending. On an accelerator it starts at once: there the
 library has a stream for each group, which orders and bounds, and mesh.py gives these streams their priorities. On CPUs
 gloo carries out all that it is given side by side, so that what is needed first arrives as late as what is needed last;
-and it tells nobody but him who waits that something has ended. So groups whose exchanges are awaited later have a lane
+and only the waiter learns of completion. So groups whose exchanges are awaited later have a lane
 there: a thread that carries out one exchange after the other, and has the next one started when its turn is near. It
 knows when each has really begun and ended.
 The order in a lane is that of submission, which the schedule makes the order of need (schedule/lowering.py); it never
@@ -55,7 +55,7 @@ class Exchange:
     start: Callable[[], Work]
     wait: Callable[[Any], object]
     failure: Callable[[Exception], CommunicationError]
-    """Says what this rank was doing with whom."""
+    """Names this rank's operation and the ranks involved."""
     chunk: int = -1
     microbatch: int = -1
     then: Callable[[], None] | None = None
@@ -70,7 +70,8 @@ class Pending:
     def __init__(
         self, result: Tensor, finish: Callable[[], None] | None = None, is_completed: Callable[[], bool] | None = None
     ) -> None:
-        """finish: blocks until the end; None where there is nothing to wait for. Without is_completed nobody knows."""
+        """finish: blocks until the end; None where there is nothing to wait for. Without is_completed the end is
+        unknown."""
         self.result = result
         self._finish = finish
         self._is_completed = is_completed
@@ -98,7 +99,7 @@ class CommunicationQueue:
 
     @property
     def starts_at_once(self) -> bool:
-        """Whether he who submits may start an exchange himself: not where somebody holds it up."""
+        """Whether the submitting thread may start an exchange itself: not while the lane is held."""
         return self._before is None
 
     def submit(self, result: Tensor, exchange: Exchange, lane: Lane | None) -> Pending:
@@ -168,7 +169,7 @@ class Lane:
     def add(self, task: _Task) -> None:
         """Start `task`, or let it start when its turn is near."""
         with self._lock:
-            # what is not started yet the lane's thread starts, perhaps just now: nobody may overtake it
+            # the lane's thread starts pending exchanges, perhaps right now: no other thread may overtake it
             is_near = self._num_open < _MOST_STARTED and not self._num_unstarted and task.may_start_at_once
             has_turn = self._num_open == 0
             self._num_open += 1
@@ -182,7 +183,7 @@ class Lane:
                 self._is_running = True
                 Thread(target=self._run, name=f"lane-{self._name}", daemon=True).start()
 
-    @torch.no_grad()  # a thread starts with gradients asked for, whatever he who submits has said
+    @torch.no_grad()  # a new thread starts with gradients enabled, whatever the submitting thread's setting
     def _run(self) -> None:
         taken: deque[_Task] = deque()
         while self._take(taken):

@@ -1,4 +1,4 @@
-"""Exchanges of sequence parallelism in chunks, so that products run beneath them.
+"""Exchanges of sequence parallelism in chunks, so that matrix products overlap with them.
 
 Each rank's rows are cut in K chunks. The gathered sequence is in chunk order: chunk 0 of all ranks, in group order,
 then chunk 1 of all ranks, and so on; piece k of it arrives whole with the k-th exchange and needs no copy. What works
@@ -22,7 +22,8 @@ from megatrain.contracts.operations import Operation
 
 @dataclass(frozen=True, slots=True)
 class SequenceChunks:
-    """How a tensor-parallel group exchanges rows: in `num_chunks` chunks of each rank's, beneath products or not."""
+    """How a tensor-parallel group exchanges rows: in `num_chunks` chunks of each rank's, overlapped with matrix
+    products or not."""
 
     group: Group
     num_chunks: int

@@ -59,7 +59,7 @@ class EtcdFlags:
         if self.ca or self.certificate or self.key:
             ca, certificate, key = (Path(name) if name else None for name in (self.ca, self.certificate, self.key))
             tls = TlsFiles(ca, certificate, key)
-            tls.context()  # a file that is of no use is told of now
+            tls.context()  # an unusable file is reported now
         return EtcdSettings.of(self.endpoints, credentials=self._credentials(environment), tls=tls)
 
     def _credentials(self, environment: Mapping[str, str]) -> Credentials | None:

@@ -69,7 +69,7 @@ class DamagedPlaceError(PlaceError):
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """Where a job is told of. `job` is empty where the only one at these endpoints is meant."""
+    """Where the keys of a job are. `job` is empty where the only one at these endpoints is meant."""
 
     settings: EtcdSettings
     job: str
@@ -151,7 +151,7 @@ def _quiet() -> Iterator[None]:
 
 
 def job_place(args: argparse.Namespace) -> JobPlace:
-    """Return where the job is told of. Raises: PlaceError naming what is missing."""
+    """Return where the keys of the job are. Raises: PlaceError naming what is missing."""
     told_name = told_job(args)
     run = run_directory(told_name)
     try:

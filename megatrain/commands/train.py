@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         # Groups whose peers may be gone are not torn down: the interpreter's own end would wait for their threads, or
         # abort because of them.
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+            with suppress(OSError, ValueError):  # its reader is gone, or it is closed
                 stream.flush()
         os._exit(code)
     return code

@@ -93,7 +93,7 @@ class Config:
 
     @property
     def receivers(self) -> tuple[str, ...]:
-        """Who is told of the job's incidents: the names of the receivers that are on, by kind."""
+        """The receivers of the job's notifications: the names of those that are on, by kind."""
         sections = self.sections
         names = sorted((name for name in sections if receiver_kind(name)), key=_receiver_order)
         return tuple(
@@ -104,7 +104,7 @@ class Config:
     def patience(self) -> Patience:
         """How long the ranks of this run may stand still.
 
-        Before their collectives give up: then who is silent can still be told from who waits.
+        Before their collectives time out, so that silent ranks can still be distinguished from waiting ones.
         """
         return Patience(
             init_s=_PART_OF_TIMEOUT * self.runtime.init_timeout_s,

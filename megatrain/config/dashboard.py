@@ -27,7 +27,7 @@ class DashboardConfig:
     port: int = field(
         default=8777,
         metadata=option(
-            "Port of the page; 0: any that is free, told in the log and in etcd.",
+            "Port of the page; 0: any that is free, shown in the log and in etcd.",
             minimum=0,
             maximum=65535,
         ),

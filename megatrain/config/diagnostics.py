@@ -51,11 +51,11 @@ class DiagnosticsConfig:
     )
     metrics_port: int = field(
         default=0,
-        metadata=option("Port of a host's /metrics; 0: any that is free, told in the log.", minimum=0, maximum=65535),
+        metadata=option("Port of a host's /metrics; 0: any that is free, shown in the log.", minimum=0, maximum=65535),
     )
     daemon_metrics_port: int = field(
         default=0,
-        metadata=option("Port of the daemon's /metrics; 0: any that is free, told in etcd.", minimum=0, maximum=65535),
+        metadata=option("Port of the daemon's /metrics; 0: any that is free, shown in etcd.", minimum=0, maximum=65535),
     )
     metrics_address: str = field(
         default="127.0.0.1",
@@ -88,7 +88,7 @@ class DiagnosticsConfig:
     )
     straggler_excess: float = field(
         default=0.1,
-        metadata=option("Slower than its peers by less than this part, nobody is called a straggler.", above=0),
+        metadata=option("A rank that is slower than its peers by less than this fraction is not a straggler.", above=0),
     )
     straggler_score: float = field(
         default=3.5, metadata=option("Least robust z-score, median and MAD of the peers, of a straggler.", above=0)

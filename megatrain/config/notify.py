@@ -1,4 +1,4 @@
-"""Sections [notify], [slack], [pagerduty], [email], [alertmanager], [webhook]: whom a job tells of its incidents.
+"""Sections [notify], [slack], [pagerduty], [email], [alertmanager], [webhook]: the receivers of a job's notifications.
 
 Of each kind of receiver there may be several: [[slack]] twice, which is [slack] and [slack-2].
 
@@ -27,7 +27,7 @@ _SECRET = "readable by its owner alone"
 
 
 def _events() -> Any:
-    """Return the field that every receiver has: what it is told of."""
+    """Return the field that every receiver has: the events that it gets."""
     return field(
         default=", ".join(EVENTS),
         metadata=option(
@@ -39,7 +39,7 @@ def _events() -> Any:
 
 
 def _level() -> Any:
-    """Return the field that every receiver has: the least level that it is told of."""
+    """Return the field that every receiver has: the least level that it gets."""
     return field(
         default="amber",
         metadata=option(
@@ -71,7 +71,7 @@ class NotifyConfig:
     timeout_s: float = field(
         default=10.0,
         metadata=option(
-            "A receiver that has not answered by then is asked again later.", unit="s", above=0, maximum=60
+            "A receiver that has not answered within this time is tried again later.", unit="s", above=0, maximum=60
         ),
     )
 
@@ -115,9 +115,9 @@ class EmailConfig:
     port: int = field(default=587, metadata=option("Its port.", minimum=1, maximum=65535))
     encryption: Literal["starttls", "tls", "none"] = field(
         default="starttls",
-        metadata=option("`starttls` (587), `tls` from the first byte (465), or `none`, where nobody logs in."),
+        metadata=option("`starttls` (587), `tls` from the first byte (465), or `none`, without a login."),
     )
-    user: str = field(default="", metadata=option("Name to log in with. Empty: nobody logs in."))
+    user: str = field(default="", metadata=option("Name to log in with. Empty: no login."))
     password_file: str = field(default="", metadata=option(f"File, {_SECRET}, with the password of user."))
     events: str = _events()
     level: Literal["green", "amber", "red"] = _level()

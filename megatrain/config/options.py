@@ -37,7 +37,7 @@ LARGEST_NUMBER = 10**9
 """The bound of other numbers that state none: it may still be squared, and multiplied, in single precision."""
 SMALLEST_OF_UNIT: Mapping[str, float] = {"s": 0.001}
 SMALLEST_NUMBER = 1e-30
-"""Nearer to 0 nothing is told from 0 in single precision, and shorter times than SMALLEST_OF_UNIT are none."""
+"""Single precision rounds smaller numbers to 0; times shorter than SMALLEST_OF_UNIT count as 0."""
 
 Kind = Literal["int", "float", "bool", "str", "choice", "list of int"]
 

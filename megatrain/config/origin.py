@@ -28,7 +28,7 @@ class OverrideOrigin:
 
 @dataclass(frozen=True, slots=True)
 class DefaultOrigin:
-    """A value that nobody gave."""
+    """A value that was not set."""
 
     def __str__(self) -> str:
         return "default"

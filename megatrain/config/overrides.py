@@ -1,6 +1,6 @@
 """Settings of the command line: `--section.key=value`, or `--section.key value`; the last one for a key wins.
 
-A value is read as TOML. What is not TOML is taken as it stands, so that strings need no quotes; the type check then
+A value is read as TOML. Anything else is taken literally, so that strings need no quotes; the type check then
 tells whether the key wanted one.
 """
 

@@ -56,7 +56,7 @@ class ParallelConfig:
         default=1,
         metadata=option(
             "Model chunks on each stage; more than 1 with the interleaved schedule only. They are of use without a "
-            "pipeline, too: exchanges of data parallelism are made chunk by chunk beneath the other chunks.",
+            "pipeline, too: exchanges of data parallelism overlap, chunk by chunk, with the other chunks.",
             minimum=1,
             maximum=LARGEST_SIZE,
         ),
@@ -78,7 +78,7 @@ class ParallelConfig:
     )
     overlap: bool = field(
         default=True,
-        metadata=option("Whether communication runs beneath computation. Off gives the same numbers, bit by bit."),
+        metadata=option("Whether communication overlaps with computation. Off gives the same numbers, bit by bit."),
     )
     has_aligned_reductions: bool = field(
         default=False,

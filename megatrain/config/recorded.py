@@ -1,4 +1,4 @@
-"""The configuration that a run keeps, <run>/config.toml, as it stands there."""
+"""The configuration that a run keeps, <run>/config.toml, read unchanged."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class RecoveryConfig:
     lease_ttl_s: int = field(
         default=10,
         metadata=option(
-            "A host whose executor is not heard of for so long counts as lost. etcd grants no less than 2.",
+            "A host whose executor does not renew its lease for so long counts as lost. etcd grants no less than 2.",
             unit="s",
             minimum=2,
             maximum=600,

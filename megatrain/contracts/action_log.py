@@ -3,7 +3,7 @@
 The page writes it, and the command line where it writes notes (megatrain.jobs.notes).
 
 Each line holds the hash of the line before and its own, SHA-256 over its canonical JSON: who changes or removes one
-breaks the chain, which is told and never mended. Lines are appended under a lock of the file and are durable when
+breaks the chain, which is reported and never repaired. Lines are appended under a lock of the file and are durable when
 `append` returns; what cannot be written down is not done. A tail that is cut off leaves a chain that is whole: only the
 newest entry that this process wrote is looked for, more cannot be known.
 """
@@ -77,7 +77,7 @@ class ActionLog:
     def append(self, entry: ActionEntry, check: Callable[[ActionTrail], None] = lambda _: None) -> ActionEntry:
         """Write a line, durable when this returns; return it with its hashes. Raises: OSError.
 
-        `check` sees what was written before, while nobody else writes; where it raises, nothing is written.
+        `check` gets the earlier entries under the file's lock; if it raises, nothing is written.
         """
         with self._lock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class ActionLog:
 def _opened(path: Path) -> int:
     """Return a descriptor of the file, to read and append. Neither it nor its directory may be a link. Raises: OSError.
 
-    Whoever writes a note on a run that somebody else made must not thereby write to a file of his own.
+    A note on a run directory that somebody else made must not be redirected by a link to a file of the writer.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -172,7 +172,7 @@ def _digest(plain: Mapping[str, Any]) -> str:
 
 
 def _hash_of(line: bytes) -> str:
-    """Return what the next line holds of this one: also of one that nobody can read."""
+    """Return the hash of this line that the next line holds, also for a line that cannot be parsed."""
     try:
         plain = json.loads(line)
     except (ValueError, RecursionError):

@@ -31,7 +31,7 @@ _NUM_JOIN_ATTEMPTS = 100
 
 @dataclass(frozen=True, slots=True)
 class SlotFile:
-    """A slot as its name tells it. A copy was sent here by the host of `rank`."""
+    """A slot as its name describes it. The host of `rank` sent a copy."""
 
     path: Path
     rank: int
@@ -179,7 +179,7 @@ def join_arena(path: Path) -> tuple[Arena, HeldLock]:
 
 
 def remove_arena(path: Path, writer_lock: HeldLock | None = None) -> bool:
-    """Remove an arena that nobody is in, and say whether it is gone. A writer gives the lock that it holds.
+    """Remove an arena that no process uses, and say whether it is gone. A writer passes the lock that it holds.
 
     Raises: CheckpointError when it is not ours alone, or cannot be removed.
     """

@@ -58,7 +58,7 @@ def hold_shared(path: Path) -> HeldLock | None:
 
 
 def hold_alone(path: Path) -> HeldLock | None:
-    """Take a lock that nobody else has; None when somebody has it, or its file or directory was removed.
+    """Take a free lock; None when another process has it, or its file or directory was removed.
 
     Raises: CheckpointError naming the file.
     """
@@ -69,7 +69,7 @@ def hold_alone(path: Path) -> HeldLock | None:
 
 
 def is_held(path: Path) -> bool:
-    """Say whether any process, this one included, has the lock. A lock file that is not there is held by nobody.
+    """Say whether any process, this one included, has the lock. A lock file that does not exist is free.
 
     Raises: CheckpointError naming the file.
     """

@@ -1,6 +1,6 @@
 """The audit of verdicts, <run>/incidents/audit.jsonl: a line for each outcome, appended and never changed.
 
-A verdict that waited for a person has two lines. A line that a crash cut short is passed over and counted.
+A verdict that waited for a person has two lines. A line that a crash cut short is skipped and counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def append_to_audit(path: Path, entry: AuditEntry) -> None:
 
 
 def read_audit(path: Path) -> tuple[list[AuditEntry], int]:
-    """Return the entries in their order, and how many lines nobody can read; none where there is no file.
+    """Return the entries in their order, and how many lines cannot be parsed; none where there is no file.
 
     Raises: OSError.
     """

@@ -292,7 +292,7 @@ class BlackBoxReader:
 
 
 def _opened(path: Path, access: int, *, is_kept: bool) -> int:
-    """Return a descriptor of a black box whose writer can be believed. Raises: NotOwnError, OSError."""
+    """Return a descriptor of a black box whose writer can be trusted. Raises: NotOwnError, OSError."""
     if is_kept:
         return open_own_file(path, access, (os.geteuid(), path.parent.stat().st_uid))
     check_own_directory(path.parent)

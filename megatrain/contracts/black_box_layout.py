@@ -339,7 +339,7 @@ def step_total(record: Record) -> StepTotal:
 
 
 def value_bits(value: float) -> int:
-    """Return the 64 bits of a float; every NaN as the one that cannot be taken for an open record."""
+    """Return the 64 bits of a float; every NaN as the one that differs from an open record's mark."""
     return int(_FLOAT_BITS.unpack(_FLOAT.pack(value if value == value else math.nan))[0])
 
 

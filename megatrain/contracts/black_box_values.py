@@ -131,9 +131,9 @@ class Progress:
     """Of those taken between steps, and ended."""
     longest_evaluation_ns: int | None = None
     longest_write_ns: int | None = None
-    """Of the way of a snapshot to storage, as its host tells it."""
+    """Of storing a snapshot, as its host reports it."""
     save_interval_ns: int | None = None
-    """In force between two checkpoints that are taken by time; told by the rank that looks at the clock."""
+    """In force between two checkpoints that are taken by time; reported by the rank that reads the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +168,10 @@ class ControlPage:
 
     `command` is a number of `Command`; one that the worker does not know it leaves alone. `command_number` grows with
     each command and each number is obeyed once; command 0 is none. A step is streamed with all its spans when it is a
-    multiple of `sample_period`, else only its sums. `lease_ok_until_ns` (monotonic) is 0 where nobody holds a lease for
-    this worker; where the lease is gone it is the moment since when. `interval_ns` is what a round needs from step to
-    step, `stop_ns` from the request to stop until its state is in storage, as all its hosts were told; 0: not said.
-    `written_ns` is when the executor last wrote, 0 when none ever did.
+    multiple of `sample_period`, else only its sums. `lease_ok_until_ns` (monotonic) is 0 where no executor holds a
+    lease for this worker; where the lease is gone it is the moment since when. `interval_ns` is what a round needs from
+    step to step, `stop_ns` from the request to stop until its state is in storage, as all its hosts were told; 0: not
+    said. `written_ns` is when the executor last wrote, 0 when none ever did.
     """
 
     command_number: int = 0

@@ -18,7 +18,7 @@ def read_below(root: Path, name: str, most_bytes: int, *, owner: int | None = No
     """Return what a regular file below `root` holds. `name`: its path from there, of plain names.
 
     `owner`: the user that it and the directories between must belong to, and that alone may write them. `is_secret`:
-    nobody else may be able to read the file either.
+    other users must not be able to read the file either.
     Raises: OSError, which names the path and says in words why the file is not read.
     """
     with open(open_below(root, name, owner=owner, is_secret=is_secret), "rb") as file:

@@ -3,9 +3,9 @@
 A checkpoint exists when its COMMIT does: it appears after everything else is in place, and names the manifest that it
 vouches for. It is made exclusively: of two rounds that save the same step, one commits. Where a round that was left
 behind has done so, which counts for nothing (round_starts.py), a newer one makes COMMIT-r000003 beside it, and that of
-the newest round is meant: nothing is ever removed that may have become another's. All other names have the round, and
-the manifest's its own digest, so that nobody who is late writes to what COMMIT vouches for. Before there were such
-names the manifest was manifest.json. COMMIT is the first to go when a checkpoint is removed. PINNED keeps one for ever.
+the newest round counts: nothing is ever removed that may belong to another round by now. All other names have the
+round, and the manifest's its own digest, so that a late writer cannot change files that COMMIT covers. In older
+checkpoints the manifest was manifest.json. COMMIT goes first when a checkpoint is removed. PINNED keeps one for ever.
 WRITING is the first file of a checkpoint and goes after COMMIT: a directory with WRITING and no COMMIT was never
 complete. Which of several checkpoints a job goes on from is lineage.py's, how tensors are stored is
 megatrain.checkpoint's.
@@ -218,7 +218,7 @@ def read_commit(directory: Location) -> Commit | None:
 def is_committed(directory: Location) -> bool:
     """Say whether the directory is a complete checkpoint: COMMIT is there, and vouches for the manifest that it names.
 
-    Raises: CheckpointError when that cannot be told, because a file is there but cannot be read.
+    Raises: CheckpointError when that is unknown, because a file exists but cannot be read.
     """
     return commit_problem(directory) is None
 

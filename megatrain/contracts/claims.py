@@ -4,7 +4,7 @@
 
 The newest claim is the holder's. Whoever makes the next claim has read the one before, and exactly one process makes
 it, so all agree on one order; a process that finds a claim after its own was overtaken and is fenced for good. Nothing
-is held open: a process that is frozen, or a host that is gone, keeps nobody out.
+is held open: a frozen process or a lost host blocks no other round.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Claims:
         return str(self._directory)
 
     def newest_number(self) -> int:
-        """Return the number of the holder's claim, -1 where nobody has made one. Raises: CheckpointError."""
+        """Return the number of the holder's claim, -1 where there is none. Raises: CheckpointError."""
         names = [entry.name for entry in self._directory.entries()]
         return max((int(name) for name in names if _NAME.fullmatch(name)), default=-1)
 
     def newest(self) -> Claim | None:
-        """Return the holder's claim, None where nobody has made one. Raises: CheckpointError."""
+        """Return the holder's claim, None where there is none. Raises: CheckpointError."""
         number = self.newest_number()
         if number < 0:
             return None
@@ -112,7 +112,7 @@ class Claims:
         return Claim(number, counter, round_number, signature(job_round), token_hex(8))
 
     def is_overtaken(self, number: int) -> bool:
-        """Say whether there is the claim after this one. Raises: CheckpointError when that cannot be told."""
+        """Say whether the claim after this one exists. Raises: CheckpointError when that is unknown."""
         return self.place(number + 1).exists()
 
     def place(self, number: int) -> Location:

@@ -2,7 +2,7 @@
 
 The rank that reports writes it, beside <run>/config.toml, when its round has loaded: it holds the run, so nobody else
 writes at the same time. It is written before config.toml: a crash between the two tells of a change twice, never of
-none. Appended and never changed; a line that a crash cut short is passed over.
+none. Appended and never changed; a line that a crash cut short is skipped.
 """
 
 from __future__ import annotations

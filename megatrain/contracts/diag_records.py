@@ -66,7 +66,7 @@ class DeviceTroubleKind(StrEnum):
     """It is slowed down, or has more errors than others."""
     NETWORK_DEGRADED = "network-degraded"
     TELEMETRY_SILENT = "telemetry-silent"
-    """Nobody would see any of that."""
+    """None of that would be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class DeviceTrouble:
 
 @dataclass(frozen=True, slots=True)
 class DaemonReport:
-    """What the daemon tells of itself and of what it hears. It counts while the daemon of this session is announced.
+    """What the daemon reports about itself and the streams that it receives. It counts while the daemon of this session
+    is announced.
 
     Written when something is new, and every few seconds in any case: an old one is of a daemon that hangs.
     """
@@ -116,4 +117,4 @@ class DashboardRecord:
     token_file: str = ""
     """Of the token that the page made for itself and asks for; empty where it asks for none, or was given one."""
     host: str = ""
-    """The machine that serves it: a page on loopback nobody else reaches."""
+    """The machine that serves it: only that machine reaches a page on loopback."""

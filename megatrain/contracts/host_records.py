@@ -19,7 +19,7 @@ class HostRecord:
     store_port: int
     """Of the key-value store that workers meet at when this host is the first of a round."""
     liveness_port: int
-    """Whoever connects is told the session: nobody there means that this executor is gone."""
+    """A connection gets the session as an answer; a refused connection means that this executor is gone."""
     num_workers: int
     config_hash: str
     version: str
@@ -163,11 +163,11 @@ class HostStatus:
     stop_s: float | None = None
     """What the slowest rank needs from the request to stop until its state is in storage, as far as it was measured."""
     save_interval_s: float | None = None
-    """From one checkpoint to the next where they are taken by time, as rank 0 holds it now; other hosts tell none."""
+    """From one checkpoint to the next where they are taken by time, as rank 0 holds it now; None from other hosts."""
     is_streamed: bool = False
     """This host runs a streamer: the job has a diagnosis."""
     saves: HostSaves | None = None
-    """None: no checkpoint writer of this host has told anything."""
+    """None: no checkpoint writer of this host has reported yet."""
     disks: tuple[DiskRoom, ...] = ()
 
 

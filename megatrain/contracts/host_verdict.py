@@ -45,12 +45,12 @@ class VerdictConfidence(StrEnum):
     LOW = "low"
     """One signal, or for a short time. Shown, never acted upon."""
     INSUFFICIENT = "insufficient"
-    """Nobody does the same work, or too little was seen."""
+    """No other rank does the same work, or too little was seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostVerdict:
-    """One verdict. Ids sort by time; `round` is that which it is about."""
+    """One verdict. Ids sort by time; `round` is the round that it judges."""
 
     verdict_id: str
     kind: VerdictKind
@@ -111,7 +111,7 @@ class VerdictOutcome:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A line of the audit: an outcome, and the verdict as it was; None where nobody could read that."""
+    """A line of the audit: an outcome, and the verdict as it was; None where it could not be read."""
 
     outcome: VerdictOutcome
     verdict: HostVerdict | None = None

@@ -21,7 +21,7 @@ class IncidentKind(StrEnum):
     REQUEST = "request"
     """A person asked for a restart or an eviction."""
     CONTROL_PLANE = "control-plane"
-    """Leases vanished while training went on: held, nobody evicted."""
+    """Leases vanished while training continued: held, no host evicted."""
     STRAGGLER = "straggler"
     """A verdict of the diagnosis: the round saves, and goes on without hosts that slow it down."""
     NUMERICS = "numerics"
@@ -78,7 +78,7 @@ class Incident:
     culprit_ranks: tuple[int, ...] = ()
     confidence: str = ""
     evidence: tuple[str, ...] = ()
-    """Sentences, the strongest first: exit codes, log lines, who waits for whom, a port that refused."""
+    """Sentences, the strongest first: exit codes, log lines, which rank waits for which, a port that refused."""
     failures: tuple[RankFailure, ...] = ()
     label: str = ""
     next_round: int | None = None
@@ -94,11 +94,11 @@ class Incident:
     """Where the next round goes back to."""
     notes: Mapping[str, str] = field(default_factory=dict)
     receipts: tuple[Receipt, ...] = ()
-    """Who was told of it, by receiver and then by time."""
+    """Its notifications, by receiver and then by time."""
 
     @property
     def topic(self) -> str:
-        """Its name in what receivers of notifications are told."""
+        """Its name in notifications."""
         return f"{TOPIC_PREFIX}{self.incident_id}"
 
     @property

@@ -18,12 +18,12 @@
     /megatrain/<job>/report                  DriverReport   what the driver is about, and what it complains of
     /megatrain/<job>/diag/settings           DiagSettings   what ranks record
     /megatrain/<job>/diag/daemon             DaemonRecord   leased: where the diagnostics daemon listens
-    /megatrain/<job>/diag/report             DaemonReport   what that daemon hears, and what it complains of
+    /megatrain/<job>/diag/report             DaemonReport   what that daemon receives, and its troubles
     /megatrain/<job>/diag/dashboard          DashboardRecord leased: where its web page is
     /megatrain/<job>/troubles/<source>        Trouble        of a part that is no host: the job's own etcd
     /megatrain/<job>/verdicts/<id>           HostVerdict    what the diagnosis says
     /megatrain/<job>/outcomes/<id>           VerdictOutcome what the driver made of that
-    /megatrain/<job>/notices/<receiver>      ReceiverRecord what a receiver of notifications was told
+    /megatrain/<job>/notices/<receiver>      ReceiverRecord what a receiver of notifications knows
 
 Everything that the driver alone writes (rounds, halts, deadlines, commands, answers, incidents, end, report, outcomes,
 notices) it writes in transactions guarded by its election. Numbers in keys have leading zeros, so that the order of

@@ -1,4 +1,4 @@
-"""Files of lines that one writer appends and nobody changes: durable, whatever a crash cut short before."""
+"""Append-only files of lines with one writer: durable, whatever a crash cut short before."""
 
 from __future__ import annotations
 

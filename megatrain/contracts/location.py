@@ -105,7 +105,7 @@ class Location(Protocol):
     def write_new(self, content: bytes) -> bool:
         """Make a small file as `write` does, unless there is one of its name; return whether it is this one.
 
-        After an error nobody knows: see `put_once`.
+        After an error it is unknown whether the file was put: see `put_once`.
         """
         ...
 
@@ -297,7 +297,7 @@ class _LocalSink:
     """Writes under the final name: what is half written is vouched for by no COMMIT.
 
     Whole pages go past the page cache as long as the file system takes them. The processors then copy nothing, and
-    memory that a training job wants is not filled with what nobody reads soon.
+    memory that a training job needs is not filled with pages that are not read soon.
     """
 
     def __init__(self, path: Path) -> None:
@@ -344,7 +344,7 @@ class _LocalSink:
                     os.close(self._file)
                 sync_directory(self._path.parent)
         except CheckpointError:
-            # after a failed fsync nobody knows what is on disk
+            # after a failed fsync it is unknown what is on disk
             self._unlink()
             raise
 

@@ -82,7 +82,7 @@ class Manifest:
     """What a checkpoint is of, and what its files must be.
 
     `consumed_samples` is the cursor in the sample order; `num_updates` counts the optimizer's updates: `step` less the
-    `num_skipped` steps that were not finite. `round` is that which wrote it. Without the optimizer's moments
+    `num_skipped` steps that were not finite. `round` is the round that wrote it. Without the optimizer's moments
     (`has_optimizer`) training starts from the weights. `files` maps paths relative to the directory to sizes and
     digests, without the manifest, COMMIT and PINNED themselves.
     """

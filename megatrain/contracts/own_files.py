@@ -1,7 +1,7 @@
-"""Directories and files that nobody but their user can have touched, in places where everybody may write.
+"""Directories and files that only their user can have changed, in places where everybody may write.
 
 /dev/shm is everybody's: any local user can make a directory or a file there before we do. What lies in a directory of
-mode 0700 that is ours is ours too, as long as nobody else can put another one in its place. Whoever opens a file
+mode 0700 that is ours is ours too, as long as no other user can replace it. Whoever opens a file
 follows no link, and looks at what was opened, not at what its name stood for a moment before.
 """
 
@@ -36,7 +36,7 @@ def make_own_directory(path: Path) -> None:
 
 
 def check_own_directory(path: Path) -> None:
-    """See that a directory is ours, that it is no link to one, and that nobody else can write in it.
+    """Check that a directory is ours, that it is not a link, and that no other user can write in it.
 
     Raises: NotOwnError; FileNotFoundError; OSError when it cannot be looked at.
     """

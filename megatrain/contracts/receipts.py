@@ -1,4 +1,4 @@
-"""Receipts: who was told of an incident and when, or could not be told and why."""
+"""Receipts: which receivers were notified of an incident and when, or why not."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One thing that one receiver was told of an incident, or the last try to tell it."""
+    """One notification of an incident to one receiver, or the last try to send it."""
 
     receiver: str
     """Its kind: slack, pagerduty, email, alertmanager or webhook."""
     stage: str
-    """What was told: open (it began), under-way (the job is mending it) or closed (it is over)."""
+    """What was sent: open (it began), under-way (the job is mending it) or closed (it is over)."""
     at_unix_s: float
     """When the receiver took the message; of one that it did not take: when that was tried last."""
     trouble: str = ""

@@ -1,7 +1,7 @@
 """Frozen dataclasses <-> JSON values in etcd: one codec for all that launcher, driver and command line tell each other.
 
 A record's fields say what may be in it: str, int, float, bool, StrEnum, another record, tuple[X, ...], Mapping[str, X],
-and any of them or None. Nothing is converted silently. A field that this program does not know is passed over, because
+and any of them or None. Nothing is converted silently. A field that this program does not know is skipped, because
 hosts of one job may for a while run two versions; one that is missing takes its default, or is an error.
 """
 

@@ -21,7 +21,7 @@ class ResumePoint:
     reason: str
     skipped: tuple[str, ...] = ()
     is_unreadable: bool = False
-    """Whether it cannot be told which checkpoints there are: `reason` says why."""
+    """Whether it is unknown which checkpoints there are: `reason` says why."""
 
     @property
     def damage(self) -> str:

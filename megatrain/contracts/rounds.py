@@ -25,9 +25,9 @@ class LostLaunch:
     last_sign_unix_s: float
     """Its last sign of life that is known."""
     last_step: int | None = None
-    """Steps that were done by then."""
+    """Steps that were done at that time."""
     cause: str = ""
-    """machine-restarted, or launcher-lost; empty where nobody knows."""
+    """machine-restarted, or launcher-lost; empty where it is unknown."""
     evidence: tuple[str, ...] = ()
 
 
@@ -49,7 +49,7 @@ class JobRecord:
     first_host: str
     created_unix_s: float
     lost_launch: LostLaunch | None = None
-    """The launch before this one, where nobody lived to write its end."""
+    """The launch before this one, where it died before it could record its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +150,10 @@ class RoundDeadlines:
     number: int
     """The round's."""
     interval_s: float = 0.0
-    """From step to step, as the hosts tell it, with a margin."""
+    """From step to step, as the hosts report it, with a margin."""
     stop_s: float = 0.0
-    """From the request to stop until the state is in storage, as the hosts tell it, with a margin; 0: not measured, or
-    no longer than runtime.save_grace_s."""
+    """From the request to stop until the state is in storage, as the hosts report it, with a margin; 0: not measured,
+    or no longer than runtime.save_grace_s."""
 
     def __post_init__(self) -> None:
         for name in ("interval_s", "stop_s"):

@@ -118,7 +118,7 @@ class RunDirectory:
             raise ConfigError([f"{problem}; name a directory that can be written"]) from error
 
     def holder(self) -> str | None:
-        """Return who trains in the directory, "process 17 on host-3"; None when nobody does.
+        """Return who trains in the directory, "process 17 on host-3"; None when no process does.
 
         Whether a process on another host is seen is up to the file system.
         """
@@ -143,7 +143,8 @@ class RunDirectory:
 
 
 def own_box_directory(directory: Path) -> Path:
-    """Return where this user's black boxes lie in telemetry.black_box_directory: nobody else can make files there."""
+    """Return where this user's black boxes lie in telemetry.black_box_directory: other users cannot make files
+    there."""
     return directory / f"megatrain-{os.geteuid()}"
 
 

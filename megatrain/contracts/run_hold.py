@@ -51,7 +51,7 @@ class FileLock:
         return self._path.read_text(errors="replace").strip() or UNKNOWN_HOLDER
 
     def take(self, num_tries: int = 1) -> None:
-        """Lock it, if nobody has. Raises: BlockingIOError; OSError where the file system has no locks."""
+        """Lock it. Raises: BlockingIOError when another process has it; OSError where the file system has no locks."""
         for left in reversed(range(num_tries)):
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

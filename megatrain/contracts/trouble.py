@@ -14,4 +14,4 @@ class Trouble:
     text: str
     """Whole sentences, for people."""
     since_unix_s: float
-    """When it was told."""
+    """When it was reported."""

@@ -1,8 +1,8 @@
-"""Files that somebody removes while a run has them open: noticed, and told for a while.
+"""Files that somebody removes while a run has them open: noticed, and reported for a while.
 
-A file that was removed takes writes for as long as it is open, and nobody ever reads them. So who writes for hours asks
-whether the path still names what is open. Comparing needs the open file: the number of an inode that is gone is soon
-another's.
+A removed file accepts writes as long as it is open, and nothing can ever read them. So a program that writes for hours
+asks whether the path still names what is open. Comparing needs the open file: the number of an inode that is gone is
+soon another's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from megatrain.contracts.whole_files import MISSING_ERRORS
 
 TOLD_S = 600.0
-"""So long a loss is told: what is gone stays gone, and whoever looks into it has seen it by then."""
+"""How long a loss is reported: long enough for a person to see it."""
 
 
 def is_in_place(handle: int, path: Path) -> bool:
@@ -70,7 +70,7 @@ class Losses:
         self._told: dict[str, tuple[float, str]] = {}
 
     def note(self, what: str, consequence: str) -> str:
-        """Take in that `what` was removed just now, and return the sentence that tells it.
+        """Record that `what` was removed just now, and return the sentence that reports it.
 
         `consequence`: what is lost by that, and what goes on.
         """

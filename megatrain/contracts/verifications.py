@@ -35,7 +35,7 @@ class Verification:
 
 
 def read_verifications(checkpoints: Location) -> dict[tuple[str, int], Verification]:
-    """Return the newest verification of each (branch, step); lines that cannot be read are passed over.
+    """Return the newest verification of each (branch, step); lines that cannot be read are skipped.
 
     Raises: CheckpointError when the file is there and cannot be read.
     """

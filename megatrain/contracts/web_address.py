@@ -47,7 +47,7 @@ class WebAddress:
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody on the way reads what is sent: it is encrypted, or never leaves this machine."""
+        """Whether nothing on the way can read what is sent: it is encrypted, or never leaves this machine."""
         return self.scheme == "https" or is_loopback(self.host)
 
     @property

@@ -1,6 +1,6 @@
 """What it takes to put a small file in place whole, and to say that something is not there, on any kind of storage.
 
-Until it is complete, a file has a temporary name, beside where it will be. Whoever lists a directory passes over such
+Until it is complete, a file has a temporary name, beside where it will be. Code that lists a directory skips such
 names: a write that never came to its end is nothing.
 """
 

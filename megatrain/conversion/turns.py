@@ -3,7 +3,7 @@
 Each file is a row of parts with an order of its own, and each part needs some items. A part waits until every file
 that still needs its items has come to them; then all of these take their turns while the items are in memory. So an
 item is read once, however many files share it, and memory holds those of the parts at hand. Where two files want items
-in opposite orders nobody could go first: then one does, and an item may be read again. Pure.
+in opposite orders neither could go first: then one does, and an item may be read again. Pure.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import time
 
 
 class Deadline:
-    """Counts down from its creation, on the clock that nobody sets."""
+    """Counts down from its creation, on the monotonic clock."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -3,7 +3,7 @@
 As etcd's own elections: a candidate's key lives with its lease below a common prefix, the oldest key leads, and each
 candidate watches only the one before it, so that a leader's end wakes one host and not a thousand. A leader's token is
 its key's create revision: later leaders have higher ones, and a guarded transaction is applied only while that key
-stands. A key without a lease is nobody's candidacy: it would never go, and is passed over.
+stands. A key without a lease is no candidacy: it would never expire, and is skipped.
 
 A leader's mark is its key's mod revision. Each transaction of a leader asks for the mark of before and moves it on. So
 one whose answer was lost, and which etcd applies late, changes nothing once the mark was renewed.
@@ -43,7 +43,7 @@ _LOOK_S = 0.25
 _ASK_S = 1.0
 """How often a waiting candidate asks whether the one before it is dead."""
 _ASK_AGAIN_S = 0.25
-"""So soon after it was told so for the first time."""
+"""How soon it asks again after the first refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Leadership:
 
     @property
     def is_certain(self) -> bool:
-        """Whether nobody else can lead at this moment, by the clock of this host. Without a call."""
+        """Whether no other candidate can lead at this moment, by the clock of this host. Makes no call."""
         return self._keeper.state is LeaseState.HELD
 
     def renew_mark(self) -> int:

@@ -1,4 +1,4 @@
-"""A consumer of a watch that cannot go deaf: whatever fails, it follows anew, and says how long it heard nothing."""
+"""A consumer of a watch that restarts after any failure, and says for how long it may have missed events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Follower:
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be heard at the moment; empty when all is well."""
+        """Why no events can be received at the moment; empty when all is well."""
         watch = self._watch
         if watch is not None and watch.heard_at is not None:
             return watch.trouble
@@ -41,7 +41,7 @@ class Follower:
 
     @property
     def unheard_s(self) -> float:
-        """For how long it has not been certain that all that happened was heard and taken, in seconds."""
+        """For how long, in seconds, it may have missed events or left them unprocessed."""
         watch, taken_since = self._watch, self._taken_since
         heard_at = self._heard_at if watch is None else max(self._heard_at, watch.heard_at or 0.0)
         return time.monotonic() - (heard_at if taken_since is None else min(heard_at, taken_since))
@@ -76,6 +76,6 @@ class Follower:
                 self._taken_since = None
         finally:
             watch.close()
-            if self._taken_since is None:  # else it failed of what it heard
+            if self._taken_since is None:  # otherwise processing an event failed
                 self._heard_at = max(self._heard_at, watch.heard_at or 0.0)
             self._watch = self._taken_since = None

@@ -1,4 +1,4 @@
-"""A thread that its program cannot do without: what it fails of is told, and it begins anew."""
+"""A thread that its program cannot do without: a failure is reported, and it restarts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LastingThread:
         while True:
             try:
                 return self._run()
-            except Exception as error:  # what it is for goes undone for a moment, and somebody must be told
+            except Exception as error:  # its work stops for a moment, and that must be reported
                 told = self.trouble
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if told else _FIRST_PAUSE_S
                 self._trouble = f"{self._name} failed: {_reason(error)}"

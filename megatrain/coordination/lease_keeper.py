@@ -1,7 +1,7 @@
 """Keeping a lease alive from a thread of its own: the sign of life of a host.
 
 Three states. HELD: renewed within its TTL. DOUBTFUL: not renewed for a TTL because etcd is out of reach; the lease may
-live (a new etcd leader extends all) or not, and nobody here can know. LOST: etcd said that it is not there. Doubt ends
+live (a new etcd leader extends all) or not; the client cannot know. LOST: etcd said that it is not there. Doubt ends
 by itself in either way; loss is final: whoever goes on takes a new lease and must ask first whether it was replaced.
 """
 
@@ -128,7 +128,7 @@ class LeaseKeeper:
             self._tell(LeaseState.LOST, str(error))
             return 0.0
         except CoordinationRefusedError as error:
-            # rights may come back: nobody but etcd says that a lease is lost
+            # rights may come back: only etcd can say that a lease is lost
             self._tell(self.state, str(error))
             return self._period_s
         except CoordinationError as error:
@@ -140,7 +140,7 @@ class LeaseKeeper:
         return self._period_s
 
     def _until_doubt_s(self) -> float:
-        """Return when to look next at the latest, so that doubt is told when it begins."""
+        """Return when to look next at the latest, so that doubt is reported when it begins."""
         valid_s = self.valid_s
         return valid_s if valid_s > 0 else self._period_s
 

@@ -100,7 +100,7 @@ def compact(client: EtcdClient, revision: int) -> None:
 
 
 def defragment(client: EtcdClient, endpoint: Endpoint) -> None:
-    """Give the room of dropped history back to the disk. The member answers nobody meanwhile; one at a time."""
+    """Give the room of dropped history back to the disk. The member answers no request meanwhile; one at a time."""
     client.gateway.call_at(
         endpoint, "/v3/maintenance/defragment", {}, lambda answer: None, what="etcd defragmentation",
         deadline_s=_DEFRAGMENT_S,

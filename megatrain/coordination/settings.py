@@ -126,7 +126,7 @@ class TlsFiles:
 
 
 def _no_passphrase() -> str:
-    # otherwise OpenSSL asks the terminal, where nobody is
+    # otherwise OpenSSL would ask at the terminal
     raise ValueError("the key is encrypted; give one that is not")
 
 

@@ -125,18 +125,18 @@ class Watch:
         self._trouble = ""
         self._heard_at: float | None = None
         self._standing: Endpoint | None = None
-        """The member whose stream is open and has told all that it had to tell."""
+        """The member whose stream is open and has delivered all events so far."""
         self._thread = threading.Thread(target=self._run, name=f"etcd watch {shown(keys.start)}", daemon=True)
         self._thread.start()
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be heard at the moment; empty when all is well."""
+        """Why no events can be received at the moment; empty when all is well."""
         return self._trouble
 
     @property
     def heard_at(self) -> float | None:
-        """When (time.monotonic) it was certain last that all that happened had been heard; None before the first time.
+        """When (time.monotonic) it was last certain that all events had been received; None before the first time.
 
         While a stream stands, each call that proves its member to be up to date is such a time.
         """
@@ -332,13 +332,13 @@ class Watch:
 
 
 def _check_history(next_revision: int, newest: int) -> None:
-    """Raises: CompactedError when etcd is at an older revision than one that it told of before."""
+    """Raises: CompactedError when etcd is at an older revision than one that it reported before."""
     if newest < next_revision - 1:
         raise CompactedError(f"etcd's history went back from revision {next_revision - 1} to {newest}: it was restored")
 
 
 def _read_change(raw: JsonObject, keys: KeyRange, newest: int) -> Change:
-    """Read an event of a range, told when the store was at revision `newest`. Raises: MalformedError."""
+    """Read an event of a range, sent when the store was at revision `newest`. Raises: MalformedError."""
     item, kind = raw.get("kv"), raw.get("type", "PUT")
     if not isinstance(item, dict) or kind not in ("PUT", "DELETE"):
         raise MalformedError(f"an event that is no change of a key: {raw!s:.60}")

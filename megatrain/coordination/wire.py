@@ -84,7 +84,7 @@ def header_revision(answer: JsonObject) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key as it stands. `create_revision` stays while it lives, `mod_revision` changes with each put."""
+    """A key with its value. `create_revision` stays while it lives, `mod_revision` changes with each put."""
 
     key: bytes
     value: bytes

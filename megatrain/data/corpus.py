@@ -58,7 +58,7 @@ class Corpus:
     text_key: str
 
     def documents(self, skipped: Counter[str] | None = None) -> Iterator[Document]:
-        """Yield every document that has text, in order; count in `skipped`, by reason, what was passed over.
+        """Yield every document that has text, in order; count in `skipped`, by reason, what was left out.
 
         Raises: DataError naming the file and line or row that cannot be used.
         """

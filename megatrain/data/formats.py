@@ -56,7 +56,7 @@ def read_txt(path: Path, text_key: str) -> Iterator[str]:
 
 
 def read_jsonl(path: Path, text_key: str) -> Iterator[str]:
-    """Yield the value of `text_key` of each line; blank lines are passed over.
+    """Yield the value of `text_key` of each line; blank lines are skipped.
 
     Raises: DataError when the file is unreadable or without records, or a line is not UTF-8, not a JSON object, or
     lacks the key.

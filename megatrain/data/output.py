@@ -96,7 +96,7 @@ def _remove_if_unlocked(staging: Path, lock: int, output: Path) -> None:
             (staging / _REPLACED).rename(output)
         _remove(staging)
     except OSError:
-        return  # its build is running, or the file system has no locks: then nobody knows
+        return  # its build is running, or the file system has no locks: then it is unknown
     finally:
         os.close(lock)
 
@@ -124,7 +124,8 @@ def _staging(output: Path) -> Iterator[Path]:
 
 
 def _make_locked(staging: Path) -> int:
-    """Return the descriptor that holds the lock of a new directory, or -1 when it was taken for abandoned meanwhile."""
+    """Return the descriptor that holds the lock of a new directory, or -1 when another build removed it as abandoned
+    meanwhile."""
     staging.mkdir()
     try:
         lock = os.open(staging / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -139,7 +140,7 @@ def _make_locked(staging: Path) -> int:
         if error.errno not in NO_LOCKS:
             os.close(lock)
             raise
-        # a file system without locks: nobody takes the directory for abandoned there
+        # a file system without locks: no build treats the directory as abandoned there
     if is_taken or not (staging / _LOCK).exists():
         os.close(lock)
         return -1
@@ -147,7 +148,7 @@ def _make_locked(staging: Path) -> int:
 
 
 def _remove(staging: Path) -> None:
-    """Remove a staging directory, the lock last: whatever is left of it can then still be told from a running build."""
+    """Remove a staging directory, the lock last: a partly removed one still differs from a running build."""
     for name in (_NEW, _REPLACED):
         shutil.rmtree(staging / name, ignore_errors=True)
     shutil.rmtree(staging, ignore_errors=True)

@@ -68,7 +68,7 @@ class GpuReading:
     """Of all links: CRC errors, replays and recoveries."""
     pcie_replays: int | None = None
     last_xid: int | None = None
-    """Of DCGM's exporter, which tells no other; NVML tells of each as it comes."""
+    """Of DCGM's exporter, which reports only the last one; NVML reports each as it comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class DriverReading:
 
 @dataclass(frozen=True, slots=True)
 class XidEvent:
-    """An error that the driver told of at a moment; megatrain.failures.xids has what the number means."""
+    """An error that the driver reported, with its time; megatrain.failures.xids has the meaning of the number."""
 
     at_unix_s: float
     uuid: str

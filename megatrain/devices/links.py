@@ -1,6 +1,6 @@
 """Network interfaces and RDMA ports as the kernel shows them below /sys/class/net and /sys/class/infiniband.
 
-Counters are of the life of the driver, and begin again when it is loaded anew. None: the driver does not tell.
+Counters are of the life of the driver, and begin again when it is reloaded. None: the driver does not report it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LinkReading:
     rx_dropped: int | None = None
     tx_dropped: int | None = None
     symbol_errors: int | None = None
-    """Of InfiniBand: what arrived was no symbol, or a link trained itself anew."""
+    """Of InfiniBand: invalid symbols that arrived, or link retrainings."""
     retransmissions: int | None = None
     is_hardware: bool = True
     """False: made by software, a bridge or the end of a container's pipe."""

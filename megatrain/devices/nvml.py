@@ -1,6 +1,6 @@
 """Reads the GPUs through NVML's Python binding (package nvidia-ml-py, module pynvml), where that is installed.
 
-A call into a driver whose GPU is broken may never return: whoever reads does so in a process of its own.
+A call into a driver whose GPU is broken may never return: readers run in a separate process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_nvml() -> DriverReading | None:
 
 
 class NvmlSession:
-    """NVML, open for many readings. For one thread. A driver that is loaded anew is opened anew by the next reading."""
+    """NVML, open for many readings. For one thread. The next reading opens a reloaded driver again."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -80,7 +80,7 @@ class NvmlSession:
             return DriverReading("nvml", error=str(error))
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
-        """Wait so long, or until the driver tells of an error; return what it told. Raises: NvmlMissingError."""
+        """Wait so long, or until the driver reports an error; return its errors. Raises: NvmlMissingError."""
         deadline = time.monotonic() + seconds
         found: list[XidEvent] = []
         while not found and (left_s := deadline - time.monotonic()) > 0.0:

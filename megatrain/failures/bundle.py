@@ -106,7 +106,7 @@ def _of_paths(logs: list[RankLog], owners: list[RankLog]) -> BundleVerdict:
 
 
 def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
-    """Return the verdict where nobody's log names a cause of its own."""
+    """Return the verdict where no log names an independent cause."""
     behind = _behind(logs)
     if behind is not None:
         return _of(behind, logs, "its last collective is behind the others'")
@@ -135,7 +135,7 @@ def _with_gaps(logs: list[RankLog]) -> list[RankLog]:
 
 
 def _has_ended(log: RankLog) -> bool:
-    """Say whether a log tells that this rank's process died, by nobody's wish that it tells of."""
+    """Say whether a log shows that this rank's process died without a request that the log mentions."""
     if log.evidence is None or _is_cascade(log) or log.weight > ABORT:
         return False
     return log.evidence.label in (Label.HOST_OOM, Label.SEGFAULT, Label.USER_CODE)

@@ -1,7 +1,7 @@
 """Whose fault a broken round was: one answer for every verb, view and record. Pure.
 
-The driver judges when the workers of a round are gone, and writes in the incident whom it blames: from then on that is
-the answer, also where it blames nobody. Before, and where no driver is, the same rules judge what there is: how workers
+The driver judges when the workers of a round are gone, and writes the culprit into the incident: from then on that is
+the answer, also where there is none. Before, and where no driver is, the same rules judge what there is: how workers
 ended, where ranks stand (`hang`), what their logs say (`bundle`). What fails because of the culprit is no cause: it is
 shown as what followed.
 """
@@ -45,7 +45,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Who is to blame for a round, and who says so. Nobody is named where `ranks` and `hosts` are empty."""
+    """The culprit of a round, and the source of that judgement. None is known where `ranks` and `hosts` are empty."""
 
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Culprit:
     action: str = ""
     """What the driver did, empty where it has not judged."""
     incident: str = ""
-    """Id of the incident that says so; empty: nobody has written it down."""
+    """Id of the incident that says so; empty: no incident does."""
     kind: IncidentKind | None = None
 
     @property
@@ -64,7 +64,7 @@ class Culprit:
 
     @property
     def text(self) -> str:
-        """Return "rank 3 on host-4", as far as it is known; empty where nobody is named."""
+        """Return "rank 3 on host-4", as far as it is known; empty without a culprit."""
         hosts = names_text(self.hosts, most=4)
         ranks = ranks_text(self.ranks)
         return f"{ranks} on {hosts}" if hosts and ranks else hosts or ranks
@@ -110,16 +110,16 @@ def is_break(incident: Incident) -> bool:
 
 
 def recorded_culprit(incidents: Iterable[Incident], round_number: int) -> Culprit | None:
-    """Return whom the newest incident of a round blames; None where none tells that the round broke.
+    """Return the culprit of the newest incident of a round; None where no incident says that the round broke.
 
-    An incident that is not judged yet blames whom it will, as far as its failures tell; None while they do not.
+    For an incident that is not judged yet the culprit follows from its failures; None while they do not show one.
     """
     of_round = [one for one in incidents if one.round == round_number and is_break(one)]
     return culprit_of_incident(max(of_round, key=lambda one: one.incident_id)) if of_round else None
 
 
 def culprit_of_incident(incident: Incident) -> Culprit | None:
-    """Return whom an incident blames; None where it is not judged yet and its failures do not tell."""
+    """Return the culprit of an incident; None where it is not judged yet and its failures do not show one."""
     ranks, hosts, label = incident.culprit_ranks, incident.culprit_hosts, incident.label
     if not ranks and not hosts and incident.moments.halted is None:
         root = root_of(incident.failures)
@@ -147,13 +147,13 @@ def failures_by_role(incident: Incident, hosts: Mapping[int, str]) -> list[tuple
 
 
 def culprit_of_positions(report: HangReport, host_of: HostOf) -> Culprit:
-    """Return whom the places of the ranks blame; nobody where they do not tell for certain."""
+    """Return the culprit by the positions of the ranks; none where they are not conclusive."""
     ranks = report.suspects if report.is_firm else ()
     return Culprit(ranks, _hosts(ranks, host_of), report.reason, str(report.confidence), "hang")
 
 
 def culprit_of_logs(bundle: BundleVerdict, host_of: HostOf) -> Culprit:
-    """Return whom the logs of all ranks blame."""
+    """Return the culprit by the logs of all ranks."""
     ranks = (int(bundle.root_rank),) if bundle.root_rank is not None and bundle.root_rank.isdecimal() else ()
     return Culprit(ranks, _hosts(ranks, host_of), bundle.reason, label=str(bundle.verdict.label))
 

@@ -1,6 +1,6 @@
 """How long workers may outlive their host's lease: one rule, which the host obeys and the driver waits out. Pure.
 
-A host that is cut off from etcd cannot hear that its round was halted. So it stops its workers by itself, and nobody
+A host that is cut off from etcd cannot learn that its round was halted. So it stops its workers by itself, and no host
 takes its place before that must have happened. Step progress is proof of life: a step is completed by all ranks
 together, so whoever completes one was not replaced when it began. Without a lease there are three deadlines:
 
@@ -10,9 +10,10 @@ together, so whoever completes one was not replaced when it began. Without a lea
 
 Workers that have not completed a step have `start_s` after the end of the lease. All deadlines follow from the
 configuration and from one number that changes, the interval between two steps. The driver makes that known to all hosts
-before any may use it, and a round's interval never becomes shorter: whoever is cut off obeys what was told last, or
-less. Clocks may run at rates that differ by 1 %. A host that does not run at all (frozen, paused, in state D) obeys
-nothing while it sleeps; what it may still write then is refused by the round's number. See docs/adr/0036.
+before any may use it, and a round's interval never becomes shorter: a host that is cut off obeys the last limits that
+it received, or less. Clocks may run at rates that differ by 1 %. A host that does not run at all (frozen, paused, in
+state D) obeys nothing while it sleeps; what it may still write then is refused by the round's number. See
+docs/adr/0036.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ REACTION_S = 1.5
 _STOP_FACTOR = 2.0
 """Of what a stop was measured to take: what is made known, so that a slow step and a slow save still fit."""
 _LEAST_STOP_FACTOR = 1.5
-"""What is known is so much longer at the least, or it is made known anew."""
+"""The published value is at least so many times the measured one; else a new value is published."""
 _LAST_STEP_FACTOR = 2.0
 """Of the interval: a host completes a step at most one step's time after the others."""
 _STEP_SLACK_S = 1.0
@@ -87,7 +88,7 @@ class FenceRule:
     def deadlines(self, interval_s: float, stop_s: float = 0.0) -> Deadlines:
         """Return the deadlines of a round that needs `interval_s` from step to step, and `stop_s` to stop.
 
-        0: nobody has said so yet.
+        0: not known yet.
         """
         silent_s = max(self.floor_s, _FACTOR * interval_s)
         saving_s = self.grace_s(stop_s) + _SAVE_SLACK_S
@@ -95,7 +96,7 @@ class FenceRule:
         return Deadlines(_START_TTLS * self.lease_ttl_s, silent_s, end_s - saving_s, end_s)
 
     def grace_s(self, stop_s: float) -> float:
-        """Return how long workers have that were asked to save and stop, in a round that was told `stop_s` for it."""
+        """Return how long workers have to save and stop, in a round whose published limit is `stop_s`."""
         return max(self.save_grace_s, stop_s)
 
     def raised_stop(self, told_s: float, seen_s: float) -> float | None:
@@ -103,7 +104,7 @@ class FenceRule:
         return longer_stop_s(self.grace_s(told_s), seen_s)
 
     def raised(self, told_s: float, seen_s: float) -> float | None:
-        """Return the interval to make known now that hosts need `seen_s`; None where what was `told_s` does."""
+        """Return the interval to publish now that hosts need `seen_s`; None where the published `told_s` suffices."""
         interval_s = _MARGIN * seen_s
         if seen_s <= told_s or self.deadlines(interval_s) == self.deadlines(told_s):
             return None
@@ -122,7 +123,7 @@ class FenceRule:
         """Return when the workers of a host that runs, and whose lease is gone, are certainly gone.
 
         `stuck_since`: since when another host of the round has completed no step; None where they may all complete
-        more. `told_s`, `told_stop_s`: what was made known; `seen_s`: the interval that hosts tell. `has_stepped`:
+        more. `told_s`, `told_stop_s`: the published values; `seen_s`: the interval that hosts report. `has_stepped`:
         whether the host has certainly completed a step in this round.
         """
         limits = self.deadlines(told_s, told_stop_s)
@@ -205,12 +206,12 @@ def stop_times(progress: Progress) -> StopTimes | None:
 
 
 def step_ns_of(progress: Progress) -> int | None:
-    """Return what a step takes; None before the first one. Until there is a median the first step stands in for it."""
+    """Return what a step takes; None before the first one. Until there is a median it is the first step."""
     return progress.median_step_ns or progress.last_step_ns
 
 
 def fence(limits: Deadlines, lease: LeaseView, ranks: StepSilence) -> tuple[FenceStep, str]:
-    """Return what a host must do with its workers although nobody ordered it, and why."""
+    """Return what a host must do with its workers without an order, and why."""
     if not lease.is_gone:
         return FenceStep.GO_ON, ""
     doubt = f"this host fenced itself: it holds no lease since {lease.gone_s:.1f} s"

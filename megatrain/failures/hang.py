@@ -1,9 +1,10 @@
-"""A hang's suspects from the ranks' last sequence numbers: who never entered which collective, who waits for whom.
+"""A hang's suspects from the ranks' last sequence numbers: which rank never entered which collective, which ranks wait
+for it.
 
 Pure: positions in, suspects and the reason out (DESIGN decision 13). The idea: in each group the ranks that are behind
 hold up those that entered; a rank that is behind in one group because it waits in another is a victim itself, so the
-suspects are the ends of the chains of waiting. What a rank has started and does not wait for holds up nobody. A rank
-without data is one that logs nothing (MegaScale sec. 5.2).
+suspects are the ends of the chains of waiting. An operation that a rank has started and does not wait for holds up no
+other rank. A rank without data is one that logs nothing (MegaScale sec. 5.2).
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ _MOST_TOLD = 8
 
 
 class Confidence(StrEnum):
-    """How far the suspects are to be believed."""
+    """How certain the suspects are."""
 
     CERTAIN = "certain"
-    """All ranks have data, and the chains of waiting end at ranks that wait for nobody."""
+    """All ranks have data, and the chains of waiting end at ranks that wait for no other."""
     LIKELY = "likely"
     """The suspects are those who log nothing, and others wait for them."""
     WEAK = "weak"
     """The ranks wait in a circle: they disagree about the order of collectives, or a network path is broken."""
     INSUFFICIENT = "insufficient"
-    """Nobody waits, or nobody has data."""
+    """No rank waits, or no rank has data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Missing:
     silent: tuple[int, ...]
     """Members without data."""
     loitering: tuple[int, ...] = ()
-    """Members that entered and do not wait for its end; only where nobody is absent or silent."""
+    """Members that entered and do not wait for its end; only where no member is absent or silent."""
 
     @property
     def held_up_by(self) -> frozenset[int]:
@@ -104,7 +105,8 @@ class HangReport:
 
 
 def is_own_work(operation: str) -> bool:
-    """Say whether an open span of this operation means that its rank's host is busy itself and waits for nobody."""
+    """Say whether an open span of this operation means that its rank's host is busy itself and waits for no other
+    rank."""
     known = next((one for one in Operation if one.value == operation), None)
     return known is not None and not (known.is_collective or known.is_point_to_point or known in _AROUND_OTHERS)
 
@@ -121,9 +123,10 @@ def hang_suspects(
     `positions`: by rank, then by group. `groups`: the members of each group. Members of a group without an entry in
     `positions` log nothing, and so do the ranks in `silent`, whatever they said before. `busy`: ranks in some work of
     their own that began after all exchanges of theirs that are open. An accelerator may run behind its host, so that
-    counts only where nothing else tells: then what a busy rank started before holds up nobody. `states`: the letters
-    of processes in /proc, of ranks whose process somebody looked for while the round ran; empty: there was none. One
-    that cannot move is the plainest sign: it waits for nobody, and what others wait in says nothing of the network.
+    counts only without other evidence: then an operation that a busy rank started before holds up no other rank.
+    `states`: the letters of processes in /proc, of ranks whose process somebody looked for while the round ran; empty:
+    there was none. One that cannot move is the strongest evidence: it waits for no rank, and the collectives in which
+    others wait say nothing about the network.
     """
     silent, busy = tuple(silent), tuple(busy)
     immobile = {rank: IMMOBILE[state] for rank, state in sorted(states.items()) if state in IMMOBILE}
@@ -147,7 +150,7 @@ def _idle(
 
 
 def _of_immobile(report: HangReport, immobile: Mapping[int, str]) -> HangReport:
-    """Return the report that blames processes that cannot move, and nobody else."""
+    """Return the report that blames only processes that cannot move."""
     told = [f"rank {rank} {words}" for rank, words in islice(immobile.items(), _MOST_TOLD)]
     told += [f"{len(immobile) - _MOST_TOLD} more are like that"] if len(immobile) > _MOST_TOLD else []
     entry = closest(entry for entry in report.missing if not immobile.keys().isdisjoint(entry.held_up_by))
@@ -207,7 +210,8 @@ def closest(missing: Iterable[Missing]) -> Missing | None:
 
 
 def _waits_for(missing: Iterable[Missing]) -> dict[int, frozenset[int]]:
-    """Return for each waiting rank whom it waits for. Those who wait in one collective share a set: there are many."""
+    """Return for each waiting rank the ranks that it waits for. Ranks that wait in one collective share a set: there
+    are many."""
     found: dict[int, frozenset[int]] = {}
     for entry in missing:
         others = entry.held_up_by

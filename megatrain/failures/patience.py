@@ -1,7 +1,7 @@
 """Whether ranks still move: pure. Whether their host must stop them on its own is another question: see `fence`.
 
 Each phase has its own patience. A step's is learned: max(floor, factor x median step). Before a second step has been
-completed the first one's duration stands in for the median, and the first step itself has a stated limit. So have the
+completed the first one's duration replaces the median, and the first step itself has a configured limit. So have the
 first checkpoint and the first evaluation; later ones are measured by the longest before. A rank is judged by the newest
 thing it did: entering a phase, beginning a step, completing one; while it waits for storage it says that it lives.
 """

@@ -38,7 +38,7 @@ class Rule:
     is_silencer: bool = False
     """The line is this, whatever other rules see in it."""
     names_own_rank: bool = True
-    """Whether the rank that wrote the line is the culprit where the pattern names nobody."""
+    """Whether the rank that wrote the line is the culprit where the pattern names no rank."""
     is_at_start: bool = False
     """The pattern is looked for where the message begins, after what launchers and loggers put before it."""
     is_fallback: bool = False

@@ -1,4 +1,5 @@
-"""Sequence numbers of collectives that NCCL's watchdog prints: what a rank entered, ended, and waited for in vain."""
+"""Sequence numbers of collectives that NCCL's watchdog prints: the collectives that a rank entered, ended, and waited
+for without success."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ ACTIONS: dict[Label, Action] = {
     # the same step needs the same memory again
     Label.CUDA_OOM: Action.STOP_USER,
     Label.HOST_OOM: Action.STOP_USER,
-    # the program's mistake or a GPU's: a restart with a check of the host tells them apart
+    # the program's mistake or a GPU's: a restart with a check of the host shows which
     Label.CUDA_ILLEGAL_ACCESS: Action.RESTART_THEN_CHECK,
     Label.SEGFAULT: Action.RESTART_THEN_CHECK,
     Label.USER_CODE: Action.STOP_USER,

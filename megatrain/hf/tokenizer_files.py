@@ -40,7 +40,7 @@ class SpecialTokens:
         return {"bos_token_id": self.beginning_id, "eos_token_id": self.eod_id}
 
     def tokenizer_config(self, seq_len: int) -> dict[str, Any]:
-        """Return tokenizer_config.json, by which transformers takes tokenizer.json as it stands."""
+        """Return tokenizer_config.json, with which transformers uses tokenizer.json unchanged."""
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": self.beginning,

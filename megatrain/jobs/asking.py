@@ -29,7 +29,7 @@ from megatrain.coordination.wire import Compare, KeyRange, Put, shown
 from megatrain.jobs.snapshot import JobSnapshot
 
 ACCEPT_S = 20.0
-"""A driver is elected anew within the lease's TTL and a little; who has not answered then will not."""
+"""A new driver is elected soon after the lease's TTL; without an answer until then there will be none."""
 _LEASE_MARGIN_S = 10
 _LOOK_S = 0.5
 GONE_S = 5.0
@@ -53,7 +53,7 @@ News = Answer | CheckReport | JobEnd | Gone
 
 
 def make_request(kind: RequestKind, *, host: str = "", reason: str = "", verdict: str = "", by: str = "") -> JobRequest:
-    """Return a request of the person at this terminal, or of whom `by` names."""
+    """Return a request of the person at this terminal, or of the one that `by` names."""
     now_s = time.time()
     request_id = f"{int(now_s * 1000):013d}-{secrets.token_hex(4)}"
     return JobRequest(request_id, kind, by or asker(), now_s, host, reason, verdict)
@@ -69,7 +69,7 @@ def asker() -> str:
 
 
 def check_can_be_asked(snapshot: JobSnapshot) -> None:
-    """Raises: CoordinationError when nobody could do anything about a request."""
+    """Raises: CoordinationError when no driver could carry out a request."""
     job = snapshot.job
     if not snapshot.exists:
         raise UnknownJobError(f"job {job!r}: etcd knows no job of this name")
@@ -95,8 +95,8 @@ def news_of(
 ) -> Generator[News, None, None]:
     """Send a request and yield what comes of it, until the consumer has enough; `Gone` after `gone_s`, at most once.
 
-    Raises: CoordinationError when nobody answers within `accept_s`, or there is no end within `timeout_s`: then the
-    request is taken back, as far as nobody has taken it up.
+    Raises: CoordinationError when no driver answers within `accept_s`, or there is no end within `timeout_s`: then the
+    request is withdrawn, unless a driver has accepted it.
     """
     began_s = time.monotonic()
     limit_s = min(accept_s, timeout_s)

@@ -1,7 +1,7 @@
 """How a job is: what it does, its health, its hosts. The one judgement that every verb and page tells. Pure.
 
 It looks at one revision of what etcd holds, and at the time: so what is said of the job and of its hosts agrees, and
-whoever asks at the same moment is told the same.
+all who ask at the same moment get the same answer.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _PART_BUSY = 4.0
 One that failed only waited itself: after it the next one is soon, or who is back would be missed for a minute."""
 _WATCH_AGAIN_S = 30.0
 _ANSWER_S = 0.7
-"""For etcd to answer: who looks at an old answer must be told so within two seconds."""
+"""For etcd to answer: a page with an old answer must say so within two seconds."""
 _BESIDES = frozenset({"verdicts", "outcomes", "checks", "evidence"})
 """Directories of keys that a JobSnapshot does not hold."""
 
@@ -139,7 +139,7 @@ class EtcdJob:
             self._look = EtcdLook(snapshot, records, self._clock())
         except CoordinationError as error:
             self._look = replace(before, trouble=str(error).partition("\n")[0])
-        except Exception as error:  # noqa: BLE001 -- told, and tried again
+        except Exception as error:  # noqa: BLE001 -- reported, and tried again
             # a defect of ours: what is shown must not look as if it were new
             self._look = replace(before, trouble=f"a mistake of this program: {error!r}"[:_MOST_CHARACTERS])
         if self._look.trouble and not before.trouble:

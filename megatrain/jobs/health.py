@@ -2,8 +2,8 @@
 
     red     it does not train and nothing mends that in time, its checkpoints fail, the brake is reached, what
             coordinates it is lost, or a GPU of it is broken
-    amber   it recovers, or something is on the way to becoming red, or nobody would see it
-    green   nothing of that
+    amber   it recovers, or something is on the way to becoming red, or telemetry that would show it is missing
+    green   none of these
 
 Each reason has a code that never changes its meaning: alerts and people's notes go by it. docs/runbooks/health.md
 says what to do about each.

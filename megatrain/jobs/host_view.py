@@ -27,9 +27,9 @@ class HostState(StrEnum):
     LOST = "lost"
     """In the newest round, and gone: its lease has ended, or the driver has found it dead before that."""
     RETURNED = "returned"
-    """Its executor began anew; only the next round can take it."""
+    """Its executor was restarted; only the next round can include it."""
     SILENT = "silent"
-    """In the running round and registered, but it has not told yet how it is."""
+    """In the running round and registered, but without a status yet."""
     GONE = "gone"
     """Not there: cordoned, or in the last round of a job that does not run."""
     DRIVES = "drives"
@@ -52,7 +52,7 @@ class HostView:
     cordon: Cordon | None = None
     is_driver: bool = False
     trouble: str = ""
-    """What is wrong with it or with its workers, of what it told itself."""
+    """What is wrong with it or with its workers, by its own report."""
     remark: str = ""
     """That, and what keeps it from training."""
 

@@ -44,7 +44,7 @@ class Progress:
     """How far the ranks of the newest round are."""
 
     step: int | None = None
-    """Completed by every rank that told."""
+    """Completed by every rank that reported."""
     max_step: int | None = None
     last_step_unix_s: float | None = None
     median_step_s: float | None = None
@@ -60,7 +60,7 @@ class Standing:
     progress: Progress
     views: tuple[HostView, ...]
     is_live: bool
-    """The newest round may run: hosts are there, and nobody has halted it."""
+    """The newest round may run: hosts are there, and it is not halted."""
     is_waiting: bool
     """Hosts are there, and no round may run: one is over, or there was none yet."""
 

@@ -21,7 +21,7 @@ Interval = tuple[float, float]
 
 
 def median_of(incident: Incident) -> float:
-    """Return the seconds of a step when an incident began, 0 where nobody knows."""
+    """Return the seconds of a step when an incident began, 0 where that is unknown."""
     try:
         return float(incident.notes.get(MEDIAN_NOTE, "0"))
     except ValueError:
@@ -75,5 +75,5 @@ def _cost_s(incident: Incident) -> float | None:
     if incident.state is not IncidentState.RECOVERED or moments.first_step is None:
         return None
     if incident.kind in (IncidentKind.NUMERICS, IncidentKind.LAUNCH_LOST) or incident.rollback is not None:
-        return None  # how far it went back, or how long nobody came, says nothing of other restarts
+        return None  # the rollback's length, or the time until a new launch, says nothing about other restarts
     return max(0.0, moments.first_step - moments.began) + (incident.steps_lost or 0) * median_of(incident)

@@ -1,8 +1,8 @@
 """Notes that people put on a run, at a step or at a time: "learning rate lowered", "switch 4 was replaced".
 
 A note is an entry of the audit of actions (megatrain.contracts.action_log), so writing it and writing down who wrote it
-are one thing. Nothing is ever changed: what was wrong is retracted by an entry of its own, and both stay in the audit.
-All rules are checked under the file's lock, so that of two who retract a note at once, one is told that it is gone.
+are one thing. Entries never change: a separate entry retracts a wrong note, and both stay in the audit.
+All rules are checked under the file's lock, so that of two who retract a note at once, one gets an error.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 endpoint          JSON: endpoints, job, launch_id; user where it asks for one. While the etcd runs.
 password          of that user; made once
-certificate.pem   of an etcd that other hosts reach, which trusts nobody else's; made anew by each launch
+certificate.pem   of an etcd that other hosts reach, the only one that it trusts; each launch makes a new one
 key.pem           the certificate's
 
-Whoever made the directory chose the server too. So all of these must belong to the user who reads them, and nobody else
-may be able to write them: nothing is sent anywhere because of another user's file, and nothing but the run's own
+The owner of the directory chose the server too. So all of these must belong to the user who reads them, and no other
+user may be able to write them: nothing is sent anywhere because of another user's file, and nothing but the run's own
 password is sent because of one's own.
 """
 
@@ -57,7 +57,7 @@ def read_own_etcd(run: Path) -> OwnEtcd:
     """Return the etcd that a run directory tells of.
 
     Raises: FileNotFoundError where it tells of none; OSError naming the file and what is wrong with it; DataError for
-    a file that does not tell it; ConfigError for one that leads out of this machine without TLS.
+    a file that does not say it; ConfigError for one that leads out of this machine without TLS.
     """
     raw = read_below(run, ENDPOINT_FILE, _MOST_ENDPOINT_BYTES, owner=os.geteuid())
     endpoints, job, launch_id, user = _told(raw, run / ENDPOINT_FILE)
@@ -94,8 +94,8 @@ def own_tls(run: Path) -> TlsFiles:
 def _checked_tls(run: Path) -> TlsFiles:
     """Return the files of `own_tls` when they are ours and go together. Raises: OSError, ConfigError.
 
-    They are opened again by name where they are used, in a directory that nobody else can write; and no key is ever
-    sent, so that another one in its place could only fail to open the door.
+    They are opened again by name where they are used, in a directory that no other user can write; and no key is ever
+    sent, so a replaced one could only fail to connect.
     """
     for name in (CERTIFICATE_FILE, KEY_FILE):
         read_below(run, name, _MOST_SECRET_BYTES, owner=os.geteuid(), is_secret=name == KEY_FILE)

@@ -1,4 +1,4 @@
-"""What the ranks of a job record, as people change it: a wish in etcd, which the executor of each host hears of."""
+"""What the ranks of a job record, as people set it: a key in etcd, which the executor of each host follows."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def configured_period(client: EtcdClient, keys: JobKeys) -> int:
 
 
 def read_recording(client: EtcdClient, keys: JobKeys, period: int) -> DiagSettings:
-    """Return what holds; `period` where nobody ever changed it.
+    """Return the current setting; `period` where it was never changed.
 
-    Raises: CoordinationError where nobody can read it.
+    Raises: CoordinationError where it cannot be read.
     """
     key = keys.diag_settings
     item = client.get(key)
@@ -36,7 +36,7 @@ def read_recording(client: EtcdClient, keys: JobKeys, period: int) -> DiagSettin
 
 
 def switched(before: DiagSettings, *, is_on: bool, period: int) -> DiagSettings:
-    """Return the settings after a plain on or off: on begins anew with the period of the configuration."""
+    """Return the settings after a plain on or off: on restores the period of the configuration."""
     return DiagSettings(is_on=True, sample_period=period) if is_on else replace(before, is_on=False)
 
 
@@ -52,7 +52,7 @@ def change_recording(
         item = client.get(key)
         try:
             before = DiagSettings(sample_period=period) if item is None else decode(DiagSettings, item.value, key)
-        except CoordinationError:  # what nobody can read is written over
+        except CoordinationError:  # an unreadable value is overwritten
             before = DiagSettings(sample_period=period)
         settings = changed(before)
         unchanged = Compare.is_absent(key) if item is None else Compare.mod_revision(key, item.mod_revision)

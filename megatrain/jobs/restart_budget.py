@@ -16,7 +16,7 @@ _PER_HOUR, _WITHOUT_PROGRESS = "recovery.restarts_per_hour", "recovery.restarts_
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
-    """Restarts that nobody asked for: within the last hour, and those in a row that led to no new step."""
+    """Unrequested restarts: within the last hour, and those in a row that led to no new step."""
 
     recent: tuple[Incident, ...]
     fruitless: tuple[Incident, ...]

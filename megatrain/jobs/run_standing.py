@@ -1,7 +1,7 @@
 """How a run is whose etcd does not answer, by what its directory tells: ended, killed, out of reach, never started.
 
 The launch that brings a run's own etcd holds <run>/coordination/lock as long as it lives, and leaves
-<run>/coordination/exit-code when it ends. So a lock that nobody holds without that file is of a launch that was killed.
+<run>/coordination/exit-code when it ends. So a free lock without that file means a launch that was killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RunKind(StrEnum):
     """Its etcd answers, and hosts are registered."""
     ENDED = "ended"
     KILLED = "killed"
-    """Its launch is gone, and nobody has written how it ended."""
+    """Its launch is gone, and no end is recorded."""
     UNREACHABLE = "unreachable"
     """Its etcd does not answer, and nothing proves that it is over."""
     NEVER_STARTED = "never started"
@@ -49,7 +49,7 @@ class RunKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the directory of a run tells. `holder`: who holds the lock of a launch, or held it last."""
+    """What the directory of a run shows. `holder`: who holds the lock of a launch, or held it last."""
 
     is_run: bool
     exit_code: int | None = None

@@ -24,7 +24,7 @@ _BRAKE = "stopped-by-the-brake.md"
 
 
 def runbooks_of(incident: Incident) -> tuple[str, ...]:
-    """Return the pages for an incident, the one to begin with first; none where nobody has to do anything."""
+    """Return the pages for an incident, the one to begin with first; none where no action is needed."""
     found = [_OF_KIND[incident.kind]] if incident.kind in _OF_KIND else []
     of_label = _OF_LABEL.get(Label(incident.label)) if incident.label in set(Label) else None
     if of_label is not None and incident.kind is IncidentKind.FAILURE:

@@ -69,7 +69,7 @@ class JobSnapshot:
     daemon_report: DaemonReport | None = None
     """What the daemon of this launch said last; of one that is gone when its session is another."""
     receivers: tuple[ReceiverRecord, ...] = ()
-    """What those were told whom the job tells of its incidents."""
+    """What the receivers of notifications know."""
     etcd_alarms: tuple[str, ...] = ()
     """What etcd complains of, where this user may ask it: NOSPACE, for instance."""
     troubles: tuple[Trouble, ...] = ()
@@ -131,7 +131,8 @@ def read_job(
     num_incidents: int = NUM_INCIDENTS,
     decoded: DecodedRecords | None = None,
 ) -> JobSnapshot:
-    """Read a job as it stands. `num_incidents`: how many of the newest, 0 is all; `decoded`: of who looks often.
+    """Read the present state of a job. `num_incidents`: how many of the newest, 0 is all; `decoded`: of who looks
+    often.
 
     Raises: CoordinationError.
     """

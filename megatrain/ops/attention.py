@@ -26,7 +26,8 @@ _KERNELS = {
 
 @dataclass(slots=True)
 class AttentionPattern:
-    """Who sees whom in one micro-batch; shared by all layers, which compute what they need of it once.
+    """Which positions attend to which in one micro-batch; shared by all layers, which compute what they need of it
+    once.
 
     window_size w > 0: a token sees itself and the w - 1 before it. documents: a token sees its own document only.
     backend: "auto", or the name of the only one that may be used. is_strict: a slow path is an error.
@@ -114,7 +115,8 @@ def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
 
 
 def _flash_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: AttentionPattern) -> Tensor:
-    """Flash attention as it is beneath torch's interfaces, none of which knows windows and documents in all versions.
+    """Flash attention by torch's internal operators: no public interface supports windows and documents in all
+    versions.
 
     Its inputs may have any strides but in D, so nothing is copied: a sample of a packed batch is one call of its own.
     """

@@ -83,7 +83,7 @@ def choose_attention(case: AttentionCase, wanted: str = "auto", *, is_strict: bo
                 )
                 raise ConfigError([f"{problem}; use strict=false, or a model or GPU that has a kernel"])
             return AttentionChoice(backend, reason, is_fallback)
-        if backend is not Backend.CPU:  # nobody expects that one on a GPU
+        if backend is not Backend.CPU:  # not expected on a GPU
             refusals.append(f"not {backend}: {refusal}")
     raise ConfigError(
         [f'kernels.attention="{wanted}" does not take this model: {"; ".join(refusals)}; use attention="auto"']

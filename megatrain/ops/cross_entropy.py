@@ -128,7 +128,7 @@ def logits_gradient_(
     Rows of ignored labels and columns of padding become 0. Shapes: logits [T, V]; the others [T].
     """
     _gradient_op(logits_TV, labels_T, lse_T, grad_T, first_column, vocab_size, terms.z_loss, terms.label_smoothing)
-    # the operator tells autograd of no change; who goes backward twice must be refused
+    # autograd does not see this in-place change, so a second backward must be refused
     torch.autograd.graph.increment_version(logits_TV)
     return logits_TV
 

@@ -79,7 +79,7 @@ class _SplitRotated(torch.autograd.Function):
             return _split_rotated_op(product.contiguous(), cos, sin)
         product = product.contiguous()
         _rotate_op(product, cos, sin)
-        # it is not an output, so autograd cannot be told by mark_dirty: whoever saved it for backward must find out
+        # it is not an output, so mark_dirty cannot inform autograd: code that saved it for backward must find out
         torch.autograd.graph.increment_version(product)
         return product.split((queries, 1, 1), dim=3)
 

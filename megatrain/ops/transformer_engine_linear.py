@@ -1,8 +1,8 @@
 """The product with a weight in 8-bit floating point by Transformer Engine.
 
 Scales are those of the tensor at hand (Float8CurrentScaling: E4M3, gradients E5M2), so nothing goes from step to step.
-The entry is the module Linear, which is older and steadier than the functions beneath it; its own parameters stay on
-the meta device, and each call puts ours in their place.
+The entry is the module Linear, which is older and more stable than the functions that it calls; its own parameters stay
+on the meta device, and each call puts ours in their place.
 Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened); T, I and O multiples of 16.
 """
 

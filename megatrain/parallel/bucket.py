@@ -41,7 +41,7 @@ class Bucket:
     """Flat memory for parameters and gradients, in the order given.
 
     Every logical parameter of a bucket agrees in is_tp_sharded and is_tied, so one rule finishes its gradients:
-    `sum_group` is the group over which the share is summed after the reduce-scatter, None where it is whole by then.
+    `sum_group` is the group over which the share is summed after the reduce-scatter, None where it is complete already.
     """
 
     def __init__(

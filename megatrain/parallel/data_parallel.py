@@ -3,7 +3,7 @@
 ZeRO-1 accumulates whole gradients over the micro-batches and reduce-scatters a chunk after its last backward. ZeRO-2
 reduce-scatters after every backward and keeps the sum of this rank's share only. Each exchange is started as soon as
 its input is ready and awaited where its output is used; with overlap off it is awaited at once: the same exchanges in
-the same order, hence bitwise the same numbers. Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
+the same order, and so bitwise the same numbers. Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class ChunkDataParallel:
         options = self.options
         for bucket in self.buckets:
             gradients = bucket.finished_gradients()
-            # what goes to nobody is not rounded for the way
+            # a share that is not sent is not rounded
             whole = gradients.to(options.reduce_dtype) if bucket.dp.size > 1 else gradients
             share = gradients[bucket.share]
             if options.zero_stage == 2 and whole is not gradients:

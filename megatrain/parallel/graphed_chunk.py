@@ -1,6 +1,6 @@
 """Micro-batches replayed from recordings, for models so small that the host cannot launch their work fast enough.
 
-A recording (on a GPU, a CUDA graph) is what the device was told to do for one micro-batch: the same kernels on the same
+A recording (on a GPU, a CUDA graph) holds the device's work for one micro-batch: the same kernels on the same
 memory, and nothing of the Python around them. So it stands for a micro-batch only while Python would decide all the
 same again. What Python decides by is the key under which a recording is kept: which gradients have begun their sum
 (those are added to, the others overwritten), and what the owner names beside. In a step there are two: the first

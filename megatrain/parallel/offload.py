@@ -33,7 +33,7 @@ class Copies(Protocol):
         """Let what is launched from now on wait until the copies are made."""
 
     def abandon(self, sources: Sequence[Tensor]) -> None:
-        """See to it that memory which is being copied in vain is not given to others before that is over."""
+        """Keep memory that is part of an abandoned copy from being reused before that copy is over."""
 
 
 class CudaCopies:
@@ -55,7 +55,7 @@ class CudaCopies:
     def start_coming_back(
         self, copies: Sequence[Tensor], left: torch.cuda.Event
     ) -> tuple[list[Tensor], torch.cuda.Event]:
-        # made on the stream that will use and free them; what it was told before may still use their memory
+        # made on the stream that will use and free them; its earlier work may still use their memory
         results = [torch.empty(copy.shape, dtype=copy.dtype, device=self._device) for copy in copies]
         self._coming_back.wait_event(left)
         self._coming_back.wait_stream(torch.cuda.current_stream(self._device))

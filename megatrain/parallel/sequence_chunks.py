@@ -1,4 +1,4 @@
-"""A branch whose products run beneath the exchanges of its rows, chunk by chunk, in forward and in backward.
+"""A branch whose matrix products overlap with the exchanges of its rows, chunk by chunk, in forward and in backward.
 
 what is computed                                     | what travels beneath it
 forward    first products of chunk k                 | gather of the chunks after it
@@ -100,7 +100,7 @@ def gather_and_multiply(
     """Return the product of the gathered rows with each (weight, bias), in chunk order.
 
     Shapes: x [S / tp, B, I]; weight [*O, I]; bias [*O]; result [S, B, *O].
-    Communication: K all-gathers beneath the products; K reduce-scatters in backward.
+    Communication: K all-gathers during the products; K reduce-scatters in backward.
     """
     flat = [one for factor in factors for one in factor]
     products = _GatherAndMultiply.apply(x_local, passage, *flat)
@@ -116,7 +116,7 @@ def multiply_and_scatter(
 
     x_local: what the passage began with.
     Shapes: inputs [S, B, I]; weights [O, I]; result [S / tp, B, O].
-    Communication: K reduce-scatters beneath the products; in backward K all-gathers, and K more of x_local.
+    Communication: K reduce-scatters during the products; in backward K all-gathers, and K more of x_local.
     """
     again = [] if passage.keeps_rows else [x_local.detach()]
     first = _Keep.apply(*inputs, *weights, *again)

@@ -56,7 +56,7 @@ TIED_COPY = "loss_head.weight"
 class TensorPlan:
     """What to apply: the tensor-parallel group, how much to recompute, the true vocabulary and the loss.
 
-    num_sequence_chunks: in how many chunks the branches of a layer exchange their rows beneath their products, where
+    num_sequence_chunks: in how many chunks the branches of a layer exchange their rows during their products, where
     more than one; has_overlap: or else above them. whole_layers: those with products of their own kind, whose branches
     exchange all rows at once.
     """

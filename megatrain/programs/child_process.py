@@ -75,7 +75,8 @@ class ChildProcess:
             self._process.send_signal(number)
 
     def stop(self) -> int:
-        """Ask it to end, kill it when it does not within `stop_s`, and return its exit code. Nothing of it is left."""
+        """Ask it to end, kill it when it does not within `stop_s`, and return its exit code. No process of it is
+        left."""
         self.send(signal.SIGTERM)
         code = self.wait(self._stop_s)
         return self.kill() if code is None else code

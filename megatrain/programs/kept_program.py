@@ -1,4 +1,4 @@
-"""A program that is started again whenever it ends: nobody needs it at any moment, somebody will miss it later."""
+"""A program that is started again whenever it ends, because the job can do without it only for a while."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def keep_running(
 ) -> None:
     """Have the program of `start` run until `closed` is set, and end it then.
 
-    Of each end before that is told, and after a pause it is started again; pauses grow to a minute while it ends at
+    Each earlier end is reported, and after a pause it is started again; pauses grow to a minute while it ends at
     once. The kernel ends the program with the thread that calls this.
     """
     pause_s = _FIRST_PAUSE_S

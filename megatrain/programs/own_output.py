@@ -26,7 +26,7 @@ def keep_own_log() -> None:
 def _keep() -> None:
     while True:
         time.sleep(_LOOK_S)
-        with suppress(OSError):  # there is nobody to be told
+        with suppress(OSError):  # no reader is left
             _look()
 
 

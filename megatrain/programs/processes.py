@@ -38,7 +38,7 @@ class ProcessStat:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it waits only for its parent to hear of its end."""
+        """Whether it is a zombie: it has ended, and its parent has not collected it."""
         return self.state in _DEAD_STATES
 
 

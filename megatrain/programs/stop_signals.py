@@ -1,8 +1,8 @@
 """The signals that ask a program to stop: one class for workers, executors, launches, servers and commands.
 
 SIGTERM, SIGUSR1 (Slurm, before the time limit), SIGHUP and SIGINT all ask for the same. What follows is the program's
-own: it reads the request when that suits it, or is told in the handler. A second SIGINT insists; nothing else that
-comes later changes anything.
+own: it reads the request at a time of its choice, or gets a call from the handler. A second SIGINT insists; nothing
+else that comes later changes anything.
 """
 
 from __future__ import annotations

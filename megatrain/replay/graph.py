@@ -95,7 +95,7 @@ def compile_graph(node_of: Index, levels: Rows, before: Index, targets: Index, d
 def _number(node_of: Index, levels: Rows, in_degree: Index) -> _Numbering:
     num_nodes, num_operations = len(levels.values), len(node_of)
     level_of_place = np.repeat(np.arange(len(levels.offsets) - 1), np.diff(levels.offsets))
-    # Wide nodes share one rank: they are told apart by their own offsets.
+    # Wide nodes share one rank: their own offsets distinguish them.
     rank = level_of_place * (NUM_SLOTS + 2) - np.minimum(in_degree[levels.values], NUM_SLOTS + 1)
     nodes = levels.values[np.argsort(rank, kind="stable")]
     place_of_node = _inverse(nodes)

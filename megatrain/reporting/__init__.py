@@ -1,6 +1,6 @@
 """What the reporting rank says while it trains: step lines, a progress line on a terminal, and metric files.
 
-Only rank 0 constructs a Reporter; nobody else prints or writes metrics.
+Only rank 0 constructs a Reporter; no other rank prints or writes metrics.
 """
 
 from megatrain.reporting.report import EvaluationReport, IntervalReport, StepReport

@@ -89,7 +89,7 @@ def open_console(stream: TextIO, environment: Mapping[str, str], clock: Callable
 
 def _columns_of(stream: TextIO) -> int:
     try:
-        # 0: a terminal that was never told its size
+        # 0: a terminal whose size was never set
         return os.get_terminal_size(stream.fileno()).columns or _FALLBACK_COLUMNS
     except OSError:
         return _FALLBACK_COLUMNS

@@ -17,7 +17,7 @@ from megatrain.reporting.report import FORMAT_VERSION, Report, Value
 class JsonLinesSink:
     """Appends one object a report. A line is written whole and at once, so that a killed run leaves no half of one.
 
-    A file that somebody has removed is made anew, which `note` tells. Raises: ConfigError when it cannot be opened.
+    A file that somebody has removed is made again, which `note` reports. Raises: ConfigError when it cannot be opened.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Metrics to Weights & Biases: a value a field, named kind/field, over the step.
 
 A run directory is one W&B run, however often the job is started: its id is kept beside the metrics. Without a network
-or a login the run is kept on disk, and `wandb sync` sends it later. Files of it that somebody removes are made anew.
+or a login the run is kept on disk, and `wandb sync` sends it later. Files of it that somebody removes are made again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class WandbSink:
         self._run.finish()
 
     def _open_again(self, step: int) -> None:
-        """Go on with the same run in files that have a name. Raises: OSError."""
+        """Continue the same run in files that have a path. Raises: OSError."""
         lost = f"what was not sent before step {step} is lost"
         self._note(f"metrics: {self._files.path} was removed by somebody; {lost}")
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 A reduction takes memory bandwidth and, on a GPU, processors from the compute above it. Stages that reduce at different
 times slow each other down one after the other, since each waits for its neighbours; together they are slow once. The
-price is that a stage which was done earlier has less compute left to reduce beneath.
+price is that a stage which was done earlier has less compute left to hide its reduction.
 Source: the aligned gradient reduction of Megatron-LM.
 """
 

@@ -1,6 +1,6 @@
 """The memory behind a recorder: a black box file on tmpfs, or plain memory where there is none.
 
-The file is filled in under a temporary name and then renamed, so nobody ever sees half a header, and its pages are
+The file is filled in under a temporary name and then renamed, so no reader ever sees half a header, and its pages are
 allocated at once, because a store into a hole of a full tmpfs would kill the process with SIGBUS. Words that readers
 watch are stored through a memoryview of 64-bit words: one machine store each, where struct.pack_into would first write
 zeros. Telemetry must not stop training: without a usable directory there is one warning and no file.
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 _SPARE_BYTES = 8 * 2**20
 """Left free on the tmpfs: NCCL and data loaders need some of /dev/shm, 64 MiB in a default container."""
 _ANONYMOUS_RECORDS = 4096
-"""Open spans that can be told apart when there is no file."""
+"""Number of open spans that can be distinguished when there is no file."""
 _CONTROL_SEQLOCK_WORD = CONTROL_OFFSET // 8
 _UNSAID_WORDS = (
     *(Word.CURRENT_STEP, Word.STEP_STARTED_NS, Word.COMPLETED_STEP, Word.COMPLETED_NS),
@@ -78,7 +78,7 @@ class BlackBoxWriter:
 
     @classmethod
     def anonymous(cls) -> Self:
-        """Return memory that nobody else sees: spans can still be timed and summed."""
+        """Return private memory: spans can still be timed and summed."""
         return cls(mmap.mmap(-1, box_bytes(_ANONYMOUS_RECORDS)), _ANONYMOUS_RECORDS, path=None)
 
     @classmethod

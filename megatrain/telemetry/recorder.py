@@ -1,7 +1,7 @@
 """Spans: what the rank does, when it began and how long it took. The one idea: a span is written when it BEGINS.
 
 A record lies open in the black box while its span lasts, so a rank that hangs or dies leaves the name of what it was
-doing: in every step, since nobody knows which one will hang; which steps are streamed is the streamer's business.
+doing: in every step, because it is unknown which one will hang; the streamer decides which steps are streamed.
 Ending a span stores one word. Durations are also summed by operation, for the step line and for the rows that are
 streamed for every step. The hot path takes no lock and costs one to two microseconds (benchmarks/span_overhead.py).
 Device operations are timed by the accelerator where there is a DeviceTimer (timers.py), else by the host's clock.
@@ -230,8 +230,8 @@ class Recorder:
     def await_end(self, token: int) -> None:
         """Say that the host waits from now on for the operation of a group whose span this is, until it has ended.
 
-        What was started and is not waited for holds nobody up: a hang's culprits are told from its victims by this,
-        and communication that compute hides from communication that keeps a rank waiting.
+        An operation that was started and is not waited for holds up no other rank: this separates a hang's culprits
+        from its victims, and communication that compute hides from communication that keeps a rank waiting.
         """
         span = self._open.get(token)
         group, place = (span[3], span[4]) if span is not None else self._untimed.get(token, (0, 0))
@@ -443,5 +443,5 @@ class Recorder:
 def open_recorder(
     identity: Identity, *, directory: str, run_key: str, num_records: int, timer: DeviceTimer | None = None
 ) -> Recorder:
-    """Return this rank's recorder with its black box in `directory` ("" for none). Never fails for want of one."""
+    """Return this rank's recorder with its black box in `directory` ("" for none). Never fails without one."""
     return Recorder(open_writer(identity, directory, run_key, num_records), timer)

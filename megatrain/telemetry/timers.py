@@ -92,7 +92,7 @@ class DeviceTimer:
 
     def resolved(self, lane: int | None = None) -> list[tuple[int, int, int]]:
         """Return (token, start, duration) in monotonic ns of what has ended since, in one lane or in all."""
-        # Another thread that is looking will find the same; nobody waits for it.
+        # Another thread that is looking will find the same; no thread waits for it.
         if not self._lock.acquire(blocking=False):
             return []
         try:

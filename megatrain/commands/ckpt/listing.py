@@ -107,7 +107,7 @@ def _branch_line(branch: Branch, *, is_current: bool) -> str:
 
 
 def _row(found: Survey, one: FoundCheckpoint) -> tuple[str, ...]:
-    # without a current branch nobody knows
+    # unknown without a current branch
     is_abandoned = (
         found.current is not None
         and not one.is_in_line

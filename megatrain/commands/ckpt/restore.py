@@ -1,7 +1,7 @@
 """`megatrain ckpt restore DIR --step N`: have the run go on from an older step, on a new branch.
 
 Nothing is removed or changed: what came after that step stays where it is, and is abandoned. A job that is running does
-not notice, and goes on to write what will be abandoned: so it has to be stopped first, unless told otherwise.
+not notice, and goes on to write what will be abandoned: so it has to be stopped first, unless --force is given.
 """
 
 from __future__ import annotations

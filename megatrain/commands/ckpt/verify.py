@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _note(checkpoints: Location | None, verified: list[Verification]) -> None:
-    """Keep the results beside the checkpoints, for whoever shows them; where nothing can be written that is told."""
+    """Keep the results beside the checkpoints for other commands to show; report when they cannot be written."""
     if checkpoints is None or not verified:
         return
     try:
@@ -102,13 +102,13 @@ def _all_of(named: NamedPlace) -> Iterator[_Target]:
     for branch in list_branches(named.checkpoints):
         if named.branch in (None, branch.name):
             place = named.checkpoints / branch.name
-            # also one that has lost its COMMIT or manifest: that is damage, and nobody else tells
+            # also one that has lost its COMMIT or manifest: that is damage, and no other command reports it
             steps = sorted((step, entry) for entry in place.entries() if (step := step_of(entry.name)) is not None)
             yield from (_Target(entry, branch.name) for _, entry in steps if not is_unfinished(entry))
 
 
 def _usual_job(checkpoints: Location) -> str | None:
-    """Return the job of most checkpoints: one that was copied here from another run is not told apart else."""
+    """Return the job of most checkpoints: nothing else identifies one that was copied here from another run."""
     jobs: Counter[str] = Counter()
     for branch in list_branches(checkpoints):
         place = checkpoints / branch.name

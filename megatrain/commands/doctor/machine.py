@@ -92,7 +92,7 @@ def numa_finding(nodes_directory: Path) -> Finding:
 
 
 def network_finding(net_directory: Path, infiniband_directory: Path) -> Finding:
-    """Return the network interfaces, with state and speed where the driver tells it, and the RDMA devices."""
+    """Return the network interfaces, with state and speed where the driver reports it, and the RDMA devices."""
     try:
         interfaces = sorted(net_directory.iterdir())
     except OSError:

@@ -1,4 +1,4 @@
-"""Rules of the section [dashboard]: nobody is let in by a setting that was forgotten, and no setting does nothing."""
+"""Rules of the section [dashboard]: a forgotten setting grants no access, and no setting is without effect."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from megatrain.jobs.health import Reason, ReasonCode
 from megatrain.jobs.snapshot import JobSnapshot
 
 UNANSWERED_S = 30.0
-"""The driver looks at a verdict within a second; one that has waited for so long it has not heard of."""
+"""The driver answers a verdict within a second; it has not received one that waits for this long."""
 
 
 def reasons_of_coordination(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
@@ -47,7 +47,7 @@ def _verdicts(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
 
 
 def _alarms(snapshot: JobSnapshot) -> Iterator[Reason]:
-    """Yield what the driver complains of, unless something else tells it already."""
+    """Yield the driver's troubles that no other reason reports already."""
     alarms = () if snapshot.report is None else snapshot.report.alarms
     held = snapshot.incidents[-1].reason if snapshot.incidents else ""
     told: Sequence[str] = (*snapshot.unreadable, held)

@@ -18,11 +18,11 @@ from megatrain.jobs.words import current_phase
 
 _LATE_S = 30.0
 _LATE_STATUSES = 3.0
-"""A status is written every few seconds; a step of so many medians since the last one that it told is worth a word."""
+"""A status is written every few seconds; no reported step for so many medians is a reason."""
 _PATIENCE_KEY = "recovery.join_timeout_s"
 _PATIENCE_S = 600.0
 """For hosts to come together, where the job's record does not say. What workers may take, their executors know: ranks
-that make no progress for longer are told as a stall."""
+that make no progress for longer are reported as a stall."""
 
 
 def reasons_of_end(snapshot: JobSnapshot, end: JobEnd) -> Iterator[Reason]:
