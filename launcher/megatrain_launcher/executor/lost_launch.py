@@ -36,6 +36,8 @@ class Sign:
     unix_s: float
     what: str
     step: int | None = None
+    host: str = ""
+    """Whose memory still holds it."""
 
 
 def look_back(record: JobRecord, run: RunDirectory, boxes: Path | None, host: str) -> LostLaunch:
@@ -58,7 +60,7 @@ def lost_launch_of(record: JobRecord, signs: list[Sign], now: float, booted: flo
     if booted is not None and booted > last.unix_s:
         cause = MACHINE_RESTARTED
         evidence.append(f"the machine of {host} was started after that, at {time_text(booted)}")
-    elif host == record.first_host:
+    elif host in {record.first_host, *(one.host for one in own)}:
         cause = LAUNCHER_LOST
         evidence.append(
             f"the machine of {host} was not started since: the launcher was killed, by somebody or by the kernel for "
@@ -89,7 +91,7 @@ def box_signs(run: RunDirectory, boxes: Path, job: str) -> Iterator[Sign]:
             done = box.progress.completed_step
             step = None if done is None else done + 1
             what = f"rank {box.identity.rank} on {box.identity.host} in its step {0 if step is None else step}"
-            yield Sign(box.clock.unix_of(box.newest_ns) / _NS, what, step)
+            yield Sign(box.clock.unix_of(box.newest_ns) / _NS, what, step, box.identity.host)
 
 
 def _booted_unix_s() -> float | None:

@@ -47,6 +47,11 @@ class TestFound:
     def test_another_host_knows_no_cause(self) -> None:
         assert lost_launch_of(RECORD, [LAUNCHED], 5000.0, 500.0, "host-1").cause == ""
 
+    def test_a_host_that_has_a_black_box_of_that_launch_knows_that_its_machine_still_runs(self) -> None:
+        signs = [LAUNCHED, Sign(2000.0, "rank 3 on host-1 in its step 25", 25, "host-1")]
+        assert lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-1").cause == "launcher-lost"
+        assert lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-2").cause == ""
+
     def test_what_was_before_that_launch_or_is_of_the_future_does_not_count(self) -> None:
         signs = [LAUNCHED, Sign(900.0, "metrics of step 99", 99), Sign(9000.0, "rank 0", 7)]
         found = lost_launch_of(RECORD, signs, 5000.0, None, "host-1")
