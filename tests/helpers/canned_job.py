@@ -84,49 +84,51 @@ def job_document(*, can_act: bool = False, is_recorded: bool = False, has_sessio
     )
 
 
+_REASONS: dict[str, tuple[ReasonDocument, ...]] = {
+    "good": (),
+    "warning": (
+        ReasonDocument(
+            code="verdict-waiting",
+            level="amber",
+            text=f"{SLOW_HOST} makes the job slow: its forward-compute takes 1.18 times that of its peers",
+            since_unix_s=NOW_S - 900,
+            runbook="verdict.md",
+            hosts=(SLOW_HOST,),
+            ranks=tuple(range(136, 144)),
+        ),
+    ),
+    "bad": (
+        ReasonDocument(
+            code="host-lost",
+            level="red",
+            text=f"{LOST_HOST} is lost: its lease ended 12 s ago, and none of its 8 ranks completes a step",
+            since_unix_s=NOW_S - 12,
+            runbook="host-evicted-or-cordoned.md",
+            hosts=(LOST_HOST,),
+            ranks=tuple(range(248, 256)),
+        ),
+        ReasonDocument(
+            code="save-late",
+            level="amber",
+            text="the newest checkpoint is 42 minutes old, twice as old as checkpoint.every_steps promises",
+            since_unix_s=None,
+            runbook="checkpoints.md",
+            hosts=(),
+            ranks=(),
+        ),
+    ),
+}
+
+
 def overview_document(*, health: str = "warning", step: int = STEP) -> OverviewDocument:
     """Return the overview of a job that trains with a straggler, or in good health, or that recovers ("bad")."""
-    reasons: dict[str, tuple[ReasonDocument, ...]] = {
-        "good": (),
-        "warning": (
-            ReasonDocument(
-                code="verdict-waiting",
-                level="amber",
-                text=f"{SLOW_HOST} makes the job slow: its forward-compute takes 1.18 times that of its peers",
-                since_unix_s=NOW_S - 900,
-                runbook="verdict.md",
-                hosts=(SLOW_HOST,),
-                ranks=tuple(range(136, 144)),
-            ),
-        ),
-        "bad": (
-            ReasonDocument(
-                code="host-lost",
-                level="red",
-                text=f"{LOST_HOST} is lost: its lease ended 12 s ago, and none of its 8 ranks completes a step",
-                since_unix_s=NOW_S - 12,
-                runbook="host-evicted-or-cordoned.md",
-                hosts=(LOST_HOST,),
-                ranks=tuple(range(248, 256)),
-            ),
-            ReasonDocument(
-                code="save-late",
-                level="amber",
-                text="the newest checkpoint is 42 minutes old, twice as old as checkpoint.every_steps promises",
-                since_unix_s=None,
-                runbook="checkpoints.md",
-                hosts=(),
-                ranks=(),
-            ),
-        ),
-    }
     is_bad = health == "bad"
     level: Literal["green", "amber", "red"] = "red" if is_bad else "amber" if health == "warning" else "green"
     return OverviewDocument(
         at_unix_s=NOW_S,
         state="recovering" if is_bad else "training",
         level=level,
-        reasons=reasons[health],
+        reasons=_REASONS[health],
         headline=f"recovering, waits until {LOST_HOST} is replaced by host-047"
         if is_bad
         else f"training, step {step:,}",

@@ -33,6 +33,7 @@ JOB = "demo"
 VIEWER_TOKEN = "viewer-token-of-the-tests"
 OPERATOR_TOKEN = "operator-token-of-the-tests"
 PAGE = b"<!doctype html><title>page</title>"
+JOB_PATH = "/api/v1/job"
 SCRIPT = b"export const answer = 42;\n" * 100
 _TIMEOUT_S = 10.0
 
@@ -235,3 +236,19 @@ def from_page(port: int) -> dict[str, str]:
         "X-Megatrain-Request": "1",
         "Content-Type": "application/json",
     }
+
+
+def assert_others_are_served(server: Served, headers: Mapping[str, str] | None = None) -> None:
+    """Raise AssertionError when an ordinary client is not served."""
+    reply = ask(server.port, JOB_PATH, headers)
+    assert reply.status == 200
+    reply.assert_secured()
+    assert reply.json["job"] == "demo"
+
+
+def action(**changed: object) -> bytes:
+    """Return the body of a request for an action."""
+    wish = {
+        "kind": "checkpoint", "reason": "before maintenance", "confirmation": "demo", "idempotency_key": "key-00000001",
+    }  # fmt: skip
+    return json.dumps({**wish, **changed}).encode()

@@ -11,10 +11,13 @@ from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, JobEnd
 from megatrain_launcher.driver.policy import Policy
-from tests.helpers.simulated_job import KEYS, SimulatedJob
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_job import SimulatedJob
 
 POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=2, feasible_counts=frozenset({2}), join_timeout_s=60.0)
 ELASTIC = replace(POLICY, min_hosts=1, feasible_counts=frozenset({1, 2}), shrink_after_s=30.0)
+APPROVAL = replace(POLICY, eviction="approval")
+DRY_RUN = replace(POLICY, eviction="dry-run")
 
 
 def begin(policy: Policy = POLICY, num_hosts: int = 3, up: int | None = None) -> SimulatedJob:
@@ -95,3 +98,8 @@ def stall(job: SimulatedJob, *names: str) -> None:
         host = job.hosts[name]
         host.stall = Stall("step", host.step, 5.0, 5.0, job.now, (0,))
         host.tell(job.now)
+
+
+def goes_on(job: SimulatedJob, number: int) -> Callable[[], bool]:
+    """Return whether round `number` trains, as a question to ask again and again."""
+    return lambda: number in job.rounds() and job.is_training()

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from megatrain.coordination.client import EtcdClient
 from megatrain.programs.processes import end_with_parent
 from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.require import require
@@ -228,3 +229,8 @@ def enable_users(url: str, root_password: str, users: Mapping[str, str], prefix:
         post(url, "/v3/auth/user/add", {"name": name, "password": password})
         post(url, "/v3/auth/user/grant", {"user": name, "role": "root" if name == "root" else "below"})
     post(url, "/v3/auth/enable", {})
+
+
+def user_names(client: EtcdClient) -> list[str]:
+    """Return who may ask an etcd."""
+    return sorted(client.gateway.call("/v3/auth/user/list", {}, dict, what="users").get("users", []))

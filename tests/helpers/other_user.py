@@ -32,11 +32,16 @@ def as_other_user(act: Callable[[], None]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the other user could not act"
 
 
+def where_all_may_look(directory: Path) -> Path:
+    """Let every user look into a test's own directory, and return it."""
+    for one in (directory.parent.parent, directory.parent, directory):
+        one.chmod(0o755)
+    return directory
+
+
 def everybodys_place(parent: Path) -> Path:
     """Return a directory below `parent`, a test's own, in which every user may make files, as in /dev/shm."""
-    for directory in (parent.parent.parent, parent.parent, parent):
-        directory.chmod(0o755)
-    place = parent / "shm"
+    place = where_all_may_look(parent) / "shm"
     place.mkdir()
     place.chmod(0o1777)
     return place

@@ -6,28 +6,18 @@ any moment is checked by `check`, after each change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.host_records import (
-    HostPhase,
-    HostRecord,
-    HostSaves,
-    HostStatus,
-    Milestones,
-    RankFailure,
-    Stall,
-)
+from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictOutcome
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import Halt, JobEnd, Round, RoundDeadlines
-from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot
-from megatrain.coordination.wire import Compare, Delete, KeyValue, Operation, Put, Relation, Target, as_bytes
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import Round
+from megatrain.coordination.watch import ChangeKind
+from megatrain.coordination.wire import Compare, KeyValue, Operation, Put
 from megatrain_launcher.driver.actions import Decision, Probe
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.folding import fold
@@ -37,221 +27,8 @@ from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import writes_of
 from megatrain_launcher.executor.liveness import Vitality
 from tests.helpers.job_history import JobHistory
-
-KEYS = JobKeys("sim")
-
-
-class SimulatedEtcd:
-    """Keys with revisions, transactions, and the log of all changes."""
-
-    def __init__(self) -> None:
-        self.revision = 1
-        self.items: dict[str, KeyValue] = {}
-        self.log: list[Changes] = []
-
-    def put(self, key: str, value: bytes) -> None:
-        assert self.txn((), (Put(key, value),))
-
-    def delete(self, keys: Iterable[str]) -> None:
-        present = [key for key in keys if key in self.items]
-        if present:
-            self._apply([(key, None, 0) for key in present])
-
-    def txn(self, conditions: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        """Apply all operations if all conditions hold; return whether they did."""
-        if not all(self._is_met(condition) for condition in conditions):
-            return False
-        changes: list[tuple[str, bytes | None, int]] = []
-        for one in operations:
-            if isinstance(one, Put):
-                key = as_bytes(one.key).decode()
-                lease_id = self.items[key].lease_id if one.is_lease_kept else one.lease_id
-                changes.append((key, as_bytes(one.value), lease_id))
-            elif isinstance(one, Delete) and one.keys.start.decode() in self.items:
-                changes.append((one.keys.start.decode(), None, 0))
-        assert len({key for key, _, _ in changes}) == len(changes), "etcd refuses a key that is put twice"
-        self._apply(changes)
-        return True
-
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.revision, tuple(self.items.values()), "asked")
-
-    def _apply(self, changes: Sequence[tuple[str, bytes | None, int]]) -> None:
-        self.revision += 1
-        told: list[Change] = []
-        for key, value, lease_id in changes:
-            before = self.items.pop(key, None)
-            if value is None:
-                told.append(Change(ChangeKind.DELETE, KeyValue(key.encode(), b"", 0, self.revision, 0, 0)))
-                continue
-            created = self.revision if before is None else before.create_revision
-            self.items[key] = KeyValue(key.encode(), value, created, self.revision, 1, lease_id)
-            told.append(Change(ChangeKind.PUT, self.items[key]))
-        self.log.append(Changes(self.revision, tuple(told)))
-
-    def _is_met(self, condition: Compare) -> bool:
-        item = self.items.get(condition.key.decode())
-        revisions = {Target.CREATE_REVISION: "create_revision", Target.MOD_REVISION: "mod_revision"}
-        found = 0 if item is None else getattr(item, revisions[condition.target])
-        assert isinstance(condition.operand, int)
-        return found == condition.operand if condition.relation is Relation.EQUAL else found > condition.operand
-
-
-@dataclass
-class SimulatedHost:
-    """An executor and its workers, as far as the driver can tell. `place`: how much of the log it has read."""
-
-    name: str
-    etcd: SimulatedEtcd
-    num_workers: int
-    switch: str
-    life: int = 0
-    place: int = 0
-    is_up: bool = False
-    is_connected: bool = True
-    """To etcd and to the driver."""
-    running: int = 0
-    """The round whose workers live here, 0 for none."""
-    took_part_in: int = 0
-    step: int = 0
-    phase: HostPhase = HostPhase.PARKED
-    status_round: int = 0
-    failures: tuple[RankFailure, ...] = ()
-    stall: Stall | None = None
-    saves: HostSaves | None = None
-    step_s: float = 0.1
-    rounds: dict[int, Round] = field(default_factory=dict)
-    deadlines: dict[int, RoundDeadlines] = field(default_factory=dict)
-    halts: dict[int, Halt] = field(default_factory=dict)
-    end: JobEnd | None = None
-
-    @property
-    def session(self) -> str:
-        return f"{self.name}-life-{self.life}"
-
-    @property
-    def can_write(self) -> bool:
-        return self.is_up and self.is_connected
-
-    @property
-    def is_registered(self) -> bool:
-        """Whether etcd has this life of the host; the lease of the one before may still stand."""
-        item = self.etcd.items.get(KEYS.host(self.name))
-        return item is not None and decode(HostRecord, item.value, "host").session == self.session
-
-    def start(self, now: float) -> None:
-        """Begin a new life: nothing of the one before is left."""
-        self.life += 1
-        self.is_up, self.running, self.took_part_in = True, 0, 0
-        self.phase, self.status_round, self.failures, self.stall = HostPhase.PARKED, 0, (), None
-        self.register(now)
-
-    def register(self, now: float) -> None:
-        if self.can_write:
-            record = HostRecord(
-                host=self.name, session=self.session, pid=1, address=self.name, store_port=1, liveness_port=2,
-                num_workers=self.num_workers, config_hash="", version="", hardware="", joined_unix_s=now, is_fit=True,
-                labels={"switch": self.switch},
-            )  # fmt: skip
-            self.etcd.put(KEYS.host(self.name), encode(record))
-            self.tell(now)
-
-    def kill(self) -> None:
-        """End the executor; its workers die with it."""
-        self.is_up, self.running = False, 0
-
-    def lose_lease(self) -> None:
-        """Let etcd forget the host: it is dead, or cut off."""
-        self.etcd.delete([KEYS.host(self.name), KEYS.status(self.name)])
-
-    def fail(self, now: float, *, is_cascade: bool, exit_code: int = -9, label: str = "", action: str = "") -> None:
-        """Let a worker die."""
-        if self.running and self.is_up:
-            part = self.rounds[self.running].part_of(self.name, self.session)
-            assert part is not None
-            failure = RankFailure(part.first_rank, exit_code, now, label, action, is_cascade)
-            self.failures, self.phase, self.running = (failure,), HostPhase.FAILED, 0
-            self.tell(now)
-
-    def hear(self, count: int) -> None:
-        """Read on in the log."""
-        if not self.is_connected:
-            return
-        for changes in self.etcd.log[self.place : self.place + count]:
-            for change in changes.changes:
-                with suppress(CoordinationError):  # what cannot be read is passed over
-                    self._note(change)
-        self.place = min(self.place + count, len(self.etcd.log))
-
-    def _note(self, change: Change) -> None:
-        key = change.item.key.decode()
-        match KEYS.parts(key), change.kind:
-            case ("rounds", number), ChangeKind.PUT:
-                self.rounds[int(number)] = decode(Round, change.item.value, key)
-            case ("halts", number), ChangeKind.PUT:
-                self.halts[int(number)] = decode(Halt, change.item.value, key)
-            case ("deadlines", number), ChangeKind.PUT:
-                self.deadlines[int(number)] = decode(RoundDeadlines, change.item.value, key)
-            case ("end",), ChangeKind.PUT:
-                self.end = decode(JobEnd, change.item.value, key)
-
-    def act(self, now: float) -> None:
-        """Obey what was heard: stop, start, or complete a step."""
-        if not self.is_up:
-            return
-        newest = max(self.rounds, default=0)
-        if self.end is not None:
-            self.running = 0
-        elif self.running:
-            if self.running in self.halts or newest > self.running:
-                self._stopped(self.running, now)
-            else:
-                self._train(now)
-        elif newest:
-            self._without_workers(newest, now)
-
-    def fence(self, now: float) -> None:
-        """Stop the workers of a host that is cut off and sees no step."""
-        if self.is_up and not self.is_connected and self.running:
-            self._stopped(self.running, now)
-
-    def _stopped(self, number: int, now: float) -> None:
-        self.running, self.phase, self.status_round = 0, HostPhase.STOPPED, number
-        self.tell(now)
-
-    def _train(self, now: float) -> None:
-        if self.phase is HostPhase.STARTING:
-            self.phase = HostPhase.RUNNING
-        elif self.stall is None:
-            self.step += 1
-        self.tell(now)
-
-    def _without_workers(self, newest: int, now: float) -> None:
-        round_ = self.rounds[newest]
-        is_mine = round_.part_of(self.name, self.session) is not None
-        if is_mine and newest not in self.halts and self.status_round < newest:
-            self.running = self.took_part_in = self.status_round = newest
-            self.phase, self.failures, self.stall, self.step = HostPhase.STARTING, (), None, 0
-            self.tell(now)
-        elif is_mine and newest in self.halts and self.phase is not HostPhase.STOPPED:
-            self._stopped(newest, now)
-        elif not is_mine and newest > self.took_part_in > 0 and self.can_write:
-            self.start(now)
-
-    def tell(self, now: float) -> None:
-        """Write the status."""
-        if not self.can_write or KEYS.host(self.name) not in self.etcd.items:
-            return
-        is_running = self.phase is HostPhase.RUNNING
-        milestones = Milestones(now, now, now, now) if is_running else Milestones()
-        status = HostStatus(
-            self.name, self.session, self.phase, self.status_round, alive_ranks="1" if self.running else "",
-            min_step=self.step if is_running else None, resumed_step=0, median_step_s=self.step_s,
-            milestones=milestones, failures=self.failures, stall=self.stall,
-            interval_s=self.step_s if self.step else None, stop_s=1.5 * self.step_s if self.step else None,
-            saves=self.saves,
-        )  # fmt: skip
-        self.etcd.put(KEYS.status(self.name), encode(status))
+from tests.helpers.simulated_etcd import KEYS, SimulatedEtcd
+from tests.helpers.simulated_host import SimulatedHost
 
 
 @dataclass

@@ -15,7 +15,9 @@ from megatrain.contracts.rounds import RoundDeadlines
 from megatrain.failures.fence import Deadlines, FenceStep, LeaseView, StepSilence, fence
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.executor.hearing import deaf_after_s
-from tests.helpers.simulated_job import KEYS, SimulatedHost, SimulatedJob
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_host import SimulatedHost
+from tests.helpers.simulated_job import SimulatedJob
 
 _HANG_FACTOR = 10.0
 _INIT_S = 1.0

@@ -5,10 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from megatrain.contracts.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind, VerdictOutcome
+from megatrain.contracts.host_verdict import (
+    Cause,
+    HostVerdict,
+    OutcomeKind,
+    VerdictConfidence,
+    VerdictKind,
+    VerdictOutcome,
+)
 from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.record import decode, encode
-from tests.helpers.simulated_job import KEYS, SimulatedJob
+from tests.helpers.driver_story import drive
+from tests.helpers.raw_python import raw_python
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_job import SimulatedJob
 
 STRAGGLER = HostVerdict(
     verdict_id="v-1", kind=VerdictKind.STRAGGLER, round=1, cause=Cause.COMPUTE, confidence=VerdictConfidence.HIGH,
@@ -41,3 +51,15 @@ def ask_about(job: SimulatedJob, kind: RequestKind, verdict_id: str) -> str:
     request = JobRequest(request_id, kind, "me@here", job.now, verdict=verdict_id)
     job.etcd.put(KEYS.request(request_id), encode(request))
     return request_id
+
+
+def declined(job: SimulatedJob, verdict: HostVerdict = STRAGGLER, **changes: Any) -> str:
+    """Return why a verdict is declined at once."""
+    verdict_id = tell_verdict(job, verdict, **changes)
+    drive(job)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.DECLINED
+    assert outcome.incident == outcome.by == ""
+    assert raw_python(outcome.reason) == []
+    return outcome.reason

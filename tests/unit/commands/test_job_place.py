@@ -18,7 +18,7 @@ from megatrain.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain.commands.job_place import PlaceError, add_job, job_place
 from megatrain.contracts.errors import ConfigError
 from megatrain.coordination.settings import Credentials
-from tests.helpers.other_user import as_other_user
+from tests.helpers.other_user import as_other_user, where_all_may_look
 
 PASSWORD = secrets.token_urlsafe(24)
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -37,9 +37,7 @@ def server() -> Iterator[socket.socket]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """<run>/coordination, below directories that other users may enter."""
-    for directory in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
-        directory.chmod(0o755)
-    place = tmp_path / "run" / "coordination"
+    place = where_all_may_look(tmp_path) / "run" / "coordination"
     place.mkdir(parents=True)
     return place
 

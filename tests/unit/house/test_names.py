@@ -25,7 +25,7 @@ FORMER_WORD_PLACES = {
     "tests/unit/contracts/test_former_checkpoint.py",
     "tests/unit/diagnostics/test_former_columns.py",
     "tests/unit/dashboard/test_dashboard_recorded.py",
-    "tests/unit/dashboard/test_dashboard_security.py",
+    "tests/unit/dashboard/test_dashboard_bad_requests.py",
     "tests/unit/house/test_names.py",
     "tests/web/test_web_recorded.py",
 }

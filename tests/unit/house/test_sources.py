@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.helpers.source_tree import ROOT, documents, imported_modules, python_files, relative, syntax_tree
 
-MAX_FILE_LINES = 600
-MAX_FUNCTION_LINES = 100
+MAX_FILE_LINES = 490
+MAX_FUNCTION_LINES = 85
 MAX_FILE_BYTES = 1_000_000
 
 # A module named for no concept collects whatever has no other home. Only the tests have a package for that.

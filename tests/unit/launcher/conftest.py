@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from megatrain.contracts.host_records import HostRecord
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyRange
+from megatrain_launcher.executor.membership import LeaseTimes, Membership
 from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.registered_host import TIMES
+
+_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
     with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
         yield servers
+
+
+@pytest.fixture
+def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
+        yield one
+
+
+@pytest.fixture
+def keys(client: EtcdClient) -> Iterator[JobKeys]:
+    """The keys of a job that is no other test's."""
+    found = JobKeys(f"job-{next(_numbers)}")
+    yield found
+    client.delete(KeyRange.prefix(found.prefix))
+
+
+@pytest.fixture
+def member(client: EtcdClient, keys: JobKeys) -> Iterator[Callable[..., Membership]]:
+    """Return a function that registers hosts; they leave after the test."""
+    opened: list[Membership] = []
+
+    def make(record: HostRecord, times: LeaseTimes = TIMES) -> Membership:
+        one = Membership(client, keys, times)
+        one.register(record)
+        opened.append(one)
+        return one
+
+    yield make
+    for one in opened:
+        one.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("etcd lease", "membership"))]

@@ -24,7 +24,8 @@ from tests.helpers.driver_story import (
     members,
     stall,
 )
-from tests.helpers.simulated_job import KEYS, SimulatedJob
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_job import SimulatedJob
 
 ONE_RESTART = replace(POLICY, restarts_per_hour=1)
 

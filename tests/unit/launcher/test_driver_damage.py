@@ -21,7 +21,8 @@ from tests.helpers.driver_story import (
     members,
     records_of,
 )
-from tests.helpers.simulated_job import KEYS, SimulatedJob
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_job import SimulatedJob
 
 JUNK = b"{"
 

@@ -11,10 +11,7 @@ from megatrain.contracts.host_records import (
     CheckOutcome,
     CheckReport,
     CheckResult,
-    HangEvidence,
     HostPhase,
-    RankEvidence,
-    RankPosition,
 )
 from megatrain.contracts.incident import IncidentKind, IncidentState
 from megatrain.contracts.job_requests import JobRequest, RequestKind
@@ -36,7 +33,8 @@ from tests.helpers.driver_story import (
     records_of,
     stall,
 )
-from tests.helpers.simulated_job import KEYS, SimulatedJob
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_job import SimulatedJob
 
 
 def test_first_round_waits_for_its_last_call_only() -> None:
@@ -189,81 +187,6 @@ def test_many_vanished_leases_are_the_control_planes_fault() -> None:
     stall(job, survivor.name)
     go_on(job, 1.0)
     assert KEYS.halt(1) in job.etcd.items
-
-
-def write_evidence(job: SimulatedJob, name: str, *entered: int, is_at_storage: bool = False) -> None:
-    """Write where a host's ranks stand; `is_at_storage`: those that are behind wait for storage."""
-    host = job.hosts[name]
-    part = job.rounds()[host.running].part_of(name, host.session)
-    ranks = tuple(
-        RankEvidence(
-            part.first_rank + local,
-            {"dp": RankPosition(value, 4)},
-            "S",
-            7,
-            "step",
-            job.now,
-            is_at_storage=is_at_storage and value == 4,
-        )
-        for local, value in enumerate(entered)
-    )
-    found = HangEvidence(name, host.session, host.running, job.now, {"dp": (0, 4, 1)}, ranks)
-    job.etcd.put(KEYS.evidence(host.running, name), encode(found))
-
-
-def test_hang_waits_for_evidence_names_the_culprit_and_evicts_it_the_second_time() -> None:
-    job = begin()
-    first = members(job, 1)
-    stall(job, *first)
-    go_on(job, 0.4)
-    assert KEYS.halt(1) not in job.etcd.items
-    (command,) = records_of(job, HostCommand, "commands")
-    assert (command.kind, set(command.hosts)) == ("evidence", set(first))
-    write_evidence(job, first[0], 5, 5)
-    write_evidence(job, first[1], 5, 4)
-    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 1.0)
-    (incident,) = incidents(job)
-    assert (incident.kind, incident.culprit_ranks, incident.culprit_hosts) == ("hang", (3,), (first[1],))
-    assert incident.confidence == "certain"
-    assert members(job, 2) == first
-    stall(job, *first)
-    write_evidence(job, first[0], 5, 5)
-    write_evidence(job, first[1], 5, 4)
-    go_on_until(job, lambda: 3 in job.rounds() and job.is_training(), 2.0)
-    assert first[1] not in members(job, 3)
-    assert KEYS.cordon(first[1]) in job.etcd.items
-
-
-def test_who_waits_for_storage_is_waited_for_and_asked_again() -> None:
-    job = begin()
-    first = members(job, 1)
-    stall(job, *first)
-    go_on(job, 0.4)
-    write_evidence(job, first[0], 5, 5)
-    write_evidence(job, first[1], 5, 4, is_at_storage=True)
-    go_on(job, 12.0)
-    assert KEYS.halt(1) not in job.etcd.items
-    commands = records_of(job, HostCommand, "commands")
-    assert {one.kind for one in commands} == {"evidence"}
-    assert len(commands) in (2, 3), "every five seconds"
-    write_evidence(job, first[0], 5, 5)
-    write_evidence(job, first[1], 5, 4)
-    go_on_until(job, lambda: KEYS.halt(1) in job.etcd.items, 1.0)
-    assert incidents(job)[0].culprit_ranks == (3,)
-
-
-def test_hang_whose_suspect_cannot_be_heard_waits_for_the_lease() -> None:
-    job = begin()
-    first = members(job, 1)
-    job.hosts[first[1]].is_connected = False
-    stall(job, first[0])
-    write_evidence(job, first[0], 5, 5)
-    go_on(job, 9.0)
-    assert KEYS.halt(1) not in job.etcd.items
-    job.hosts[first[1]].lose_lease()
-    # the silence is long over, the time to react is not
-    assert go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 3.0) > 1.5
-    assert incidents(job)[0].kind is IncidentKind.HOST_LOST
 
 
 def test_no_round_is_written_while_a_host_that_was_waited_out_is_registered_again() -> None:

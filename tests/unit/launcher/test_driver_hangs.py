@@ -1,13 +1,29 @@
-"""Who holds up a stuck round, from what its hosts wrote."""
+"""Who holds up a stuck round, from what its hosts wrote; and when the driver ends the round for it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPosition
+from megatrain.contracts.host_records import (
+    HangEvidence,
+    RankEvidence,
+    RankPosition,
+)
+from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.record import encode
-from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.contracts.rounds import HostCommand, Round, RoundHost
 from megatrain_launcher.driver.hangs import accuse
+from tests.helpers.driver_story import (
+    begin,
+    go_on,
+    go_on_until,
+    incidents,
+    members,
+    records_of,
+    stall,
+)
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_job import SimulatedJob
 
 ROUND = Round(
     3, 4, (RoundHost("a", "a-1", "a", 0, 2), RoundHost("b", "b-1", "b", 2, 2)), "a", 1, "", "", 0.0
@@ -121,3 +137,78 @@ def test_the_only_rank_is_the_culprit() -> None:
     found = accuse(alone, {"a": HangEvidence("a", "a-1", 1, 0.0, {}, (rank(0, 0, 0),))})
     assert (found.ranks, found.hosts, found.is_firm) == ((0,), ("a",), True)
     assert found.sentences[:2] == ("the only rank stands still", "rank 0 is at step 7 in dp-all-reduce")
+
+
+def write_evidence(job: SimulatedJob, name: str, *entered: int, is_at_storage: bool = False) -> None:
+    """Write where a host's ranks stand; `is_at_storage`: those that are behind wait for storage."""
+    host = job.hosts[name]
+    part = job.rounds()[host.running].part_of(name, host.session)
+    ranks = tuple(
+        RankEvidence(
+            part.first_rank + local,
+            {"dp": RankPosition(value, 4)},
+            "S",
+            7,
+            "step",
+            job.now,
+            is_at_storage=is_at_storage and value == 4,
+        )
+        for local, value in enumerate(entered)
+    )
+    found = HangEvidence(name, host.session, host.running, job.now, {"dp": (0, 4, 1)}, ranks)
+    job.etcd.put(KEYS.evidence(host.running, name), encode(found))
+
+
+def test_hang_waits_for_evidence_names_the_culprit_and_evicts_it_the_second_time() -> None:
+    job = begin()
+    first = members(job, 1)
+    stall(job, *first)
+    go_on(job, 0.4)
+    assert KEYS.halt(1) not in job.etcd.items
+    (command,) = records_of(job, HostCommand, "commands")
+    assert (command.kind, set(command.hosts)) == ("evidence", set(first))
+    write_evidence(job, first[0], 5, 5)
+    write_evidence(job, first[1], 5, 4)
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 1.0)
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.culprit_ranks, incident.culprit_hosts) == ("hang", (3,), (first[1],))
+    assert incident.confidence == "certain"
+    assert members(job, 2) == first
+    stall(job, *first)
+    write_evidence(job, first[0], 5, 5)
+    write_evidence(job, first[1], 5, 4)
+    go_on_until(job, lambda: 3 in job.rounds() and job.is_training(), 2.0)
+    assert first[1] not in members(job, 3)
+    assert KEYS.cordon(first[1]) in job.etcd.items
+
+
+def test_who_waits_for_storage_is_waited_for_and_asked_again() -> None:
+    job = begin()
+    first = members(job, 1)
+    stall(job, *first)
+    go_on(job, 0.4)
+    write_evidence(job, first[0], 5, 5)
+    write_evidence(job, first[1], 5, 4, is_at_storage=True)
+    go_on(job, 12.0)
+    assert KEYS.halt(1) not in job.etcd.items
+    commands = records_of(job, HostCommand, "commands")
+    assert {one.kind for one in commands} == {"evidence"}
+    assert len(commands) in (2, 3), "every five seconds"
+    write_evidence(job, first[0], 5, 5)
+    write_evidence(job, first[1], 5, 4)
+    go_on_until(job, lambda: KEYS.halt(1) in job.etcd.items, 1.0)
+    assert incidents(job)[0].culprit_ranks == (3,)
+
+
+def test_hang_whose_suspect_cannot_be_heard_waits_for_the_lease() -> None:
+    job = begin()
+    first = members(job, 1)
+    job.hosts[first[1]].is_connected = False
+    stall(job, first[0])
+    write_evidence(job, first[0], 5, 5)
+    go_on(job, 9.0)
+    assert KEYS.halt(1) not in job.etcd.items
+    job.hosts[first[1]].lose_lease()
+    # the silence is long over, the time to react is not
+    assert go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 3.0) > 1.5
+    assert incidents(job)[0].kind is IncidentKind.HOST_LOST

@@ -14,7 +14,9 @@ from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictKi
 from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.record import encode
 from megatrain_launcher.driver.policy import Policy
-from tests.helpers.simulated_job import KEYS, SimulatedHost, SimulatedJob, quiet
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_host import SimulatedHost
+from tests.helpers.simulated_job import SimulatedJob, quiet
 from tests.helpers.told_verdicts import NUMERICS, STRAGGLER, ask_about, tell_verdict
 
 NUM_HOSTS = 4

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from megatrain.contracts.incident import IncidentKind
 from tests.helpers.driver_story import POLICY, begin, drive, go_on, incidents, members, say_done
-from tests.helpers.simulated_job import KEYS, SimulatedJob
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_job import SimulatedJob
 
 THREE = replace(POLICY, min_hosts=3, max_hosts=3, feasible_counts=frozenset({3}))
 FOUR = replace(POLICY, min_hosts=4, max_hosts=4, feasible_counts=frozenset({4}))

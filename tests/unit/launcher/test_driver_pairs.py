@@ -17,7 +17,7 @@ from megatrain_launcher.driver.actions import SendCommand
 from megatrain_launcher.driver.pair_checks import PairCheck, follow_pairs, verdict_text
 from megatrain_launcher.driver.policy import PAIRS_TIMEOUT_S, Policy
 from megatrain_launcher.driver.state import ClusterState, Seen
-from tests.helpers.simulated_job import KEYS as SIMULATED_KEYS
+from tests.helpers.simulated_etcd import KEYS as SIMULATED_KEYS
 from tests.helpers.simulated_job import SimulatedJob
 
 KEYS = JobKeys("pairs")

@@ -19,7 +19,8 @@ from tests.helpers.driver_story import (
     incidents,
     members,
 )
-from tests.helpers.simulated_job import KEYS, SimulatedJob
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_job import SimulatedJob
 
 
 def begin_to_save(job: SimulatedJob) -> str:

@@ -22,7 +22,8 @@ from tests.helpers.driver_story import (
     incidents,
     members,
 )
-from tests.helpers.simulated_job import KEYS, SimulatedJob
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_job import SimulatedJob
 from tests.helpers.told_verdicts import NUMERICS, STRAGGLER, ask_about, outcome_of, tell_verdict
 
 FAILING = HostSaves(num_failed=2, failing_unix_s=1.0, error="No space left on device")

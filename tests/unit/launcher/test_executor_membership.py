@@ -1,13 +1,11 @@
-"""A host's place in a job, on a real etcd: names that are taken, leases that are lost, jobs that are others'."""
+"""A host's place in a job, on a real etcd: names that are taken, leases that are lost, etcds that are lost."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HangEvidence, HostPhase, HostRecord, HostStatus
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import JobEnd, JobRecord, Round, RoundHost
+from megatrain.contracts.rounds import JobEnd, Round, RoundHost
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lease_keeper import LeaseState
 from megatrain.coordination.settings import Credentials, EtcdSettings
@@ -32,56 +30,16 @@ from megatrain_launcher.executor.membership import Judge, LeaseTimes, Membership
 from megatrain_launcher.executor.orders import OrderBook
 from megatrain_launcher.executor.status_writer import StatusWriter
 from tests.helpers.etcd_server import EtcdServers, enable_users
+from tests.helpers.registered_host import TIMES, a_host, a_job
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 10.0
-TIMES = LeaseTimes(ttl_s=10, renew_s=0.2)
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
     with EtcdClient(EtcdSettings.of(etcd.urls, attempt_s=0.5)) as one:
         yield one
-
-
-@pytest.fixture
-def keys() -> JobKeys:
-    return JobKeys(f"job-{next(_numbers)}")
-
-
-def a_host(host: str = "a", session: str = "1", **more: object) -> HostRecord:
-    record = HostRecord(
-        host=host,
-        session=session,
-        pid=os.getpid(),
-        address="127.0.0.1",
-        store_port=1,
-        liveness_port=1,
-        num_workers=2,
-        config_hash="c",
-        version="v",
-        hardware="",
-        joined_unix_s=0.0,
-        is_fit=True,
-    )
-    return replace(record, **more)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def member(client: EtcdClient, keys: JobKeys) -> Iterator[Callable[..., Membership]]:
-    opened: list[Membership] = []
-
-    def make(record: HostRecord, times: LeaseTimes = TIMES) -> Membership:
-        one = Membership(client, keys, times)
-        one.register(record)
-        opened.append(one)
-        return one
-
-    yield make
-    for one in opened:
-        one.close()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("etcd lease", "membership"))]
 
 
 def registered(client: EtcdClient, keys: JobKeys, host: str = "a") -> HostRecord | None:
@@ -335,157 +293,6 @@ def test_orders_come_by_watch_and_a_fenced_host_begins_a_new_life(
         assert orders.trouble == ""
 
 
-def a_job(keys: JobKeys, host: str, launch_id: str = "", **config: str) -> JobRecord:
-    return JobRecord(
-        job=keys.job,
-        launch_id=launch_id,
-        config_hash=str(sorted(config.items())),
-        config=config,
-        min_hosts=1,
-        max_hosts=2,
-        num_workers=2,
-        run_directory="runs/j",
-        first_host=host,
-        created_unix_s=0.0,
-    )
-
-
-def test_all_hosts_of_a_launch_find_the_first_ones_record(client: EtcdClient, keys: JobKeys) -> None:
-    first = claim_job(client, keys, a_job(keys, "a", steps="5"), 1.0)
-    assert (first.first_host, bool(first.launch_id)) == ("a", True)
-    assert claim_job(client, keys, a_job(keys, "b", steps="5"), 1.0) == first
-
-
-def test_a_config_that_differs_is_refused_with_keys_hosts_and_both_values(
-    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
-) -> None:
-    claim_job(client, keys, a_job(keys, "a", "L", **{"train.steps": "5", "train.seed": "1"}), 1.0)
-    member(a_host())
-    mine = replace(a_job(keys, "b", "L", **{"train.steps": "6", "train.seed": "1"}), num_workers=4)
-    with pytest.raises(ConfigError) as error:
-        claim_job(client, keys, mine, 1.0)
-    first, second = error.value.problems
-    assert first.startswith(f"train.steps: b has 6, but a, the first host of job '{keys.job}', has 5; ")
-    assert second.startswith("--nproc-per-node: b was started with num_workers=4, a with 2; ")
-
-
-def test_relative_run_directories_that_begin_elsewhere_are_refused(
-    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
-) -> None:
-    claim_job(client, keys, replace(a_job(keys, "a", "L"), run_directory="/one/runs/j"), 1.0)
-    member(a_host())
-    with pytest.raises(ConfigError, match="run_directory: b writes to /two/runs/j, a to /one/runs/j: it begins where"):
-        claim_job(client, keys, replace(a_job(keys, "b", "L"), run_directory="/two/runs/j"), 1.0)
-
-
-def test_another_launch_of_a_running_job_is_refused(
-    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
-) -> None:
-    claim_job(client, keys, a_job(keys, "a", "first"), 1.0)
-    member(a_host())
-    with pytest.raises(ConfigError, match=r"b cannot launch it: another launch .* is running \(begun by a, .*hosts a;"):
-        claim_job(client, keys, a_job(keys, "b", "second"), 1.0)
-
-
-def test_a_host_that_lives_is_proof_enough_that_its_launch_runs(
-    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
-) -> None:
-    claim_job(client, keys, a_job(keys, "a", "first"), 1.0)
-    liveness = LivenessPort("1", "127.0.0.1")
-    try:
-        member(a_host(liveness_port=liveness.port))
-        began = time.monotonic()
-        with pytest.raises(ConfigError, match="another launch of this name is running"):
-            claim_job(client, keys, a_job(keys, "b", "second"), 60.0)
-    finally:
-        liveness.close()
-    assert time.monotonic() - began < 30.0
-
-
-def test_the_name_of_a_launch_that_was_killed_is_free_when_its_leases_are_over(
-    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
-) -> None:
-    claim_job(client, keys, a_job(keys, "a", "first", steps="5"), 1.0)
-    killed = member(a_host())
-    over = threading.Timer(0.5, killed.close)
-    over.start()
-    again = claim_job(client, keys, a_job(keys, "b", "second", steps="6"), 20.0)
-    over.join()
-    assert (again.launch_id, again.config) == ("second", {"steps": "6"})
-
-
-@pytest.mark.parametrize("is_registered", [True, False])
-def test_a_host_without_a_launch_id_joins_no_launch_whose_hosts_are_all_dead(
-    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership], is_registered: bool
-) -> None:
-    """Their leases may last for a while: nobody answers on the port of a host that was killed."""
-    first = claim_job(client, keys, a_job(keys, "a", steps="5"), 1.0)
-    client.put(keys.round(1), encode(Round(1, 0, (), "127.0.0.1", 1, "r", "d", 0.0)))
-    over = threading.Event()
-    if is_registered:
-        (port,) = free_ports(1)
-        killed = member(a_host(liveness_port=port))
-        timer = threading.Timer(0.5, lambda: (over.set(), killed.close()))
-        timer.start()
-    again = claim_job(client, keys, a_job(keys, "b", steps="5"), DEADLINE_S)
-    assert over.is_set() is is_registered
-    assert again.launch_id not in ("", first.launch_id)
-    assert again.lost_launch is not None
-    assert again.lost_launch.launch_id == first.launch_id
-    # the second host of the same launch finds it
-    assert claim_job(client, keys, a_job(keys, "c", steps="5"), DEADLINE_S) == again
-
-
-def test_a_host_without_a_launch_id_joins_a_launch_of_which_one_lives(
-    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
-) -> None:
-    first = claim_job(client, keys, a_job(keys, "a", steps="5"), 1.0)
-    client.put(keys.round(1), encode(Round(1, 0, (), "127.0.0.1", 1, "r", "d", 0.0)))
-    liveness = LivenessPort("1", "127.0.0.1")
-    try:
-        member(a_host(liveness_port=liveness.port))
-        assert claim_job(client, keys, a_job(keys, "b", steps="5"), DEADLINE_S) == first
-    finally:
-        liveness.close()
-
-
-def test_a_job_that_ended_can_be_launched_again_and_numbers_go_on(client: EtcdClient, keys: JobKeys) -> None:
-    claim_job(client, keys, a_job(keys, "a", "first", steps="5"), 1.0)
-    client.put(keys.round(1), encode(Round(1, 0, (), "127.0.0.1", 1, "r", "d", 0.0)))
-    client.put(keys.end, encode(JobEnd(75, "asked", 0.0)))
-    client.put(keys.request("old"), b"{}")
-    again = claim_job(client, keys, a_job(keys, "a", "second", steps="6"), 1.0)
-    assert again.config == {"steps": "6"}
-    view = read_job(client, keys)
-    assert (view.end, view.record) == (None, again)
-    assert client.get(keys.request("old")) is None
-    assert client.get(keys.round(1)) is not None
-
-
-def test_hosts_of_a_launch_that_ended_are_waited_for(
-    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
-) -> None:
-    claim_job(client, keys, a_job(keys, "a", "first"), 1.0)
-    one = member(a_host())
-    client.put(keys.end, encode(JobEnd(0, "done", 0.0)))
-    with pytest.raises(ConfigError, match="has ended, but its hosts have not left"):
-        claim_job(client, keys, a_job(keys, "a", "second"), 0.3)
-    late = threading.Timer(0.3, one.close)
-    late.start()
-    assert claim_job(client, keys, a_job(keys, "a", "second"), DEADLINE_S).launch_id == "second"
-    late.join()
-
-
-def test_a_late_host_of_a_launch_that_ended_hears_of_the_end(
-    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
-) -> None:
-    first = claim_job(client, keys, a_job(keys, "a", "L"), 1.0)
-    member(a_host())
-    client.put(keys.end, encode(JobEnd(0, "done", 0.0)))
-    assert claim_job(client, keys, a_job(keys, "b", "L"), 1.0) == first
-    assert read_job(client, keys).end is not None
-
-
 def test_what_somebody_left_among_the_hosts_keeps_nobody_out(client: EtcdClient, keys: JobKeys) -> None:
     client.put(keys.host("junk"), b"{")
     first = claim_job(client, keys, a_job(keys, "a", "L"), 1.0)
@@ -500,29 +307,6 @@ def test_what_somebody_left_among_the_hosts_keeps_nobody_out(client: EtcdClient,
 def test_a_thousand_hosts_that_start_do_not_read_a_thousand_hosts_each(client: EtcdClient, keys: JobKeys) -> None:
     client.txn([], [Put(keys.host(f"h{number}"), encode(a_host(f"h{number}"))) for number in range(70)])
     assert len(read_job(client, keys).hosts) == 64
-
-
-def test_of_two_launches_at_once_one_gets_the_name(client: EtcdClient, keys: JobKeys) -> None:
-    records: list[JobRecord | ConfigError] = []
-    memberships: list[Membership] = []
-
-    def launch(host: str) -> None:
-        try:
-            records.append(claim_job(client, keys, a_job(keys, host, f"launch of {host}"), 1.0))
-            membership = Membership(client, keys, TIMES)
-            membership.register(a_host(host))
-            memberships.append(membership)
-        except ConfigError as error:
-            records.append(error)
-
-    threads = [threading.Thread(target=launch, args=(host,)) for host in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert sorted(type(record).__name__ for record in records) == ["ConfigError", "JobRecord"]
-    for membership in memberships:
-        membership.close()
 
 
 def test_wrong_credentials_and_an_unreachable_etcd_are_named(tmp_path: Path, keys: JobKeys) -> None:

@@ -19,7 +19,8 @@ from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Halt, RoundDeadlines
 from megatrain_launcher.driver.judging import stopping_of
 from megatrain_launcher.driver.policy import Policy
-from tests.helpers.simulated_job import KEYS, quiet
+from tests.helpers.simulated_etcd import KEYS
+from tests.helpers.simulated_job import quiet
 from tests.helpers.timed_job import TimedHost, TimedJob
 
 NUM_HOSTS = 4

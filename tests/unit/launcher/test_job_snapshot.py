@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-
-import pytest
 
 from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.trouble import Trouble
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
 from megatrain.jobs.snapshot import DecodedRecords, read_job
-from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_incident, make_round, make_snapshot
 from tests.helpers.written_job import fill
-
-
-@pytest.fixture
-def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
-    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
-        yield one
-
-
-@pytest.fixture
-def keys(client: EtcdClient) -> Iterator[JobKeys]:
-    found = JobKeys("snapshot")
-    yield found
-    client.delete(KeyRange.prefix(found.prefix))
 
 
 def test_what_was_written_is_read_at_one_revision(client: EtcdClient, keys: JobKeys) -> None:

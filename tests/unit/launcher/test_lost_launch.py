@@ -21,7 +21,7 @@ from megatrain_launcher.executor.lost_launch import Sign, look_back, lost_launch
 from tests.helpers.driver_story import begin, go_on, incidents
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_record
-from tests.helpers.simulated_job import KEYS
+from tests.helpers.simulated_etcd import KEYS
 
 RECORD = make_record(first_host="host-0", created_unix_s=1000.0)
 LAUNCHED = Sign(1000.0, "it was launched by host-0")

@@ -88,12 +88,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_mark, "_TRY_S", 0.01)
 
 
-@pytest.fixture
-def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
-    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
-        yield one
-
-
 def test_the_driver_s_host_runs_them_until_another_host_is_elected(client: EtcdClient) -> None:
     with keeping(client) as kept:
         assert kept.programs.begun == 0

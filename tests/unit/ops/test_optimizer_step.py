@@ -2,106 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from megatrain.ops.optimizer_step import adamw_, lamb_apply_, lamb_direction_
-from tests.helpers.kernels import UNDER_TEST, draw, on_device
+from megatrain.ops.optimizer_step import lamb_apply_
+from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.operator_contract import assert_contract, assert_identical, assert_refused, misaligned, with_gaps
-
-OPS = torch.ops.megatrain
-BETAS: dict[str, Any] = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
-# Lengths of the runs, the last one padding. Single elements; borders inside packs; runs of which the share has nothing,
-# at either end and between; one run over many tiles; many runs in one tile; full packs and none.
-LAYOUTS: dict[str, list[int]] = {
-    "one": [1, 0],
-    "seven": [7, 0],
-    "123": [0, 100, 3, 0, 15, 5],
-    "8191": [8190, 1, 0],
-    "long": [20480, 0],
-    "packs": [0, 8192, 4096, 128, 0, 0, 8188, 4, 9000, 1, 1, 2, 900, 46],
-    "short": [*(1 + number % 5 for number in range(300)), 33],
-}
-
-
-@dataclass
-class Share:
-    """What an update treats, with every other run decayed."""
-
-    master: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    run_borders: Tensor
-    is_decayed: Tensor
-    published: Tensor | None = None
-
-    @property
-    def runs(self) -> list[slice]:
-        borders = self.run_borders.tolist()
-        return [slice(start, stop) for start, stop in pairwise(borders)]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [one for one in (self.master, self.exp_avg, self.exp_avg_sq, self.published) if one is not None]
-
-    def copy(self) -> Share:
-        published = None if self.published is None else self.published.clone()
-        state = (one.clone() for one in (self.master, self.exp_avg, self.exp_avg_sq))
-        return Share(*state, self.run_borders, self.is_decayed, published)
-
-    def part(self, start: int, stop: int) -> Share:
-        borders = (self.run_borders.clamp(start, stop) - start).contiguous()
-        flat = [one[start:stop] for one in self.tensors]
-        return Share(*flat[:3], borders, self.is_decayed, *flat[3:])
-
-    def adamw(self, grad: Tensor, **changes: Any) -> None:
-        settings = BETAS | {"lr": 0.1, "weight_decay": 0.1, "num_updates": 3, "gradient_scale": 0.7} | changes
-        adamw_(
-            grad,
-            self.master,
-            self.exp_avg,
-            self.exp_avg_sq,
-            self.published,
-            self.run_borders,
-            self.is_decayed,
-            **settings,
-        )
-
-    def lamb_direction(self, grad: Tensor, **changes: Any) -> Tensor:
-        settings = BETAS | {"weight_decay": 0.1, "num_updates": 3, "gradient_scale": 0.7} | changes
-        return lamb_direction_(
-            grad, self.master, self.exp_avg, self.exp_avg_sq, self.run_borders, self.is_decayed, **settings
-        )
-
-
-def make_share(lengths: Sequence[int], dtype: torch.dtype = torch.float64, *, is_published: bool = False) -> Share:
-    """Return a share in the middle of training. Padding is drawn too: nothing may treat it as a decayed run."""
-    master, exp_avg, spread = (draw(sum(lengths), dtype=dtype, seed=seed) for seed in range(3))
-    borders = torch.tensor([0, *accumulate(lengths[:-1])])
-    is_decayed = torch.arange(len(lengths) - 1) % 2 == 0
-    published = torch.full_like(master, 9.0, dtype=torch.bfloat16) if is_published else None
-    return Share(master, exp_avg, spread.square(), on_device(borders), on_device(is_decayed), published)
-
-
-def start_share(lengths: Sequence[int], dtype: torch.dtype) -> Share:
-    share = make_share(lengths, dtype)
-    share.exp_avg.zero_()
-    share.exp_avg_sq.zero_()
-    return share
-
-
-def decay_of_elements(share: Share) -> Tensor:
-    """Return 1 where an element is decayed, in fp64."""
-    mask = torch.zeros_like(share.master, dtype=torch.float64)
-    for run, decays in zip(share.runs, share.is_decayed.tolist(), strict=True):
-        mask[run] = float(decays)
-    return mask
+from tests.helpers.optimizer_shares import (
+    LAYOUTS,
+    OPS,
+    Share,
+    decay_of_elements,
+    lamb_update,
+    make_share,
+    start_share,
+)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-5)])
@@ -178,12 +96,6 @@ def test_what_is_published_is_the_master_rounded(layout: str) -> None:
         assert published.published is not None
         assert torch.equal(published.published, published.master.bfloat16())
         assert_identical(published.tensors[:3], plain.tensors)
-
-
-def lamb_update(share: Share, grad: Tensor) -> None:
-    share.lamb_direction(grad)
-    ratios = draw(share.is_decayed.numel(), seed=9).exp()
-    lamb_apply_(grad, share.master, share.published, share.run_borders, ratios, lr=0.05)
 
 
 @pytest.mark.parametrize("layout", ["123", "packs"])

@@ -15,7 +15,6 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs.assessment import assess
 from megatrain.jobs.documents import status_document
 from megatrain.jobs.health import HealthLevel
@@ -35,12 +34,6 @@ WAITING = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person: host-2
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
     with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
         yield servers
-
-
-@pytest.fixture
-def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
-    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
-        yield one
 
 
 def test_status_shows_what_waits() -> None:

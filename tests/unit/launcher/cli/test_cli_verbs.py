@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import io
-import itertools
 import json
-import os
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from megatrain.cli import main
 from megatrain.commands.job_place import add_job, list_jobs, opened_job
-from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
@@ -33,7 +27,6 @@ from megatrain.coordination.wire import KeyRange, Range
 from megatrain.jobs.asking import make_request, news_of
 from megatrain.jobs.snapshot import read_job
 from megatrain_launcher.commands.asking import wait_for_answer
-from megatrain_launcher.commands.live_view import LiveView
 from megatrain_launcher.commands.status import StatusCode
 from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.answering_driver import AnsweringDriver, Said, answer
@@ -42,61 +35,14 @@ from tests.helpers.launched_job import make_cordon, make_failure, make_incident,
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 from tests.helpers.written_job import fill
-
-_numbers = itertools.count()
-Run = Callable[..., Any]
+from tests.unit.launcher.cli.conftest import Run
 
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    """One of its own: a test here leaves it without room."""
     with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
         yield servers
-
-
-@pytest.fixture
-def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
-    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
-        yield one
-
-
-@pytest.fixture
-def keys(client: EtcdClient) -> Iterator[JobKeys]:
-    """The keys of a job that is no other test's, filled by `fill`."""
-    found = JobKeys(f"demo-{next(_numbers)}")
-    yield found
-    client.delete(KeyRange.prefix(found.prefix))
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("etcd ")]
-    assert not left
-
-
-@pytest.fixture
-def run(tmp_path: Path, etcd: EtcdServers, keys: JobKeys, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run directory, runs/demo below the working directory, which says where etcd is."""
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "runs" / "demo" / "coordination" / "endpoint"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"endpoints": etcd.urls, "job": keys.job}))
-    return path.parent.parent
-
-
-@pytest.fixture
-def megatrain(capfd: pytest.CaptureFixture[str], run: Path) -> Run:
-    """Run a command line; return its output, parsed where it is JSON. What it said beside that: `notes`."""
-
-    def call(*words: object, code: int = 0) -> Any:
-        capfd.readouterr()
-        found = main([str(word) for word in words])
-        captured = capfd.readouterr()
-        assert found == code, captured.err
-        call.notes = captured.err  # type: ignore[attr-defined]
-        return json.loads(captured.out) if "--json" in words and captured.out else captured.out
-
-    return call
 
 
 def test_an_earlier_launch_is_told_apart(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
@@ -361,148 +307,6 @@ def _accept(client: EtcdClient, keys: JobKeys, request: JobRequest) -> None:
     wait_until(lambda: client.get(key) is not None, "the request", 10)
     client.put(keys.answer(request.request_id), encode(answer(request, "saving", is_done=False)))
     wait_until(lambda: (item := client.get(key)) is not None and item.lease_id == 0, "the asker", 10)
-
-
-def make_report(host: str, outcome: CheckOutcome) -> CheckReport:
-    results = (CheckResult("disk", CheckOutcome.PASSED, "80 GB free", 0.1),
-               CheckResult("matmul", outcome, "2.1 x its own median", 0.5, 2.1, "x"))  # fmt: skip
-    return CheckReport(host, "s", time.time(), results)
-
-
-def test_checks_are_gathered(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
-    fill(client, keys, has_driver=False)
-
-    def reply(request: JobRequest) -> list[Said]:
-        hosts = [request.host] if request.host else ["host-1", "host-2", "host-3"]
-        outcomes = {"host-2": CheckOutcome.FAILED, "host-3": CheckOutcome.WARNING}
-        reports = [make_report(host, outcomes.get(host, CheckOutcome.PASSED)) for host in hosts]
-        return [answer(request, "sent", is_done=False), *reports, answer(request, "checked")]
-
-    with AnsweringDriver(client, keys, reply):
-        assert megatrain("host", "check", "--host", "host-1") == "host-1: fit: 2 passed\nchecked\n"
-        text = megatrain("host", "check", code=1)
-        assert text == (
-            "host-1: fit: 2 passed\nhost-2: NOT FIT: 1 passed, 1 failed\n  matmul  failed  2.1 x its own median\n"
-            "host-3: fit: 1 passed, 1 warning\n  matmul  warning  2.1 x its own median\n"
-            "checked\n"
-        )
-        found = megatrain("host", "check", "--host", "host-3", "--json")
-    assert (found["is_fit"], found["missing"], found["reports"][0]["host"]) == (True, [], "host-3")
-
-
-@pytest.mark.parametrize("is_good", [True, False])
-def test_pairs_of_hosts_are_part_of_their_reports(
-    client: EtcdClient, keys: JobKeys, megatrain: Run, is_good: bool
-) -> None:
-    fill(client, keys, has_driver=False)
-
-    def met(host: str, partner: str) -> CheckReport:
-        outcome = CheckOutcome.PASSED if is_good else CheckOutcome.WARNING
-        return CheckReport(host, "s", time.time(), (CheckResult("pair", outcome, "met", 1.0, partner=partner),))
-
-    def reply(request: JobRequest) -> list[Said]:
-        own = [make_report(host, CheckOutcome.PASSED) for host in ("host-1", "host-2", "host-3")]
-        return [*own, met("host-1", "host-2"), met("host-2", "host-1"), answer(request, "1 pair met")]
-
-    with AnsweringDriver(client, keys, reply):
-        text = megatrain("host", "check", code=0 if is_good else 1)
-    told = "3 passed\n" if is_good else "2 passed, 1 warning\n  pair  warning  met\n"
-    assert text == f"host-1: fit: {told}host-2: fit: {told}host-3: fit: 2 passed\n1 pair met\n"
-
-
-@pytest.mark.parametrize("is_last", [True, False])
-def test_a_host_that_reports_nothing_is_named(client: EtcdClient, keys: JobKeys, megatrain: Run, is_last: bool) -> None:
-    fill(client, keys, has_driver=False)
-
-    def reply(request: JobRequest) -> list[Said]:
-        said: list[Said] = [answer(request, "sent", is_done=False), make_report("host-1", CheckOutcome.PASSED)]
-        return [*said, answer(request, "host-2 left; host-3 left")] if is_last else said
-
-    with AnsweringDriver(client, keys, reply):
-        found = megatrain("host", "check", "--timeout", "0.5", "--json", code=1)
-    assert (found["is_fit"], found["missing"]) == (False, ["host-2", "host-3"])
-    why = "host-2 left; host-3 left" if is_last else f"job '{keys.job}': check was asked for 500 ms ago and accepted"
-    assert f"no report from host-2 and host-3: {why}" in megatrain.notes
-
-
-class _Screen(io.StringIO):
-    def __init__(self, *, is_terminal: bool) -> None:
-        super().__init__()
-        self._is_terminal = is_terminal
-
-    def isatty(self) -> bool:
-        return self._is_terminal
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_watching_draws_changes_until_the_end(client: EtcdClient, keys: JobKeys, is_terminal: bool) -> None:
-    fill(client, keys)
-    screen = _Screen(is_terminal=is_terminal)
-    looks: list[float] = []
-
-    def now() -> float:
-        looks.append(time.time())
-        return looks[-1]
-
-    view = LiveView(client, keys, output=screen, now=now, redraw_s=0.05)
-    thread = threading.Thread(target=view.run, name="etcd view")
-    thread.start()
-    try:
-        wait_until(lambda: "green, training" in screen.getvalue(), "the first picture", 10)
-        num_looks = len(looks)
-        wait_until(lambda: len(looks) > num_looks + 4, "some more looks", 10)
-        client.delete(keys.host("host-2"))
-        wait_until(lambda: "red, training" in screen.getvalue(), "the lost host", 10)
-    finally:
-        client.put(keys.end, encode(JobEnd(0, "all steps are done", time.time())))
-        thread.join()
-    text = screen.getvalue()
-    assert f"{keys.job}: green, finished: all steps are done" in text
-    assert ("\x1b[H" in text) == is_terminal
-    if not is_terminal:
-        assert text.count(f"\n{keys.job}: ") == 3  # a picture for each change, none for a second that passes
-
-
-def test_watching_ends_when_nobody_reads_any_more(client: EtcdClient, keys: JobKeys) -> None:
-    fill(client, keys)
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "w") as output:
-        view = LiveView(client, keys, output=output, redraw_s=0.05)
-        errors: list[BaseException] = []
-
-        def watch() -> None:
-            try:
-                view.run()
-            except BrokenPipeError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=watch, name="etcd view")
-        thread.start()
-        assert os.read(reading, 100)
-        os.close(reading)  # as `head` does, and nothing changes from now on
-        thread.join(10)
-        assert not thread.is_alive()
-    assert len(errors) == 1
-
-
-def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:
-    with EtcdServers(tmp_path) as servers:
-        keys = JobKeys("demo")
-        with EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.4)) as client:
-            fill(client, keys)
-            screen = _Screen(is_terminal=False)
-            thread = threading.Thread(target=LiveView(client, keys, output=screen, redraw_s=0.2).run, name="etcd view")
-            thread.start()
-            wait_until(lambda: "green, training" in screen.getvalue(), "the first picture", 10)
-            member = servers.members[0]
-            member.kill()
-            wait_until(lambda: "etcd does not answer; this is what was known" in screen.getvalue(), "a word", 10)
-            member.start()
-            servers.wait_ready()
-            client.put(keys.end, encode(JobEnd(0, "all steps are done", time.time())))
-            thread.join(20)
-            assert not thread.is_alive()
-    assert "finished: all steps are done" in screen.getvalue()
 
 
 def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:

@@ -1,0 +1,155 @@
+"""Figures of the GPU benchmark, without a GPU: each is on disk when found, and one that fails leaves the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu_operator_stages, gpu_stage
+from benchmarks.gpu_operator_cases import Case, compiled
+from benchmarks.gpu_operator_stages import operation
+from benchmarks.gpu_record import Record, beside, markdown
+from benchmarks.gpu_stage import BrokenDeviceError, described, fill
+
+
+def raises(error: Exception) -> Callable[[], Any]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
+def test_every_figure_is_on_disk_when_it_is_found(record: Record, tmp_path: Path) -> None:
+    record.stage("Ceilings").change(found={"copy, TB/s": 4.2})
+    operations = record.stage("Memory-bound operations")
+    row = operations.row(operation="rms_norm")
+    row["ours, us"] = 50.0
+    operations.row(operation="swiglu")["eager, us"] = "ValueError: no"
+    operations.fail("swiglu is wrong")
+    record.stage("Whole steps").change(note="not reached: the time was up")
+
+    again = Record.read(tmp_path)
+    assert again.document == json.loads((tmp_path / "gpu.json").read_text()) == record.document
+    assert again.stage("Memory-bound operations").row(operation="rms_norm") == row
+    page = (tmp_path / "gpu.md").read_text()
+    assert page == markdown(record.document)
+    assert "- copy, TB/s: 4.2" in page
+    assert "| operation | ours, us | eager, us |" in page
+    assert "| swiglu |  | ValueError: no |" in page
+    assert "    swiglu is wrong" in page
+    assert "not reached: the time was up" in page
+
+
+def test_sides_are_compared_with_one_of_them_and_a_side_that_broke_stays_in_the_table() -> None:
+    rows: list[dict[str, Any]] = [
+        {"side": "a", "layers": 9, "seconds": "out of memory"},
+        {"side": "a", "layers": 8, "seconds": 2.0},
+        {"side": "b", "layers": 8, "seconds": 3.0},
+        {"side": "b", "layers": 9, "seconds": 3.0},
+        {"side": "c", "layers": 8},
+    ]
+    beside(rows, "seconds", "a")
+
+    assert [row["seconds / a"] for row in rows] == ["", 1.0, 1.5, "", ""]
+
+
+@pytest.mark.usefixtures("_usable")
+def test_a_figure_that_fails_is_said_in_its_place(record: Record, tmp_path: Path) -> None:
+    stage = record.stage("Some")
+    row = stage.row(operation="x")
+    fill(stage, row, "eager, us", raises(ValueError("no such | thing\nat all")), is_ours=False)
+    fill(stage, row, "empty, us", raises(AssertionError()), is_ours=False)
+    assert not stage.content["failed"]
+    fill(stage, row, "ours, us", raises(ValueError("wrong")), is_ours=True)
+    fill(stage, row, "seconds", lambda: {"seconds": 2.0, "mfu": 0.5}, is_ours=True)
+    fill(stage, row, "large, us", raises(torch.OutOfMemoryError("CUDA out of memory. Tried")), is_ours=True)
+
+    assert Record.read(tmp_path).stage("Some").content["found"] == [
+        {
+            "operation": "x",
+            "eager, us": "ValueError: no such / thing",
+            "empty, us": "AssertionError: ",
+            "ours, us": "ValueError: wrong",
+            "seconds": 2.0,
+            "mfu": 0.5,
+            "large, us": "out of memory: CUDA out of memory. Tried",
+        }
+    ]
+    assert Record.read(tmp_path).stage("Some").content["failed"] == ["x, ours, us: ValueError: wrong"]
+
+
+def test_too_little_memory_is_seen_inside_another_error() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError("backend failed") from torch.OutOfMemoryError("CUDA out of memory")
+    assert described(caught.value) == "out of memory: backend failed"
+    assert described(RuntimeError("backend failed")) == "RuntimeError: backend failed"
+
+
+def test_an_error_that_the_gpu_does_not_survive_ends_the_process_once(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_stage, "is_device_usable", lambda: False)
+    monkeypatch.setattr(gpu_stage, "release", lambda: None)
+    stage = record.stage("Some")
+    row = stage.row(operation="x")
+    with pytest.raises(BrokenDeviceError, match="illegal"):
+        fill(stage, row, "ours, us", raises(RuntimeError("illegal access")), is_ours=True)
+    fill(stage, row, "ours, us", raises(RuntimeError("never called")), is_ours=True)
+
+    assert row == {"operation": "x", "ours, us": "RuntimeError: illegal access"}
+
+
+@pytest.mark.usefixtures("_usable")
+def test_one_side_of_an_operation_that_fails_leaves_the_others(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds_of(work: Callable[[], float]) -> float:
+        return work()
+
+    def theirs(wrap: Callable[[Any], Any]) -> Callable[[], float]:
+        if wrap is compiled:
+            raise ValueError("cannot be compiled")
+        return lambda: 4e-6
+
+    monkeypatch.setattr("benchmarks.gpu_operator_stages.seconds_of", seconds_of)
+    stage = record.stage("Some")
+    operation(stage, Case("x", 2000, lambda: lambda: 2e-6, theirs), bandwidth=2e9)
+    operation(
+        stage, Case("y", 2000, raises(ValueError("wrong")), theirs, why_not_compiled="one kernel"), bandwidth=None
+    )
+
+    x, y = stage.content["found"]
+    assert x == {
+        "operation": "x",
+        "ours, us": pytest.approx(2.0),
+        "of copy bandwidth": pytest.approx(0.5),
+        "eager, us": pytest.approx(4.0),
+        "compiled, us": "ValueError: cannot be compiled",
+        "eager / ours": pytest.approx(2.0),
+        "compiled / ours": "",
+    }
+    assert (y["ours, us"], y["eager, us"], y["compiled, us"]) == (
+        "ValueError: wrong",
+        pytest.approx(4.0),
+        "one kernel",
+    )
+    assert stage.content["failed"] == ["y, ours, us: ValueError: wrong"]
+
+
+@pytest.mark.usefixtures("_usable")
+def test_a_way_to_add_that_torch_does_not_have_leaves_the_others(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = {"ours": lambda: lambda: 2.0, "rounded": raises(TypeError("out_dtype")), "alone": lambda: lambda: 1.0}
+    monkeypatch.setattr(gpu_operator_stages, "seconds_of", lambda work: work())
+    monkeypatch.setattr(gpu_operator_stages, "products", lambda *_: [("qkv", 4 * 10**12, ways)])
+    stage = record.stage("Weights")
+    gpu_operator_stages.weight_gradients(stage)
+
+    assert stage.content["found"] == [
+        {"gradient of": "qkv", "ours, TFLOP/s": 2.0, "rounded, TFLOP/s": "TypeError: out_dtype", "alone, TFLOP/s": 4.0}
+    ]
+    assert not stage.content["failed"]

@@ -1,0 +1,265 @@
+"""The rules between sizes of the layout, the batch and the world: each message names sizes that would do."""
+
+from __future__ import annotations
+
+import pytest
+
+# What is set, and the whole of the one message that follows. The place is that of the first key that somebody wrote.
+CASES = {
+    "tp and heads": (
+        ["--parallel.tp_size=8", "--model.seq_len=128"],
+        "parallel.tp_size=8 must divide model.num_heads=20; use 1, 2 or 4 (--parallel.tp_size on the command line)",
+    ),
+    "tp and key-value heads": (
+        ["--parallel.tp_size=4", "--model.num_kv_heads=10"],
+        "parallel.tp_size=4 must divide model.num_kv_heads=10; use 1 or 2 (--parallel.tp_size on the command line)",
+    ),
+    "tp and feed-forward": (
+        ["--parallel.tp_size=4", "--model.ffn_size=414"],
+        "parallel.tp_size=4 must divide model.ffn_size=414; use 1 or 2 (--parallel.tp_size on the command line)",
+    ),
+    "tp and vocabulary": (
+        ["--parallel.tp_size=4", "--model.vocab_multiple=2"],
+        None,
+    ),
+    "tp and odd vocabulary": (
+        ["--parallel.tp_size=4", "--model.vocab_size=1001", "--model.vocab_multiple=1"],
+        (
+            "parallel.tp_size=4 must divide the padded vocabulary of 1001 (model.vocab_size=1001 rounded up to "
+            "model.vocab_multiple=1); use 1, or model.vocab_multiple=4 (--parallel.tp_size on the command line)"
+        ),
+    ),
+    "tp and sequence": (
+        ["--parallel.tp_size=4", "--model.seq_len=62"],
+        (
+            "parallel.tp_size=4 must divide model.seq_len=62 (sequence parallelism); use 1 or 2 "
+            "(--parallel.tp_size on the command line)"
+        ),
+    ),
+    "layers and stages": (
+        ["--parallel.pp_size=3"],
+        (
+            "model.num_layers=8 must be divisible by parallel.pp_size * parallel.num_chunks = 3 * 1 = 3; use "
+            "num_layers=6 or 9, or pp_size and num_chunks whose product is 1, 2, 4 or 8 (small.toml:5)"
+        ),
+    ),
+    "layers and chunks": (
+        ["--parallel.pp_size=2", "--parallel.num_chunks=3", "--parallel.schedule=interleaved"],
+        (
+            "model.num_layers=8 must be divisible by parallel.pp_size * parallel.num_chunks = 2 * 3 = 6; use "
+            "num_layers=6 or 12, or pp_size and num_chunks whose product is 1, 2, 4 or 8 (small.toml:5)"
+        ),
+    ),
+    "more stages than layers": (
+        ["--parallel.pp_size=16"],
+        (
+            "model.num_layers=8 must be divisible by parallel.pp_size * parallel.num_chunks = 16 * 1 = 16; use "
+            "num_layers=16, or pp_size and num_chunks whose product is 1, 2, 4 or 8 (small.toml:5)"
+        ),
+    ),
+    "chunks without interleaving": (
+        ["--parallel.pp_size=2", "--parallel.num_chunks=2"],
+        (
+            'parallel.num_chunks=2 needs parallel.schedule="interleaved", found "1f1b"; use schedule="interleaved" or '
+            "num_chunks=1 (--parallel.num_chunks on the command line)"
+        ),
+    ),
+    "interleaving without chunks": (
+        ["--parallel.pp_size=2", "--parallel.schedule=interleaved"],
+        (
+            'parallel.schedule="interleaved" needs parallel.num_chunks of at least 2, found 1; use num_chunks=2 or '
+            'schedule="1f1b" (--parallel.schedule on the command line)'
+        ),
+    ),
+    "chunks on one stage": (["--parallel.num_chunks=2", "--parallel.schedule=interleaved"], None),
+    "chunks on one stage that write one gradient": (
+        ["--parallel.num_chunks=2", "--parallel.schedule=interleaved", "--parallel.zero_stage=2"],
+        (
+            "parallel.zero_stage=2 keeps whole gradients of one chunk at a time; with model.has_tied_head=true and "
+            "parallel.num_chunks=2 on one stage, two chunks write one gradient; use zero_stage=1, num_chunks=1 or "
+            "has_tied_head=false (--parallel.zero_stage on the command line)"
+        ),
+    ),
+    "bf16 gradients": (
+        ["--parallel.grad_reduce_dtype=bf16", "--train.precision=fp32"],
+        (
+            'parallel.grad_reduce_dtype="bf16" needs train.precision="bf16", found "fp32"; use '
+            'grad_reduce_dtype="fp32" or precision="bf16" (--parallel.grad_reduce_dtype on the command line)'
+        ),
+    ),
+    "batch and micro-batch": (
+        ["--batch.micro_batch_size=5"],
+        "batch.global_batch_size=48 must be divisible by batch.micro_batch_size=5; use 45 or 50 (small.toml:9)",
+    ),
+    "batch and replicas": (
+        ["--batch.micro_batch_size=4", "--parallel.dp_size=5"],
+        (
+            "batch.global_batch_size=48 must be divisible by batch.micro_batch_size * dp_size = 4 * 5 = 20; use 40 or "
+            "60 (small.toml:9)"
+        ),
+    ),
+    "ramp-up without increment": (
+        ["--batch.rampup_start=16", "--batch.rampup_samples=100"],
+        (
+            "batch.rampup_start=16 needs batch.rampup_increment of at least 1, found 0; set rampup_increment, or use "
+            "rampup_start=0 for no ramp-up (--batch.rampup_start on the command line)"
+        ),
+    ),
+    "ramp-up without start": (
+        ["--batch.rampup_samples=100"],
+        (
+            "batch.rampup_samples=100 does nothing with batch.rampup_start=0; set rampup_start or use rampup_samples=0 "
+            "(--batch.rampup_samples on the command line)"
+        ),
+    ),
+    "ramp-up from the top": (
+        ["--batch.rampup_start=48", "--batch.rampup_increment=8", "--batch.rampup_samples=100"],
+        (
+            "batch.rampup_start=48 must be less than batch.global_batch_size=48; use a smaller start, or 0 for no "
+            "ramp-up (--batch.rampup_start on the command line)"
+        ),
+    ),
+    "ramp-up that misses the top": (
+        ["--batch.rampup_start=16", "--batch.rampup_increment=12", "--batch.rampup_samples=100"],
+        (
+            "batch.rampup_increment=12 must divide global_batch_size - rampup_start = 48 - 16 = 32; use "
+            "rampup_start=24 or global_batch_size=52 (--batch.rampup_increment on the command line)"
+        ),
+    ),
+    "uneven level of the ramp-up": (
+        [
+            "--batch.rampup_start=8",
+            "--batch.rampup_increment=10",
+            "--batch.rampup_samples=100",
+            "--batch.micro_batch_size=4",
+        ],
+        (
+            "batch.rampup_start=8 with batch.rampup_increment=10 reaches a global batch of 18, which must be "
+            "divisible by batch.micro_batch_size=4; use multiples of 4 for both (--batch.rampup_start on the command "
+            "line)"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "expected"), CASES.values(), ids=CASES.keys())
+def test_rule_of_the_layout(problems_of, overrides: list[str], expected: str | None) -> None:
+    assert problems_of(*overrides) == (() if expected is None else (expected,))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world_size", "expected"),
+    [
+        ((2, 2, 2), 8, None),
+        ((2, 2, 0), 8, None),
+        (
+            (2, 2, 2),
+            6,
+            (
+                "parallel.tp_size * pp_size * dp_size = 2 * 2 * 2 = 8 must equal the world size of 6 processes; start "
+                "8 processes, or use tp_size and pp_size whose product is 1, 2, 3 or 6"
+            ),
+        ),
+        (
+            (2, 2, 2),
+            12,
+            (
+                "parallel.tp_size * pp_size * dp_size = 2 * 2 * 2 = 8 must equal the world size of 12 processes; "
+                "start 8 processes, or set dp_size=3, or 0 to have it follow the world size"
+            ),
+        ),
+        (
+            (2, 2, 0),
+            6,
+            (
+                "parallel.tp_size * pp_size = 2 * 2 = 4 must divide the world size of 6 processes; start 4 or 8 "
+                "processes, or use tp_size and pp_size whose product is 1, 2, 3 or 6"
+            ),
+        ),
+    ],
+)
+def test_world_size(problems_of, sizes: tuple[int, int, int], world_size: int, expected: str | None) -> None:
+    tp_size, pp_size, dp_size = sizes
+    overrides = [f"--parallel.tp_size={tp_size}", f"--parallel.pp_size={pp_size}", f"--parallel.dp_size={dp_size}"]
+    found = problems_of(*overrides, world_size=world_size)
+
+    place = " (--parallel.dp_size on the command line)" if dp_size else " (--parallel.tp_size on the command line)"
+    assert found == (() if expected is None else (expected + place,))
+
+
+def test_world_size_decides_an_open_dp_size(problems_of) -> None:
+    assert problems_of("--batch.micro_batch_size=4") == ()
+    (problem,) = problems_of("--batch.micro_batch_size=4", world_size=5)
+    assert "divisible by batch.micro_batch_size * dp_size = 4 * 5 = 20; use 40 or 60 (small.toml:9)" in problem
+
+
+@pytest.mark.parametrize("wrong", ["--parallel.dp_size=many", "--parallel.tp_size=many", "--parallel.pp_size=many"])
+def test_batch_is_checked_as_far_as_the_layout_is_known(problems_of, wrong: str) -> None:
+    problems = problems_of(wrong, "--batch.micro_batch_size=5", world_size=8)
+    assert [problem.partition(";")[0] for problem in problems[1:]] == [
+        "batch.global_batch_size=48 must be divisible by batch.micro_batch_size=5"
+    ]
+
+
+def test_profiled_rank_beyond_the_world(problems_of) -> None:
+    (problem,) = problems_of("--profile.ranks=[0, 8]", "--profile.num_steps=3", world_size=8)
+    assert problem.startswith(
+        "profile.ranks=[0, 8] must be ranks of this run, found 8 with a world size of 8; use ranks"
+    )
+
+
+INTERLEAVED = ["--parallel.pp_size=4", "--parallel.num_chunks=2", "--parallel.schedule=interleaved"]
+
+
+def test_too_few_micro_batches(problems_of) -> None:
+    assert problems_of(*INTERLEAVED, "--parallel.dp_size=12") == ()
+
+    (problem,) = problems_of(*INTERLEAVED, "--parallel.dp_size=16")
+    assert problem.startswith("batch.global_batch_size=48: num_microbatches=3 ")
+    assert problem.endswith("; the smallest batch that fits is 64 (small.toml:9)")
+
+
+def test_too_few_micro_batches_at_a_level_of_the_ramp_up(problems_of) -> None:
+    rampup = ["--batch.rampup_start=12", "--batch.rampup_increment=12", "--batch.rampup_samples=100"]
+    (problem,) = problems_of(*INTERLEAVED, *rampup, "--parallel.dp_size=4")
+
+    assert problem.startswith("batch.global_batch_size=48 (level 12 of the ramp-up): num_microbatches=3 ")
+    assert "; the smallest batch that fits is 16 (" in problem
+
+
+def test_an_open_dp_size_is_taken_as_the_most_lenient(problems_of) -> None:
+    too_few = "--batch.global_batch_size=2"
+    expected = (
+        "batch.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: num_microbatches=2 "
+        "(batch.global_batch_size / (batch.micro_batch_size * dp_size)) must be at least parallel.pp_size=4 for "
+        "parallel.schedule='interleaved', or every change of chunk stalls the pipeline; raise "
+        "batch.global_batch_size to 4 microbatches or use schedule='1f1b'; the smallest batch that fits is 4 "
+        "(--batch.global_batch_size on the command line)"
+    )
+    assert problems_of(*INTERLEAVED, too_few) == (expected,)
+    assert problems_of(*INTERLEAVED, "--batch.global_batch_size=4") == ()
+
+    # together with other mistakes, and with a dp_size that cannot be used
+    problems = problems_of(*INTERLEAVED, too_few, "--log.interval=0", "--parallel.dp_size=many")
+    assert [problem.partition(" ")[0] for problem in problems] == [
+        'parallel.dp_size="many"',
+        "log.interval=0",
+        "batch.global_batch_size=2",
+    ]
+
+    (problem,) = problems_of(*INTERLEAVED, too_few, "--parallel.dp_size=0", world_size=4)
+    assert problem.startswith("batch.global_batch_size=2: num_microbatches=2 ")
+    assert problems_of(*INTERLEAVED, "--batch.global_batch_size=4", world_size=8) != ()
+
+
+def test_every_tensor_parallel_rule_is_reported_with_sizes_that_satisfy_all(problems_of) -> None:
+    problems = problems_of("--parallel.tp_size=3", "--model.num_kv_heads=4")
+
+    assert [problem.partition(" must divide ")[2].partition(";")[0] for problem in problems] == [
+        "model.num_heads=20",
+        "model.num_kv_heads=4",
+        "model.ffn_size=640",
+        "the padded vocabulary of 1024 (model.vocab_size=1000 rounded up to model.vocab_multiple=128)",
+        "model.seq_len=64 (sequence parallelism)",
+    ]
+    assert all("; use 1, 2 or 4" in problem for problem in problems)

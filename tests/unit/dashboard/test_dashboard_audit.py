@@ -1,0 +1,151 @@
+"""Actions are written down in a chain: what breaks it is told, and two servers write one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.action_log import (
+    ACTIONS_NAME,
+    ActionEntry,
+    ActionTrail,
+    chained,
+    read_actions,
+)
+from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
+from megatrain.contracts.host_verdict import (
+    AuditEntry,
+)
+from megatrain.contracts.record import from_plain, to_plain
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from tests.helpers.action_desk import ADA, BOB, VERDICT, WAITING, Desk, wish
+from tests.helpers.dashboard_server import ask, served
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path / "diagnosis" / ACTIONS_NAME)
+
+
+def test_a_broken_chain_is_told_and_not_mended(desk: Desk) -> None:
+    for number in range(3):
+        desk.take("checkpoint", key=f"key-{number:08d}")
+    good = desk.path.read_bytes()
+    lines = good.splitlines(keepends=True)
+    changed = json.loads(lines[2])
+    changed["user"] = "eve"
+    rehashed = encode_with_hash(changed)
+    broken = {
+        "changed": [*lines[:2], json.dumps(changed).encode() + b"\n", *lines[3:]],
+        "changed with its hash": [*lines[:2], rehashed, *lines[3:]],
+        "the newest changed": [*lines[:-1], lines[-1].replace(b'"ada"', b'"eve"')],
+        "removed": [*lines[:2], *lines[3:]],
+        "the first removed": lines[1:],
+        "swapped": [lines[1], lines[0], *lines[2:]],
+        "damaged": [*lines[:2], lines[2][:40] + b"\n", *lines[3:]],
+        "made up": [*lines[:2], b'{"schema_version": 1, "user": "eve"}\n', *lines[2:]],
+        "no JSON": [*lines[:2], b"\xff\xfe\n", *lines[2:]],
+    }
+    for name, content in broken.items():
+        desk.path.write_bytes(b"".join(content))
+        assert ACTIONS_NAME in read_actions(desk.path).problem, name
+    problem = read_actions(desk.path).problem
+    before = desk.path.read_bytes()
+    desk.desk = desk.opened()
+    desk.take("checkpoint", key="key-after-that")
+    assert desk.path.read_bytes().startswith(before)
+    assert read_actions(desk.path).problem == problem
+    desk.path.write_bytes(good)
+    assert read_actions(desk.path).problem == ""
+
+
+def encode_with_hash(plain: dict[str, Any]) -> bytes:
+    entry = chained(from_plain(ActionEntry, plain, "test"))
+    return json.dumps({"schema_version": 1, **to_plain(entry)}).encode() + b"\n"
+
+
+def test_a_tail_that_was_cut_off_is_told(desk: Desk) -> None:
+    desk.take("checkpoint")
+    desk.take("checkpoint", key="key-00000002")
+    lines = desk.path.read_bytes().splitlines(keepends=True)
+    desk.path.write_bytes(b"".join(lines[:2]))
+    assert "lines were removed" in desk.desk.trail().problem
+    desk.take("checkpoint", key="key-00000003")  # and does not hide what is missing
+    assert "lines were removed" in desk.desk.trail().problem
+
+
+def test_the_page_tells_that_the_newest_lines_are_gone(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    desk = Desk(run.diagnosis / ACTIONS_NAME)
+    with served(tmp_path, DashboardSettings(port=0), desk.desk) as server:
+        desk.take("checkpoint")
+        desk.take("checkpoint", key="key-00000002")
+        assert ask(server.port, "/api/v1/audit").json["chain_problem"] == ""
+        desk.path.write_bytes(b"".join(desk.path.read_bytes().splitlines(keepends=True)[:2]))
+        assert "lines were removed" in ask(server.port, "/api/v1/audit").json["chain_problem"]
+
+
+def test_two_servers_share_limits_and_keys(desk: Desk) -> None:
+    """What the other has written between our look and our own line counts as well."""
+    other = desk.opened()
+    desk.take("checkpoint")
+    blind = ActionDesk(desk.hands, desk.log, clock=lambda: desk.now_s)
+    blind._trail = lambda: ActionTrail()  # type: ignore[method-assign]
+    for number in range(4):
+        other.take(wish("restart", key=f"key-b-{number:08d}"), BOB)
+    for words, told in ((wish("restart", key="key-c-00000001"), "4 an hour"), (wish(key="key-00000001"), "used")):
+        with pytest.raises(RefusalError, match=told):
+            blind.take(words, ADA)
+    assert len(desk.hands.done) == 5
+
+
+def test_after_a_line_that_was_cut_short_begins_another(desk: Desk) -> None:
+    desk.take("checkpoint")
+    with desk.path.open("ab") as file:
+        file.write(b'{"schema_version":1,"stage":"int')
+    desk.desk = desk.opened()
+    assert desk.take("checkpoint", key="key-00000002").is_accepted
+    trail = read_actions(desk.path)
+    assert len(trail.entries) == 4
+    assert trail.problem == f"{ACTIONS_NAME}:3 is damaged"
+
+
+def test_two_servers_write_one_chain(desk: Desk) -> None:
+    other = desk.opened()
+    for number in range(3):
+        desk.take("checkpoint", key=f"key-a-{number:08d}")
+        other.take(wish(key=f"key-b-{number:08d}"), BOB)
+    trail = read_actions(desk.path)
+    assert (len(trail.entries), trail.problem) == (12, "")
+
+
+def test_the_audit_of_people_and_driver_is_one(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.incidents.mkdir()
+    append_to_audit(run.incidents / AUDIT_NAME, AuditEntry(replace(WAITING, by="ops@desk"), VERDICT))
+    desk = Desk(run.diagnosis / ACTIONS_NAME)
+    desk.now_s += 60
+    desk.take("restart")
+    with served(tmp_path, DashboardSettings(port=0)) as server:
+        told = ask(server.port, "/api/v1/audit")
+        assert ask(server.port, "/api/v1/audit", {"If-None-Match": told.headers["etag"]}).status == 304
+        first, second = told.json["entries"]
+        assert (first["source"], first["actor"], first["action"], first["result"]) == (
+            "dashboard",
+            "ada",
+            "restart",
+            "being done",
+        )
+        assert len(first["entry_hash"]) == 64
+        assert (second["source"], second["actor"], second["target"]) == ("driver", "ops@desk", "host-2")
+        assert told.json["chain_problem"] == ""
+        lines = desk.path.read_bytes().splitlines(keepends=True)
+        desk.path.write_bytes(lines[1])
+        assert "does not follow" in ask(server.port, "/api/v1/audit").json["chain_problem"]

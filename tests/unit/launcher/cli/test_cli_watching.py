@@ -1,0 +1,101 @@
+"""`megatrain status --watch`: changes are drawn until the end, on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import JobEnd
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.commands.live_view import LiveView
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.waiting import wait_until
+from tests.helpers.written_job import fill
+
+
+class _Screen(io.StringIO):
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_watching_draws_changes_until_the_end(client: EtcdClient, keys: JobKeys, is_terminal: bool) -> None:
+    fill(client, keys)
+    screen = _Screen(is_terminal=is_terminal)
+    looks: list[float] = []
+
+    def now() -> float:
+        looks.append(time.time())
+        return looks[-1]
+
+    view = LiveView(client, keys, output=screen, now=now, redraw_s=0.05)
+    thread = threading.Thread(target=view.run, name="etcd view")
+    thread.start()
+    try:
+        wait_until(lambda: "green, training" in screen.getvalue(), "the first picture", 10)
+        num_looks = len(looks)
+        wait_until(lambda: len(looks) > num_looks + 4, "some more looks", 10)
+        client.delete(keys.host("host-2"))
+        wait_until(lambda: "red, training" in screen.getvalue(), "the lost host", 10)
+    finally:
+        client.put(keys.end, encode(JobEnd(0, "all steps are done", time.time())))
+        thread.join()
+    text = screen.getvalue()
+    assert f"{keys.job}: green, finished: all steps are done" in text
+    assert ("\x1b[H" in text) == is_terminal
+    if not is_terminal:
+        assert text.count(f"\n{keys.job}: ") == 3  # a picture for each change, none for a second that passes
+
+
+def test_watching_ends_when_nobody_reads_any_more(client: EtcdClient, keys: JobKeys) -> None:
+    fill(client, keys)
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as output:
+        view = LiveView(client, keys, output=output, redraw_s=0.05)
+        errors: list[BaseException] = []
+
+        def watch() -> None:
+            try:
+                view.run()
+            except BrokenPipeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=watch, name="etcd view")
+        thread.start()
+        assert os.read(reading, 100)
+        os.close(reading)  # as `head` does, and nothing changes from now on
+        thread.join(10)
+        assert not thread.is_alive()
+    assert len(errors) == 1
+
+
+def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:
+    with EtcdServers(tmp_path) as servers:
+        keys = JobKeys("demo")
+        with EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.4)) as client:
+            fill(client, keys)
+            screen = _Screen(is_terminal=False)
+            thread = threading.Thread(target=LiveView(client, keys, output=screen, redraw_s=0.2).run, name="etcd view")
+            thread.start()
+            wait_until(lambda: "green, training" in screen.getvalue(), "the first picture", 10)
+            member = servers.members[0]
+            member.kill()
+            wait_until(lambda: "etcd does not answer; this is what was known" in screen.getvalue(), "a word", 10)
+            member.start()
+            servers.wait_ready()
+            client.put(keys.end, encode(JobEnd(0, "all steps are done", time.time())))
+            thread.join(20)
+            assert not thread.is_alive()
+    assert "finished: all steps are done" in screen.getvalue()

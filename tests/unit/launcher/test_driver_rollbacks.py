@@ -1,0 +1,143 @@
+"""Training that went wrong: a verdict on its numbers goes back to before them, a bounded number of times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_verdict import OutcomeKind
+from megatrain.contracts.incident import IncidentKind, IncidentState
+from megatrain.contracts.rounds import Rollback
+from megatrain_launcher.driver.policy import Policy
+from tests.helpers.driver_story import (
+    APPROVAL,
+    DRY_RUN,
+    POLICY,
+    begin,
+    drive,
+    ended,
+    go_on,
+    go_on_until,
+    goes_on,
+    halted,
+    incidents,
+    members,
+)
+from tests.helpers.simulated_job import SimulatedJob
+from tests.helpers.told_verdicts import NUMERICS, declined, outcome_of, tell_verdict
+
+
+def test_bad_numbers_go_back_at_once_without_saving() -> None:
+    job = begin()
+    verdict_id = tell_verdict(job, NUMERICS)
+    drive(job)
+    assert not halted(job, 1).is_saving
+    go_on_until(job, goes_on(job, 2), 5.0)
+    go_on(job, 1.0)
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.action, incident.state) == (
+        IncidentKind.NUMERICS, "rollback", IncidentState.RECOVERED,
+    )  # fmt: skip
+    rollback = Rollback(incident.incident_id, 21, 21, 23)
+    assert (incident.rollback, job.rounds()[2].rollback) == (rollback, rollback)
+    assert members(job, 2) == members(job, 1)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert (outcome.kind, outcome.incident) == (OutcomeKind.ACTED, incident.incident_id)
+    # the round after a failure says it again: the one before may not have come to it
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    go_on_until(job, goes_on(job, 3), 5.0)
+    assert job.rounds()[3].rollback == rollback
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollback_to": None},
+        {"skip_to": None},
+        {"rollback_to": 22},
+        {"skip_to": 20},
+        {"rollback_to": -1, "skip_from": -1},
+        {"skip_to": 21 + 1000},
+        {"skip_to": 10**7},
+    ],
+)
+def test_steps_that_cannot_be_are_declined(changes: dict[str, Any]) -> None:
+    job = begin()
+    assert "go back to" in declined(job, NUMERICS, **changes)
+    go_on(job, 1.0)
+    assert list(job.rounds()) == [1]
+
+
+def roll_back(job: SimulatedJob, number: int) -> None:
+    """Go back from round `number` to the next one."""
+    tell_verdict(job, NUMERICS, round=number)
+    go_on_until(job, goes_on(job, number + 1), 5.0)
+    go_on(job, 1.0)
+
+
+def test_a_job_that_goes_back_too_often_stops_with_the_code_of_its_trouble() -> None:
+    job = begin()
+    roll_back(job, 1)
+    roll_back(job, 2)
+    assert ended(job) is None
+    verdict_id = tell_verdict(job, NUMERICS, round=3)
+    go_on_until(job, lambda: ended(job) is not None, 5.0)
+    end = ended(job)
+    assert end is not None
+    assert end.exit_code == ExitCode.NON_FINITE
+    assert "went back 2 times within an hour already" in end.reason
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.ACTED
+    assert incidents(job)[-1].state is IncidentState.STOPPED
+
+
+def test_rollbacks_of_an_hour_ago_do_not_count() -> None:
+    job = begin()
+    roll_back(job, 1)
+    roll_back(job, 2)
+    job.now += 3600.0
+    go_on(job, 1.0)
+    roll_back(job, 3)
+    assert ended(job) is None
+
+
+def test_zero_rollbacks_means_never() -> None:
+    job = begin(replace(POLICY, max_rollbacks=0))
+    assert "diagnostics.max_rollbacks=0" in declined(job, NUMERICS)
+    assert ended(job) is None
+
+
+@pytest.mark.parametrize(("policy", "kind"), [(APPROVAL, OutcomeKind.WAITING), (DRY_RUN, OutcomeKind.DRY_RUN)])
+def test_a_rollback_asks_as_an_eviction_does(policy: Policy, kind: OutcomeKind) -> None:
+    job = begin(policy)
+    verdict_id = tell_verdict(job, NUMERICS)
+    go_on(job, 1.0)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert outcome.kind is kind
+    assert incidents(job) == []
+
+
+def test_workers_that_end_with_67_go_back_without_these_batches() -> None:
+    """The trainer's own alarm: so many steps in a row changed nothing."""
+    job = begin(replace(POLICY, max_skipped_steps=4))
+    go_on(job, 1.0)
+    job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=67)
+    go_on_until(job, goes_on(job, 2), 5.0)
+    (incident,) = incidents(job)
+    step = incident.last_step
+    assert step is not None
+    assert (incident.kind, incident.action, incident.label) == (IncidentKind.FAILURE, "rollback", "numerics")
+    assert job.rounds()[2].rollback == Rollback(incident.incident_id, step - 4, step - 4, step - 1)
+    go_on(job, 0.3)
+    # it failed again and came no further: the batches are not to blame
+    job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=67)
+    go_on_until(job, lambda: ended(job) is not None, 5.0)
+    end = ended(job)
+    assert end is not None
+    assert end.exit_code == ExitCode.NON_FINITE

@@ -1,0 +1,212 @@
+"""Files of an etcd of our own that somebody removes: they are put back as they were, and none begins empty."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import ConfigError, CoordinationError
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.maintenance import compact, defragment
+from megatrain.coordination.settings import Credentials, EtcdSettings
+from megatrain.coordination.watch import Watch
+from megatrain.coordination.wire import KeyRange
+from megatrain.jobs.own_etcd import read_own_etcd
+from megatrain_launcher.etcd_data import HeldFiles
+from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_launcher.launch.job_files import JobFiles
+from tests.helpers.etcd_server import etcd_program, user_names
+from tests.helpers.other_user import where_all_may_look
+from tests.helpers.waiting import wait_until
+
+SOON_S = 20.0
+OWN = Credentials("megatrain", "secret")
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return Path(etcd_program())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory that is not there yet, in a place where every user may look."""
+    return where_all_may_look(tmp_path) / "own"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What an etcd says of a key, of itself and of who may ask it."""
+
+    value: bytes | None
+    revisions: tuple[int, int]
+    lease_id: int
+    cluster_id: str
+    users: list[str]
+
+    @classmethod
+    def by(cls, client: EtcdClient) -> Told:
+        item = client.get("key", deadline_s=SOON_S)
+        assert item is not None
+        revisions = item.create_revision, item.mod_revision
+        return cls(item.value, revisions, item.lease_id, client.gateway.cluster_id, user_names(client))
+
+
+def empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def remove_data_and_etcd(etcd: EtcdProcess, place: Path) -> None:
+    """Before anybody can have seen the first, the second."""
+    assert etcd.pid is not None
+    shutil.rmtree(place)
+    os.kill(etcd.pid, signal.SIGKILL)
+
+
+def put_another_in_its_place(etcd: EtcdProcess, place: Path) -> None:
+    place.rename(place.with_name("moved"))
+    place.mkdir(mode=0o700)
+    (place / "etcd").mkdir(mode=0o700)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize(
+    ("remove", "named"),
+    [
+        (lambda etcd, place: shutil.rmtree(place), "etcd/member/snap/db"),
+        (lambda etcd, place: empty(place), "lock"),
+        (lambda etcd, place: shutil.rmtree(place / "etcd"), "etcd/member/snap/db"),
+        (lambda etcd, place: shutil.rmtree(place / "etcd" / "member" / "wal"), ".wal"),
+        (remove_data_and_etcd, "etcd/member/snap/db"),
+        (put_another_in_its_place, "etcd/member/snap/db"),
+        (lambda etcd, place: (place / "endpoint").unlink(), "endpoint"),
+    ],
+)
+def test_what_somebody_removes_is_put_back_and_nothing_is_lost(
+    place: Path, program: Path, remove: Callable[[EtcdProcess, Path], object], named: str, is_shared: bool
+) -> None:
+    """A data directory that is gone would answer writes, and the next start would have none of them."""
+    files = JobFiles(place.parent)
+    place = files.directory
+    where = {"address": "127.0.0.1", "tls": files.tls} if is_shared else {}
+    credentials = files.credentials()
+    with (
+        EtcdProcess(place, credentials, program=program, **where) as etcd,
+        files.published(etcd, "job", "launch"),
+        EtcdClient(etcd.settings) as client,
+        Watch(client, KeyRange.key("key")) as watch,
+    ):
+        names = {path.name for path in place.iterdir()}
+        lease = client.grant_lease(600)
+        client.put("key", "first")
+        client.put("key", "value", lease_id=lease.lease_id)
+        before = Told.by(client)
+
+        remove(etcd, place)
+        wait_until(lambda: bool(etcd.troubles), "the loss to be told", SOON_S)
+
+        assert Told.by(client) == before
+        assert client.renew_lease(lease.lease_id, deadline_s=SOON_S) == 600
+        (text,) = etcd.troubles
+        assert text.startswith(f"{place} (")
+        assert named in text
+        assert names <= {path.name for path in place.iterdir()}
+        assert read_own_etcd(files.run).settings == etcd.settings
+        client.put("key", "after", lease_id=lease.lease_id)
+        wait_until(lambda: has_seen(watch, b"after"), "the watch to go on", SOON_S)
+        with pytest.raises(ConfigError, match="still runs"), EtcdProcess(place, credentials, program=program):
+            pass
+    # it is on disk, not only in memory
+    with EtcdProcess(place, credentials, program=program) as etcd, EtcdClient(etcd.settings) as client:
+        assert Told.by(client).value == b"after"
+        assert Told.by(client).cluster_id == before.cluster_id
+
+
+def has_seen(watch: Watch, value: bytes) -> bool:
+    event = watch.next(0.1)
+    return event is not None and any(item.value == value for item in event.written)
+
+
+def test_a_socket_that_somebody_removes_is_made_again(tmp_path: Path, program: Path) -> None:
+    """What tidies /tmp up does that after some days."""
+    with EtcdProcess(tmp_path / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
+        client.put("key", "value")
+        shutil.rmtree(Path(etcd.settings.endpoints[0].path).parent)
+        wait_until(lambda: bool(etcd.troubles), "the loss to be told", SOON_S)
+        with EtcdClient(etcd.settings) as other:
+            item = other.get("key", deadline_s=SOON_S)
+        assert item is not None
+        assert item.value == b"value"
+
+
+def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, program: Path) -> None:
+    """Nothing of it is stopped before there is a copy."""
+    real, root, other = tmp_path / "real", tmp_path / "run", tmp_path / "other"
+    real.mkdir()
+    root.symlink_to(real)
+    (tmp_path / "file").touch()
+    with (
+        EtcdProcess(root / ("x" * 100), OWN, program=program) as etcd,
+        EtcdClient(etcd.settings) as client,
+    ):
+        client.put("key", "value")
+        pid = etcd.pid
+        other.symlink_to(tmp_path / "file")
+        other.replace(root)
+        wait_until(lambda: bool(etcd.troubles), "the trouble", SOON_S)
+        assert "cannot be put back" in etcd.troubles[0]
+        client.put("key", "another")
+        assert etcd.pid == pid
+
+        shutil.rmtree(real)
+        real.mkdir()
+        other.symlink_to(real)
+        other.replace(root)
+        wait_until(lambda: "cannot be put back" not in etcd.troubles[0], "the end of the trouble", SOON_S)
+        assert Told.by(client).value == b"another"
+        assert etcd.pid != pid
+    with (
+        EtcdProcess(root / ("x" * 100), OWN, program=program) as etcd,
+        EtcdClient(etcd.settings) as client,
+    ):
+        assert Told.by(client).value == b"another"
+
+
+def test_old_parts_that_etcd_takes_away_itself_are_no_loss(place: Path, program: Path) -> None:
+    with EtcdProcess(place, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
+        for number in range(50):
+            client.put("key", str(number) * 1000)
+        compact(client, client.put("key", "value"))
+        pid = etcd.pid
+        before = (place / "etcd" / "member" / "snap" / "db").stat().st_ino
+        defragment(client, etcd.settings.endpoints[0])
+        assert (place / "etcd" / "member" / "snap" / "db").stat().st_ino != before
+        looks = HeldFiles(place / "etcd")
+        assert looks.look(pid) == ()
+        looks.close()
+        shutil.rmtree(place / "etcd")
+        wait_until(lambda: bool(etcd.troubles), "the loss to be told", SOON_S)
+        assert Told.by(client).value == b"value"
+
+
+def test_one_that_lost_what_nobody_held_does_not_begin_anew(
+    place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one would have no password, and count rounds from 1 below those that have claimed the run."""
+    monkeypatch.setattr(HeldFiles, "look", lambda held, pid: ())
+    with EtcdProcess(place, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
+        client.put("key", "value")
+        pid = etcd.pid
+        assert pid is not None
+        shutil.rmtree(place / "etcd")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "cannot fetch cluster info" in etcd.log.read_text(), "the next one to give up", SOON_S)
+        with EtcdClient(EtcdSettings(etcd.settings.endpoints)) as stranger, pytest.raises(CoordinationError):
+            stranger.put("key", "mine", deadline_s=0.3)
