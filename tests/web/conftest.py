@@ -20,6 +20,7 @@ from tests.helpers.canned_records import record_answers
 from tests.helpers.require import require, require_module
 
 CHROMIUM = "/usr/bin/chromium"
+_DEADLINE_MS = 10_000
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -28,6 +29,7 @@ def browser() -> Iterator[object]:
     """One browser for all tests; each has a context of its own."""
     require("chromium", Path(CHROMIUM).exists(), f"no {CHROMIUM}; make ci-deps installs it")
     playwright = require_module("playwright.sync_api")
+    playwright.expect.set_options(timeout=_DEADLINE_MS)
     with playwright.sync_playwright() as started:
         arguments = ["--disable-gpu", "--font-render-hinting=none"]
         if os.geteuid() == 0:
@@ -65,7 +67,7 @@ class Pages:
             locale="en-GB",
             reduced_motion="reduce" if is_motion_reduced else "no-preference",
         )
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(_DEADLINE_MS)
         self._contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: self.problems.append(f"mistake: {error}"))
@@ -82,6 +84,10 @@ class Pages:
         parts = urlsplit(request.url)
         if parts.scheme not in ("data", "blob") and parts.hostname not in _LOCAL:
             self.problems.append(f"request to {request.url}")
+
+    def wait_until_it_fits(self, page: object) -> None:
+        """Return when the page is not wider than its screen."""
+        page.wait_for_function("() => document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
     def accessibility_problems(self, page: object) -> list[str]:
         """Return what axe finds against WCAG 2.1 A and AA."""

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from playwright.sync_api import expect
+
 from tests.helpers.canned_dashboard import CannedDashboard
 from tests.helpers.canned_job import JOB, MARKUP
 
 Serve = Callable[..., CannedDashboard]
 
 
-def _copied(page) -> str:
-    page.get_by_role("button", name="Copy for ticket").click()
-    page.get_by_text("copied").first.wait_for()
+def _copied(page, button) -> str:
+    """Press a button that copies, and return what the clipboard holds then. No other button's "copied" is in sight."""
+    said = page.get_by_role("button", name="copied")
+    expect(said).to_have_count(0)
+    button.click()
+    expect(said).to_be_visible()
     return page.evaluate("navigator.clipboard.readText()")
 
 
@@ -24,16 +29,15 @@ def test_an_incident_is_a_war_room(serve: Serve, pages) -> None:
     page.locator("[data-lines=culprit]").wait_for()
 
     culprit, others = (page.locator(f"[data-lines={group}]") for group in ("culprit", "others"))
-    assert culprit.get_by_role("heading").inner_text() == "Culprit: rank 91 on host-011"
-    assert "NCCL error" not in culprit.inner_text()
-    assert others.locator(".moment-line").count() == 8
-    assert page.locator("[data-label]").get_attribute("data-label") == "gpu_hardware"
+    expect(culprit.get_by_role("heading")).to_have_text("Culprit: rank 91 on host-011")
+    expect(others.locator(".moment-line")).to_have_count(8)
+    expect(culprit).not_to_contain_text("NCCL error")
+    expect(page.locator("[data-label]")).to_have_attribute("data-label", "gpu_hardware")
     for picture in ("grid-canvas", "heat-cells"):
         page.locator(f"[data-testid={picture}]").wait_for()
-    opens = [
-        urlsplit(link.get_attribute("href")).fragment
-        for link in page.get_by_role("link", name="open", exact=True).all()
-    ]
+    links = page.get_by_role("link", name="open", exact=True)
+    expect(links).to_have_count(2)
+    opens = [urlsplit(link.get_attribute("href")).fragment for link in links.all()]
     assert all("round=1" in link for link in opens)
     assert {link[:5] for link in opens} == {"/grid", "/heat"}
 
@@ -41,19 +45,17 @@ def test_an_incident_is_a_war_room(serve: Serve, pages) -> None:
     commands.first.wait_for()
     told = commands.evaluate_all("all => all.map(one => one.dataset.command)")
     assert f"megatrain incidents /runs/{JOB} --id 000001" in told
-    commands.first.get_by_role("button", name="Copy").click()
-    page.get_by_text("copied").first.wait_for()
-    assert page.evaluate("navigator.clipboard.readText()") == told[0]
+    assert _copied(page, commands.first.get_by_role("button", name="Copy")) == told[0]
 
-    page.locator("[data-action]").first.wait_for()
-    offered = page.locator("[data-action]").evaluate_all("all => all.map(one => one.dataset.action)")
-    assert offered == ["evict", "cordon"]
+    actions = page.locator("[data-action]")
+    expect(actions).to_have_count(2)
+    assert actions.evaluate_all("all => all.map(one => one.dataset.action)") == ["evict", "cordon"]
     page.locator("[data-action=evict]").click()
     page.get_by_role("dialog").get_by_text("host-011").first.wait_for()
     page.keyboard.press("Escape")
 
     page.get_by_text("email: not told").wait_for()
-    text = _copied(page)
+    text = _copied(page, page.get_by_role("button", name="Copy for ticket"))
     for part in (
         f"**Incident 000001 of {JOB}: a worker ended (recovered)**",
         "- culprit: host-011, rank 91 (high)",
@@ -75,8 +77,8 @@ def test_nothing_is_offered_where_nothing_can_be_asked_for(serve: Serve, pages) 
     dashboard = serve()
     page = pages.open(f"{dashboard.url}#/incidents/000001")
     page.locator("[data-lines=culprit]").wait_for()
-    assert page.locator("[data-action]").count() == 0
-    assert page.get_by_text("read-only").count() == 1
+    expect(page.get_by_text("read-only")).to_have_count(1)
+    expect(page.locator("[data-action]")).to_have_count(0)
 
 
 def test_a_reason_leads_to_its_runbook(serve: Serve, pages) -> None:

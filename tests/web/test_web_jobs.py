@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from megatrain_diagnostics.dashboard.jobs.app import make_jobs_app
 from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
@@ -14,7 +16,6 @@ from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
 from tests.helpers.dashboard_server import VIEWER_TOKEN
 from tests.helpers.many_runs import demo_config, held, report_steps, write_run
-from tests.helpers.waiting import wait_until
 
 NUM_ENDED = 60
 
@@ -60,10 +61,10 @@ def row(page, name: str):
 def test_the_job_in_trouble_is_first_and_leads_to_its_page(url: str, pages, width: int, scheme: str) -> None:
     page = pages.open(url, width=width, scheme=scheme)
     page.locator("table.jobs tbody tr").nth(49).wait_for()
-    assert page.url == f"{url}jobs"
-    assert page.locator("table.jobs tbody tr").first.get_attribute("data-job") == "night-shift"
-    assert "its launch (process 17" in row(page, "night-shift").inner_text()
-    wait_until(lambda: page.title().startswith("(1!) "), "the title tells how many are in trouble", 10.0)
+    expect(page).to_have_url(f"{url}jobs")
+    expect(page.locator("table.jobs tbody tr").first).to_have_attribute("data-job", "night-shift")
+    expect(row(page, "night-shift")).to_contain_text("its launch (process 17")
+    expect(page).to_have_title(re.compile(r"^\(1!\) "))
     told = pages.accessibility_problems(page)
     assert not told, "\n".join(told)
     pages.screenshot(page, f"jobs_{width}_{scheme}")
@@ -72,7 +73,7 @@ def test_the_job_in_trouble_is_first_and_leads_to_its_page(url: str, pages, widt
     page.go_back()
     row(page, "night-shift").get_by_role("link", name="night-shift").click()
     page.locator("main[data-view=overview] h1").wait_for()
-    assert page.url.startswith(f"{url}jobs/night-shift/")
+    expect(page).to_have_url(re.compile(f"^{re.escape(url)}jobs/night-shift/"))
     page.get_by_role("link", name="Jobs", exact=True).click()
     row(page, "night-shift").wait_for()
 
@@ -80,8 +81,8 @@ def test_the_job_in_trouble_is_first_and_leads_to_its_page(url: str, pages, widt
 def test_jobs_are_found_and_new_steps_are_seen(url: str, runs: Path, pages) -> None:
     page = pages.open(f"{url}jobs?text=damaged")
     row(page, "run-damaged").wait_for()
-    assert page.locator("table.jobs tbody tr").count() == 1
-    assert "config.toml is damaged" in row(page, "run-damaged").inner_text().lower()
+    expect(page.locator("table.jobs tbody tr")).to_have_count(1)
+    expect(row(page, "run-damaged")).to_contain_text("config.toml is damaged", ignore_case=True)
     page.get_by_label("Find").fill("nothing of this name")
     page.get_by_text("No job is like that").wait_for()
     page.get_by_role("button", name="Show all").click()
@@ -96,14 +97,13 @@ def test_jobs_are_found_and_new_steps_are_seen(url: str, runs: Path, pages) -> N
 def test_two_runs_are_compared(url: str, pages, width: int, scheme: str) -> None:
     page = pages.open(f"{url}jobs?text=run-0", width=width, scheme=scheme)
     row(page, "run-00").wait_for()
-    assert page.get_by_role("button", name="Compare").is_disabled()
+    expect(page.get_by_role("button", name="Compare")).to_be_disabled()
     for name in ("run-00", "run-04"):
         page.get_by_label(f"Compare {name}", exact=True).check()
     page.get_by_role("button", name="Compare 2").click()
     page.locator("[data-chart=Loss] canvas").wait_for()
-    assert "compare=run-00%2Crun-04" in page.url
-    summary = page.locator("tr[data-measure='Step time']").inner_text()
-    assert "+40" in summary, "1.0 s and 1.4 s"
+    expect(page).to_have_url(re.compile("compare=run-00%2Crun-04"))
+    expect(page.locator("tr[data-measure='Step time']"), "1.0 s and 1.4 s").to_contain_text("+40")
     page.get_by_text("optimizer.lr").wait_for()
     told = pages.accessibility_problems(page)
     assert not told, "\n".join(told)
@@ -122,4 +122,4 @@ def test_one_login_is_for_all_jobs(url: str, pages) -> None:
     page.locator("main[data-view=overview] h1").wait_for()
     page.get_by_role("button", name="sign out").click()
     page.get_by_label("Token").wait_for()
-    wait_until(lambda: page.locator("main.login").count() == 1, "who signed out is asked again", 10.0)
+    expect(page.locator("main.login")).to_have_count(1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from playwright.sync_api import expect
 
 from megatrain_diagnostics.dashboard.security.made_token import TOKEN_NAME
 from tests.helpers.closed_loop import ClosedLoop, closed_loop
@@ -54,8 +54,8 @@ def test_view_of_a_job_that_trains(live: Live, pages, view: str) -> None:
     page = live.open(pages, f"#/{view}")
     page.locator("main h1").wait_for()
     page.locator("main[data-connection=live]").wait_for()
-    wait_until(lambda: page.locator(".skeleton").count() == 0, "the view is loaded", 10.0)
-    assert not page.locator("[role=alert]").all_inner_texts()
+    expect(page.locator(".skeleton")).to_have_count(0)
+    expect(page.locator("[role=alert]")).to_have_text([])
     pages.screenshot(page, f"live_{view.replace('/', '_')}")
 
 
@@ -81,9 +81,7 @@ def test_steps_are_seen_two_seconds_after_they_are_known(live: Live, pages) -> N
         });
     })"""
     told = page.evaluate(stream)
-    began = time.monotonic()
     wait_until(lambda: shown_step(page) >= told, f"step {told} on the page", _NEWS_S)
-    assert time.monotonic() - began < _NEWS_S
 
 
 def test_dashboard_begun_anew_is_found_by_an_open_page(live: Live, pages) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.helpers.recorded_run import SCRIPT, write_recorded_run
 from tests.helpers.served_run import served_run
-from tests.helpers.waiting import wait_until
 
 # view -> what a person reads there of the run of recorded_run.py
 VIEWS = {
@@ -46,10 +47,9 @@ def test_view_of_a_recorded_run(url: str, pages, view: str) -> None:
     pages.expected += ["404"] if view in NO_FULL_STEP else []
     page = pages.open(f"{url}#/{view}")
     page.get_by_text(VIEWS[view], exact=True).first.wait_for()
-    wait_until(lambda: page.locator(".skeleton").count() == 0, "the view is loaded", 10.0)
-    alerts = page.locator("[role=alert]").all_inner_texts()
-    assert not alerts
-    assert page.locator("main[data-connection=recorded]").count() == 1
+    expect(page.locator(".skeleton")).to_have_count(0)
+    expect(page.locator("[role=alert]")).to_have_text([])
+    expect(page.locator("main[data-connection=recorded]")).to_have_count(1)
     pages.screenshot(page, f"recorded_{view.replace('/', '_')}")
 
 
@@ -59,7 +59,7 @@ def test_accessibility_of_pictures(url: str, pages, view: str, scheme: str) -> N
     pages.expected += ["404"] if view in NO_FULL_STEP else []
     page = pages.open(f"{url}#/{view}", scheme=scheme)
     page.locator("main h1").wait_for()
-    wait_until(lambda: page.locator(".skeleton").count() == 0, "the view is loaded", 10.0)
+    expect(page.locator(".skeleton")).to_have_count(0)
     told = pages.accessibility_problems(page)
     assert not told, "\n".join(told)
 
@@ -76,7 +76,7 @@ def test_a_link_of_before_shows_its_round(url: str, pages) -> None:
     page.get_by_text("Connection closed by peer").first.wait_for()
     page.get_by_role("link", name="Stragglers").click()
     page.locator("main[data-view=stragglers] h1").wait_for()
-    assert page.url.endswith("?round=1")
+    expect(page).to_have_url(re.compile(r"\?round=1$"))
 
 
 def test_rounds_can_be_gone_back_to(url: str, pages) -> None:
@@ -86,6 +86,6 @@ def test_rounds_can_be_gone_back_to(url: str, pages) -> None:
     page.get_by_text("Connection closed by peer").first.wait_for()
     page.get_by_role("link", name="Stragglers").click()
     page.locator("main[data-view=stragglers] h1").wait_for()
-    assert "round=1" in page.url
+    expect(page).to_have_url(re.compile("round=1"))
     page.get_by_role("button", name="round 1 is shown").click()
     page.wait_for_function("() => !location.hash.includes('round')")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from playwright.sync_api import expect
 
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
 from megatrain.contracts.incident import Incident, IncidentKind
@@ -56,9 +57,8 @@ def url() -> Iterator[str]:
 
 def _loaded(page, text: str) -> None:
     page.get_by_text(text).first.wait_for(state="attached")
-    wait_until(lambda: page.locator(".skeleton").count() == 0, "the view is loaded", 15.0)
-    alerts = page.locator("[role=alert]").all_inner_texts()
-    assert not alerts
+    expect(page.locator(".skeleton")).to_have_count(0, timeout=15_000)
+    expect(page.locator("[role=alert]")).to_have_text([])
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -90,10 +90,10 @@ def test_accessibility_of_the_sample(url: str, pages, view: str, scheme: str) ->
 def test_no_view_is_wider_than_its_screen(url: str, pages, width: int, height: int) -> None:
     page = pages.open(f"{url}#/overview", width=width, height=height)
     for view, text in VIEWS.items():
-        page.evaluate("(hash) => { location.hash = hash; }", f"#/{view}")
+        page.goto("about:blank")  # nothing of the view before it is taken for it
+        page.goto(f"{url}#/{view}")
         _loaded(page, text)
-        wide = page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, view
+        pages.wait_until_it_fits(page)
         cut = page.evaluate(_CUT)
         assert not cut, (view, cut)
         pages.screenshot(page, f"sample_{width}_{view.replace('/', '_').replace('?', '_')}")
@@ -111,8 +111,8 @@ def test_the_culprit_of_the_hang_is_named_in_the_picture(url: str, pages) -> Non
     page = pages.open(f"{url}#/grid?round={HUNG.round}")
     canvas = page.get_by_test_id("grid-canvas")
     canvas.wait_for()
-    wait_until(lambda: canvas.get_attribute("data-marks") == "1", "the culprit is marked", 10.0)
-    assert int(canvas.get_attribute("data-arrows")) > 0
+    expect(canvas).to_have_attribute("data-marks", "1")  # the culprit
+    expect(canvas).to_have_attribute("data-arrows", re.compile("^[1-9]"))
     page.get_by_text("Held up by 1 rank").wait_for()
 
 
@@ -120,8 +120,8 @@ def test_the_ranks_of_a_small_job_fill_the_page_with_words(url: str, pages) -> N
     page = pages.open(f"{url}#/grid", width=1440, height=900)
     canvas = page.get_by_test_id("grid-canvas")
     canvas.wait_for()
-    wait_until(lambda: canvas.get_attribute("data-cards") == "8", "the ranks are drawn with words", 10.0)
-    assert canvas.get_attribute("data-ranks") == "8"
+    expect(canvas).to_have_attribute("data-cards", "8")  # ranks that are drawn with words
+    expect(canvas).to_have_attribute("data-ranks", "8")
     stages = 2
     assert float(canvas.get_attribute("data-cell")) * stages > 0.8 * canvas.bounding_box()["width"]
 
@@ -129,11 +129,8 @@ def test_the_ranks_of_a_small_job_fill_the_page_with_words(url: str, pages) -> N
 def test_the_timeline_has_a_legend_of_what_is_in_it(url: str, pages) -> None:
     page = pages.open(f"{url}#/timeline")
     legend = page.get_by_test_id("timeline-legend")
-    legend.wait_for()
-    told = legend.inner_text()
-    assert re.search(r"F\s*forward-compute", told)
-    assert re.search(r"B\s*backward-compute", told)
-    assert "grads-reduce-scatter" in told
+    for named in (r"F\s*forward-compute", r"B\s*backward-compute", "grads-reduce-scatter"):
+        expect(legend).to_have_text(re.compile(named))
 
 
 def test_a_served_sample_is_left_as_it_was(url: str, pages) -> None:
@@ -167,9 +164,9 @@ def test_what_was_said_of_another_round_is_not_shown_as_of_this_one(url: str, pa
     held = []
     page.route("**/api/v1/stragglers*", lambda route: held.append(route))
     page.get_by_label("Round").select_option("4")
-    wait_until(lambda: page.evaluate("location.hash") == "#/stragglers", "the newest round is asked for", 5.0)
-    wait_until(lambda: page.locator(".skeleton").count() > 0, "the answer is waited for", 5.0)
-    assert findings.count() == 0
+    expect(page).to_have_url(re.compile("#/stragglers$"))  # the newest round is asked for
+    expect(page.locator(".skeleton").first).to_be_visible()  # and its answer waited for
+    expect(findings).to_have_count(0)
     wait_until(lambda: page.evaluate("1") == 1 and bool(held), "the question", 5.0)
     held[0].continue_()
     page.get_by_text("Nobody is slower than its peers").wait_for()
@@ -179,4 +176,5 @@ def test_what_was_said_of_another_round_is_not_shown_as_of_this_one(url: str, pa
 def test_a_page_of_twice_the_size_is_not_wider_than_its_screen(url: str, pages, view: str) -> None:
     page = pages.open(f"{url}#/{view}", width=720, height=450)
     page.get_by_role("button", name="is shown; go to the newest").wait_for()
-    assert page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    expect(page.locator(".skeleton")).to_have_count(0)
+    pages.wait_until_it_fits(page)
