@@ -40,7 +40,8 @@ _NUM_THREADS = 4
 _WHOLE_DIGEST = "sha256:"
 _ITEMS_DIGEST = "items-sha256:"
 _DATA_FILE_NAME = re.compile(r"r[0-9]{6,}-rank-[0-9]{5,}\.distcp")
-_HEX_DIGEST = re.compile("[0-9a-f]{64}")
+_DIGEST_CHARACTERS = 64
+_HEX_DIGEST = re.compile(f"[0-9a-f]{{{_DIGEST_CHARACTERS}}}")
 
 Bytes = bytes | bytearray | memoryview
 
@@ -83,6 +84,11 @@ def encode_trailer(items: Sequence[TrailerItem]) -> bytes:
     listed = [[item.offset, item.length, item.digest] for item in items]
     text = json.dumps({"schema_version": TRAILER_SCHEMA_VERSION, "items": listed}, separators=(",", ":")).encode()
     return text + _FOOTER.pack(FOOTER_MAGIC, len(text), zlib.crc32(text), 0)
+
+
+def data_file_bytes(image_bytes: int, items: Sequence[tuple[int, int]]) -> int:
+    """Return the size of the data file of an image, given the offset and length of each item."""
+    return image_bytes + len(encode_trailer([TrailerItem(*place, "0" * _DIGEST_CHARACTERS) for place in items]))
 
 
 def trailer_digest(encoded: bytes) -> str:

@@ -18,7 +18,7 @@ import megatrain
 from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_bytes, open_slots, plan_snapshot
 from megatrain.checkpoint.attach import Attachment, attach
 from megatrain.checkpoint.continuation import Continuation, Progress, continuation, origin_of
-from megatrain.checkpoint.data_file import data_file_name
+from megatrain.checkpoint.data_file import data_file_bytes, data_file_name
 from megatrain.checkpoint.going_back import earlier, left_out, pending
 from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
@@ -27,7 +27,7 @@ from megatrain.checkpoint.memory_origin import memory_origin
 from megatrain.checkpoint.metadata_file import metadata_bytes
 from megatrain.checkpoint.ownership import SavedShard
 from megatrain.checkpoint.round_claim import RoundClaim
-from megatrain.checkpoint.save_policy import free_bytes, policy_notes
+from megatrain.checkpoint.save_policy import checkpoint_bytes, free_bytes, policy_notes
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
 from megatrain.checkpoint.start import StartingPoint, StorageCandidate, read_storage
 from megatrain.checkpoint.url_location import open_location
@@ -267,9 +267,13 @@ class JobCheckpoints:
         return self._attachment
 
     def _from_storage(self, start: StartingPoint, rollback: Rollback | None) -> Restored | None:
-        """Go through the candidates, best first, until one is whole. With a rollback, begin a branch there."""
+        """Go through the candidates, best first, until one is whole. With a rollback, begin a branch there.
+
+        What is known to be damaged comes last: it may have been mended since.
+        """
         notes = [*start.warnings, *start.notes]
-        for number, candidate in enumerate(start.candidates):
+        problems: dict[int, str] = {}
+        for number, candidate in sorted(enumerate(start.candidates), key=lambda one: bool(one[1].damage)):
             place = open_location(candidate.place)
             try:
                 manifest = self._read_manifest(place, candidate)
@@ -286,13 +290,18 @@ class JobCheckpoints:
                     problem = error
                 else:
                     self._leave_out(start, found.skipped, rollback, found.progress)
+                    skipped = {other: one.damage for other, one in enumerate(start.candidates[:number])} | problems
+                    notes += [
+                        f"WARNING: {start.candidates[other].place} is damaged and was skipped: {skipped[other]}"
+                        for other in sorted(skipped)
+                    ]
                     if number > 0 or rollback is not None:
                         origin = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)
                         notes.append(self._leave_branch(start, *origin, rollback))
                     return Restored(found, candidate.place, report.bytes_read, tuple(notes))
-            if number + 1 == len(start.candidates):
+            problems[number] = str(problem)
+            if len(problems) == len(start.candidates):
                 raise problem
-            notes.append(f"WARNING: {candidate.place} is damaged and was skipped: {problem}")
         self._leave_out(start, (), rollback, Progress())
         if rollback is not None:
             self._notes += [*notes, self._leave_branch(start, start.branch, 0, rollback)]
@@ -404,21 +413,21 @@ class JobCheckpoints:
         assert self._attachment is not None
         arena, mesh, rank = self._attachment.arena, self._mesh, self._mesh.rank
         file = self._plan.file
+        items = tuple((item.offset, item.length) for item in file.items)
         RankPlan(
             rank=rank,
             image_bytes=file.num_bytes,
             plan_digest=self._plan.digest,
-            items=tuple((item.offset, item.length) for item in file.items),
+            items=items,
         ).write(arena.rank_plan(rank))
-        gathered = mesh.host.gather_json(rank, file.items_json())
+        gathered = mesh.host.gather_json(rank, [file.items_json(), data_file_bytes(file.num_bytes, items)])
         if gathered is not None:
-            num_bytes = sum(item[-1] for items in gathered for item in items)
+            items_by_rank = {owner: told for owner, (told, _) in enumerate(gathered)}
+            metadata = metadata_bytes(items_by_rank, lambda owner: data_file_name(self._claim.number, owner))
+            arena.metadata(self._claim.number).write_bytes(metadata)
+            num_bytes = checkpoint_bytes((size for _, size in gathered), metadata, self._config.data.tokenizer)
             place = str(self._checkpoints)
             self._notes += policy_notes(self._config.checkpoint, place, num_bytes, free_bytes(place))
-            by_rank = dict(enumerate(gathered))
-            arena.metadata(self._claim.number).write_bytes(
-                metadata_bytes(by_rank, lambda owner: data_file_name(self._claim.number, owner))
-            )
         if self._local_rank == 0:
             self._host_plan(self._config.checkpoint.keep_arena_s).write(arena.host_plan)
         mesh.host.all_agree(True)

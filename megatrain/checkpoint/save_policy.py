@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from megatrain.config.checkpoint import CheckpointConfig
@@ -74,6 +74,15 @@ def policy_notes(settings: CheckpointConfig, place: str, num_bytes: int, free_by
             "(checkpoint.directory)"
         )
     return notes
+
+
+def checkpoint_bytes(data_files: Iterable[int], metadata: bytes, tokenizer: str) -> int:
+    """Return the size of the files of a checkpoint, as `ckpt ls` shows it.
+
+    data_files: the size of each. tokenizer: the path of the file that goes into each checkpoint, "" for none.
+    """
+    path = Path(tokenizer)
+    return sum(data_files) + len(metadata) + (path.stat().st_size if tokenizer and path.exists() else 0)
 
 
 def free_bytes(place: str) -> int | None:

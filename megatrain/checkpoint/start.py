@@ -20,17 +20,19 @@ from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, 
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import Candidate, candidates, ensure_branch, overlooked, skipped_samples, unfinished
 from megatrain.contracts.location import LocalLocation, Location
+from megatrain.contracts.resume_point import known_damage
 from megatrain.contracts.sample_ranges import SampleRanges
 
 
 @dataclass(frozen=True, slots=True)
 class StorageCandidate:
-    """A committed checkpoint. `is_own`: of this run."""
+    """A committed checkpoint. `is_own`: of this run. `damage`: what is known to be wrong with it; it is tried last."""
 
     branch: str
     step: int
     place: str
     is_own: bool
+    damage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,13 @@ def _look(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:
     branch = ensure_branch(checkpoints, "start of the run")
     # the writer may have reported these as stored: they are tried, so that the log says what became of them
     lost = overlooked(checkpoints, own[0]) if own else []
-    found = [StorageCandidate(one.branch, one.step, str(one.location), is_own=True) for one in (*lost, *own)]
+    damage = known_damage(checkpoints, own)
+    found = [
+        StorageCandidate(
+            one.branch, one.step, str(one.location), is_own=True, damage=damage.get((one.branch, one.step), "")
+        )
+        for one in (*lost, *own)
+    ]
     if not found and settings.load:
         found = [_named(settings.load)]
     line = line_of(checkpoints, branch)

@@ -1,6 +1,6 @@
 """All checkpoints of a run with their states, and which of them a job would go on from. Reads no tensors, no torch.
 
-Only what is cheap is looked at: the manifests. What the files hold is for `verify_checkpoint`.
+Only what is cheap is looked at: the manifests, and what came out when `megatrain ckpt verify` read the files.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from megatrain.contracts.lineage import candidates, current_branch
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
 from megatrain.contracts.resume_point import ResumePoint, resume_point
+from megatrain.contracts.verifications import Verification, known_verifications
 
 
 class CheckpointState(StrEnum):
@@ -35,7 +36,7 @@ class CheckpointState(StrEnum):
     UNFINISHED = "unfinished"
     """It was begun and never complete: it is being written, or its writer died."""
     DAMAGED = "damaged"
-    """COMMIT vouches for a manifest that cannot be used."""
+    """COMMIT vouches for a manifest that cannot be used, or a verification found that files are not as written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class FoundCheckpoint:
     round: int | None = None
     pin_reason: str | None = None
     problem: str | None = None
+    verification: Verification | None = None
+    """What came out when it was read and compared; None where that was never done."""
 
     @property
     def name(self) -> str:
@@ -82,8 +85,15 @@ def survey(checkpoints: Location) -> Survey:
     with suppress(CheckpointError):  # the resume point tells what is wrong
         current = current_branch(checkpoints) if branches else None
         line = {(one.branch, one.step) for one in candidates(checkpoints)}
+    verified = known_verifications(checkpoints)
     found = [
-        _look(branch.name, step, entry, is_in_line=(branch.name, step) in line)
+        _look(
+            branch.name,
+            step,
+            entry,
+            is_in_line=(branch.name, step) in line,
+            verification=verified.get((branch.name, step)),
+        )
         for branch in branches
         for entry in (checkpoints / branch.name).entries()
         if (step := step_of(entry.name)) is not None
@@ -96,7 +106,9 @@ def stored_bytes(manifest: Manifest) -> int:
     return sum(entry.size for entry in manifest.files.values())
 
 
-def _look(branch: str, step: int, place: Location, *, is_in_line: bool) -> FoundCheckpoint:
+def _look(
+    branch: str, step: int, place: Location, *, is_in_line: bool, verification: Verification | None
+) -> FoundCheckpoint:
     try:
         if not is_committed(place):
             state = CheckpointState.UNFINISHED if is_unfinished(place) else CheckpointState.UNCOMMITTED
@@ -105,6 +117,9 @@ def _look(branch: str, step: int, place: Location, *, is_in_line: bool) -> Found
         manifest = read_manifest(place, branch=branch)
     except CheckpointError as error:
         return FoundCheckpoint(branch, step, place, CheckpointState.DAMAGED, is_in_line, 0, problem=str(error))
+    if verification is not None and not verification.is_of(manifest.written_unix_s):
+        verification = None
+    state = CheckpointState.PINNED if is_pinned(place) else CheckpointState.COMMITTED
     reason, problem = None, None
     try:
         reason = pin_reason(place)
@@ -114,7 +129,7 @@ def _look(branch: str, step: int, place: Location, *, is_in_line: bool) -> Found
         branch=branch,
         step=step,
         place=place,
-        state=CheckpointState.PINNED if is_pinned(place) else CheckpointState.COMMITTED,
+        state=CheckpointState.DAMAGED if verification is not None and verification.problem else state,
         is_in_line=is_in_line,
         num_bytes=stored_bytes(manifest),
         written_unix_s=manifest.written_unix_s,
@@ -122,4 +137,5 @@ def _look(branch: str, step: int, place: Location, *, is_in_line: bool) -> Found
         round=manifest.round,
         pin_reason=reason,
         problem=problem,
+        verification=verification,
     )

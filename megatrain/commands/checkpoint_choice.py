@@ -14,7 +14,7 @@ from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import Location
 from megatrain.contracts.printable import printable
-from megatrain.contracts.resume_point import size_problem
+from megatrain.contracts.resume_point import with_problems
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +33,14 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 def chosen_checkpoint(args: argparse.Namespace) -> Location:
     """Return the committed checkpoint that the arguments of `add_checkpoint` mean.
 
-    Of a run or branch it is, as for a job, the newest whose files have their sizes; what is passed over is noted.
+    Of a run or branch it is, as for a job, the newest that is not known to be damaged; what is passed over is noted.
     Raises: CheckpointError.
     """
     named = name_place(args.place)
     if named.checkpoints is not None and named.checkpoint is None and args.step is None:
         passed_over: list[str] = []
-        for one in candidates(named.checkpoints, args.branch or named.branch):
-            problem = size_problem(one)
+        found = candidates(named.checkpoints, args.branch or named.branch)
+        for one, problem in with_problems(named.checkpoints, found):
             if problem is None:
                 for note in passed_over:
                     print(f"megatrain: note: {printable(note)}", file=sys.stderr)

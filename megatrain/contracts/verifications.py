@@ -1,7 +1,8 @@
 """When each checkpoint of a run was read and compared last, and with what result: <checkpoints>/VERIFIED, a line each.
 
-`megatrain ckpt verify` writes it, whole or not at all, and whoever shows checkpoints reads it. It vouches for nothing:
-a checkpoint that was written later than it was verified is another one, and the line says nothing of it.
+`megatrain ckpt verify` writes it, whole or not at all. Whoever shows checkpoints reads it, and so does whoever chooses
+one to go on from. It vouches for nothing: a checkpoint that was written later than it was verified is another one, and
+the line says nothing of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from megatrain.contracts.errors import CoordinationError, MissingFileError
+from megatrain.contracts.errors import CheckpointError, CoordinationError, MissingFileError
 from megatrain.contracts.location import Location
 from megatrain.contracts.record import decode, encode
 
@@ -27,6 +28,10 @@ class Verification:
     at_unix_s: float
     problem: str = ""
     num_problems: int = 0
+
+    def is_of(self, written_unix_s: float | None) -> bool:
+        """Say whether it is about the checkpoint that was written then: one that was written later is another."""
+        return self.at_unix_s >= (written_unix_s or 0.0)
 
     @classmethod
     def of(cls, branch: str, step: int, at_unix_s: float, problems: list[str]) -> Verification:
@@ -52,6 +57,14 @@ def read_verifications(checkpoints: Location) -> dict[tuple[str, int], Verificat
             continue
         found[one.branch, one.step] = one
     return found
+
+
+def known_verifications(checkpoints: Location) -> dict[tuple[str, int], Verification]:
+    """Return the same, and nothing where it cannot be read: checkpoints are listed and resumed from without it."""
+    try:
+        return read_verifications(checkpoints)
+    except CheckpointError:
+        return {}
 
 
 def note_verifications(checkpoints: Location, found: Iterable[Verification]) -> None:

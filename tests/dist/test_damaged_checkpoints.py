@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import read_manifest, write_commit, write_manifest
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.texts import bytes_text
+from megatrain.contracts.verifications import Verification, note_verifications
 from tests.dist.restarts import place, step_place, steps_that_are_whole, wait_for_the_end_of_writers
 from tests.dist.training_jobs import Arrays, Run, Tables, TrainingJobs, assert_bitwise
 from tests.helpers.checkpoint_tree import manifest_path
@@ -134,20 +137,14 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=str)
-def test_a_damaged_checkpoint(
-    damage: Damage, trained: Trained, ckpt: Ckpt, rank_pool: RankPool, train_data: Tables, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(trained.root / "checkpoints", run / "checkpoints")
-    victim = step_place(run, STEPS)
-    damage.do(victim)
-    culprit = str(victim / damage.file)
+Train = Callable[..., tuple[int, str]]
 
-    (found,) = ckpt("verify", victim, "--job", "megatrain", "--json", code=int(ExitCode.CHECKPOINT))["checkpoints"]
-    assert any(problem.startswith(culprit) for problem in found["problems"]), found
 
-    def train(directory: Path, **checkpoint: str) -> tuple[int, str]:
+@pytest.fixture
+def train(rank_pool: RankPool, train_data: Tables, tmp_path: Path) -> Train:
+    """Return what trains in a directory to the last step, on one rank; it returns the exit code and what was said."""
+
+    def run(directory: Path, **checkpoint: str) -> tuple[int, str]:
         directory.mkdir(exist_ok=True)
         options: Tables = {
             "train": {"steps": STEPS},
@@ -158,6 +155,44 @@ def test_a_damaged_checkpoint(
         code = run_command(rank_pool, ["train", str(tmp_path / "config.toml")], tmp_path / "said.txt")
         wait_for_the_end_of_writers(directory)
         return code, (tmp_path / "said.txt").read_text()
+
+    return run
+
+
+def test_the_size_that_is_told_at_the_start_is_what_storage_holds(train: Train, ckpt: Ckpt, tmp_path: Path) -> None:
+    code, said = train(tmp_path / "run")
+    assert code == ExitCode.OK, said
+    (saved,) = ckpt("ls", tmp_path / "run", "--json")["checkpoints"]
+    assert f" are kept (checkpoint.keep_last), {bytes_text(saved['num_bytes'])} each" in said
+
+
+def test_what_a_verification_found_damaged_is_read_only_where_nothing_else_is_left(
+    trained: Trained, train: Train, tmp_path: Path
+) -> None:
+    for name, resumed in (("two", 2), ("one", STEPS)):
+        run = tmp_path / name
+        shutil.copytree(trained.root / "checkpoints", run / "checkpoints")
+        found = Verification.of("main", STEPS, time.time(), ["a file is not as it was written"])
+        note_verifications(LocalLocation(run / "checkpoints"), [found])
+        if name == "one":
+            shutil.rmtree(step_place(run, 2))
+        code, said = train(run)
+        assert code == ExitCode.OK, said
+        assert f"resumed at step {resumed} from {step_place(run, resumed)} " in said
+        warning = f"WARNING: {step_place(run, STEPS)} is damaged and was skipped: `megatrain ckpt verify` found"
+        assert (warning in said) == (resumed == 2), said
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+def test_a_damaged_checkpoint(damage: Damage, trained: Trained, ckpt: Ckpt, train: Train, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained.root / "checkpoints", run / "checkpoints")
+    victim = step_place(run, STEPS)
+    damage.do(victim)
+    culprit = str(victim / damage.file)
+
+    (found,) = ckpt("verify", victim, "--job", "megatrain", "--json", code=int(ExitCode.CHECKPOINT))["checkpoints"]
+    assert any(problem.startswith(culprit) for problem in found["problems"]), found
 
     # named by checkpoint.load
     code, said = train(tmp_path / "loading", load=str(victim))

@@ -76,6 +76,7 @@ def _entry(found: Survey, one: FoundCheckpoint) -> dict[str, Any]:
         "round": one.round,
         "pin_reason": one.pin_reason,
         "problem": one.problem,
+        "verification": None if one.verification is None else asdict(one.verification),
     }
 
 
@@ -117,6 +118,7 @@ def _row(found: Survey, one: FoundCheckpoint) -> tuple[str, ...]:
         "abandoned" if is_abandoned else "",
         f"pinned: {one.pin_reason}" if one.pin_reason else "",
         one.problem or "",
+        "" if one.verification is None else one.verification.problem,
     ]
     return (
         "->" if _is_resume_point(found, one) else "",

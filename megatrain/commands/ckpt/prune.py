@@ -24,7 +24,7 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import Candidate, candidates, current_branch, origins
 from megatrain.contracts.location import Location
-from megatrain.contracts.resume_point import size_problem
+from megatrain.contracts.resume_point import with_problems
 from megatrain.contracts.retention import resolved_keep_last, to_remove
 from megatrain.contracts.texts import bytes_text
 
@@ -97,7 +97,7 @@ def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
     line = candidates(checkpoints)
     if not line:
         raise no_checkpoint(args.place)
-    whole = [one for one in line if size_problem(one) is None]
+    whole = [one for one, problem in with_problems(checkpoints, line) if problem is None]
     keep_last, keep_every = _retention(args, whole)
     if args.keep_every and not keep_last:
         args.usage_error("--keep-every does nothing where all are kept; say --keep-last as well")

@@ -126,8 +126,25 @@ def test_what_was_found_is_kept_beside_the_checkpoints(ckpt: Ckpt, run: Path) ->
     assert found["main", 20].problem == ""
     assert ("branch-0002", 25) in found
     before = found["main", 20].at_unix_s
+    (listed,) = [one for one in ckpt("ls", run, "--json")["checkpoints"] if one["step"] == 10]
+    assert (listed["state"], DATA in listed["verification"]["problem"]) == ("damaged", True)
+    assert any(line.split()[1] == "damaged" and DATA in line for line in ckpt("ls", run).splitlines() if " 10 " in line)
     ckpt("verify", run / "checkpoints/main/step-000000020")
     assert read_verifications(LocalLocation(run / "checkpoints"))["main", 20].at_unix_s > before
+
+
+def test_what_was_found_damaged_is_gone_on_from_by_nobody_until_it_is_found_whole(ckpt: Ckpt, run: Path) -> None:
+    newest = run / "checkpoints/branch-0002/step-000000025"
+    whole = (newest / DATA).read_bytes()
+    flip(newest / DATA)
+    assert ckpt("ls", run, "--json")["resume"]["step"] == 25, "sizes are right, and nobody has read it"
+    ckpt("verify", newest, code=66)
+    found = ckpt("ls", run, "--json")["resume"]
+    assert (found["step"], "`megatrain ckpt verify` found it damaged" in found["skipped"][0]) == (20, True)
+    assert ckpt("inspect", run, "--json")["step"] == 20, "nor is it what other verbs take"
+    (newest / DATA).write_bytes(whole)
+    ckpt("verify", newest)
+    assert ckpt("ls", run, "--json")["resume"]["step"] == 25
 
 
 def test_where_nothing_can_be_kept_the_answer_is_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,3 +153,4 @@ def test_where_nothing_can_be_kept_the_answer_is_the_same(run: Path, capsys: pyt
     told = capsys.readouterr()
     assert "OK" in told.out
     assert "the result is not kept" in told.err
+    assert main(["ckpt", "ls", str(run)]) == 0, "and checkpoints are listed all the same"

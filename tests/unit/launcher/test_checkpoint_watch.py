@@ -12,6 +12,7 @@ from megatrain.contracts.checkpoint_files import step_directory_name
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.manifest import FileEntry
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.verifications import Verification, note_verifications
 from megatrain_launcher.driver.checkpoint_watch import CheckpointWatch, local_checkpoints
 from tests.helpers.checkpoint_tree import put_branch, put_checkpoint, put_resume
 from tests.helpers.training_case import make_config
@@ -45,19 +46,30 @@ def data_file(checkpoints: Path, step: int) -> Path:
     return checkpoints / "main" / step_directory_name(step) / "r000002-rank-00000.distcp"
 
 
+def verified(checkpoints: Path, step: int, problem: str, at_unix_s: float = 4e9) -> None:
+    """Keep what a verification found, as `megatrain ckpt verify` does."""
+    note_verifications(
+        LocalLocation(checkpoints), [Verification.of("main", step, at_unix_s, [problem] if problem else [])]
+    )
+
+
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
         (lambda root: data_file(root, NEWEST).unlink(), ("missing, expected 10 bytes", "go on from step 10")),
         (lambda root: data_file(root, NEWEST).write_bytes(b"x"), ("1 bytes, expected 10", "go on from step 10")),
         (lambda root: next((root / "main").glob("*020/*manifest*")).unlink(), ("20 is skipped", "from step 10")),
+        (
+            lambda root: verified(root, NEWEST, problem="items-sha256 is wrong"),
+            ("20 is skipped: `megatrain ckpt verify` found", "items-sha256 is wrong", "go on from step 10"),
+        ),
         (lambda root: (root / "main" / "BRANCH").write_bytes(b"\0"), ("no checkpoint can be found", "BRANCH")),
         (
             lambda root: [data_file(root, step).unlink() for step in (10, NEWEST)],
             ("NO CHECKPOINT CAN BE LOADED", "is damaged"),
         ),
     ],
-    ids=["removed", "cut short", "without manifest", "branch", "all"],
+    ids=["removed", "cut short", "without manifest", "verified", "branch", "all"],
 )
 def test_damage_is_told_until_the_next_checkpoint(
     checkpoints: Path, harm: Callable[[Path], object], told: tuple[str, ...]
@@ -73,7 +85,10 @@ def test_damage_is_told_until_the_next_checkpoint(
 
 
 def test_what_is_no_damage(checkpoints: Path, tmp_path: Path) -> None:
-    """An old checkpoint that is removed, one that is being written, checkpoints of which there are none yet."""
+    """An old checkpoint that is removed, one that is being written, checkpoints of which there are none yet.
+
+    And what was found wrong with a checkpoint that stood in the place of this one before.
+    """
     looks: list[None] = []
 
     def is_driving() -> bool:
@@ -82,6 +97,7 @@ def test_what_is_no_damage(checkpoints: Path, tmp_path: Path) -> None:
 
     with CheckpointWatch(checkpoints, is_driving, look_s=LOOK_S) as watch:
         shutil.rmtree(data_file(checkpoints, 10).parent)
+        verified(checkpoints, NEWEST, problem="what stood there before", at_unix_s=1.0)
         (checkpoints / "main" / step_directory_name(30)).mkdir()
         (checkpoints / "main" / step_directory_name(30) / "WRITING").touch()
         seen = len(looks)

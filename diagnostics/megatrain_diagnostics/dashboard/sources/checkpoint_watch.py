@@ -10,13 +10,12 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from megatrain.checkpoint.survey import survey
 from megatrain.checkpoint.url_location import open_location
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.verifications import VERIFIED_NAME, read_verifications
+from megatrain.contracts.verifications import VERIFIED_NAME
 from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen
 
 _PERIOD_S = 5.0
@@ -73,14 +72,9 @@ class CheckpointWatch:
 def look_at_checkpoints(place: str) -> CheckpointsSeen:
     """Return all checkpoints below a path or URL, or why that cannot be told."""
     try:
-        location = open_location(place)
-        seen = CheckpointsSeen(place, survey(location))
+        return CheckpointsSeen(place, survey(open_location(place)))
     except (CheckpointError, OSError) as error:
         return CheckpointsSeen(place, problem=str(error)[:_MOST_SHOWN_ERROR])
-    try:
-        return replace(seen, verifications=read_verifications(location))
-    except CheckpointError as error:
-        return replace(seen, problem=str(error)[:_MOST_SHOWN_ERROR])
 
 
 def _signature(checkpoints: Path) -> _Signature:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from megatrain.checkpoint.survey import FoundCheckpoint, Survey
+from megatrain.checkpoint.survey import Survey
 from megatrain.config.config import Config
 from megatrain.contracts.config_changes import ConfigChange
 from megatrain.contracts.host_records import CheckReport, HangEvidence
 from megatrain.contracts.incident import Incident
-from megatrain.contracts.verifications import Verification
 from megatrain.jobs.notes import Note
 from megatrain.jobs.run_standing import RunStanding
 from megatrain.jobs.verdict_cases import Case
@@ -24,15 +23,7 @@ class CheckpointsSeen:
 
     place: str = ""
     survey: Survey | None = None
-    verifications: Mapping[tuple[str, int], Verification] = field(default_factory=dict)
     problem: str = ""
-
-    def verification_of(self, found: FoundCheckpoint) -> Verification | None:
-        """Return what came out when a checkpoint was read and compared; None where that was never done."""
-        known = self.verifications.get((found.branch, found.step))
-        if known is None or known.at_unix_s < (found.written_unix_s or 0.0):
-            return None  # another checkpoint stood there then
-        return known
 
 
 @dataclass(frozen=True, slots=True)

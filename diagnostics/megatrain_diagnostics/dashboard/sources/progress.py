@@ -23,10 +23,7 @@ def newest_saved(seen: CheckpointsSeen) -> FoundCheckpoint | None:
     """Return the checkpoint that was written last of those that count: not one that was found damaged."""
     if seen.survey is None:
         return None
-    whole = [
-        one for one in seen.survey.checkpoints
-        if one.state in (CheckpointState.COMMITTED, CheckpointState.PINNED)
-        and not ((verification := seen.verification_of(one)) is not None and verification.problem)
-    ]  # fmt: skip
+    counted = (CheckpointState.COMMITTED, CheckpointState.PINNED)
+    whole = [one for one in seen.survey.checkpoints if one.state in counted]
     in_line = [one for one in whole if one.is_in_line]
     return max(in_line or whole, key=lambda one: (one.written_unix_s or 0.0, one.step), default=None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint
 from megatrain.contracts.printable import printable
-from megatrain.contracts.verifications import Verification
 from megatrain_diagnostics.dashboard.pages.checkpoints.document import (
     BranchDocument,
     CheckpointDocument,
@@ -45,28 +44,18 @@ def checkpoints_document(seen: CheckpointsSeen, window: Window = WHOLE_RUN) -> C
             )
             for one in survey.branches
         ),
-        checkpoints=tuple(
-            _checkpoint(
-                one,
-                is_resume_point=(one.branch, one.step) == resumed,
-                verification=seen.verification_of(one),
-            )
-            for one in newest
-        ),
+        checkpoints=tuple(_checkpoint(one, is_resume_point=(one.branch, one.step) == resumed) for one in newest),
         num_elsewhere=len(survey.checkpoints) - len(shown),
     )
 
 
-def _checkpoint(
-    found: FoundCheckpoint, *, is_resume_point: bool, verification: Verification | None
-) -> CheckpointDocument:
-    is_bare = found.state is CheckpointState.UNCOMMITTED
-    is_broken = is_bare or (verification is not None and bool(verification.problem))
+def _checkpoint(found: FoundCheckpoint, *, is_resume_point: bool) -> CheckpointDocument:
+    is_bare, verification = found.state is CheckpointState.UNCOMMITTED, found.verification
     return CheckpointDocument(
         branch=found.branch,
         step=found.step,
         place=printable(str(found.place)),
-        state=str(CheckpointState.DAMAGED if is_broken else found.state),
+        state=str(CheckpointState.DAMAGED if is_bare else found.state),
         is_in_line=found.is_in_line,
         is_resume_point=is_resume_point,
         num_bytes=found.num_bytes,
