@@ -267,13 +267,10 @@ class JobCheckpoints:
         return self._attachment
 
     def _from_storage(self, start: StartingPoint, rollback: Rollback | None) -> Restored | None:
-        """Go through the candidates, best first, until one is whole. With a rollback, begin a branch there.
-
-        What is known to be damaged comes last: it may have been mended since.
-        """
+        """Go through the candidates until one is whole. With a rollback, begin a branch there."""
         notes = [*start.warnings, *start.notes]
         problems: dict[int, str] = {}
-        for number, candidate in sorted(enumerate(start.candidates), key=lambda one: bool(one[1].damage)):
+        for number, candidate in start.in_turn():
             place = open_location(candidate.place)
             try:
                 manifest = self._read_manifest(place, candidate)
@@ -290,11 +287,7 @@ class JobCheckpoints:
                     problem = error
                 else:
                     self._leave_out(start, found.skipped, rollback, found.progress)
-                    skipped = {other: one.damage for other, one in enumerate(start.candidates[:number])} | problems
-                    notes += [
-                        f"WARNING: {start.candidates[other].place} is damaged and was skipped: {skipped[other]}"
-                        for other in sorted(skipped)
-                    ]
+                    notes += start.skip_notes(number, problems)
                     if number > 0 or rollback is not None:
                         origin = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)
                         notes.append(self._leave_branch(start, *origin, rollback))
@@ -414,12 +407,8 @@ class JobCheckpoints:
         arena, mesh, rank = self._attachment.arena, self._mesh, self._mesh.rank
         file = self._plan.file
         items = tuple((item.offset, item.length) for item in file.items)
-        RankPlan(
-            rank=rank,
-            image_bytes=file.num_bytes,
-            plan_digest=self._plan.digest,
-            items=items,
-        ).write(arena.rank_plan(rank))
+        plan = RankPlan(rank=rank, image_bytes=file.num_bytes, plan_digest=self._plan.digest, items=items)
+        plan.write(arena.rank_plan(rank))
         gathered = mesh.host.gather_json(rank, [file.items_json(), data_file_bytes(file.num_bytes, items)])
         if gathered is not None:
             items_by_rank = {owner: told for owner, (told, _) in enumerate(gathered)}

@@ -7,7 +7,7 @@ checkpoint.load, counts only while this run has none.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -55,6 +55,21 @@ class StartingPoint:
     def newest_step(self) -> int:
         """The step of this run's newest checkpoint, -1 without one."""
         return max((one.step for one in self.candidates if one.is_own), default=-1)
+
+    def in_turn(self) -> list[tuple[int, StorageCandidate]]:
+        """Return the candidates with their places, in the order in which they are tried.
+
+        What is known to be damaged comes last: it may have been mended since.
+        """
+        return sorted(enumerate(self.candidates), key=lambda one: bool(one[1].damage))
+
+    def skip_notes(self, taken: int, problems: Mapping[int, str]) -> list[str]:
+        """Return what to say of better candidates than the one at `taken`, and of those that were tried in vain."""
+        skipped = {place: one.damage for place, one in enumerate(self.candidates[:taken])} | dict(problems)
+        return [
+            f"WARNING: {self.candidates[place].place} is damaged and was skipped: {skipped[place]}"
+            for place in sorted(skipped)
+        ]
 
 
 def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, host: HostGroups) -> StartingPoint:
