@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 GOOD_ENDS: Final = frozenset({ExitCode.OK, ExitCode.SAVED_AND_STOPPED})
 MONITOR_INTERVAL_S: Final = 0.05
-"""How long a halt that nobody announced by `wake` goes unseen."""
+"""How long a halt without a call of `wake` may go unseen."""
 CAUSE_TIMEOUT_S: Final = 0.5
 """When a worker ended because of another one, this host's own others get so long to show the cause."""
 _GRACE_SLACK_S: Final = 2.0
@@ -164,7 +164,7 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
     def _assign_worker_ranks(
         self, _store: Store, _group_rank: int, _group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
-        """Take the ranks that the round names: nobody has to be asked."""
+        """Take the ranks that the round names: no rendezvous is needed."""
         assignment = self._rendezvous_handler.assignment
         assert assignment is not None
         workers = []

@@ -2,7 +2,7 @@
 
 A file that was removed lives on for as long as a process has it open. etcd itself has its database and its log of
 writes open, and would go on answering writes into them that no restart finds again. Whoever holds the same files can
-copy them to where they were: etcd then goes on with the same data, and nobody but its log knows of it (ADR 0043).
+copy them to where they were: etcd then continues with the same data, and only its log shows it (ADR 0043).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An etcd of our own for one job: found, started on free ports, started anew when it dies, and gone when we are.
 
 Its data lie in <run>/coordination, so that rounds and incidents go on counting when the job is launched again. It
-begins on a unix socket in a directory of mode 0700, where it is given its password: nobody else reaches it before. A
+begins on a unix socket in a directory of mode 0700, where it is given its password: no other user reaches it before. A
 job of one host stays there. Where other hosts shall reach it, it is started again on the host's address with TLS, and
 takes only clients that have the job's key (ADR 0038). Left out: a cluster; a job of many hosts that shall survive the
 loss of any one of them has an etcd of its own elsewhere (--rdzv-endpoint).
@@ -56,7 +56,7 @@ _MAX_LOG_BYTES = 16 * 2**20
 
 
 def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
-    """Return different ports that nobody listens on at this moment."""
+    """Return different ports that are free at this moment."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket(family)) for _ in range(count)]
@@ -373,7 +373,7 @@ class EtcdProcess:
                         return ""
                 if time.monotonic() > deadline:
                     return f"did not serve within {self._ready_s:g} s ({why_not})"
-        return "was told to end"
+        return "was asked to end"
 
 
 def _is_listening(endpoint: Endpoint) -> bool:

@@ -17,7 +17,7 @@ CLIENT_SOCKET = "client:0"
 _PEER_SOCKET = "peer:0"
 """Names that every etcd takes for a host and port. It makes its sockets where it works."""
 _NO_ORIGIN = "https://nobody.invalid:1"
-"""The one page that may read its answers in a browser. There is none: unless told, etcd allows every page."""
+"""The one page that may read its answers in a browser. There is none: by default etcd allows every page."""
 NEW, EXISTING = (["--initial-cluster-state", state] for state in ("new", "existing"))
 _PROGRESS_OPTIONS = ("--experimental-watch-progress-notify-interval", "--watch-progress-notify-interval")
 
@@ -59,7 +59,7 @@ def base_command(program: Path, directory: Path) -> list[str]:
         "--initial-cluster-token", secrets.token_hex(8),
         "--cors", _NO_ORIGIN, "--host-whitelist", "localhost",
         "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "5m",
-        # a member alone elects itself: there is nobody to wait for
+        # a single member elects itself: it waits for no other
         "--heartbeat-interval", "50", "--election-timeout", "500",
     ]  # fmt: skip
     options = _options_of(program)

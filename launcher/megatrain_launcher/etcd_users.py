@@ -1,6 +1,7 @@
-"""Who gets into an etcd of our own: root and one user, with one password, and nobody else.
+"""The users of an etcd of our own: only root and one user, with one password.
 
-For an etcd that only its owner can reach, on a unix socket in a directory of mode 0700: nobody is faster there.
+For an etcd that only its owner can reach, on a unix socket in a directory of mode 0700: no other user can be faster
+there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class WrongPasswordError(CoordinationRefusedError):
 
 
 def admit_only(settings: EtcdSettings, credentials: Credentials) -> None:
-    """Let nobody in but root and this user, who may do everything; both have this password. May be repeated.
+    """Give access only to root and this user, who may do everything; both have this password. May be repeated.
 
     `settings`: how to reach it, without a user. Users and roles that somebody else made there are removed.
     Raises: WrongPasswordError when it has been closed with another password; CoordinationError.

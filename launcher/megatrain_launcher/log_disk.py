@@ -19,7 +19,7 @@ from megatrain_launcher.log_files import RotatingFile
 _logger = logging.getLogger(__name__)
 MAX_WAITING_BYTES: Final = 16 << 20
 STUCK_S: Final = 5.0
-"""Whatever takes longer is told as trouble; a disk that is only busy takes less."""
+"""A longer operation is reported as trouble; a disk that is only busy takes less."""
 _LOOK_S: Final = 1.0
 """Between two looks whether files are still in place."""
 

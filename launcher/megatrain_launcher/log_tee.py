@@ -63,7 +63,7 @@ class Tee:
                 written = os.write(self.fd, self._waiting[:_MAX_WRITE_BYTES])
             except BlockingIOError:
                 return
-            except OSError:  # nobody reads any more: the files have it all
+            except OSError:  # the reader is gone: the files have it all
                 self._is_broken = True
                 self._waiting.clear()
                 return

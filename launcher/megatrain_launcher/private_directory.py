@@ -1,4 +1,4 @@
-"""The directory in which a launch keeps what lets somebody in: its user's alone, made by nobody else before."""
+"""The directory in which a launch keeps its secrets: only its user can open it, and no other user made it before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megatrain.contracts.own_files import NotOwnError, check_own_directory, make
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory of mode 0700, unless it is there and is one that nobody else could have written in.
+    """Make a directory of mode 0700, unless there is one in which no other user could have written.
 
     Raises: ConfigError saying what is wrong with it.
     """

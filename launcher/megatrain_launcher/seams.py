@@ -30,7 +30,7 @@ class Orders(Protocol):
         """Say whether workers of that round shall be asked to save and stop, rather than be killed."""
 
     def told_deadlines(self, number: int) -> RoundDeadlines:
-        """Return what all hosts of that round were told of its steps and of how long a stop takes."""
+        """Return the published time from step to step and time of a stop of that round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,17 @@ class WorkerEnd:
 
 
 class WorkerListener(Protocol):
-    """Who is told what becomes of the workers. Called by the agent's thread; none of these may block for long."""
+    """Callbacks for the ends of workers. The agent's thread calls them; none may block for long."""
 
     def workers_started(self, assignment: Assignment, pids: dict[int, int]) -> None:
-        """Hear that the workers of a round were forked; `pids` by local rank."""
+        """The workers of a round were forked; `pids` by local rank."""
 
     def worker_ended(self, assignment: Assignment, end: WorkerEnd) -> None:
-        """Hear of each end of a worker that nobody killed, as soon as it is known and before the others are stopped."""
+        """A worker ended without being killed by us; called as soon as it is known and before the others are
+        stopped."""
 
     def workers_stopping(self, assignment: Assignment) -> None:
         """Keep what the processes leave behind only while they live; then they are killed."""
 
     def workers_stopped(self, assignment: Assignment) -> None:
-        """Hear that no process of the round is left on this host."""
+        """No process of the round is left on this host."""

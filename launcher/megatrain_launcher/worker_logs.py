@@ -46,7 +46,7 @@ class _Source:
     watch: LogWatch
     is_shown: bool
     drained: list[threading.Event] = field(default_factory=list)
-    """Whom to tell that all was read that the rank wrote before its end."""
+    """Called when everything that the rank wrote before its end was read."""
     is_open: bool = True
 
     @property

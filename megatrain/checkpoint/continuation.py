@@ -89,7 +89,7 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
     if is_same_run:
         raise CheckpointError(
             f"{place}: its sample order is that of {order}, now there are {data.num_tokens} tokens with seed "
-            f"{data.seed}, and what was consumed cannot be told; set data.train and data.seed back, or begin another "
+            f"{data.seed}, and the consumed samples are unknown; set data.train and data.seed back, or begin another "
             "run (job.run_directory) with checkpoint.load"
         )
     notes.append(f"another sample order (before: {order}), so this run begins at step 0 with these weights and moments")

@@ -45,7 +45,7 @@ def chosen_checkpoint(args: argparse.Namespace) -> Location:
                 for note in passed_over:
                     print(f"megatrain: note: {printable(note)}", file=sys.stderr)
                 return one.location
-            passed_over.append(f"{one.branch}/{one.location.name} is damaged and was passed over: {problem}")
+            passed_over.append(f"{one.branch}/{one.location.name} is damaged and was skipped: {problem}")
     return find_checkpoint(args.place, args.step, args.branch)
 
 

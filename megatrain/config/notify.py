@@ -31,7 +31,7 @@ def _events() -> Any:
     return field(
         default=", ".join(EVENTS),
         metadata=option(
-            "What is told, with commas between: `incident` (opened, recovered), `restarts` (the brake is near), `end` "
+            "Events to send, comma-separated: `incident` (opened, recovered), `restarts` (the brake is near), `end` "
             "(the job ended), `verdict` (one waits for a person), `health` (the job's health changed).",
             pattern=f"{_EVENT}(, *{_EVENT})*",
         ),
@@ -43,7 +43,7 @@ def _level() -> Any:
     return field(
         default="amber",
         metadata=option(
-            "The least level that is told: `red` (the job does not go on by itself), `amber` (it helps itself, or "
+            "The least level that is sent: `red` (the job does not go on by itself), `amber` (it helps itself, or "
             "somebody is asked), `green` (also what was planned)."
         ),
     )

@@ -56,7 +56,7 @@ def open_below(root: Path, name: str, *, owner: int | None = None, is_secret: bo
         _check_owner(status, path, owner)
         if is_secret and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             mode = stat.S_IMODE(status.st_mode)
-            raise OSError(errno.EPERM, f"has mode {mode:o}, and is nobody's but its user's with 600", str(path))
+            raise OSError(errno.EPERM, f"has mode {mode:o}, expected 600 (only its user can read it)", str(path))
     except BaseException:
         os.close(file)
         raise

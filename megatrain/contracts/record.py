@@ -140,7 +140,7 @@ def _read_scalar(wanted: Any, value: Any, place: str) -> Any:
     if wanted is str and isinstance(value, str):
         if _is_text(value):
             return value
-        raise _wrong(place, value, "text: it holds a half of a surrogate pair, which nobody can write")
+        raise _wrong(place, value, "text: it holds a half of a surrogate pair, which cannot be written")
     if isinstance(wanted, type) and issubclass(wanted, StrEnum):
         try:
             return wanted(value)

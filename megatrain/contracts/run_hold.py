@@ -155,7 +155,7 @@ def hold(path: Path, key: str, setting: str, job_round: JobRound | None) -> Iter
             if error.errno not in NO_LOCKS:
                 raise
             lock.note = (
-                f"WARNING: {path} cannot be locked ({error.strerror}): its file system has no locks, so nobody keeps"
+                f"WARNING: {path} cannot be locked ({error.strerror}): the file system has no locks; nothing keeps"
                 f" another job out of this directory; see to it that only one has this {setting}"
             )
         yield lock

@@ -193,7 +193,7 @@ class Election:
             newest = item.create_revision - 1
             if item.key not in strays:
                 strays.add(item.key)
-                _logger.warning("key %s has no lease: it is nobody's candidacy, and is passed over", shown(item.key))
+                _logger.warning("key %s has no lease: it is no candidacy, and is ignored", shown(item.key))
         leadership.resign()
         return None
 

@@ -225,8 +225,8 @@ def _suspects(
 ) -> tuple[set[int], Confidence, str]:
     if not missing:
         if mute:
-            return set(), Confidence.INSUFFICIENT, f"nobody waits in a collective; {_log_nothing(mute)}"
-        return set(), Confidence.INSUFFICIENT, "nobody waits in a collective"
+            return set(), Confidence.INSUFFICIENT, f"no rank waits in a collective; {_log_nothing(mute)}"
+        return set(), Confidence.INSUFFICIENT, "no rank waits in a collective"
     blocked_on: set[int] = set().union(*set(waits_for.values()))
     # who waits where all have come is held up by no rank
     ends = {rank for rank in blocked_on if rank not in waits_for}

@@ -79,7 +79,7 @@ def check_can_be_asked(snapshot: JobSnapshot) -> None:
         raise CoordinationError(f"job {job!r} is not running: no executor is registered; start it again")
     if not snapshot.driver:
         raise CoordinationError(
-            f"job {job!r} has no driver at the moment, so nobody would answer; try again in a few seconds. "
+            f"job {job!r} has no driver at the moment, so no answer would come; try again in a few seconds. "
             "Hosts that may not be the driver need a `megatrain driver` of their own"
         )
 

@@ -113,7 +113,7 @@ def run_standing(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunStandi
     if facts.exit_code is not None:
         return _ended(facts.exit_code, last.incident)
     if facts.has_launch and facts.is_of_here:
-        text = f"killed: its launch{who} is gone, and nobody has written how the job ended; launch it again to go on"
+        text = f"killed: its launch{who} is gone, and no end of the job is recorded; launch it again to go on"
         return RunStanding(RunKind.KILLED, text, code=ReasonCode.NOT_RUNNING)
     if last.step is not None and last.train_steps is not None and last.step >= last.train_steps:
         return RunStanding(RunKind.ENDED, f"ended: all {count_text(last.train_steps, 'step')} are done")

@@ -79,7 +79,7 @@ class MadeUpJob:
         return JobFacts()
 
     def roster(self, round_number: int | None) -> Roster:
-        raise DataError("no rank was ever heard of")
+        raise DataError("no rank has sent anything")
 
     def kept_evidence(self, round_number: int) -> FiledEvidence | None:
         return None

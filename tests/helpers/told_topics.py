@@ -35,7 +35,7 @@ def make_topic(name: str = "incident/one", **changes: Any) -> Topic:
         step=1234,
         cost="no step is completed since",
         goes_on="the job answers with restart and goes on by itself",
-        acts="nobody has to do anything",
+        acts="no action is needed",
         runbook="worker-ended.md",
         route="incidents/one",
     )

@@ -48,4 +48,4 @@ def _take_each(take: Callable[[KeyValue], None], event: WatchEvent) -> None:
         try:
             take(item)
         except CoordinationError as error:
-            _logger.warning("passed over: %s", error)
+            _logger.warning("skipped: %s", error)

@@ -150,7 +150,7 @@ def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
     ranks = source.read(Ranks)
     known = sorted({int(number) for number in ranks.round})
     if not known:
-        raise DataError(f"{args.place}: no rank was ever heard of: no segments of the table ranks; is it a job's?")
+        raise DataError(f"{args.place}: no rank has sent anything: no segments of the table ranks; is it a job's?")
     chosen: int | None = args.round
     if chosen is None:
         return newest_round(ranks)

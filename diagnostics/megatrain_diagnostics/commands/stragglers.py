@@ -122,7 +122,7 @@ def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
     if end.silent_ranks:
         said.append(("0 samples", f"from {_ranks(end.silent_ranks)} in the newest steps"))
     if found.num_wrong:
-        said.append(("passed over", f"{found.num_wrong} rows that cannot be"))
+        said.append(("skipped", f"{found.num_wrong} impossible rows"))
     return [*lines, *facts([("ranks", f"{roster.layout.world_size} ({roster.layout})"), *said])]
 
 

@@ -30,7 +30,7 @@ class VerdictLog:
             try:
                 verdict = decode(HostVerdict, item.value, place)
             except CoordinationError as error:
-                _logger.warning("a verdict is passed over: %s", error)
+                _logger.warning("a verdict is skipped: %s", error)
                 continue
             key = key_of(verdict) if verdict.round == round_number else ""
             found = found.with_verdict(key, verdict)

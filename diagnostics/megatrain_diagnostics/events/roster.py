@@ -67,7 +67,7 @@ def newest_round(ranks: Ranks) -> int:
     A single rank that made a number up is not the job; where no round has that many, the newest of all counts.
     """
     if not len(ranks.round):
-        raise DataError("no rank was ever heard of: the directory holds no table of ranks; is it a job's events?")
+        raise DataError("no rank has sent anything: the directory holds no table of ranks; is it a job's events?")
     numbers = sorted(set(ranks.round.tolist()), reverse=True)
     return next((number for number in numbers if _has_half(ranks, number)), int(numbers[0]))
 

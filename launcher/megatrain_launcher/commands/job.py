@@ -54,7 +54,7 @@ def _add_rest(verb: argparse.ArgumentParser, kind: RequestKind) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask, and wait until it is done.
 
-    Raises: RefusedError with the driver's reason; CoordinationError where nobody answers.
+    Raises: RefusedError with the driver's reason; CoordinationError where no driver answers.
     """
     verdict = getattr(args, "verdict", None)
     if verdict == "":

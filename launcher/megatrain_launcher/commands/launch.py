@@ -1,4 +1,4 @@
-"""`megatrain launch CONFIG`: train on this host, or on all hosts that are told the same, and keep it going."""
+"""`megatrain launch CONFIG`: train on this host, or on all hosts that run the same command, and keep it going."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACCEPTS_OVERRIDES = True
 
 
 class StoppedEarly(BaseException):
-    """A signal asked to stop while the launch was still being prepared. Like KeyboardInterrupt it is nobody's error."""
+    """A signal asked to stop while the launch was still being prepared. Like KeyboardInterrupt it is not an error."""
 
 
 def stop_early(name: str) -> None:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             plan = make_plan(flags, environment)
             return run_launch(plan, environment, execute, _tell, on_job_over=lambda: early.tell(note_only))
     except StoppedEarly as stop:
-        with suppress(OSError):  # nobody reads any more
+        with suppress(OSError):  # the reader is gone
             _tell(f"{stop}: stopped before anything was trained")
         return ExitCode.SAVED_AND_STOPPED
 

@@ -54,7 +54,7 @@ class LiveView:
     def run(self) -> None:
         """Draw until the job is over, or somebody interrupts.
 
-        Raises: CoordinationError, CoordinationRefusedError; BrokenPipeError when nobody reads any more.
+        Raises: CoordinationError, CoordinationRefusedError; BrokenPipeError when the reader is gone.
         """
         snapshot = read_job(self._client, self._keys)
         keys = KeyRange.prefix(self._keys.prefix)

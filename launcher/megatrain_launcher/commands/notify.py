@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _try(receiver: Receiver, job: str, links: Links) -> str:
-    """Send a test message and take it back, so that nobody stays paged. Raises: DeliveryError."""
+    """Send a test message and resolve it, so that no page stays open. Raises: DeliveryError."""
     now_s = time.time()
     topic = _test_topic(now_s, Stage.OPEN)
     said = receiver.try_once(Message(job, (topic,), links, now_s))
@@ -76,8 +76,8 @@ def _test_topic(now_s: float, stage: Stage) -> Topic:
         began_unix_s=now_s,
         ready_unix_s=now_s,
         ended_unix_s=now_s if stage is Stage.CLOSED else None,
-        goes_on="whoever reads this is told when something happens to the job",
-        acts="nobody has to do anything",
+        goes_on="this receiver gets a message when something happens to the job",
+        acts="no action is needed",
         runbook="notifications.md",
         route="overview",
     )

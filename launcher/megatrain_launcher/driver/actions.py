@@ -33,7 +33,7 @@ class RaiseDeadlines:
 
 @dataclass(frozen=True, slots=True)
 class SkipRound:
-    """Give up the number of a round that nobody can read, written at `revision`."""
+    """Give up the number of a round whose record cannot be read, written at `revision`."""
 
     halt: Halt
     revision: int

@@ -1,4 +1,4 @@
-"""What an operator should mend, told in the log once and in the driver's report for as long as it lasts."""
+"""What an operator should mend: logged once, and in the driver's report for as long as it lasts."""
 
 from __future__ import annotations
 

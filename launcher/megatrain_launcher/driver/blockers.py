@@ -1,7 +1,7 @@
 """Keys that hold nothing readable and would be in the way of the driver's next write for ever. Pure.
 
 An unreadable round may have been one that somebody runs: its number is not used again, and a halt says that it is over.
-A candidacy without a lease is nobody's and would never go: it is taken away.
+A candidacy without a lease would never expire: it is removed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _MAX_TOLD = 300
 def drop_strays(state: ClusterState) -> tuple[DropKey, ...]:
     """Return the removal of candidacies that no lease ends."""
     found = sorted(key for key in state.damaged if key.startswith(f"{state.keys.election}/") and key in state.seen)
-    # a name with bytes that are no text is not known as it stands
+    # a name with bytes that are not text is not known exactly
     known = [key for key in found if _UNKNOWN not in key][:_MAX_AT_ONCE]
     return tuple(DropKey(key, state.seen[key].mod_revision) for key in known)
 
 
 def skip_unreadable(now: float, state: ClusterState) -> Decision | None:
-    """Return halts of the rounds after the newest that nobody can read; None where there are none.
+    """Return halts of the rounds after the newest whose records cannot be read; None where there are none.
 
     Only for a job without a live round that can be read.
     """

@@ -59,7 +59,7 @@ class CheckpointWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed.set()  # storage that is away keeps nobody
+        self._closed.set()  # storage that does not answer must not delay the end
 
     def _run(self, checkpoints: LocalLocation) -> None:
         pause_s = self._look_s

@@ -122,7 +122,7 @@ class Driver:
         return self._reason if self.is_leading else ""
 
     def run(self, stop: threading.Event) -> None:
-        """Campaign and drive until `stop` is set. Errors of etcd are told in the log and outlasted."""
+        """Campaign and drive until `stop` is set. Errors of etcd are logged and retried."""
         with self._files, self._run_watch, self._checkpoint_watch:
             self._run(stop)
 
@@ -137,7 +137,7 @@ class Driver:
                 _logger.error("driver %s may not go on: %s", self._host, error)
                 stop.wait(_PAUSE_S)
             except NoSpaceError as error:
-                text = "nobody can drive job %s: etcd takes no writes; training goes on, but no fault is answered: %s"
+                text = "no host can drive job %s: etcd takes no writes; training goes on, but no fault is answered: %s"
                 _logger.error(text, self._keys.job, error)
                 stop.wait(_REPORT_S)
             except CoordinationError as error:
@@ -184,7 +184,7 @@ class Driver:
         finally:
             self._is_leading.clear()
             if is_given_up or stop.is_set():
-                # the lease lives on: without this nobody would drive the job
+                # the lease is still alive: without this no host would drive the job
                 with suppress(CoordinationError):
                     leadership.resign()
 
@@ -193,7 +193,7 @@ class Driver:
             self._files.write_again()
 
     def _is_dead(self, candidate: KeyValue) -> bool:
-        """Say whether the executor of a candidate is proven dead: nobody listens on its port any more."""
+        """Say whether the executor of a candidate is proven dead: its port refuses connections."""
         key = self._keys.host(candidate.value.decode(errors="replace"))
         item = self._client.get(key)
         if item is None or item.lease_id != candidate.lease_id:
@@ -260,7 +260,7 @@ class _Term:
                 self._keep_last_receipts()
 
     def _keep_last_receipts(self) -> None:
-        """Write down who was told of what ended the job: that was after the last decision."""
+        """Record the notifications of the incident that ended the job: they came after the last decision."""
         now = self._clock()
         try:
             told = self._client.read_all(KeyRange.prefix(self._keys.directory("notices")))
@@ -271,14 +271,14 @@ class _Term:
                 for update in updates:
                     self._files.write(update.incident)
         except CoordinationError as error:
-            _logger.warning("who was told of the job's end is not in its incidents: %s", error)
+            _logger.warning("notifications of the job's end are not in its incidents: %s", error)
 
     def lead(self, stop: threading.Event, note: Callable[[str], None]) -> None:
         """Drive until `stop`, or until leadership is in doubt. Raises: CoordinationError, LeadershipLostError."""
         while not stop.is_set() and self._leadership.is_certain:
             try:
                 self._awaited = self._leadership.renew_mark()
-                # all times begin anew: what was not heard meanwhile must count against nobody
+                # all times begin again: what was missed meanwhile must count against no host
                 self._state = ClusterState(keys=self._keys, observer=self._host, began=self._clock())
                 with Watch(self._client, KeyRange.prefix(self._keys.prefix)) as watch:
                     self._follow(watch, stop, note)
@@ -287,7 +287,7 @@ class _Term:
                 stop.wait(_TICK_S)
 
     def _follow(self, watch: Watch, stop: threading.Event, note: Callable[[str], None]) -> None:
-        """Decide on what a watch tells, until it is broken: nothing is decided on what was heard before a gap."""
+        """Decide on the events of a watch, until it breaks: nothing is decided on events from before a gap."""
         is_first = True
         pace = Pace(time.monotonic())
         while not stop.is_set() and self._leadership.is_certain and watch.is_open and not watch.trouble:

@@ -1,4 +1,4 @@
-"""When workers that nobody can hear of are certainly gone, and what all hosts are told for it. Pure.
+"""When the workers of unreachable hosts are certainly gone, and the deadlines that all hosts get for it. Pure.
 
 The rule is `megatrain.failures.fence`: hosts obey it, the driver waits it out. What the rule needs to know of a round
 is found here.
@@ -18,9 +18,9 @@ _PROVING_STEPS = 2
 
 
 def told_deadlines(state: ClusterState, policy: Policy, round_: Round) -> RoundDeadlines:
-    """Return what the hosts of a round were told, zeros where they were told nothing.
+    """Return the deadlines that the hosts of a round received, zeros where there are none.
 
-    Where what they were told cannot be read any more, it followed from what they say themselves.
+    Where that record cannot be read any more, it is computed from the hosts' own reports.
     """
     told = state.deadlines.get(round_.number, RoundDeadlines(round_.number))
     if state.keys.deadlines(round_.number) not in state.damaged:
@@ -39,7 +39,7 @@ def grace_s(state: ClusterState, policy: Policy, round_: Round) -> float:
 
 
 def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple[Action, ...]:
-    """Return what makes known that hosts need longer, or that they cannot read any more what they were told.
+    """Return the action that publishes longer deadlines, or publishes them again where they cannot be read any more.
 
     With an alarm where steps and saves take so long that a host that is cut off is waited for beyond the limit for
     missing hosts.

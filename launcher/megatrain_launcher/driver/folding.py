@@ -1,7 +1,7 @@
 """The next state from what the watch tells. Pure: the same events at the same times give the same state.
 
 A value that cannot be read is kept out of the state and named in `damaged`; it must not stop the driver. The clock of
-another host is believed when it says nearly what the observer's own says, else the observer's own time stands.
+another host's time is used when it is close to the observer's, else the observer's own time counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatrain_launcher.driver.state import ClusterState, Departed, Seen
 
 _KEPT_FAILURE_ROUNDS = 2
 _BELIEVED_S = 60.0
-"""A failure may be told so long after it happened, where etcd was away or a driver had to be elected."""
+"""A failure may be reported so long after it happened, where etcd was away or a driver had to be elected."""
 _ELECTION = "driver"
 
 
@@ -104,7 +104,7 @@ def fold_all(state: ClusterState, events: Iterable[WatchEvent], now: float) -> C
 
 
 def believed(told: float, heard: float, now: float) -> float:
-    """Return the time that a host tells of what was first heard of at `heard`; that one where its clock is wrong."""
+    """Return the host's time of an event first seen at `heard`; `heard` where its clock is wrong."""
     return told if heard - _BELIEVED_S <= told <= now else heard
 
 
@@ -158,7 +158,7 @@ class _Draft:
         kind, *rest = self._state.keys.parts(key) or ("",)
         try:
             if kind == _ELECTION and not item.lease_id:
-                raise CoordinationError(f"{key}: no lease keeps this candidacy, so it is nobody's")
+                raise CoordinationError(f"{key}: it has no lease, so it is no candidacy")
             if kind in _SINGLE and not rest:
                 self._changed[kind] = decode(_SINGLE[kind], item.value, key)
             elif kind in _TABLES:
@@ -201,7 +201,7 @@ class _Draft:
         table[entry] = record
 
     def _drop(self, kind: str, rest: tuple[str, ...]) -> None:
-        if kind not in _TABLES or kind == "deadlines":  # hosts may go by what they were told before
+        if kind not in _TABLES or kind == "deadlines":  # hosts may still obey the deadlines from before
             return
         name, _, entry_of = _TABLES[kind]
         try:

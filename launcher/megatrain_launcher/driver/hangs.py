@@ -27,7 +27,7 @@ class Accusation:
     confidence: str
     sentences: tuple[str, ...]
     waits_for_storage: str = ""
-    """Who waits for storage and not for other ranks: nobody hangs. Empty where that is not so."""
+    """Ranks that wait for storage and not for other ranks: no rank hangs. Empty where that is not so."""
 
     @property
     def is_firm(self) -> bool:
@@ -76,7 +76,7 @@ def _awaited(one: RankEvidence, group: str) -> int | None:
 
 
 def _groups(evidence: Mapping[str, HangEvidence], round_: Round) -> dict[str, tuple[int, ...]]:
-    """Return the groups' members as all hosts together know them; a rank that the round has not is nobody's."""
+    """Return the groups' members as all hosts together know them; a rank that is not in the round is left out."""
     num_ranks = min(round_.world_size, sum(part.num_workers for part in round_.hosts))
     ranges = {group: told for one in evidence.values() for group, told in one.groups.items()}
     return {

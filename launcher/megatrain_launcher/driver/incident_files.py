@@ -28,7 +28,7 @@ _END_S = 5.0
 class IncidentFiles:
     """Writes <directory>/<incident id>.json, and the audit, while it is entered.
 
-    Trouble with the disk is told and stops nobody.
+    Trouble with the disk is reported and stops nothing.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -57,7 +57,7 @@ class IncidentFiles:
             self._is_closed = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(_END_S)  # storage that is away keeps nobody
+            self._thread.join(_END_S)  # storage that does not answer must not delay the end
 
     @property
     def trouble(self) -> str:
@@ -141,7 +141,7 @@ class _Audit:
         name = (entry.outcome.verdict_id, str(entry.outcome.kind))
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if name not in self._known:  # another driver may have told it meanwhile
+            if name not in self._known:  # another driver may have reported it meanwhile
                 self._known = {(one.outcome.verdict_id, str(one.outcome.kind)) for one in read_audit(self._path)[0]}
             if name not in self._known:
                 append_to_audit(self._path, entry)

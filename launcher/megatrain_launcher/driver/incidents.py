@@ -17,7 +17,7 @@ EXIT_CODE_NOTE = "exit_code"
 REQUEST_NOTE = "request"
 CHECK_NOTE = "check"
 PAIRS_NOTE = "pairs"
-"""All hosts are to meet their neighbours before the next round, for nobody is named."""
+"""All hosts meet their neighbours before the next round, because there is no culprit."""
 OVER_NOTE = "over_unix_s"
 HOSTS_NOTE = "num_hosts"
 """That the round after an eviction for slowness is to have."""
@@ -123,7 +123,7 @@ def no_earlier(now: float, moments: Moments) -> float:
 
 
 def _within(told: float | None, least: float, now: float) -> float | None:
-    """Return a moment as hosts told it; where their clocks cannot be right, the time at which it is heard of."""
+    """Return a moment as hosts reported it; where their clocks cannot be right, the time at which the report came."""
     if told is None:
         return None
     return told if least <= told <= now else max(least, now)

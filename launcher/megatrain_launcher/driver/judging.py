@@ -46,7 +46,7 @@ class Stopping:
 
     pending: tuple[RoundHost, ...]
     unheard: Mapping[str, float]
-    """Hosts among these that nobody can hear of: until when their workers may live."""
+    """The unreachable hosts among these, and until when their workers may live."""
     fenced: Mapping[str, str]
     lost: Mapping[str, str]
     """Hosts that are certainly gone, with the evidence."""
@@ -110,7 +110,7 @@ def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, 
             fenced[part.session] = f"{part.host} did not stop its workers within {now - since:.0f} s"
             left_out[part.host] = fenced[part.session]
         else:
-            why = f"{part.host} is not heard of; its lease is gone"
+            why = f"{part.host} is lost; its lease is gone"
             fenced[part.session] = lost[part.host] = left_out[part.host] = why
             vanished.append(part.host)
     return Stopping(tuple(pending), unheard, fenced, lost, left_out, tuple(vanished), over_at)
@@ -128,12 +128,12 @@ def _may_live_until(
 ) -> float:
     """Return until when a host is waited for that has not said that its workers are gone.
 
-    One that has killed them and waits for the kernel runs none of their code any more. Any other may not have heard
-    of the halt: then it obeys its deadlines, from the end of its lease or of what it heard last.
+    One that has killed them and waits for the kernel runs none of their code any more. Any other may not know of the
+    halt: then it obeys its deadlines, from the end of its lease or its last news.
     """
     if not state.is_registered(part):
         until = gone_by(state, policy, round_, part, state.gone_since(part))
-        # it may have heard that its workers shall save, and be cut off since
+        # it may know that its workers shall save, and be cut off since
         return max(until, since + timeout_s) if is_saving else until
     status = state.status_of(part, round_.number)
     if status is not None and status.phase is HostPhase.STOPPING:
@@ -148,7 +148,7 @@ def _waiting_words(now: float, round_: Round, stopping: Stopping) -> str:
         return text
     left_s = max(stopping.unheard.values()) - now
     unheard = ", ".join(sorted(stopping.unheard)[:8])
-    return f"{text}; nothing is heard of {unheard}, whose workers end within {left_s:.0f} s"
+    return f"{text}; {unheard} cannot be reached, and its workers end within {left_s:.0f} s"
 
 
 def _done_code(state: ClusterState, round_: Round) -> int | None:
@@ -266,7 +266,8 @@ def _lost_before(incident: Incident) -> tuple[str, ...]:
 
 
 def _accused(state: ClusterState, round_: Round, incident: Incident, victims: set[str]) -> tuple[str, ...]:
-    """Return whom a hang's evidence names, or to whom victims lost the connection. `victims`: hosts by name."""
+    """Return the culprit by a hang's evidence, or the peer to which victims lost the connection. `victims`: hosts by
+    name."""
     if incident.kind is IncidentKind.HANG:
         return incident.culprit_hosts
     by_address = {part.address: part.host for part in round_.hosts} | {part.host: part.host for part in round_.hosts}

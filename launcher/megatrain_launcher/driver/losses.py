@@ -39,7 +39,7 @@ _LEAST_HOSTS = 3
 _MANY = 2
 """One host alone is lost by itself, however few there are."""
 _MAX_HOLDS = 20
-"""So many holds of a round are incidents of their own; later ones are only told: a lease may come and go for days."""
+"""So many holds of a round get their own incidents; later ones are only logged: a lease may come and go for days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def answer_vanished(
     probes = probes_for(now, state, gone)
     sign = _second_sign(now, state, policy, round_, gone, began)
     if sign:
-        evidence = (*(f"{name} is not heard of; its lease is gone" for name in names[:8]), *sign)
+        evidence = (*(f"{name} is lost; its lease is gone" for name in names[:8]), *sign)
         # a host that is cut off stops the others' steps long before its lease is over
         began = min((began, *(stall_began(state, host, now) for host in stalled_hosts(state, round_))))
         incident = broken_incident(now, state, round_, IncidentKind.HOST_LOST, began, evidence, hosts=names)
@@ -108,10 +108,10 @@ def _second_sign(
     others = _others(round_, gone)
     if not others:
         until = max(gone_by(state, policy, round_, part, state.gone_since(part)) for part in gone)
-        return (f"none of the round is heard of for {waited_s:.0f} s",) if now > until else ()
+        return (f"no host of the round is reachable for {waited_s:.0f} s",) if now > until else ()
     saved = [part.host for part in others if _exit_code_of(state, round_, part) == ExitCode.SAVED_AND_STOPPED]
     if saved:
-        # all ranks agree on such a stop, and nobody whom the driver hears of has asked for it
+        # all ranks agree on such a stop, and no known host or person has asked for it
         return (f"{', '.join(saved[:8])}: the workers were asked to save and stop, and did",)
     if _are_too_many(policy, round_, gone) or all(_is_alive(state, part) for part in gone):
         # who is done with its work complains of nothing any more
@@ -171,7 +171,7 @@ def _hold(
         incident = new_incident(
             now, state, IncidentKind.CONTROL_PLANE, round_=round_, began=began, reason=reason, action=HOLD
         )  # fmt: skip
-        evidence = tuple(f"{name} is not heard of; its lease is gone" for name in names[:12])
+        evidence = tuple(f"{name} is lost; its lease is gone" for name in names[:12])
         held = replace(incident, state=IncidentState.HELD, culprit_hosts=names[:32], evidence=evidence)
         actions = (OpenIncident(held), *actions)
     return Decision(actions, reason)
@@ -182,7 +182,8 @@ def _part_of(names: tuple[str, ...], round_: Round) -> str:
 
 
 def hold_of_returned(now: float, state: ClusterState, round_: Round) -> tuple[OpenIncident, ...]:
-    """Return an incident for leases that were lost and taken anew while nobody could open one: no loss goes untold."""
+    """Return an incident for leases that were lost and regained while no driver could open one: every loss is
+    recorded."""
     names = _returned(state, round_)
     if not names or len(_holds(state, round_)) >= _MAX_HOLDS:
         return ()

@@ -87,7 +87,7 @@ def _command(state: ClusterState, campaign: str, turn: int) -> HostCommand | Non
 
 
 def _order(now: float, state: ClusterState, campaign: str, order: Sequence[str], turn: int) -> PairCheck | None:
-    """Return the order for a turn, None where nobody is left to meet in it."""
+    """Return the order for a turn, None where no pair is left in it."""
     met = [pair for pair in pairs(order, turn) if all(host in state.hosts for host in pair)]
     if not met:
         return None
@@ -100,7 +100,7 @@ def _order(now: float, state: ClusterState, campaign: str, order: Sequence[str],
 
 
 def _pairs_of(command: HostCommand, order: Sequence[str], turn: int) -> list[Pair]:
-    """Return the pairs of a turn that were ordered: hosts that had left by then have no partner."""
+    """Return the pairs of a turn that were ordered: hosts that had already left have no partner."""
     return [pair for pair in pairs(order, turn) if command.partners.get(pair[0]) == pair[1]]
 
 

@@ -14,7 +14,7 @@ EVIDENCE_S = 1.0
 """How long a stuck round's hosts have to say where their ranks stand."""
 PROBE_AGAIN_S = 0.5
 HANG_GRACE_S = 2.0
-"""Beyond the lease's TTL: so long after it began a stall is answered although its suspects cannot be heard."""
+"""Beyond the lease's TTL: so long after it began a stall is answered although its suspects are unreachable."""
 GROW_AFTER_S = 10.0
 """A host must have been there for so long before a round that trains is ended to take it in."""
 CHECK_TIMEOUT_S = 320.0

@@ -1,4 +1,4 @@
-"""Who was told of an incident, copied from the receivers' records to its own, where it stays. Pure."""
+"""The notifications of an incident, copied from the receivers' records to its own, where they stay. Pure."""
 
 from __future__ import annotations
 

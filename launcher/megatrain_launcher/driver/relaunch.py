@@ -12,7 +12,7 @@ from megatrain_launcher.driver.state import ClusterState
 
 def tell_lost_launch(now: float, state: ClusterState) -> Decision | None:
     """Open the incident of a launch that was lost, before the first round of this one; None where there is nothing
-    to tell, or it is told.
+    to report, or it is reported.
 
     The first round then takes it along, as any open incident, and the first step closes it.
     """

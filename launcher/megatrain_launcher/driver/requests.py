@@ -50,7 +50,7 @@ def answer_requests(now: float, state: ClusterState, policy: Policy, *, is_quiet
 
 
 def asked_to_stop(state: ClusterState) -> JobRequest | None:
-    """Return the oldest request to stop the job; None where nobody asks for that."""
+    """Return the oldest request to stop the job; None without one."""
     return next((request for request in _by_age(state) if request.kind is RequestKind.STOP), None)
 
 
@@ -156,7 +156,7 @@ def _command_result(state: ClusterState, request: JobRequest, command: HostComma
         for host in command.hosts
         if host in state.hosts and ((one := state.statuses.get(host)) is None or one.obeyed_command < command.number)
     ]
-    return "" if waiting else "the workers were told to save at the next step that all agree on"
+    return "" if waiting else "the workers will save at the next step that all agree on"
 
 
 def _incident_result(incident: Incident) -> str:

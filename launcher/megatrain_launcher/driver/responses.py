@@ -74,7 +74,7 @@ class Response:
     is_checked: bool = False
     """The culprits must pass their health checks before they take part again."""
     is_paired: bool = False
-    """Nobody is named: pair tests of all hosts come before the next round."""
+    """There is no culprit: pair tests of all hosts come before the next round."""
     exit_code: int = 0
     kind: IncidentKind = IncidentKind.FAILURE
     rollback: tuple[int, int, int] | None = None
@@ -109,7 +109,7 @@ def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
         first = min(facts.failures, key=lambda failure: (failure.at_unix_s, failure.rank))
         reason = f"{_end_of(first, facts)}, a victim; whose, no log says"
         return Response(RESTART, reason, label=first.label, is_paired=True)
-    return Response(RESTART, facts.told or f"workers of round {facts.round} were stopped, and nobody said why")
+    return Response(RESTART, facts.told or f"workers of round {facts.round} were stopped, and no reason is recorded")
 
 
 def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:

@@ -1,4 +1,4 @@
-"""Directories of a run that somebody removes while it runs: noticed within seconds, made anew, and told.
+"""Directories of a run that somebody removes while it runs: noticed within seconds, made again, and reported.
 
 Looked at by a thread of its own: the driver must go on deciding while the run directory's storage is away.
 """
@@ -52,7 +52,7 @@ class _Watched:
 class RunWatch:
     """Looks while it is entered. `on_lost` is called with each path that was lost, once there is a directory again.
 
-    Every candidate looks, so that whoever is elected next knows what was lost; who drives tells it in the log.
+    Every candidate looks, so that the next driver knows what was lost; the driver logs it.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RunWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed.set()  # storage that is away keeps nobody
+        self._closed.set()  # storage that does not answer must not delay the end
 
     def _run(self) -> None:
         while not self._closed.is_set():

@@ -35,7 +35,7 @@ def answer_stall(now: float, state: ClusterState, policy: Policy, round_: Round,
         dead = {part.host: proof for part in unheard if (proof := state.proof_of_death(part))}
         if now - since < policy.lease_ttl_s + HANG_GRACE_S and not dead:
             return Decision(
-                actions, f"no progress, and {', '.join(found.hosts)} cannot be heard: waiting for the lease"
+                actions, f"no progress, and {', '.join(found.hosts)} cannot be reached: waiting for the lease"
             )
         found = replace(found, sentences=(*dead.values(), *found.sentences))
     began = min(stall_began(state, host, now) for host in stalled)

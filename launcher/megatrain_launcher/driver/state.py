@@ -88,7 +88,7 @@ class ClusterState:
 
     @property
     def next_command(self) -> int:
-        """The next number for a command; one that nobody can read is not in its way."""
+        """The next number for a command; an unreadable command does not block it."""
         number = max(self.commands, default=0) + 1
         while self.keys.command(number) in self.damaged:
             number += 1
@@ -180,7 +180,7 @@ class ClusterState:
         return tuple(incident for incident in self._unclosed() if self.is_of_this_launch(incident))
 
     def abandoned_incidents(self) -> tuple[Incident, ...]:
-        """Return the incidents that ended an earlier launch: nobody was left to say so."""
+        """Return the incidents that ended an earlier launch: no driver was left to record that."""
         return tuple(incident for incident in self._unclosed() if not self.is_of_this_launch(incident))
 
     def _unclosed(self) -> list[Incident]:

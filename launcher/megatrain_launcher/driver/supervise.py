@@ -1,7 +1,7 @@
 """What to do about a round that trains: nothing, hold, ask for evidence, end the job, or halt it. Pure.
 
 A broken round is halted at once and judged when its workers are gone, because then all that was said of it is known
-(`judging`). Only a hang is judged before: a process that is killed tells nothing more.
+(`judging`). Only a hang is judged before: a killed process shows nothing more.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _over(now: float, state: ClusterState, round_: Round) -> Decision | None:
         return None
     is_saved = any(status.exit_code == ExitCode.SAVED_AND_STOPPED for status in found)
     code = ExitCode.SAVED_AND_STOPPED if is_saved else ExitCode.OK
-    reason = "the workers were told to stop, and saved" if is_saved else "training is done"
+    reason = "the workers were asked to stop, and saved" if is_saved else "training is done"
     closed = tuple(UpdateIncident(ended(one, is_recovered=True)) for one in state.open_incidents())
     end = EndJob(JobEnd(int(code), reason, now, round_.number))
     return Decision((*closed, halt(now, round_, reason), end), reason)

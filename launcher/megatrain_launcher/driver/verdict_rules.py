@@ -92,7 +92,7 @@ def _allowed(policy: Policy, judged: Judgement, *, is_approved: bool) -> Judgeme
 def _out_of_place(state: ClusterState, verdict: HostVerdict) -> str:
     """Return why a verdict is not about the job as it is now; empty where it is.
 
-    What was before what is told by revisions of etcd: the clock of a daemon may be wrong by hours.
+    Revisions of etcd decide the order of events: the clock of a daemon may be wrong by hours.
     """
     round_ = state.round
     if round_ is None:
@@ -195,7 +195,7 @@ def _of_numerics(
 ) -> Judgement:
     to_step, first, last = verdict.rollback_to, verdict.skip_from, verdict.skip_to
     if to_step is None or first is None or last is None:
-        return _declined("rollback_to, skip_from and skip_to are not all given: nobody knows where to go back to")
+        return _declined("rollback_to, skip_from and skip_to are not all given: the step to go back to is unknown")
     done = last_step(state, round_)
     reached = max(done or 0, last + 1)
     if not (0 <= to_step <= first <= last < policy.train_steps and last - first < MAX_SKIPPED_STEPS):

@@ -24,7 +24,7 @@ _UNKNOWN = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a person is told about a verdict, and what is done. `is_done`: nothing more comes of it."""
+    """What is shown to a person about a verdict, and what is done. `is_done`: nothing more follows."""
 
     actions: tuple[Action, ...]
     text: str
@@ -96,7 +96,7 @@ def _judge(now: float, state: ClusterState, policy: Policy, verdict: HostVerdict
         return judge(now, state, policy, verdict)
     if number_of_round(state) == verdict.round:
         return Judgement(OutcomeKind.WAITING, "")
-    return Judgement(OutcomeKind.DECLINED, f"round {verdict.round} is over, and nobody had approved it")
+    return Judgement(OutcomeKind.DECLINED, f"round {verdict.round} is over, and it was not approved in time")
 
 
 def _unanswered(state: ClusterState) -> list[HostVerdict]:
@@ -111,7 +111,7 @@ def _unanswered(state: ClusterState) -> list[HostVerdict]:
 
 
 def _unreadable(now: float, state: ClusterState) -> list[Action]:
-    """Decline what nobody can read; a key that cannot be one of a verdict is taken away."""
+    """Decline unreadable verdicts; a key that cannot be one of a verdict is removed."""
     prefix = state.keys.directory("verdicts")
     found = sorted(key for key in state.damaged if key.startswith(prefix) and key in state.seen and _UNKNOWN not in key)
     actions: list[Action] = []

@@ -26,7 +26,7 @@ from megatrain_launcher.driver.actions import (
 from megatrain_launcher.driver.state import Seen
 
 _MAX_OPERATIONS = 100
-"""etcd takes 128 in one transaction unless it is told otherwise."""
+"""etcd takes 128 in one transaction by default."""
 _FIRST = (HaltRound, WriteRound, SkipRound, EndJob, OpenIncident, SendCommand)
 _SECOND = (UpdateIncident, CordonHost, RecordOutcome)
 _NUMBERED = ("rounds", "halts", "deadlines", "evidence", "commands")
@@ -122,7 +122,7 @@ def _add(
 
 
 def _is_free(key: str, damaged: Mapping[str, int]) -> Compare:
-    """Return the condition that a key is not there, or still holds what nobody can read."""
+    """Return the condition that a key does not exist, or still holds the same unreadable value."""
     return Compare.mod_revision(key, damaged[key]) if key in damaged else Compare.is_absent(key)
 
 

@@ -73,7 +73,7 @@ class Caretaker:
 
     @property
     def stop_reason(self) -> str:
-        """Why this executor stops; empty while nobody asked it to."""
+        """Why this executor stops; empty without a request to stop."""
         return self._kill_reason or self._stop_reason
 
     @property
@@ -129,7 +129,7 @@ class Caretaker:
             if reason:
                 _logger.error("this host is not fit to take part: %s", reason)
             else:
-                _logger.info("this host hears its orders again")
+                _logger.info("this host receives its orders again")
 
     def _go_on_stopping(self) -> None:
         view, now = self._parts.orders.view(), time.monotonic()

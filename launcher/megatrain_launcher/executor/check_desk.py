@@ -73,7 +73,7 @@ class CheckDesk:
             on_done()
 
     def _next(self) -> tuple[HostCommand | None, Callable[[], None]] | None:
-        """Wait for what is asked for; return the checks of before where they failed and nobody asks for long."""
+        """Wait for a request; return the previous checks where they failed and no request comes for long."""
         while True:
             try:
                 return self._jobs.get(timeout=self._again_s)
@@ -92,7 +92,7 @@ class CheckDesk:
         began = time.time()
         try:
             return check()
-        except Exception as error:  # whatever it is: a host that cannot be checked must not train
+        except Exception as error:  # any error: a host that cannot be checked must not train
             _logger.exception("the health checks of this host failed themselves")
             result = CheckResult(
                 "checks",

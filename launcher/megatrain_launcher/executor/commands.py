@@ -9,7 +9,7 @@ from megatrain.contracts.rounds import HostCommand
 
 
 class CommandKind(StrEnum):
-    """What the driver may ask of executors. Unknown kinds are passed over: another version may know more."""
+    """What the driver may ask of executors. Unknown kinds are ignored: another version may know more."""
 
     CHECKPOINT = "checkpoint"
     EVIDENCE = "evidence"

@@ -71,7 +71,7 @@ class BoxPlaces:
 
     @property
     def trouble(self) -> str:
-        """Why no black box can be believed, empty where they can: no hang is seen then, and no step."""
+        """Why no black box can be trusted, empty where they can: then neither a hang nor a step is seen."""
         if self.directory is None:
             return ""
         try:

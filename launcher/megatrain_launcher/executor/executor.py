@@ -100,7 +100,7 @@ def run_executor(settings: ExecutorSettings, parts: ExecutorParts | None = None)
 
 @dataclass(slots=True)
 class _Wakers:
-    """Whom to wake when something changed; filled in when the parts that wake one another are made."""
+    """What to wake when something changed; filled in when the parts that wake each other are made."""
 
     all: list[Callable[[], None]] = field(default_factory=list)
 

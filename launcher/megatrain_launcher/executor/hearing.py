@@ -1,11 +1,11 @@
-"""Whether this host hears its orders. One that does not must be in no new round: it would neither start nor stop."""
+"""Whether this host receives its orders. One that does not must be in no new round: it would neither start nor stop."""
 
 from __future__ import annotations
 
 from megatrain.coordination.watch import WatchLimits
 
 _PROOFS_S = 2 * WatchLimits().silence_s
-"""An idle watch proves within half of this that it hears; after an outage it hears again within the whole."""
+"""An idle watch proves within half of this that it works; after an outage it works again within the whole."""
 
 
 def deaf_after_s(lease_ttl_s: float) -> float:
@@ -14,9 +14,9 @@ def deaf_after_s(lease_ttl_s: float) -> float:
 
 
 def deaf_within_s(lease_ttl_s: float) -> float:
-    """Return after how many seconds a host that does not hear a halt counts as one without a lease, at the latest.
+    """Return after how many seconds, at the latest, a host that does not receive a halt counts as one without a lease.
 
-    A stream that brings nothing, while its member answers other calls, seems to be heard until it is opened anew.
+    A stream that delivers nothing, while its member answers other calls, seems to work until it is reopened.
     """
     return deaf_after_s(lease_ttl_s) + WatchLimits().renew_s
 
@@ -38,10 +38,10 @@ class Hearing:
         self._told = ""
 
     def look(self, now: float, unheard_s: float, trouble: str, *, is_lease_held: bool) -> str:
-        """Return why this host is not fit, empty when it is. The reason stays the same until it hears again.
+        """Return why this host is not fit, empty when it is. The reason stays the same until it receives orders again.
 
-        Only the time counts in which etcd kept the host's lease: while etcd is away nobody hears anything, and when it
-        is back a watch may take a moment longer than a lease.
+        Only the time counts in which etcd kept the host's lease: while etcd is away no host receives anything, and when
+        it is back a watch may take a moment longer than a lease.
         """
         if not is_lease_held:
             self._held_since = None
@@ -51,7 +51,7 @@ class Hearing:
         is_deaf = min(unheard_s, now - self._held_since) > self._bound_s
         if is_deaf and not self._told:
             self._told = (
-                f"its orders cannot be heard: {trouble or f'for {self._bound_s:g} s nothing proved that they can'}"
+                f"its orders do not arrive: {trouble or f'for {self._bound_s:g} s nothing proved that they do'}"
             )
         elif not is_deaf and unheard_s <= self._bound_s:
             self._told = ""

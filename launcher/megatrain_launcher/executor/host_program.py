@@ -1,8 +1,8 @@
 """Programs beside a host's workers, where a distribution that has one is installed: the streamer of the diagnosis.
 
 Such a distribution declares an entry point in the group `megatrain.host_program`: a function of the keywords that
-`_words` gives it, which returns the words of a command, none where there is nothing to run. Nobody needs the program:
-one that cannot be started, or ends, is told of in the log and started again after a while, and training goes on.
+`_words` gives it, which returns the words of a command, none where there is nothing to run. Training does not need the
+program: the log names one that cannot be started, or ends, and it is started again after a while.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class _RoundState:
     pids: dict[int, int] = field(default_factory=dict)
     started_unix_s: float | None = None
     ends: dict[int, WorkerEnd] = field(default_factory=dict)
-    """By local rank; only of workers that nobody killed."""
+    """By local rank; only of workers that ended by themselves."""
     progress: HostProgress | None = None
     stall: Stall | None = None
     is_stopping: bool = False
@@ -71,7 +71,7 @@ class Running:
 class HostState:
     """Implements the telling half of `seams.WorkerListener`. All methods may be called from any thread.
 
-    `on_change` is called after each change that others should hear of at once.
+    `on_change` is called after each change that must be published at once.
     """
 
     def __init__(self, host: str, on_change: Callable[[], None] = lambda: None) -> None:
@@ -109,7 +109,7 @@ class HostState:
         self._on_change()
 
     def set_progress(self, number: int, progress: HostProgress) -> None:
-        """Enter what the black boxes of a round tell; others hear of it at once only when a milestone was reached."""
+        """Enter the content of a round's black boxes; it is published at once only when a milestone was reached."""
         with self._lock:
             if self._round is None or self._round.number != number:
                 return
@@ -119,7 +119,7 @@ class HostState:
             self._on_change()
 
     def set_last_steps(self, number: int, progress: HostProgress) -> None:
-        """Enter how far the ranks had come when nobody writes to their black boxes any more.
+        """Enter how far the ranks had come after the last write to their black boxes.
 
         The look before may have been a step ago, and how far a round came decides whether the next one was in vain.
         """

@@ -1,9 +1,9 @@
 """The programs of a job, where a distribution that has some is installed: the diagnostics daemon and the web page.
 
 Such a distribution declares an entry point in the group `megatrain.job_programs`: a function of the keywords `config`,
-`run` and `etcd` (flags that lead there) which returns commands by name. One host of a job runs them. Nobody needs
-them: one that cannot be started, or ends, is told of and started again after a while. Each is kept by itself, so that
-the end of one is nothing to the others.
+`run` and `etcd` (flags that lead there) which returns commands by name. One host of a job runs them. Training does not
+need them: one that cannot be started, or ends, is reported and started again after a while. Each is kept by itself, so
+that the end of one is nothing to the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whose job this name is: the first host writes the job's record, the others must fit it.
 
-A name is free when nobody has it, or when its job has ended (or was abandoned) and none of its hosts is registered any
+A name is free when no job has it, or when its job has ended (or was abandoned) and none of its hosts is registered any
 more. Then the new launch replaces the record and takes the old end away, in one transaction. Rounds stay: their numbers
-go on, so that nothing left by an old round can be taken for a new one's.
+go on, so that nothing left by an old round can be confused with a new one's.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _as_recorded(record: JobRecord) -> LostLaunch:
 def claim_job(
     client: EtcdClient, keys: JobKeys, mine: JobRecord, patience_s: float, look_back: LookBack = _as_recorded
 ) -> JobRecord:
-    """Make sure that the name is this launch's, and return the job's record as it stands.
+    """Make sure that the name is this launch's, and return the job's record.
 
-    `patience_s`: how long hosts of a launch that has ended, or of which nobody answers, are waited for. The caller
+    `patience_s`: how long to wait for hosts of a launch that has ended, or whose hosts do not answer. The caller
     registers its host at once: a record without hosts counts as abandoned after a moment.
     Raises: ConfigError naming host and key when the job is another one; CoordinationError.
     """
@@ -139,7 +139,7 @@ def _host_of(item: KeyValue) -> HostRecord | None:
     except CoordinationError as error:
         if item.lease_id:
             raise
-        _logger.warning("no host, and passed over: %s", error)
+        _logger.warning("no host, and skipped: %s", error)
         return None
 
 
@@ -161,7 +161,7 @@ def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:
 def _has_nobody_left(view: JobView, mine: JobRecord) -> bool:
     """Say whether all hosts of a launch that ran are gone or dead: then a host without a launch id begins another one.
 
-    It would be taken for one of theirs, and nobody would hear that the launch before was lost.
+    It would count as one of theirs, and the loss of the launch before would not be reported.
     """
     if mine.launch_id or not view.has_begun:
         return False
@@ -170,7 +170,7 @@ def _has_nobody_left(view: JobView, mine: JobRecord) -> bool:
 
 
 def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, look_back: LookBack) -> None:
-    """Write our record over what was seen, unless somebody was faster; a launch that has no end is told of in it."""
+    """Replace the record that was read, unless another host was faster; it names an earlier launch without an end."""
     own = mine if mine.launch_id else replace(mine, launch_id=secrets.token_hex(8))
     if view.record is not None and view.end is None and view.has_begun:
         own = replace(own, lost_launch=look_back(view.record))

@@ -19,7 +19,7 @@ _TRY_S = 0.5
 
 
 def leave_mark(run: RunDirectory, record: JobRecord) -> None:
-    """Write which launch this is; for its first host. What cannot be written is told in the log."""
+    """Write which launch this is; for its first host. A failed write is logged."""
     try:
         write_private(run.diagnosis / _NAME, f"{record.launch_id}\n".encode())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A port that tells whether this executor lives: whoever connects is told its session, and is disconnected.
+"""A port that shows whether this executor lives: each connection gets its session, and is closed.
 
 A refused connection, or another session, proves that the executor is gone, for who has reached that port before; for
 anybody else it may be a firewall that refuses, or an address that means another machine here. Silence proves nothing.
@@ -29,7 +29,7 @@ class LivenessPort:
 
     def __init__(self, session: str, address: str = "") -> None:
         self.session = session
-        """What is told; it may be replaced at any time."""
+        """The answer; it may be replaced at any time."""
         self._socket = socket.create_server((address, 0), backlog=128)
         self.port: int = self._socket.getsockname()[1]
         self._closed = threading.Event()

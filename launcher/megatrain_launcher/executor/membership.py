@@ -1,8 +1,9 @@
 """This host's place in the job: its lease, its record, and a new life when the job went on without the old one.
 
 A lost lease is answered with a new one and the same session: whether the job has gone on without this host, only its
-rounds say. The host's key is written only where nobody else holds it. A record left by an executor that is proven dead
-(nobody listens on its port, on this same machine) is replaced at once; any other is waited for until its lease is over.
+rounds say. The host's key is written only where no other executor holds it. A record left by an executor that is proven
+dead (its port, on this same machine, refuses) is replaced at once; for any other the host waits until the lease is
+over.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class LeaseTimes:
 
 
 class Judge(Enum):
-    """Who may find that this host is not fit to take part. It is fit when nobody does."""
+    """The checks that may find this host unfit. It is fit when none does."""
 
     CHECKS = auto()
     HEARING = auto()
@@ -292,12 +293,12 @@ class Membership:
 
 
 def _is_same_executor(found: HostRecord, record: HostRecord) -> bool:
-    """Say whether two records are of one executor, whatever its sessions: nobody else has its port."""
+    """Say whether two records are of one executor, whatever its sessions: no other has its port."""
     return (found.pid, found.address, found.liveness_port) == (record.pid, record.address, record.liveness_port)
 
 
 def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:
-    """Say whether an executor is proven dead: it was on this machine, and nobody listens on its port."""
+    """Say whether an executor is proven dead: it was on this machine, and its port refuses connections."""
     if found.address != record.address and found.address not in _own_addresses():
         return False
     return ask(found.address, found.liveness_port, found.session)[0] is Vitality.DEAD

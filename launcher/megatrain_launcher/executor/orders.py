@@ -1,4 +1,4 @@
-"""What the driver orders, as this host hears it: rounds, halts, commands, the end of the job.
+"""The driver's orders, as this host receives them: rounds, halts, commands, the end of the job.
 
 Three watches (rounds, halts, and what lies from commands to the end, with deadlines and what ranks shall record) feed
 one book under one lock. The agent waits in `next_assignment`; from the moment it returns until the agent comes back,
@@ -88,7 +88,7 @@ class OrderBook:
         self._followers = [Follower(client, one, partial(self.take, keys=one)) for one in ranges]
 
     def close(self) -> None:
-        """Stop listening; whoever waits for an assignment is told to leave."""
+        """Stop following; a thread that waits for an assignment returns."""
         self.leave(self._must_leave or "the executor ends")
         for follower in self._followers:
             follower.close()
@@ -103,12 +103,12 @@ class OrderBook:
 
     @property
     def trouble(self) -> str:
-        """Why orders may not be heard at the moment; empty when all is well."""
+        """Why orders may not arrive at the moment; empty when all is well."""
         return next((follower.trouble for follower in self._followers if follower.trouble), "")
 
     @property
     def unheard_s(self) -> float:
-        """For how long it has not been certain that all orders were heard, in seconds."""
+        """For how long, in seconds, orders may have been missed."""
         return max((follower.unheard_s for follower in self._followers), default=0.0)
 
     def next_assignment(self, after: int) -> Assignment | None:
@@ -147,7 +147,8 @@ class OrderBook:
     def is_saving(self, number: int) -> bool:
         """Say whether workers of that round shall be asked to save and stop, rather than be killed.
 
-        A halt that does not ask for it, or a newer round, ends what this host let them save: nobody waits for that.
+        A halt that does not ask for it, or a newer round, ends this host's wait for their save: no other host waits for
+        it.
         """
         with self._changed:
             if self._end is not None or self._must_leave or max(self._rounds, default=0) > number:
@@ -188,12 +189,13 @@ class OrderBook:
             return True
 
     def diag_settings(self) -> DiagSettings | None:
-        """Return what the ranks shall record; None where nobody said anything."""
+        """Return what the ranks shall record; None where it was never set."""
         with self._changed:
             return self._diag_settings
 
     def told_deadlines(self, number: int) -> RoundDeadlines:
-        """Return what a round needs from step to step and to stop, as all its hosts were told; zeros: nobody did."""
+        """Return the time that a round needs from step to step and to stop, as the driver published it; zeros: not
+        published."""
         with self._changed:
             return self._deadlines.get(number, RoundDeadlines(number))
 
@@ -223,7 +225,7 @@ class OrderBook:
             return self._changed.wait_for(lambda: is_met(self.view()), timeout_s)
 
     def take(self, event: WatchEvent, keys: KeyRange) -> None:
-        """Enter what a watch of `keys` tells. What cannot be read is told in the log and passed over."""
+        """Enter the events of a watch of `keys`. Unreadable values are logged and skipped."""
         with self._changed:
             match event:
                 case Snapshot(items=items):

@@ -1,8 +1,8 @@
 """Which host runs the programs of a job: the one whose driver is elected, or the one that the configuration names.
 
-Leadership decides who begins. Who has begun goes on through an outage of etcd, in which nobody leads, and ends when
-another host is known to lead, or when this executor ends. So no two hosts go on for long, and an outage takes neither
-page nor daemon away. Two daemons never write: the lock of the event store sees to that.
+Leadership decides which host begins. A host that has begun continues through an outage of etcd, in which no host leads,
+and ends when another host is known to lead, or when this executor ends. So no two hosts go on for long, and an outage
+takes neither page nor daemon away. Two daemons never write: the lock of the event store sees to that.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ProgramKeeper:
         return self._thread.trouble or self._why_poor
 
     def close(self) -> None:
-        """End the programs; those of a job that is over hear its hosts out first."""
+        """End the programs; those of a job that is over first take in what its hosts still send."""
         self._closed.set()
         self._thread.join()
 
@@ -97,7 +97,7 @@ class ProgramKeeper:
             return False
 
     def _is_anothers(self) -> bool:
-        """Say whether another host is known to lead a job that goes on; while etcd is away nobody is."""
+        """Say whether another host is known to lead a job that continues; while etcd is away none is."""
         try:
             leader = Election(self._parts.client, self._parts.keys.election).leader()
         except CoordinationError:

@@ -67,7 +67,7 @@ class HostProgress:
 
 
 def moments_of(records: Sequence[Record], progress: Progress, clock: ClockBase) -> Moments:
-    """Return the moments of a start, from the spans that tell them and, where one is lost, from the progress words."""
+    """Return the moments of a start, from its spans and, where one is lost, from the progress words."""
 
     def end_of(operation: Operation) -> float | None:
         for record in records:
@@ -103,7 +103,7 @@ class RankWatch:
         self._has_warned = False
 
     def look(self) -> RankProgress | None:
-        """Return what the rank's black box tells now; None before there is one."""
+        """Return what the rank's black box says now; None before there is one."""
         if self._reader is None and not self._open():
             return self.latest
         assert self._reader is not None
@@ -168,7 +168,7 @@ class RoundProgress:
         self.watches = {rank: RankWatch(path, rank, pids[rank]) for rank, path in sorted(paths.items())}
 
     def look(self) -> dict[int, RankProgress]:
-        """Return what each rank's black box tells now; ranks without one are left out."""
+        """Return what each rank's black box says now; ranks without one are left out."""
         found = {rank: watch.look() for rank, watch in self.watches.items()}
         return {rank: progress for rank, progress in found.items() if progress is not None}
 

@@ -38,7 +38,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FollowerParts:
-    """What the follower looks at, and whom it tells."""
+    """What the follower reads, and where it reports."""
 
     host: str
     state: HostState
@@ -179,7 +179,7 @@ class RoundFollower:
         return self._parts.fence_rule.deadlines(told.interval_s, told.stop_s)
 
     def _lease(self) -> LeaseView:
-        """Return the lease as fencing sees it: worth nothing to a host that cannot hear that its round is over."""
+        """Return the lease for fencing: none for a host that cannot learn that its round is over."""
         deaf_s = self._parts.orders.unheard_s - deaf_after_s(self._parts.fence_rule.lease_ttl_s)
         return LeaseView(max(self._parts.membership.lease().gone_s, deaf_s))
 

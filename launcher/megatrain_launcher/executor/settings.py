@@ -1,4 +1,4 @@
-"""What an executor is told when it starts."""
+"""The settings that an executor gets when it starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def new_session() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSettings:
-    """What an executor is told when it starts. `host` and `address`: its name, and where the other hosts reach it."""
+    """The settings that an executor gets when it starts. `host` and `address`: its name, and where other hosts reach
+    it."""
 
     config: Config
     etcd: EtcdSettings

@@ -25,11 +25,11 @@ from megatrain_launcher.executor.membership import Membership
 _logger = logging.getLogger(__name__)
 _AGAIN_S = 0.25
 _WRITE_S = 3.0
-"""Longest try: a newer status may be more worth telling by then."""
+"""Longest try: after it a newer status may be more useful."""
 
 
 def is_news(before: HostStatus | None, now: HostStatus) -> bool:
-    """Say whether something happened between two statuses that others should hear of at once."""
+    """Say whether something happened between two statuses that must be published at once."""
     return before is None or _without_routine(before) != _without_routine(now)
 
 

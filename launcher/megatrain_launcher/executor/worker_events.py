@@ -1,4 +1,4 @@
-"""What is done when the agent tells of workers: the state hears of it, and evidence is kept while there is some."""
+"""Handles the agent's events about workers: enters them into the state, and keeps evidence while it exists."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WorkerEvents:
     def workers_stopping(self, assignment: Assignment) -> None:
         """Look where the ranks stand while their processes are still there, then say that they are being stopped.
 
-        The round is over by then, here or elsewhere: this look counts only where none was taken before.
+        The round is already over, here or elsewhere: this reading counts only where there is no earlier one.
         """
         number = assignment.round.number
         self._parts.state.workers_stopping(assignment)

@@ -1,7 +1,7 @@
 """All health checks of a host: the list, and what runs each with a deadline of its own.
 
 Each check has a thread. One that hangs (a file system or driver that never answers) is left behind and counts as failed
-or as a warning, as the list says; the gate answers in time whatever it is.
+or as a warning, as the list says; the gate answers in time in every case.
 """
 
 from __future__ import annotations

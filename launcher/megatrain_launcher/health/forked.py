@@ -35,7 +35,7 @@ def say(**fields: Any) -> None:
 
 
 def measurements(output: str) -> list[dict[str, Any]]:
-    """Return what a probe printed with `say`; what libraries print in between is passed over."""
+    """Return what a probe printed with `say`; what libraries print in between is ignored."""
     found = []
     for line in output.splitlines():
         with suppress(ValueError):

@@ -29,7 +29,7 @@ def num_turns(num_hosts: int) -> int:
 
 
 def pairs(hosts: Sequence[str], turn: int) -> tuple[Pair, ...]:
-    """Return who meets whom in a turn, 0 to num_turns - 1; neighbours in the order of `hosts`, swapped each turn.
+    """Return the pairs of a turn, 0 to num_turns - 1; neighbours in the order of `hosts`, swapped each turn.
 
     Raises: ValueError for a turn that there is not, or a host that is named twice.
     """

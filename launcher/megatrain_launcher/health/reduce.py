@@ -1,7 +1,7 @@
 """Times an all-reduce among a few ranks, apart from waiting for them. Loads torch; probes import it late.
 
-A collective takes as long as its slowest member, so both partners of a pair measure the same: what tells them apart is
-the time to meet, which says who came late, and each one's own computing beforehand.
+A collective takes as long as its slowest member, so both partners of a pair measure the same: what distinguishes them
+is the time to meet, which says who came late, and each one's own computing beforehand.
 """
 
 from __future__ import annotations

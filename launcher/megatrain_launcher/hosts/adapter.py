@@ -39,7 +39,7 @@ class HostAdapter(Protocol):
         """Return who this host is. Raises: ConfigError when the environment contradicts itself."""
 
     def cordon(self, host: str, reason: str) -> str:
-        """Keep other jobs off a host, and return what was done in words; empty where there is nobody to tell.
+        """Keep other jobs off a host, and return what was done in words; empty without a scheduler.
 
         Raises: CordonError.
         """

@@ -1,4 +1,4 @@
-"""A machine that nobody schedules: who it is, and several executors on it that play as many hosts."""
+"""A machine without a scheduler: its name, and several executors on it that simulate several hosts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class LocalHosts:
             child.send(signal.SIGTERM)
 
     def wait(self) -> list[int]:
-        """Wait until all have ended and return their exit codes, negative for signals; those that fail are told of."""
+        """Wait until all have ended and return their exit codes, negative for signals; failures are reported."""
         codes = []
         while self._running:
             for name, child in list(self._running.items()):

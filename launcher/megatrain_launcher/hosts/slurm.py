@@ -62,12 +62,12 @@ class SlurmPlatform:
         """Drain a node, which only Slurm's operators may. Raises: CordonError."""
         program = shutil.which("scontrol", path=self._environment.get("PATH"))
         if program is None:
-            raise CordonError(f"Slurm was not told to drain {host}: no scontrol on PATH; ask an operator to")
+            raise CordonError(f"Slurm did not drain {host}: no scontrol on PATH; ask an operator to")
         words = [program, "update", f"NodeName={host}", "State=DRAIN", f"Reason=megatrain: {reason}"[:200]]
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise CordonError(f"Slurm was not told to drain {host}: {error}; ask an operator to") from error
+            raise CordonError(f"Slurm did not drain {host}: {error}; ask an operator to") from error
         if done.returncode != 0:
             problem = (done.stderr or done.stdout).strip() or f"scontrol {end_text(done.returncode)}"
             raise CordonError(f"Slurm does not drain {host}: {problem}; ask an operator to")

@@ -1,7 +1,7 @@
 """Hands the driver's cordons on to the cluster, so that no other job gets a host that this one evicted.
 
 Every candidate for the driver watches; the one that drives at that moment tells. People's own cordons are theirs to
-hand on. What the cluster refuses is told of and that is all: the job itself leaves the host out.
+hand on. A refusal of the cluster is only reported: the job itself leaves the host out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CordonWatch:
             self._follower.close()
 
     def _take(self, event: WatchEvent) -> None:
-        # what a snapshot holds was told by whoever drove then
+        # the driver of that time has reported what a snapshot holds
         if isinstance(event, Changes):
             for item in event.written:
                 self._hand_on(item)

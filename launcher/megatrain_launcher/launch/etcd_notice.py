@@ -1,4 +1,4 @@
-"""What becomes of the files of a job's own etcd, told in that etcd, where everybody looks who asks how the job is."""
+"""The state of the files of a job's own etcd, reported in that etcd, where `status` and the page read it."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def run_launch(
 
 
 def _leave_nothing(plan: LaunchPlan, tell: Callable[[str], None]) -> None:
-    """Take away the snapshots of this host, whatever it was in the job: all is saved, and nobody goes on from them."""
+    """Remove the snapshots of this host, whatever its role in the job: all is saved, and no round resumes from them."""
     left = release_snapshots(plan.config, RunDirectory(plan.files.run), plan.facts.host, tell)
     if left:
         tell(f"snapshots stay in {', '.join(map(str, left))}: their writer has not finished")
@@ -134,7 +134,7 @@ def _listen_address(plan: LaunchPlan) -> str:
 
 
 def _wait_until_alone(settings: EtcdSettings, keys: JobKeys) -> None:
-    """Keep etcd up until the other hosts have heard of the job's end."""
+    """Keep etcd up until the other hosts know of the job's end."""
     deadline = time.monotonic() + _LEAVE_S
     with suppress(CoordinationError), EtcdClient(settings) as client:
         while time.monotonic() < deadline:

@@ -21,11 +21,11 @@ from megatrain.contracts.run_directory import RunDirectory, own_box_paths, safe_
 
 _POLL_S = 0.05
 _WORD_S = 5.0
-"""A writer that was told to end looks within a second, unless it has something to write: then that is told."""
+"""A writer sees a request to end within a second, unless it has something to write: then that is reported."""
 
 
 def remove_black_boxes(config: Config, run: RunDirectory) -> None:
-    """Remove the black boxes of a run that nobody trains in."""
+    """Remove the black boxes of a run without live workers."""
     if not config.telemetry.black_box_directory:
         return
     prefix = f"megatrain.{safe_name(config.job.name)}.{run.key}."

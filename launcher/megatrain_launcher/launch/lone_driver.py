@@ -67,7 +67,7 @@ def run_lone_driver(
 ) -> int | None:
     """Stand for the driver until the job has ended, and return its exit code; None when `stop` was set before.
 
-    `platform` hears of the hosts that this driver evicts.
+    `platform` is informed of the hosts that this driver evicts.
 
     Raises: ConfigError when the record is of no use; CoordinationError when etcd cannot be reached at the beginning.
     """

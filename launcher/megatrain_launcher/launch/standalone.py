@@ -84,7 +84,8 @@ def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:
     """Remove what hosts of an earlier launch left in an etcd of the job's own that has just been started; return the
     newest revision that is of then.
 
-    Nobody could reach it since, so whoever is in it was killed; its lease would keep this launch out for a while.
+    No process could reach it since, so every executor registered in it was killed; its lease would block this launch
+    for a while.
     Raises: CoordinationError.
     """
     with EtcdClient(settings) as client:
@@ -97,14 +98,14 @@ def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:
 def _exit_code(settings: EtcdSettings, keys: JobKeys, began: int, codes: list[int], *, is_asked: bool) -> int:
     """Return how the job ended: as the driver wrote after revision `began`, else as the hosts did.
 
-    `is_asked`: they were told to stop; so early, perhaps, that they did not yet listen.
+    `is_asked`: they were asked to stop, perhaps before they could handle it.
     """
     with suppress(CoordinationError), EtcdClient(settings) as client:
         item = client.get(keys.end)
         # hosts that failed before they took part leave the end of the launch before
         if item is not None and item.mod_revision > began:
             return decode(JobEnd, item.value, keys.end).exit_code
-    if ExitCode.OK in codes:  # a host has heard of the end that etcd, gone now, held
+    if ExitCode.OK in codes:  # a host knows the end from etcd, which is gone now
         return ExitCode.OK
     if is_asked and all(code in (-signal.SIGTERM, ExitCode.SAVED_AND_STOPPED) for code in codes):
         return ExitCode.SAVED_AND_STOPPED

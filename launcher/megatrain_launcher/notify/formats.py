@@ -25,7 +25,7 @@ from megatrain_launcher.notify.topics import Stage, Topic
 _SLACK_HEADER, _SLACK_SECTION, _SLACK_BLOCKS = 150, 3000, 50
 _PAGERDUTY_SUMMARY = 1024
 _EXPIRES_REFRESHES = 5
-"""An alert that nobody repeats for so many times is over for an Alertmanager: the job's driver is gone."""
+"""After so many missed repeats an alert is over for an Alertmanager: the job's driver is gone."""
 _SEVERITIES = {HealthLevel.RED: "critical", HealthLevel.AMBER: "warning", HealthLevel.GREEN: "info"}
 _SIGNS = {HealthLevel.RED: ":red_circle:", HealthLevel.AMBER: ":large_orange_circle:", HealthLevel.GREEN: ""}
 _ACTIONS = {Stage.OPEN: "trigger", Stage.UNDER_WAY: "acknowledge", Stage.CLOSED: "resolve"}
@@ -53,7 +53,7 @@ def slack_body(message: Message) -> dict[str, Any]:
         if links:
             blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": "  ".join(links)}})
     if message.num_waiting:
-        text = f"{message.num_waiting} more will be told later: too much has happened."
+        text = f"{message.num_waiting} more will be sent later: too much has happened."
         blocks.append({"type": "section", "text": _plain(text, _SLACK_SECTION)})
     return {"text": _escaped(message.title), "mrkdwn": False, "blocks": blocks[:_SLACK_BLOCKS]}
 
@@ -84,7 +84,7 @@ def _pagerduty_event(message: Message, topic: Topic, routing_key: str) -> dict[s
         return event
     facts = dict(message.facts(topic))
     if message.num_waiting:
-        facts["waiting"] = f"{message.num_waiting} further things will be told later"
+        facts["waiting"] = f"{message.num_waiting} further things will be sent later"
     event["payload"] = {
         "summary": _cut(f"{message.job}: {topic.what}", _PAGERDUTY_SUMMARY),
         "source": topic.hosts[0] if topic.hosts else message.job,

@@ -19,7 +19,7 @@ from megatrain_launcher.notify.topics import Topic, topics_of
 
 _PERIOD_S = 1.0
 _PART_BUSY = 5.0
-"""Between two looks while nobody says that something has happened: a second, and where hosts are so many that a look
+"""Between two looks without a signal that something has happened: a second, and where hosts are so many that a look
 takes long, so many times that."""
 
 

@@ -20,7 +20,7 @@ _MOST_ANSWER_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class MailServer:
-    """Where mail goes, and who logs in there; no `user`: nobody does."""
+    """Where mail goes, and the login there; no `user`: no login."""
 
     host: str
     port: int

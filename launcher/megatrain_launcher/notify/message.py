@@ -1,4 +1,4 @@
-"""A message: what a receiver is told at once, in words that need nothing else to be understood. Pure."""
+"""A message: everything that a receiver gets at once, in words that are complete without other context. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_TITLE = 140
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Where people read more; empty where nobody knows."""
+    """Where people read more; empty where that is unknown."""
 
     page: str = ""
     runbooks: str = ""
@@ -27,7 +27,7 @@ class Links:
         return f"{self.page.rstrip('/')}/#/{quote(topic.route)}" if self.page and topic.route else ""
 
     def runbook_of(self, topic: Topic) -> str:
-        """Return the runbook's address, or its name in the project where nobody said where that is read."""
+        """Return the runbook's address, or its name in the project where no address is configured."""
         if not topic.runbook:
             return ""
         return f"{self.runbooks.rstrip('/')}/{topic.runbook}" if self.runbooks else f"docs/runbooks/{topic.runbook}"
@@ -35,14 +35,14 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Topics that are told together, the most important first."""
+    """Topics that are sent together, the most important first."""
 
     job: str
     topics: tuple[Topic, ...]
     links: Links
     now_unix_s: float
     num_waiting: int = 0
-    """Further things that are told later."""
+    """Number of further topics that are sent later."""
 
     @property
     def lead(self) -> Topic:
@@ -79,7 +79,7 @@ class Message:
         """Everything, as lines of plain text."""
         blocks = ["\n".join(f"{name}: {value}" for name, value in self.facts(topic)) for topic in self.topics]
         if self.num_waiting:
-            blocks.append(f"{count_text(self.num_waiting, 'further thing')} will be told later: too much has happened.")
+            blocks.append(f"{count_text(self.num_waiting, 'further thing')} will be sent later: too much has happened.")
         return "\n\n".join(blocks)
 
     def facts(self, topic: Topic) -> Iterator[tuple[str, str]]:

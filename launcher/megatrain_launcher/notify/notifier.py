@@ -1,7 +1,7 @@
 """Who tells the job's receivers: the host of the elected driver, while it leads, in threads beside the driver's own.
 
-The driver only ever says that something has happened, which costs it nothing. It waits for nobody, but at the end of
-the job: then there is nobody after it who could tell.
+The driver only signals that something has happened, which costs it nothing. It waits for receivers only at the end of
+the job: then no later driver could send.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Notifier:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Who cannot be told, and why."""
+        """Receivers that cannot be reached, and why."""
         found = [sender.trouble for sender in self._senders]
         if self._looks is not None:
             found.append(self._looks.trouble)

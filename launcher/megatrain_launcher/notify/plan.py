@@ -1,6 +1,6 @@
-"""What a receiver is told now: the difference between what there is and what it knows. Pure.
+"""What to send a receiver now: the difference between the job's state and what it knows. Pure.
 
-Nothing waits in a queue. What was not told is found again by comparing, by this driver or by the next one, so a
+Nothing waits in a queue. A comparison, by this driver or the next one, finds again what was not sent, so a
 receiver that is away for a while costs no memory and misses nothing that still matters.
 """
 
@@ -18,9 +18,9 @@ from megatrain_launcher.notify.topics import Event, Stage, Topic, gone_topic, is
 
 HOUR_S = 3600.0
 GIVE_UP_S = HOUR_S
-"""What has been over for so long is not told any more. What is open is told however late."""
+"""A topic that has been over for so long is not sent any more. An open one is sent however late."""
 REFRESH_S = 60.0
-"""How often an Alertmanager hears again of what is open: it forgets alerts that nobody repeats."""
+"""How often open alerts are repeated to an Alertmanager: it forgets alerts that are not repeated."""
 _AT_ONCE = 3
 _FIRST_GAP_S = 60.0
 _LONGEST_GAP_S = 900.0
@@ -33,7 +33,7 @@ _MOST_WITH_RECEIPTS = 20
 
 
 class Manner(StrEnum):
-    """How a receiver wants to be told."""
+    """How a receiver wants its messages."""
 
     DIGEST = "digest"
     """For people to read: what came meanwhile stands in one message."""
@@ -44,13 +44,13 @@ class Manner(StrEnum):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether what it is told of stays open until it is told that it is over."""
+        """Whether a topic stays open there until a message says that it is over."""
         return self is not Manner.DIGEST
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one receiver is told of."""
+    """What one receiver gets."""
 
     manner: Manner
     level: HealthLevel
@@ -62,26 +62,26 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. `record`: what the receiver needs not be told is in it as if it had been."""
+    """What to do now. `record`: topics that need not be sent are in it as if they had been."""
 
     record: ReceiverRecord
     topics: tuple[Topic, ...] = ()
     """Of one message, what is new and worst first; empty: nothing is sent."""
     waiting: tuple[Topic, ...] = ()
-    """New too, and told later, so that a job that fails again and again does not page a hundred times."""
+    """New too, and sent later, so that a job that fails again and again does not page a hundred times."""
     wake_unix_s: float | None = None
     """When to plan anew, though nothing changes."""
 
 
 def begin_record(receiver: str, topics: Sequence[Topic]) -> ReceiverRecord:
-    """Return the record of a receiver that was never told anything: what is over by now is not news to it."""
+    """Return the record of a receiver without any message yet: what is already over is not sent to it."""
     return ReceiverRecord(receiver, {topic.name: topic.mark for topic in topics if topic.stage is Stage.CLOSED})
 
 
 def plan_of(
     topics: Sequence[Topic], record: ReceiverRecord, rules: Rules, now_s: float, refreshed_s: float = 0.0
 ) -> Plan:
-    """Return what to tell a receiver now. `refreshed_s`: when it was last told of all that is open, unix seconds."""
+    """Return what to send a receiver now. `refreshed_s`: when all open topics were last sent to it, unix seconds."""
     present = {topic.name for topic in topics}
     gone = [
         gone_topic(name, mark, now_s)
@@ -102,7 +102,7 @@ def plan_of(
     now, later, spaced_s = _chosen(news, record, rules, now_s)
     sent = (*now, *endings, *progress)
     if rules.manner is Manner.STATE:
-        # told of one thing, it is told of all that is open
+        # with one message it gets all open topics
         opened = [topic for topic in wanted if topic.stage is not Stage.CLOSED and topic.ready_unix_s <= now_s]
         is_due = bool(sent) or (bool(opened) and now_s >= refreshed_s + REFRESH_S)
         sent = (*opened, *endings) if is_due else ()
@@ -128,7 +128,7 @@ def taken(record: ReceiverRecord, plan: Plan, now_s: float) -> ReceiverRecord:
 
 
 def refused(record: ReceiverRecord, plan: Plan, trouble: str, now_s: float) -> ReceiverRecord:
-    """Return the record after a try that failed: what was to be told is still to be told."""
+    """Return the record after a try that failed: its topics are still to be sent."""
     receipts = _with_receipts(record, plan, trouble, now_s)
     return replace(record, num_failed=record.num_failed + 1, trouble=trouble, receipts=receipts)
 
@@ -159,7 +159,7 @@ _Sorted = tuple[list[Topic], list[Topic], list[Topic], list[Topic], float | None
 
 
 def _sorted_out(wanted: Sequence[Topic], record: ReceiverRecord, rules: Rules, now_s: float) -> _Sorted:
-    """Return what is new, what ends, what has come further, what need not be told, and when there may be more."""
+    """Return what is new, what ends, what has advanced, what need not be sent, and when there may be more."""
     news: list[Topic] = []
     endings: list[Topic] = []
     progress: list[Topic] = []
@@ -176,7 +176,7 @@ def _sorted_out(wanted: Sequence[Topic], record: ReceiverRecord, rules: Rules, n
         elif topic.ready_unix_s > now_s:
             wake_s = min(_times(wake_s, topic.ready_unix_s))
         elif _is_news(topic, known):
-            # who hears of it for the first time hears that it began, however far it is by now
+            # the first message about a topic says that it began, however far it has advanced
             news.append(replace(topic, stage=Stage.OPEN))
         elif rules.manner is Manner.PAGE and topic.stage is not _stage(known or ""):
             progress.append(topic)
@@ -186,7 +186,7 @@ def _sorted_out(wanted: Sequence[Topic], record: ReceiverRecord, rules: Rules, n
 def _chosen(
     news: Sequence[Topic], record: ReceiverRecord, rules: Rules, now_s: float
 ) -> tuple[tuple[Topic, ...], tuple[Topic, ...], float | None]:
-    """Return which of what is new is told now, which later, and when that may be."""
+    """Return which new topics are sent now, which later, and when that may be."""
     ordered = sorted(news, key=lambda topic: (not is_at_least(topic.level, HealthLevel.RED), topic.began_unix_s))
     if rules.manner is Manner.STATE:
         return tuple(ordered), (), None
@@ -201,13 +201,14 @@ def _chosen(
 
 
 def _free_at(opened: Sequence[float]) -> float:
-    """Return from when on something new may be told, after the messages of the last hour: three, then ever rarer."""
+    """Return when the next new topic may be sent, after the messages of the last hour: three, then less and less
+    often."""
     num_more = len(opened) - _AT_ONCE
     return 0.0 if num_more < 0 else max(opened) + min(_FIRST_GAP_S * 2**num_more, _LONGEST_GAP_S)
 
 
 def _is_news(topic: Topic, known: str | None) -> bool:
-    """Say whether a receiver that knows this much of a topic must be told of it as of something new."""
+    """Say whether a topic must be sent as new to a receiver that knows this much of it."""
     if known is None:
         return True
     if topic.stage is Stage.CLOSED:

@@ -1,4 +1,4 @@
-"""The receivers of a configuration: what each is told, how, and where."""
+"""The receivers of a configuration: what each gets, how, and where."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Open = Callable[[str, Any, NotifyConfig], Send]
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """Whom a job tells. Secrets and templates are read anew for each message."""
+    """The receivers of a job. Secrets and templates are read again for each message."""
 
     name: str
     """Of its section: the kind of receiver, with a number where there are several."""

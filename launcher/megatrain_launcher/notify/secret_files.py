@@ -13,7 +13,7 @@ _MOST_BYTES = 4096
 
 
 def read_secret(path: str, key: str) -> str:
-    """Return the one line of a file that nobody but its user can read. `key`: that names the file, for errors.
+    """Return the one line of a file that only its user can read. `key`: that names the file, for errors.
 
     Raises: ConfigError, which never holds what the file holds.
     """

@@ -1,4 +1,4 @@
-"""One receiver's thread: compare, tell, write down what was told; wait ever longer while it does not work."""
+"""One receiver's thread: compare, send, record what was sent; wait longer and longer while that fails."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Sender:
         self._own = OwnKeys(parts.client, guard)
         self._record: ReceiverRecord | None = None
         self._written: ReceiverRecord | None = None
-        """As it stands in etcd."""
+        """As it is in etcd."""
         self._num_failures = 0
         self._not_before_s = 0.0
         self._refreshed_s = 0.0
@@ -62,7 +62,8 @@ class Sender:
 
     @property
     def trouble(self) -> str:
-        """Why the receiver cannot be told; empty where it can. The same words for as long as it is the same."""
+        """Why nothing can be sent to the receiver; empty where it can. The words stay the same while the reason
+        does."""
         return self._trouble or self._thread.trouble
 
     def close(self) -> None:
@@ -85,7 +86,7 @@ class Sender:
                 continue
             wake_s = self._step(look)
             if look.is_last and wake_s > self._parts.clock():
-                return  # what could be told is told
+                return  # what could be sent is sent
 
     def _step(self, look: Look) -> float:
         """Do what is due, and return when to look again at the latest. Raises: CoordinationError."""
@@ -115,7 +116,7 @@ class Sender:
             self._record = refused(plan.record, plan, str(error), now_s)
             self._complain(_trouble_text(name, str(error)))
             return self._not_before_s
-        _logger.info("%s is told: %s (%s)", name, message.title, said)
+        _logger.info("sent to %s: %s (%s)", name, message.title, said)
         self._num_failures, self._not_before_s, self._refreshed_s, self._trouble = 0, 0.0, now_s, ""
         self._record = taken(plan.record, plan, now_s)
         return now_s  # there may be more
@@ -143,20 +144,22 @@ class Sender:
             return None
         try:
             self._written = decode(ReceiverRecord, item.value, self._key)
-        except CoordinationError as error:  # told twice is better than never
-            _logger.warning("what %s was told cannot be read, and is begun anew: %s", self._receiver.name, error)
+        except CoordinationError as error:  # twice is better than never
+            _logger.warning(
+                "the record of what %s knows cannot be read, and starts empty: %s", self._receiver.name, error
+            )
             return None
         self._trouble = _trouble_text(self._receiver.name, self._written.trouble) if self._written.trouble else ""
         return replace(self._written, receiver=self._receiver.name)
 
     def _write(self, now_s: float) -> float:
-        """Write down what was told; return when to try again where etcd does not take it."""
+        """Record what was sent; return when to try again where etcd does not accept it."""
         if self._record is None or self._record == self._written:
             return float("inf")
         try:
             self._own.put(self._key, encode(self._record))
         except CoordinationError as error:
-            _logger.warning("what %s was told cannot be written down yet: %s", self._receiver.name, error)
+            _logger.warning("what was sent to %s cannot be recorded yet: %s", self._receiver.name, error)
             return now_s + _WRITE_AGAIN_S
         self._written = self._record
         return float("inf")

@@ -1,7 +1,7 @@
 """What there is to tell of a job, from what `megatrain status` knows of it. Pure.
 
 A topic is one thing that begins and ends: an incident, a verdict that waits, a reason why the job is not green. It is
-told by what it is now, not by what changed: whoever was not told yet can be told at any time.
+sent by its present state, not by what changed: a receiver that does not know it yet can get it at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megatrain.jobs.words import KIND_TEXTS, cost_text
 from megatrain_launcher.driver.incidents import OVER_NOTE
 
 JUDGED_S = 1.5
-"""An incident that is not judged by then is told with what is known of it."""
+"""An incident that is not judged within this time is sent with what is known of it."""
 SETTLED_S = 30.0
 _PASSING = frozenset(
     {
@@ -46,8 +46,8 @@ _PASSING = frozenset(
         ReasonCode.HOST_UNFIT,
     }
 )
-"""Reasons that a job may pass through on its way back to health: they must last for SETTLED_S before they are told.
-All others are told at once."""
+"""Reasons that a job may pass through on its way back to health: they must last for SETTLED_S before they are sent.
+All others are sent at once."""
 _LONGEST = 600
 
 OF_INCIDENTS = frozenset(
@@ -62,7 +62,7 @@ OF_INCIDENTS = frozenset(
 """Reasons that topics of their own tell more of."""
 _OF_RESTARTS = frozenset({ReasonCode.RESTART_BUDGET, ReasonCode.BRAKE})
 _PLANNED_ACTIONS = frozenset({"requeue"})
-_NOTHING = "nobody has to do anything"
+_NOTHING = "no action is needed"
 _ORDER = (HealthLevel.GREEN, HealthLevel.AMBER, HealthLevel.RED)
 
 
@@ -100,7 +100,7 @@ class Topic:
     """What happened, in a sentence without its full stop."""
     began_unix_s: float
     ready_unix_s: float
-    """Before that it is not told: it may be over by then, or better known."""
+    """Before that it is not sent: it may soon be over, or better known."""
     ended_unix_s: float | None = None
     hosts: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
@@ -119,7 +119,7 @@ class Topic:
 
     @property
     def mark(self) -> str:
-        """What a receiver that was told of it knows."""
+        """What a receiver knows after the message."""
         return f"{self.stage}:{self.level}"
 
     @property
@@ -150,7 +150,7 @@ def _topics(
         yield _of_verdict(snapshot.job, outcome, verdict)
     if snapshot.end is not None:
         yield _of_end(snapshot.end)
-        return  # what else is wrong with a job that is over is told by its end
+        return  # the message about its end covers what else is wrong with a job that is over
     for reason in health.reasons:
         if reason.code not in OF_INCIDENTS:
             yield _of_reason(reason, first_seen.get(reason.code, now_s))
@@ -183,7 +183,7 @@ def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
         )
     if incident.state is IncidentState.HELD:
         is_over = OVER_NOTE in incident.notes or not is_of_newest_round
-        topic = replace(topic, cost="nothing: training goes on", goes_on="hosts are held, nobody is evicted")
+        topic = replace(topic, cost="nothing: training goes on", goes_on="hosts are held, no host is evicted")
         if not is_over:
             return replace(topic, stage=Stage.OPEN, acts="look whether etcd and the network of these hosts are well")
         return _closed(topic, _number(incident.notes.get(OVER_NOTE, "")) or moments.detected, "the hold is over")
@@ -245,7 +245,7 @@ def _of_reason(reason: Reason, first_seen_s: float) -> Topic:
     is_of_restarts, settles_s = reason.code in _OF_RESTARTS, SETTLED_S if reason.code in _PASSING else 0.0
     is_red = reason.level is HealthLevel.RED
     return Topic(
-        # the brake is what the budget becomes: one thing, told again when its level rises
+        # the budget turns into the brake: one topic, sent again when its level rises
         name="restarts" if is_of_restarts else f"health/{reason.code}",
         event=Event.RESTARTS if is_of_restarts else Event.HEALTH,
         level=reason.level,

@@ -51,7 +51,7 @@ _LINGER_S = 1.0
 
 
 def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Return a handler for what torchrun was told; a password is taken out of the environment, which workers inherit.
+    """Return a handler for torchrun's options; a password is taken out of the environment, which workers inherit.
 
     Raises: ConfigError.
     """
@@ -100,7 +100,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Do nothing: a later agent may begin a new round."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 when this agent's round is over, for the agent to restart its workers; asks nobody."""
+        """Return 1 when this agent's round is over, for the agent to restart its workers; makes no call."""
         if self._membership is None or self._round is None:
             return 0
         return int(self._membership.view.is_over(self._round.number))
@@ -228,7 +228,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
         problem = f"; {', '.join(stopping)} stops its workers" if stopping else ""
         return (
             f"--rdzv-id={self._settings.run_id}: no round of --nnodes={self._settings.host_range} hosts came about "
-            f"within {self._settings.join_timeout_s:g} s: {', '.join(waiting) or 'nobody'} waits{problem}"
+            f"within {self._settings.join_timeout_s:g} s: {', '.join(waiting) or 'no host'} waits{problem}"
             f"{'; ' + trouble if trouble else ''}. Start the agents that are missing, or allow fewer"
         )
 
@@ -270,7 +270,7 @@ def _open_store() -> TCPStore:
 
 
 def _connect(found: Round, deadline: float) -> TCPStore | None:
-    """Return a client of a round's store, None when nobody listens there yet. Raises: OSError, RuntimeError."""
+    """Return a client of a round's store, None when it does not listen yet. Raises: OSError, RuntimeError."""
     try:
         # torch's own client does not notice meanwhile that the round is over
         socket.create_connection((found.store_address, found.store_port), _LOOK_S).close()

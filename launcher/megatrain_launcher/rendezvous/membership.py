@@ -1,7 +1,7 @@
 """One agent's place in the job: its leased keys, and what it knows of the others.
 
 The keys come back by themselves when etcd lost the lease. No trouble with etcd stops workers: whoever waits for a
-round hears of it, a running round goes on.
+round learns of it, a running round continues.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Membership:
             fresh = [why for key, why in self._view.damaged.items() if known.get(key) != why]
             self._changed.notify_all()
         for why in fresh:
-            _logger.error("rendezvous: a key is passed over: %s", why)
+            _logger.error("rendezvous: a key is skipped: %s", why)
 
     def _fail(self, error: CoordinationError) -> None:
         with self._changed:

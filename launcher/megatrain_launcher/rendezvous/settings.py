@@ -1,4 +1,4 @@
-"""What torchrun was told about the rendezvous, checked: --rdzv-endpoint, --rdzv-id, --nnodes and --rdzv-conf.
+"""torchrun's options for the rendezvous, checked: --rdzv-endpoint, --rdzv-id, --nnodes and --rdzv-conf.
 
 A password never comes by --rdzv-conf: torchrun logs that, and every user of the machine sees command lines.
 """
@@ -15,7 +15,7 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 
 _NO_ID = "none"
-"""What torchrun gives when nobody chose an id."""
+"""torchrun's default id."""
 _SECONDS = {
     "ttl": (10.0, 2.0),
     "renew": (3.0, 0.1),
@@ -42,7 +42,7 @@ class RendezvousSettings:
     ttl_s: float = _SECONDS["ttl"][0]
     renew_s: float = _SECONDS["renew"][0]
     join_timeout_s: float = _SECONDS["join_timeout"][0]
-    """How long an agent waits for a round while nobody trains."""
+    """How long an agent waits for a round while no round trains."""
     last_call_s: float = _SECONDS["last_call_timeout"][0]
     """How long a round that could begin waits for more hosts, up to the maximum."""
     stop_timeout_s: float = _SECONDS["stop_timeout"][0]
@@ -68,7 +68,7 @@ def read_settings(
     address: str = "",
     environment: Mapping[str, str],
 ) -> RendezvousSettings:
-    """Check what torchrun was told; `options` are those of --rdzv-conf.
+    """Check torchrun's options; `options` are those of --rdzv-conf.
 
     Raises: ConfigError with all that is wrong.
     """

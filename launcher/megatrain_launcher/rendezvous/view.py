@@ -119,7 +119,7 @@ class View:
                 table(name)[index] = decode(kind, change.item.value, key)
             except CoordinationError as error:
                 table("damaged")[key] = str(error)
-                if name == "halts" and index is not None:  # whatever it says, nobody else can halt that round
+                if name == "halts" and index is not None:  # whatever it says, no other agent can halt that round
                     table(name)[index] = Halt(index, str(error), is_saving=False, created_unix_s=0.0)
             else:
                 if name == "records":

@@ -1,7 +1,7 @@
 """The standby server's loop: fork workers on request, tell when they end, kill their groups. One thread, no work.
 
-A worker that ended stays a zombie until its group is killed: so its number, which is the group's, is nobody else's as
-long as anybody may send it a signal. Orphans of workers become the server's children, so that it knows when the last
+A worker that ended stays a zombie until its group is killed: so no other process gets its number, which is the group's,
+as long as anybody may send it a signal. Orphans of workers become the server's children, so that it knows when the last
 process of a group is gone. What left the group, such as a checkpoint writer in a session of its own, lives on.
 """
 

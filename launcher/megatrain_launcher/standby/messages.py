@@ -1,6 +1,6 @@
 """What an executor and its standby server tell each other: JSON with a length before it, over a pair of sockets.
 
-The pair has no name, so nobody else can speak there. A worker's output descriptor travels beside the length of the
+The pair has no name, so no other process can connect. A worker's output descriptor travels beside the length of the
 message that asks for the worker.
 """
 

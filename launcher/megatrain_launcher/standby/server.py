@@ -1,4 +1,4 @@
-"""The executor's side of the standby server: keeps one alive, starts workers through it, hears of their ends.
+"""The executor's side of the standby server: keeps one alive, starts workers through it, and learns of their ends.
 
 One thread starts the server, reads what it says and starts another one when it died. The server's life is tied to
 that thread's, so that the executor's death is its own and its workers'.
@@ -34,7 +34,7 @@ DEFAULT_PRELOAD: Final = ("megatrain.worker",)
 _ANSWER_TIMEOUT_S: Final = 60.0
 """A fork takes milliseconds; with swapped-out memory perhaps seconds."""
 _KILL_TIMEOUT_S: Final = 5.0
-"""A server that has not passed on a kill by then is stuck itself."""
+"""A server that has not forwarded a kill within this time is stuck itself."""
 _MAX_DEATHS: Final = 2
 """A server that dies so often in a row before it is ready gets nothing to import."""
 _RESTART_DELAY_S: Final = 0.5
@@ -54,7 +54,7 @@ class WorkerExit:
     at_unix_s: float
     note: str = ""
     is_killed: bool = False
-    """By the server, as it was told to."""
+    """By the server, as ordered."""
 
 
 @dataclass(slots=True)
@@ -215,7 +215,7 @@ class StandbyServer:
             with self._sending:
                 send_message(channel, message, descriptor)
         except OSError:
-            # dead, or so stuck that half a message was sent: the keeper sees its end, and everybody hears of it there
+            # dead, or so stuck that half a message was sent: the keeper sees its end and reports it
             self._kill_server()
             return False
         return True

@@ -137,7 +137,7 @@ def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
                 why = "lacks nothing but a COMMIT that vouches for it; --abandoned removes it"
                 left_alone.append(f"{one.name}: {why}")
         elif one.step < newest.get(one.branch, -1) or (args.abandoned and one.branch != found.current):
-            removals.append(_Removal(one, f"{one.state}: nobody will finish it"))
+            removals.append(_Removal(one, f"{one.state}: no process will finish it"))
         else:
             left_alone.append(f"{one.name}: {one.state}; it may be being written")
     return _Plan(keep_last, keep_every, tuple(removals), tuple(left_alone))

@@ -43,7 +43,7 @@ def _action_problems(found: DashboardConfig) -> Iterator[Problem]:
     if found.enable_actions and asks_who and not found.operator_token_file and not found.role_header:
         yield Problem(
             ("dashboard.enable_actions", "dashboard.operator_token_file", "dashboard.role_header"),
-            "dashboard.enable_actions=true lets operators act, and nobody can be one; set "
+            "dashboard.enable_actions=true lets operators act, but no operator can sign in; set "
             "dashboard.operator_token_file, or role_header with trusted_proxies, or use enable_actions=false",
         )
 

@@ -56,7 +56,7 @@ def _unused_problems(section: str, values: Any, switches: tuple[str, ...]) -> It
             way_out = f"set {' or '.join(f'{section}.{one}' for one in switches)}" if switches else "name a receiver"
             yield Problem(
                 (f"{section}.{name}", *(f"{section}.{one}" for one in switches)),
-                f"{section}.{name}={value_text(getattr(values, name))} does nothing while nobody is told; {way_out}, "
+                f"{section}.{name}={value_text(getattr(values, name))} does nothing without a receiver; {way_out}, "
                 f"or leave it out",
             )
 

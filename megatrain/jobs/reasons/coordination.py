@@ -23,7 +23,7 @@ def reasons_of_coordination(snapshot: JobSnapshot, now_s: float) -> Iterator[Rea
         names = names_text(snapshot.etcd_alarms)
         yield Reason(ReasonCode.ETCD_ALARM, f"etcd raises {names}: nothing can be decided until that is mended")
     if snapshot.hosts and not snapshot.driver:
-        text = "no driver is elected: nobody decides about failures until a host takes over"
+        text = "no driver is elected: failures are not handled until a host takes over"
         yield Reason(ReasonCode.NO_DRIVER, text)
     yield from _verdicts(snapshot, now_s)
     for text in () if snapshot.report is None else snapshot.report.removed:

@@ -28,7 +28,7 @@ def reasons_of_diagnosis(snapshot: JobSnapshot, standing: Standing, now_s: float
     report = snapshot.daemon_report
     if not snapshot.daemon_session:
         since_s = began_s if report is None else report.at_unix_s
-        text = "the diagnostics daemon does not run: nothing new is recorded, and nobody is found slow"
+        text = "the diagnostics daemon does not run: nothing new is recorded, and stragglers are not found"
         yield Reason(ReasonCode.DAEMON_SILENT, text, since_s)
     elif report is not None and report.session == snapshot.daemon_session:
         yield from _of_report(report, standing, now_s)
@@ -36,7 +36,7 @@ def reasons_of_diagnosis(snapshot: JobSnapshot, standing: Standing, now_s: float
 
 def _of_report(report: DaemonReport, standing: Standing, now_s: float) -> Iterator[Reason]:
     if now_s - report.at_unix_s > _SILENT_S:
-        text = f"the diagnostics daemon has told nothing for {age_text(report.at_unix_s, now_s)}: it hangs"
+        text = f"the diagnostics daemon has not reported for {age_text(report.at_unix_s, now_s)}: it hangs"
         yield Reason(ReasonCode.DAEMON_SILENT, text, report.at_unix_s)
         return
     if report.trouble:

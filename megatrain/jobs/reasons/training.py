@@ -46,7 +46,7 @@ def reasons_of_training(snapshot: JobSnapshot, standing: Standing, now_s: float)
     """Yield what keeps a job from training, and what its last failures leave of its restarts."""
     incident = open_incident(snapshot)
     if standing.state is JobState.NOT_RUNNING:
-        yield Reason(ReasonCode.NOT_RUNNING, "no executor is registered, and nobody has written how the job ended")
+        yield Reason(ReasonCode.NOT_RUNNING, "no executor is registered, and no end of the job is recorded")
     elif standing.is_waiting and (late := _late(snapshot, standing, incident, now_s)) is not None:
         yield late
     elif standing.state is JobState.WAITING:
@@ -99,7 +99,7 @@ def _held(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
     newest = snapshot.newest_round
     if held is None or newest is None or held.state is not IncidentState.HELD or held.round != newest.number:
         return
-    text = f"held {age_text(held.moments.detected, now_s)} ago, nobody evicted: {held.reason}"
+    text = f"held {age_text(held.moments.detected, now_s)}ago, no host evicted: {held.reason}"
     yield Reason(ReasonCode.HELD, text, held.moments.detected, held.culprit_hosts, held.culprit_ranks)
 
 
@@ -121,7 +121,7 @@ def reasons_of_hosts(standing: Standing) -> Iterator[Reason]:
         ranks = tuple(view.ranks)
         status = view.status
         if standing.is_live and view.is_lost:
-            what = "is not heard of: its lease is gone"
+            what = "is lost: its lease is gone"
             if view.state == HostState.RETURNED:
                 what = "came back as another executor: only the next round can have it"
             text = f"{view.host} ({ranks_text(ranks)}) {what}"

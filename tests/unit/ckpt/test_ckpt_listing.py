@@ -164,7 +164,7 @@ def test_a_run_stands_for_what_a_job_would_take(ckpt: Ckpt, run: Path, capsys: p
     assert main(["ckpt", "inspect", str(run), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["step"] == 20
-    assert "note: branch-0002/step-000000025 is damaged and was passed over: " in captured.err
+    assert "note: branch-0002/step-000000025 is damaged and was skipped: " in captured.err
     assert str(damaged / ".metadata") in captured.err
 
     assert ckpt("inspect", run, "--branch", "main", "--json")["step"] == 40

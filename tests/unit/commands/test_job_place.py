@@ -121,7 +121,7 @@ def test_another_users_run_is_not_followed(server: socket.socket, place: Path, m
         (lambda place, key: replaced_by_link(place / "endpoint", place / "aside"), "endpoint: is a symbolic link"),
         (lambda place, key: os.truncate(place / "endpoint", 1 << 40), "endpoint: has more than 65,536 bytes"),
         (lambda place, key: write(place / "endpoint", "[" * 60_000), 'endpoint: expected {"endpoints"'),
-        (lambda place, key: (place / "password").chmod(0o644), "password: has mode 644, and is nobody's"),
+        (lambda place, key: (place / "password").chmod(0o644), "password: has mode 644, expected 600"),
         (lambda place, key: emptied(place).symlink_to(key), "password: is a symbolic link"),
         (lambda place, key: emptied(place).hardlink_to(key), "password: holds no password that a launch"),
         (lambda place, key: os.mkfifo(emptied(place)), "password: is not a regular file"),

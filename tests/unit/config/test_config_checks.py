@@ -180,7 +180,7 @@ CASES = {
     "actions for nobody": (
         ["--dashboard.enable_actions=true", "--dashboard.viewer_token_file=token"],
         (
-            "dashboard.enable_actions=true lets operators act, and nobody can be one; set "
+            "dashboard.enable_actions=true lets operators act, but no operator can sign in; set "
             "dashboard.operator_token_file, or role_header with trusted_proxies, or use enable_actions=false "
             "(--dashboard.enable_actions on the command line)"
         ),

@@ -181,7 +181,7 @@ def test_a_file_system_without_locks_is_told_in_words(
     with run.held(job_round) as hold:
         hold.check()
     says = (
-        rf"^WARNING: {run.root}/lock cannot be locked \(.*\): its file system has no locks, so nobody keeps another job"
+        rf"^WARNING: {run.root}/lock cannot be locked \(.*\): the file system has no locks; nothing keeps another job"
     )
     assert re.search(says, hold.lock.note)
 

@@ -123,7 +123,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "lease gone": (
         ReasonCode.HOST_LOST, {"hosts": {"host-1": make_host(1), "host-3": make_host(3)}},
-        r"host-2 \(ranks 2-3\) is not heard of: its lease is gone",
+        r"host-2 \(ranks 2-3\) is lost: its lease is gone",
     ),
     "nobody there": (ReasonCode.NOT_RUNNING, {"hosts": {}, "statuses": {}, "driver": ""}, "no executor is registered"),
     "failed": (ReasonCode.FAILED, {"end": JobEnd(66, "nothing to load", NOW_S)}, "exit code 66: nothing to load"),
@@ -199,7 +199,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "held": (
         ReasonCode.HELD, {"incidents": (make_incident(state=IncidentState.HELD, round=2, reason="2 leases vanished"),)},
-        "held 12 min ago, nobody evicted: 2 leases vanished",
+        "held 12 minago, no host evicted: 2 leases vanished",
     ),
     "a late step": (
         ReasonCode.STEP_LATE, {"statuses": statuses(last_step_unix_s=NOW_S - 50)},
@@ -241,7 +241,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "no daemon": (ReasonCode.DAEMON_SILENT, streamed(None, ""), "daemon does not run"),
     "the daemon hangs": (
-        ReasonCode.DAEMON_SILENT, streamed(report(at_unix_s=NOW_S - 40)), "has told nothing for 40 s: it hangs",
+        ReasonCode.DAEMON_SILENT, streamed(report(at_unix_s=NOW_S - 40)), "has not reported for 40 s: it hangs",
     ),
     "the daemon stores nothing": (
         ReasonCode.DAEMON_TROUBLE, streamed(report(trouble="disk full")), "cannot store events: disk full",

@@ -106,7 +106,7 @@ def test_host_that_stays_deaf_is_in_no_new_round_until_it_hears(etcd: EtcdServer
         with executor(client, bound_s=0.5) as membership:
             wait_until(lambda: "a" in eligible_now(driver).refused, "the host to be refused", 20.0)
             reason = eligible_now(driver).refused["a"]
-            assert reason.startswith("it is unfit: its orders cannot be heard: etcd watch of ")
+            assert reason.startswith("it is unfit: its orders do not arrive: etcd watch of ")
             assert FOLLOWED[followed] in reason
             assert "bad Content-Length" in reason
             assert membership.is_registered
@@ -144,7 +144,7 @@ HEARD, UNHEARD = 0.1, 60.0
 def test_time_unheard_counts_while_etcd_answers(looks: list[tuple[float, float, bool]], expected: str) -> None:
     hearing = Hearing(10.0)
     reasons = [hearing.look(now, unheard_s, "deaf", is_lease_held=held) for now, unheard_s, held in looks]
-    assert reasons[-1] == (expected and f"its orders cannot be heard: {expected}")
+    assert reasons[-1] == (expected and f"its orders do not arrive: {expected}")
 
 
 def test_an_etcd_that_was_away_for_just_less_than_a_lease_makes_nobody_unfit() -> None:

@@ -118,7 +118,7 @@ def test_a_candidacy_without_a_lease_is_told_and_taken_away() -> None:
     job = begin()
     stray = f"{KEYS.election}/stray"
     job.etcd.put(stray, b"me")
-    assert any(f"{stray}: no lease keeps this candidacy" in text for text in alarms(job))
+    assert any(f"{stray}: it has no lease, so it is no candidacy" in text for text in alarms(job))
     assert stray not in job.etcd.items
     assert job.driver.key in job.etcd.items
     assert not alarms(job)

@@ -276,7 +276,7 @@ def test_end_when_all_are_done() -> None:
         job.etcd.put(key, status)
     job.driver.hear(1000, job.now)
     job.driver.decide(job.now)
-    assert ended(job) == JobEnd(75, "the workers were told to stop, and saved", job.now, 1)
+    assert ended(job) == JobEnd(75, "the workers were asked to stop, and saved", job.now, 1)
     assert KEYS.halt(1) in job.etcd.items
 
 

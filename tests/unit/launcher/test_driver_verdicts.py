@@ -277,7 +277,7 @@ def test_an_approval_that_comes_too_late_is_refused() -> None:
     go_on(job, 0.5)
     outcome = outcome_of(job, verdict_id)
     assert outcome is not None
-    assert (outcome.kind, outcome.reason) == (OutcomeKind.DECLINED, "round 1 is over, and nobody had approved it")
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.DECLINED, "round 1 is over, and it was not approved in time")
     request = ask_about(job, RequestKind.APPROVE, verdict_id)
     drive(job)
     assert not answer(job, request).is_accepted

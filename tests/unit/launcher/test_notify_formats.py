@@ -69,7 +69,7 @@ def test_the_facts_are_in_every_form(text_of: Any) -> None:
     text = text_of(make_message())
     for fact in (
         "demo", "rank 3 on host-2 was killed by SIGKILL (9)", "(rank 3)" if "schema_version" not in text else "host-2",
-        "restart", "nobody has to do anything", f"{LINKS.page}/#/incidents/one", f"{LINKS.runbooks}/worker-ended.md",
+        "restart", "no action is needed", f"{LINKS.page}/#/incidents/one", f"{LINKS.runbooks}/worker-ended.md",
     ):  # fmt: skip
         assert fact in text, fact
     assert "1,234" in text or "1234" in text
@@ -133,7 +133,7 @@ def test_a_template_is_filled_in_and_nothing_leaves_its_string() -> None:
     message = make_message(make_topic(what='he said "no", \\ and left\u2028'))
     filled = json.loads(filled_template(template, message, is_json=True))
     assert filled["summary"] == message.title
-    assert filled["nested"] == {"who": "host-2 (rank 3)", "do": "nobody has to do anything"}
+    assert filled["nested"] == {"who": "host-2 (rank 3)", "do": "no action is needed"}
     assert filled["price"] == "$5"
     plain = filled_template(Template("$job $level $key"), message, is_json=False)
     assert plain == "demo amber megatrain/demo/incident/one"

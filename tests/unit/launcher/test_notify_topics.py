@@ -77,8 +77,8 @@ def test_an_incident_that_is_not_judged_is_told_a_moment_later() -> None:
 @pytest.mark.parametrize(
     ("code", "level", "acts"),
     [
-        (ExitCode.OK, GREEN, "nobody has to do anything"),
-        (ExitCode.SAVED_AND_STOPPED, GREEN, "nobody has to do anything"),
+        (ExitCode.OK, GREEN, "no action is needed"),
+        (ExitCode.SAVED_AND_STOPPED, GREEN, "no action is needed"),
         (ExitCode.FAILURE, RED, "mend the cause, then start the job again"),
         (-9, RED, "mend the cause, then start the job again"),
     ],

@@ -113,7 +113,7 @@ class RunHistory:
         if round_number is None:
             shown = shown_round(self.rounds or rounds_seen(self._events))
             if shown is None:
-                raise DataError("no rank was ever heard of: nothing was streamed yet, or its events have expired")
+                raise DataError("no rank has sent anything: nothing was streamed yet, or its events have expired")
             round_number = shown.number
         with self._lock:
             known = self._rosters.get(round_number)

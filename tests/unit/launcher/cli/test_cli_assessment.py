@@ -176,7 +176,7 @@ def test_a_host_whose_lease_is_gone_while_others_train_is_a_problem() -> None:
     hosts = {"host-1": make_host(1), "host-3": make_host(3)}
     answer = answer_of(hosts=hosts)
     assert (answer.state, level(answer)) == (JobState.TRAINING, "red")
-    assert texts(answer) == ["host-2 (ranks 2-3) is not heard of: its lease is gone"]
+    assert texts(answer) == ["host-2 (ranks 2-3) is lost: its lease is gone"]
 
     back = answer_of(hosts={**make_snapshot().hosts, "host-2": make_host(2, session="another")})
     assert states(back)["host-2"] == HostState.RETURNED
@@ -201,7 +201,7 @@ def test_what_keeps_nothing_from_training_is_amber() -> None:
     assert (answer.state, level(answer)) == (JobState.TRAINING, "amber")
     assert texts(answer) == [
         "no step is completed since 50 s, and one takes 80 ms",
-        "held 12 min ago, nobody evicted: 2 leases vanished while steps went on",
+        "held 12 minago, no host evicted: 2 leases vanished while steps went on",
         "host-1: logs cannot be written: disk full",
         "host-2: rank 3 has no process",
         "left out of this answer: /megatrain/demo/hosts/x: not JSON",
@@ -220,7 +220,7 @@ def test_the_driver_tells_what_it_is_about_and_what_is_to_be_mended() -> None:
     # nothing is said twice
     assert texts(answer) == [
         "etcd raises NOSPACE: nothing can be decided until that is mended",
-        "held 12 min ago, nobody evicted: 2 leases vanished",
+        "held 12 minago, no host evicted: 2 leases vanished",
         "the driver says: rounds/3 cannot be read",
     ]
     lines = status_lines(snapshot, answer, NOW_S)
@@ -309,7 +309,7 @@ def test_a_large_job_shows_only_what_is_worth_a_look() -> None:
     lines = status_lines(snapshot, assess(snapshot, NOW_S), NOW_S)
 
     assert len(lines) < 15
-    assert lines[1] == "  !! host-lost: host-700 (ranks 1398-1399) is not heard of: its lease is gone"
+    assert lines[1] == "  !! host-lost: host-700 (ranks 1398-1399) is lost: its lease is gone"
     assert lines[-1] == "and 1,249 hosts in order (--all shows them)"
     assert len(status_lines(snapshot, assess(snapshot, NOW_S), NOW_S, is_all=True)) > 1250
 

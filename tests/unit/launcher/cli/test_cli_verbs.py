@@ -245,7 +245,7 @@ def test_nobody_can_be_asked(client: EtcdClient, keys: JobKeys, megatrain: Run) 
     assert "etcd knows no job of this name" in megatrain.notes
     fill(client, keys, has_driver=False)
     megatrain("job", "restart", code=68)
-    assert "has no driver at the moment, so nobody would answer" in megatrain.notes
+    assert "has no driver at the moment, so no answer would come" in megatrain.notes
     fill(client, keys, end=JobEnd(66, "no checkpoint", 1.0))
     megatrain("job", "restart", code=68)
     assert "is over (exit code 66): no checkpoint" in megatrain.notes
