@@ -202,7 +202,7 @@ class StepFigures:
     num_steps: list[int]
     """Of each block."""
     stage_2_s: list[float]
-    """From the seal until rank 0 heard that storage has it; cut off after a time."""
+    """From the seal until rank 0 knew that it is stored; cut off after a time."""
     num_unfinished: int
     """Blocks that ended before storage had the checkpoint."""
 

@@ -31,7 +31,7 @@ _VERDICT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Calm:
-    """What came of a run in which nobody was slow."""
+    """The result of a run without a slow host."""
 
     high: int
     low: int
@@ -52,7 +52,7 @@ class Slowed:
 
 
 def run(calm_runs: int = CALM_RUNS, slow_runs: int = SLOW_RUNS) -> Result:
-    """Run the loop with nobody slow, a seed each, and with a slow host."""
+    """Run the loop without a slow host, a seed each, and with one."""
     calm = [_calm(seed) for seed in range(calm_runs)]
     slowed = [_slowed(seed) for seed in range(slow_runs)]
     rows = [*([_calm_row(calm)] if calm else []), *([_slowed_row(slowed)] if slowed else [])]
@@ -66,7 +66,7 @@ def run(calm_runs: int = CALM_RUNS, slow_runs: int = SLOW_RUNS) -> Result:
             "slow": f"one rank's compute takes {FACTOR} times as long",
         },
         notes=[
-            f"nobody slow: {CALM_STEPS} steps a run; the driver may act upon verdicts of high confidence only",
+            f"no slow host: {CALM_STEPS} steps a run; the driver may act upon verdicts of high confidence only",
             "verdict: steps from the first slow one to the one at which the verdict was sure; asked: at most 20",
             "next step: seconds from the driver's decision until the job had completed a step on other hosts",
             f"pace after: median time of {STEPS_AFTER} steps after the resume by that before; asked: at most 1.05",
@@ -119,7 +119,7 @@ def _loop(seed: int) -> Iterator[ClosedLoop]:
 
 def _calm_row(runs: Sequence[Calm]) -> dict[str, Any]:
     return {
-        "case": "nobody slow",
+        "case": "no slow host",
         "runs": len(runs),
         "host right": "",
         "evicted": sum(one.evictions for one in runs),

@@ -157,7 +157,7 @@ def sanitize(stage: Stage, timeout_s: float) -> None:
     for number, (tool, clean) in enumerate(CLEAN_SUMMARY.items()):
         options, environment = ["--tool", tool], quiet_pytest()
         if tool == "memcheck":
-            # torch asks the driver what it supports, and is told by errors
+            # torch asks the driver what it supports; errors are the answer
             options += ["--report-api-errors", "no"]
             # every tensor by itself: inside one block of torch's, an access past its end hits a neighbour unseen
             environment |= {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -205,7 +205,7 @@ def run_command(
         )  # fmt: skip
         code: int | None = None
         try:
-            with suppress(subprocess.TimeoutExpired):  # the caller is told by there being no code
+            with suppress(subprocess.TimeoutExpired):  # the missing code shows it to the caller
                 code = process.wait(max(timeout_s, 0.0))
         finally:
             if process.returncode is None:

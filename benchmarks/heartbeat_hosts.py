@@ -31,7 +31,7 @@ _WRITERS = 4
 
 
 class Orders(TypedDict):
-    """What a process of hosts is told."""
+    """The settings of a process of hosts."""
 
     endpoint: str
     job: str
@@ -57,7 +57,7 @@ class Findings(TypedDict):
     status_s: list[float]
     """How long writes took."""
     heard_at: dict[str, list[float]]
-    """When each command was heard, by its key: one entry a host."""
+    """When each command arrived, by its key: one entry a host."""
 
 
 class Host:

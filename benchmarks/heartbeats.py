@@ -165,7 +165,7 @@ def _end_hosts(process: subprocess.Popen[str]) -> Findings:
 
 
 def _answer(process: subprocess.Popen[str], what: str) -> Any:
-    """Return a process's next line; one that says nothing for long is ended, so that nobody waits for ever."""
+    """Return a process's next line; one that says nothing for long is ended, so that the benchmark always ends."""
     assert process.stdout is not None
     timer = threading.Timer(READY_S, process.kill)
     timer.start()
@@ -193,12 +193,12 @@ def _send_commands(client: EtcdClient, keys: JobKeys, seconds: float) -> dict[st
 
 
 def _fan_outs(sent_at: dict[str, float], findings: list[Findings], num_hosts: int) -> list[float]:
-    """Return the seconds that each command took to the last host. Raises: RuntimeError when one did not hear it."""
+    """Return the seconds that each command took to the last host. Raises: RuntimeError when it did not reach one."""
     seconds = []
     for key, at in sent_at.items():
         heard = [moment for found in findings for moment in found["heard_at"].get(key, [])]
         if len(heard) != num_hosts:
-            raise RuntimeError(f"{key} was heard {len(heard)} times by {num_hosts} hosts")
+            raise RuntimeError(f"{key} arrived {len(heard)} times at {num_hosts} hosts")
         seconds.append(max(heard) - at)
     return seconds
 

@@ -68,7 +68,7 @@ def run() -> Result:
     assert np.isfinite(live.assessment.scores).all()
     healthy, slow = spent_ms[5:SLOW_FROM], spent_ms[SLOW_FROM + 1 :]
     rows = [
-        _row("incremental, nobody slow", healthy),
+        _row("incremental, no slow host", healthy),
         _row("incremental, one slow host", slow),
         _row(f"anew from {STEPS} steps", _recomputed(_RECOMPUTED)),
     ]

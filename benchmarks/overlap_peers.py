@@ -25,7 +25,7 @@ def join_world(init_method: str, rank: int, world_size: int) -> None:
 
 
 def _fully_sharded(model: Transformer, config: Config, devices: DeviceMesh) -> FSDPModule:
-    """Return the model in as many groups as we have chunks, each gathered beneath the one before it."""
+    """Return the model in as many groups as we have chunks, each gathered during the one before it."""
     blocks, each = list(model.blocks.values()), config.model.num_layers // config.parallel.num_chunks
     firsts = []
     for first in range(0, len(blocks), each):

@@ -39,7 +39,7 @@ PROBE_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a rank is told: tables of the two sides, kinds of PeerSide beside them, and where it is."""
+    """The settings of a rank: tables of the two sides, kinds of PeerSide beside them, and where it is."""
 
     sides: dict[str, dict[str, Any]]
     peers: list[str]

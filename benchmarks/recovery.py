@@ -70,7 +70,7 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
         settings={"runs": num_runs, "fault at step": FAULT_STEP, "paced": "80 ms a step"},
         notes=[
             f"Seconds since the fault: median (least to most). never: no step in {GIVE_UP_S:.0f} s, or the job ended.",
-            "detected: the driver knew. Stock torchrun tells nobody.",
+            "detected: the driver knew. Stock torchrun does not report it.",
             "Stock torchrun's third agent is started by hand 5 s after the second was killed; ours has a spare.",
             "same losses: of every step, bit by bit, as without a fault.",
             "left behind: processes and files in memory, 10 s after the end.",

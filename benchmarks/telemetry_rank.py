@@ -21,7 +21,7 @@ SAMPLE_PERIOD = 10
 
 
 def is_on(step: int, block: int) -> bool:
-    """Return whether a step is timed: pairs of blocks on, off, then off, on, so that a drift favours nobody."""
+    """Return whether a step is timed: pairs of blocks on, off, then off, on, so that a drift favours neither."""
     place = step // block % 4
     return place in (0, 3)
 

@@ -1,4 +1,4 @@
-"""What-if analysis at the scale of the paper: 12,288 ranks x 10 steps, in a process of its own so that memory is told.
+"""What-if analysis at the scale of the paper: 12,288 ranks x 10 steps, in a separate process, to measure its memory.
 
 Prints one JSON object. Started by benchmarks/whatif.py; alone: python -m benchmarks.whatif_scale
 """

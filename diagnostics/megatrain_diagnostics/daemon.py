@@ -206,7 +206,7 @@ def _opened_store(directory: Path, stop: threading.Event) -> ParquetEventStore:
 
 
 def _recall(store: ParquetEventStore, rounds: KnownRounds, consumers: ConsumerThread) -> None:
-    """Tell who the ranks are, and which errors GPUs had: hosts told that to an earlier daemon, and say it once."""
+    """Pass on who the ranks are, and which errors GPUs had: hosts send that only once, perhaps to an earlier daemon."""
     try:
         ranks = store.read(Ranks)
         ranks = select(ranks, ranks.round <= rounds.latest_told)

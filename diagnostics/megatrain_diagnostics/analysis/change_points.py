@@ -3,7 +3,7 @@
 Detection is that of Adams and MacKay (2007) for Gaussian data of unknown mean and variance: a posterior over how many
 points ago the level began. Alone it gives many false alarms, so a change counts only where its posterior is above 0.9
 AND the means before and after differ by 10 % (Greyhound, ATC'25). Single outliers are pulled in first, for one slow
-step is no change of level; the shift is measured against the level that was last told of, so that a decline in small
+step is no change of level; the shift is measured against the last reported level, so that a decline in small
 steps is seen too.
 """
 
@@ -20,7 +20,7 @@ from megatrain_diagnostics.events.tables import Float64
 POSTERIOR = 0.9
 SHIFT = 0.1
 LEAST_POINTS = 6
-"""A level holds so long before it is one: also the delay with which a change is told."""
+"""A level holds so long before it is one: also the delay with which a change is reported."""
 _HAZARD = 1.0 / 250.0
 """Changes are expected once in so many points; the result hardly depends on it."""
 _LOG_HAZARD = math.log(_HAZARD)
@@ -108,7 +108,7 @@ def _first_change(values: Float64, posterior: float) -> tuple[int, float, int] |
         place = index + 1 - age
         if age < LEAST_POINTS or place < LEAST_POINTS:
             continue
-        # that it began at about the likeliest place: neighbours can hardly be told apart
+        # that it began at about the likeliest place: neighbours can hardly be distinguished
         probability = run.probability_up_to(age + LEAST_POINTS - 1)
         if probability > posterior:
             return place, probability, index

@@ -5,7 +5,7 @@ slowness of a network (OSDI'25). Where hosts time the work and no thread watches
 only ends count that a host was waiting for: what compute hid has no transfer time. Bandwidths are those of nccl-tests
 (doc/PERFORMANCE.md): algorithm bandwidth is the size of the whole vector over time; bus bandwidth multiplies by what
 each link must carry, 2(n-1)/n of it in an all-reduce, (n-1)/n in an all-gather or reduce-scatter, all of it from rank
-to rank. Groups and links more than 10 % slower than the median of their kind are told (Greyhound).
+to rank. Groups and links more than 10 % slower than the median of their kind are reported (Greyhound).
 """
 
 from __future__ import annotations

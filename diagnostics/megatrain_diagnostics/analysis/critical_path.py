@@ -36,7 +36,7 @@ def critical_path(graph: ReplicaGraph, ends: Matrix) -> tuple[tuple[int, int], .
 def _held_up_by(
     node: Node, operation: int, replica: int, ends: Matrix
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return who came last to the start of an operation, and what it had waited for; None: nobody waited."""
+    """Return the rank that came last to the start of an operation, and what it had waited for; None: no rank waited."""
     replicas = range(ends.shape[1]) if node.is_shared else (replica,)
     best: tuple[tuple[int, int], tuple[int, int]] | None = None
     best_rank: tuple[float, bool, bool, int, int] | None = None

@@ -10,7 +10,7 @@ class DeviceLimits:
     """Ours, unless they say otherwise. Errors are counted over the last hour."""
 
     clock_drop: float = 0.05
-    """Of its clock before: a drop of this part is told beside a straggler."""
+    """Fraction of its earlier clock: a drop of this size is shown beside a straggler."""
     throttled_s: float = 30.0
     """So long a GPU may be slowed down by heat or its supply."""
     corrected_errors: int = 1000

@@ -16,7 +16,7 @@ from megatrain.failures.xids import XidKind, xid_of
 from megatrain_diagnostics.analysis.device_limits import DeviceLimits, gpu_name, mhz_text
 
 WINDOW_S = 3600.0
-"""An error is told for so long."""
+"""How long an error is reported."""
 _MOST_TIMES = 60
 _GPU_COUNTERS = ("uncorrected_errors", "corrected_errors", "nvlink_errors", "pcie_replays")
 _LINK_COUNTERS = ("rx_errors", "tx_errors", "symbol_errors", "downs")
@@ -142,7 +142,7 @@ class LinkState:
         )
 
     def troubles(self, limits: DeviceLimits) -> Iterator[DeviceTrouble]:
-        """Yield what is wrong with it. One that was never up carries nothing, and nobody misses it."""
+        """Yield what is wrong with it. A link that was never up is not in use and is left out."""
         row = self.row
         if not self.was_up:
             return

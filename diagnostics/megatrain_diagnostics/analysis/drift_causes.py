@@ -98,7 +98,7 @@ def _sum(of_operations: Sequence[Float64]) -> Float64:
 
 
 def _order(operation: Operation) -> int:
-    """Return how early an operation is believed to be the cause of others' waiting."""
+    """Return how early an operation is considered the cause of others' waiting."""
     return 0 if operation in _OWN_WORK else 1 if operation not in _OF_PP else 2
 
 

@@ -46,7 +46,7 @@ class Exchanges:
     num_contradicting: int
     """Rows of exchanges whose parts do not fit together."""
     num_unknown: int
-    """Rows whose group nobody told of."""
+    """Rows whose group is unknown."""
 
     def __len__(self) -> int:
         return len(self.group_of)
@@ -59,7 +59,7 @@ class Exchanges:
                 f"{self.num_contradicting} spans of communication fit no peer's: who waited there is not known"
             )
         if self.num_unknown:
-            found.append(f"{self.num_unknown} spans of groups that nobody told of: who waited there is not known")
+            found.append(f"{self.num_unknown} spans of unknown groups: which rank waited there is not known")
         return tuple(found)
 
     def arrived_ns(self, spans: Spans) -> Int64:

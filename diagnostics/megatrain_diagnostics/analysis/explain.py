@@ -1,7 +1,7 @@
 """Where a step went: compute, communication that was waited for, bubble, data and the rest, adding up to 100 %.
 
 For a step of which all spans are there this is exact (exposure.py). Of other steps only sums by operation are known:
-what overlaps cannot be told, so communication, bubble and what nobody timed remain together as "not-split".
+the overlap is unknown, so communication, bubble and untimed work remain together as "not-split".
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StepExplanation:
     num_missing: int
     """Ranks of the layout of which nothing of this step is known."""
     last: tuple[LastArrival, ...]
-    """Whom the others waited for, the worst first."""
+    """The ranks that others waited for, the worst first."""
     overlaps: tuple[Overlap, ...]
     """What of each kind of communication was waited for and what was hidden; none where only sums are known."""
     overlaps_by_stage: tuple[tuple[Overlap, ...], ...]
@@ -111,7 +111,7 @@ def explain_step(events: StepEvents, step: int) -> StepExplanation:
     found = [_of_totals(rank, totals, after) for rank in numbers]
     whole = [(rank, one) for rank, one in zip(numbers, found, strict=True) if one.wall_ns > 0]
     if not whole:
-        raise DataError(f"step {step}: its sums tell no duration: the operations step and data-wait are not recorded")
+        raise DataError(f"step {step}: its sums have no duration: the operations step and data-wait are not recorded")
     return _explanation(events.roster, step, [one for _, one in whole], [rank for rank, _ in whole], notes)
 
 
@@ -196,7 +196,8 @@ def _of_totals(rank: int, totals: StepTotals, after: StepTotals) -> Breakdown:
     left = {"step": step_ns, "between": between}
 
     def taken(place: str, wanted_ns: int) -> int:
-        """No more than there is: evaluation computes too, and collections in a step are told with those after it."""
+        """No more than there is: evaluation computes too, and collections in a step are reported with those after
+        it."""
         amount = min(left[place], wanted_ns)
         left[place] -= amount
         return amount
@@ -221,7 +222,7 @@ def _sums(rank: int, totals: StepTotals) -> dict[int, int]:
 
 
 def last_arrivals(spans: Spans, exchanges: Exchanges, exposure: Exposure, roster: Roster) -> tuple[LastArrival, ...]:
-    """Return whom the others waited for in collectives: only waits that held somebody up count."""
+    """Return the ranks that others waited for in collectives: only waits that delayed a rank count."""
     is_link = np.isin(spans.operation, _LINKS)
     waited = np.flatnonzero((exposure.span_waiting_ns > 0) & (exchanges.exchange_of >= 0) & ~is_link)
     exchange = exchanges.exchange_of[waited]

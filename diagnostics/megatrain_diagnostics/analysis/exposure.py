@@ -111,7 +111,7 @@ class Exposure:
     span_waiting_ns: Int64
     """Of each span: how much of that passed before the last peer had begun; of links it is in the bubble."""
     hidden_ns: Int64
-    """Of each span: how much of it passed beneath work of its rank."""
+    """Of each span: how much of it overlapped with work of its rank."""
     inside_ns: Int64
     """Of each span: how much of it passed in the windows."""
 
@@ -150,7 +150,7 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
     at_ns = _piece_times(grid)
     exposed = np.flatnonzero(blamed != _NOBODY)
     waits = exposed[at_ns[exposed] < arrived[blamed[exposed]]]
-    # a neighbour stage that is not there yet is the bubble; what a collective's members wait for is told beside it
+    # a neighbour stage that is not there yet is the bubble; what a collective's members wait for is reported beside it
     span_waiting_ns = _totals(blamed[waits], grid.length[waits], len(spans.rank))
     is_link = category[waits] == _INDEX[Category.PP]
     category[waits[is_link]] = _INDEX[Category.BUBBLE]
@@ -292,7 +292,7 @@ def _held_up_by(
 
 
 def _painted(rows: Int64, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int64]:
-    """Return for each piece the last of the rows that covers it: of rows by falling end, that which ends first."""
+    """Return for each piece the last of the rows that covers it: of rows by falling end, the one that ends first."""
     found = np.full(num_pieces, _NOBODY, dtype=np.int64)
     for row, begin, end in zip(rows.tolist(), low[rows].tolist(), high[rows].tolist(), strict=True):
         found[begin:end] = row

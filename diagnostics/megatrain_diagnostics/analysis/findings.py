@@ -83,7 +83,7 @@ class Assessment:
 
     findings: tuple[Finding, ...] = ()
     unjudged_ranks: tuple[int, ...] = ()
-    """Nobody does the same work as these."""
+    """No other rank does the same work as these."""
     silent_ranks: tuple[int, ...] = ()
     """Nothing came from these in the steps that were looked at."""
     first_step: int | None = None
@@ -94,7 +94,7 @@ class Assessment:
     """First steps, and those around checkpoints and evaluations."""
 
     is_enough: bool = False
-    """So much was seen that no finding means nobody is slow."""
+    """Enough was seen that an empty result means that no rank is slow."""
     thresholds: Thresholds | None = None
     """Those that held; `score` is the one that counts among so many ranks. None: nothing was looked at."""
     scores: tuple[float, ...] = ()

@@ -1,9 +1,9 @@
 """Dumps of torch's Flight Recorder, in their JSON form, as standings of ranks and disagreements about collectives.
 
-The dump's own summary of a group, `pg_status`, is believed first: on gloo no entry ever gets another state than
+The dump's own summary of a group, `pg_status`, has precedence: on gloo no entry ever gets another state than
 "scheduled", and only `retired` and the summary tell what is over. On NCCL `pg_config` names the members; on gloo it is
 empty, and the members are those who mention the group. Of a group that ranks disagree about, what differs at the first
-sequence number is told: another operation, or other sizes. Form: version 2.x of torch 2.5 to 2.13.
+sequence number is reported: another operation, or other sizes. Form: version 2.x of torch 2.5 to 2.13.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Who holds up a job that stands still, from what is known of each rank: who never entered which collective.
 
 The rule is megatrain.failures.hang's, which the driver acts by, too. Here it is fed from spans, black boxes or Flight
-Recorder dumps alike, and told with hosts and coordinates. Spans say less than black boxes: not which of several open
-exchanges a rank waits for; so it matters there what rank computes. Source: MegaScale sec. 5.2 and fig. 8.
+Recorder dumps alike, and reported with hosts and coordinates. Spans say less than black boxes: not which of several
+open exchanges a rank waits for; so it matters there what rank computes. Source: MegaScale sec. 5.2 and fig. 8.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RankStanding:
     step: int = -1
     phase: str = ""
     process_state: str | None = None
-    """The letter of /proc while the round ran, empty where there was no process; None: nobody looked."""
+    """The letter of /proc while the round ran, empty where there was no process; None: not read."""
     is_busy: bool = False
     """It was in a computation that began after all exchanges that are open."""
 
@@ -51,13 +51,13 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class HangFinding:
-    """Whom to blame, and for each rank whether it waits. `report`: what the standings alone say."""
+    """The culprit, and for each rank whether it waits. `report`: what the standings alone say."""
 
     report: HangReport
     culprit: Culprit
     """As an incident of the round says; where none does, as the standings do."""
     suspects: tuple[Suspect, ...]
-    """The ranks that the culprit is; those that the standings leave in doubt where nobody is blamed for sure."""
+    """The culprit's ranks; without a certain culprit, the suspects by the standings."""
     hosts: tuple[str, ...]
     waiting: frozenset[int]
     silent: frozenset[int]
@@ -71,7 +71,7 @@ def group_key(name: str, first_rank: int, num_ranks: int, stride: int) -> str:
 
 
 def roster_groups(roster: Roster) -> dict[str, tuple[int, ...]]:
-    """Return the members of all groups that ranks told of, in order of rank."""
+    """Return the members of all groups that ranks reported, in order of rank."""
     told = {
         group_key(one.name, one.first_rank, one.num_ranks, one.stride): one
         for one in set(roster.groups.values())
@@ -112,7 +112,7 @@ def find_hang(
 ) -> HangFinding:
     """Return who holds up the job. `silent`: ranks without data beside those that are in no standing.
 
-    `recorded`: whom an incident of this round blames; None where none does. Then the standings are evidence only.
+    `recorded`: the culprit by an incident of this round; None without one. With it the standings are evidence only.
     """
     world = range(roster.layout.world_size)
     mute = {*silent, *(rank for rank in world if rank not in standings)}

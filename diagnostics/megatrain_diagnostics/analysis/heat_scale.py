@@ -28,8 +28,8 @@ _SPREAD_FLOOR = 0.01
 _TAIL = 0.001
 """This part of the cells may lie beyond either end of the colours: one absurd value must not make all others alike."""
 _LEAST_ABOVE, _WIDTH_OF_NOISE, _BELOW, _Z_ABOVE = 0.2, 8.0, 0.25, 8.0
-"""Colours against peers reach from a little below them to where nobody is by chance: what is slow is looked for. Three
-spreads above its peers a value is in the middle, and the page paints what is below that alike."""
+"""Colours against peers reach from a little below them to values that chance does not produce: the map is for slow
+ranks. Three spreads above its peers a value is in the middle, and the page paints what is below that alike."""
 
 
 class Scale(StrEnum):
@@ -42,7 +42,7 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerValues:
-    """What the peers of each rank came to. Shapes: [steps, ranks]; NaN where nobody came."""
+    """What the peers of each rank came to. Shapes: [steps, ranks]; NaN where no peer has a value."""
 
     median: Floats
     spread: Floats

@@ -135,7 +135,7 @@ class History:
 
 
 def _least(seconds: Floats, has_come: Flags, axis: int) -> Floats:
-    """Return what the rank took that came last: nearly the transfer alone. 0 where nobody came."""
+    """Return what the rank took that came last: nearly the transfer alone. 0 where no rank came."""
     least = np.where(has_come, seconds, np.inf).min(axis=axis)
     found: Floats = np.where(np.isfinite(least), least, 0.0)
     return found

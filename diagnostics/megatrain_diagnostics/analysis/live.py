@@ -58,7 +58,7 @@ class LiveDetection:
         self.roster, self.peers = roster, Peers(roster)
 
     def add_totals(self, totals: StepTotals, now_s: float) -> None:
-        """Enter rows of this round. Units: `now_s` on the clock that `advance` is told."""
+        """Enter rows of this round. Units: `now_s` on the clock that `advance` gets."""
         self.ring.add_totals(totals, now_s)
 
     @property

@@ -1,6 +1,6 @@
 """The output of all ranks: lines that match, and what failed, the root cause before what followed from it.
 
-Whom to blame is what the incident of the round says. Where none does, megatrain.failures judges the logs: a rank whose
+The incident of the round names the culprit. Where none does, megatrain.failures judges the logs: a rank whose
 own log names a cause comes before those who only lost it or waited.
 """
 
@@ -33,7 +33,7 @@ class LoggedFailure:
     action: str
     role: Role
     culprit: str
-    """Whom the line names, which need not be who is to blame."""
+    """The ranks or hosts that the line names, which need not be the culprit."""
     rule: str
     line: str
     at_ns: int
@@ -42,7 +42,7 @@ class LoggedFailure:
 
 @dataclass(frozen=True, slots=True)
 class LogFinding:
-    """Whom to blame, and the ranks that tell of a failure: the root first, then causes, then what followed.
+    """The culprit, and the ranks whose logs show a failure: the root first, then causes, then what followed.
 
     `verdict`: on the line that tells most of it, of the root wherever that said something of its own.
     """
@@ -89,8 +89,8 @@ def newest_logged(source: EventSource) -> int:
 def classify_logs(logs: LogLines, roster: Roster | None = None, recorded: Culprit | None = None) -> LogFinding:
     """Return what failed, from the ends of all ranks' logs.
 
-    A rank of the roster without any line is one that logs nothing, which may be the news. `recorded`: whom an incident
-    of this round blames; None where none does.
+    A rank of the roster without any line logs nothing, which may be the finding. `recorded`: the culprit that an
+    incident of this round blames; None where none does.
     """
     rows_of = _rows_by_rank(logs)
     known = set(rows_of) if roster is None else {*rows_of, *range(roster.layout.world_size)}

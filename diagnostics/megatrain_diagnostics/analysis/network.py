@@ -31,7 +31,7 @@ class SlowNetwork:
     kind: str
     """"data-parallel", "tensor-parallel", or "waiting": by elimination."""
     hosts: tuple[str, ...]
-    """That it may be: one, where that can be told."""
+    """The hosts that it may be: one, where that is known."""
     ranks: tuple[int, ...]
     excess_s: float
     now_s: float
@@ -135,7 +135,7 @@ def _expected(seconds: Floats, num_bytes: Floats) -> Floats:
 
 
 def _suspects(slow: list[tuple[str, ...]], sound: list[set[str]]) -> tuple[str, ...]:
-    """Return the hosts that all slow groups have and no sound one; where that is nobody, all of the slow groups."""
+    """Return the hosts that all slow groups have and no sound one; without such a host, all of the slow groups."""
     everywhere = set(slow[0]).intersection(*slow[1:])
     guilty = everywhere.difference(*sound)
     return tuple(sorted(guilty or everywhere or set().union(*slow)))

@@ -20,7 +20,7 @@ from megatrain_diagnostics.events.tables import Values, select
 
 NUM_REMEMBERED = 100
 NUM_NEEDED = 50
-"""Finite values before a jump can be told."""
+"""Finite values that are needed before a jump can be detected."""
 _LASTING = 2
 """Steps that a jump of the gradient norm must last."""
 _WITH_LOSS = 1.5
@@ -28,7 +28,7 @@ _WITH_LOSS = 1.5
 _MOST_VOTES = 5
 """Ranks whose word on a number counts: enough to outvote one, of however many."""
 _MOST_WAITING = 1_000
-"""Steps that wait until they are believed; what is farther ahead was made up."""
+"""Steps that wait for a second witness; steps farther ahead are invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class NumericsWatch:
     def add(self, values: Values) -> tuple[NumericsAlarm, ...]:
         """Return the alarms that new values raise.
 
-        Judged is a step that is believed (see `Witnesses`), when a later one is, or when ranks agree on both numbers.
+        A confirmed step (see `Witnesses`) is judged when a later one is confirmed, or when ranks agree on both numbers.
         """
         if self._factor <= 0.0:
             return ()
@@ -88,7 +88,7 @@ class NumericsWatch:
                 yield alarm
 
     def _is_agreed(self, found: dict[int, dict[int, float]]) -> bool:
-        """Whether as many ranks as are needed say the same of each number, and nobody anything else."""
+        """Whether enough ranks report the same numbers, and no rank reports others."""
         needed = self._witnesses.num_needed
         return len(found) == len(self._past) and all(
             len(votes) >= needed and len(set(map(repr, votes.values()))) == 1 for votes in found.values()

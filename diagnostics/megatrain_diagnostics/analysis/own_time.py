@@ -46,7 +46,7 @@ _LEAST_SCALE_S = 1e-9
 
 
 def aspects(row: StepRow) -> Floats:
-    """Return seconds by aspect, 0 where nobody came. Shapes: [aspects, ranks]."""
+    """Return seconds by aspect, 0 where no rank came. Shapes: [aspects, ranks]."""
     passes = row.sum_of(_PASSES)
     inside = np.minimum(row.sum_of(_INSIDE_PASSES), passes)
     found = np.stack([
@@ -65,7 +65,7 @@ def is_only_training(row: StepRow) -> bool:
 
 
 def typical_step_s(row: StepRow) -> float:
-    """Return the median duration of the step over the ranks that came; 0 where nobody did."""
+    """Return the median duration of the step over the ranks that came; 0 where none did."""
     found = row.of(Operation.STEP.number)[row.has_come]
     return float(np.median(found)) if len(found) else 0.0
 

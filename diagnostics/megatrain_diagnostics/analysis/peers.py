@@ -79,7 +79,7 @@ class Peers:
         return Reference(median, MAD_TO_SIGMA * spread, num_peers)
 
     def stage_medians(self, values: Floats, has_come: Flags) -> Floats:
-        """Return the median of each stage, 0 where nobody came. Shapes: values [ranks]; result [stages]."""
+        """Return the median of each stage, 0 where no rank came. Shapes: values [ranks]; result [stages]."""
         medians = np.zeros(self.num_stages)
         for stage in range(self.num_stages):
             found = values[(self.stage_of == stage) & has_come]

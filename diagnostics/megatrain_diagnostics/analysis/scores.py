@@ -2,7 +2,8 @@
 
 Of a rank it is how far its own compute is above its peers over the newest compared steps, in spreads (`candidates`); of
 a rank that is found slow by its data or its garbage collection, that of the finding where it is more. Of a host it is
-the greatest of its ranks; where a finding names the host, the greatest of the ranks that are named. Nobody is below 0.
+the greatest of its ranks; where a finding names the host, the greatest of the ranks that are named. No score is below
+0.
 """
 
 from __future__ import annotations

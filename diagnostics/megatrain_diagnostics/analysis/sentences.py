@@ -116,7 +116,7 @@ def network_sentences(one: SlowNetwork) -> tuple[str, ...]:
     if len(one.hosts) == 1:
         said.append(f"all slow groups have {one.hosts[0]}, and no other group has it")
     else:
-        said.append(f"which of {len(one.hosts)} hosts it is cannot be told from groups that all of them are in")
+        said.append(f"which of {len(one.hosts)} hosts it is does not follow from groups that all of them are in")
     return tuple(said)
 
 
@@ -125,7 +125,8 @@ def _ms(seconds: float) -> str:
 
 
 def findings_headline(findings: Sequence[Finding], *, is_enough: bool) -> str:
-    """Return what was found in a sentence. `is_enough`: so much was seen that no finding means nobody is slow."""
+    """Return the finding as a sentence. `is_enough`: enough was seen that an empty result means that no rank is
+    slow."""
     if findings:
         worst = findings[0]
         where = ", ".join(worst.hosts) or "no single host"
@@ -133,4 +134,4 @@ def findings_headline(findings: Sequence[Finding], *, is_enough: bool) -> str:
         return f"slow by its {worst.cause.value}: {where}, {worst.confidence.value} confidence{more}"
     if not is_enough:
         return "insufficient evidence: too few steps, or ranks without peers"
-    return "nobody is slower than its peers"
+    return "no rank is slower than its peers"

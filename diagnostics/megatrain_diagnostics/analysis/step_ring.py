@@ -1,8 +1,8 @@
 """The newest steps of all ranks in memory: seconds by step, operation and rank, as they come in any order and late.
 
 A step is due when every rank has sent something of a later one (so that all its own rows are here), or when the
-deadline since its first row has passed; who has sent nothing by then is missing. A rank that sends garbage moves
-nothing: rows beyond the ring are left out until half of the ranks have come as far.
+deadline since its first row has passed; a rank that has sent nothing until then is missing. A rank that sends garbage
+moves nothing: rows beyond the ring are left out until half of the ranks have come as far.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StepRing:
         self.next_step: int | None = None
         """The oldest step that is not yet judged; None before the first row."""
         self.newest = np.full(num_ranks, -1, dtype=np.int64)
-        """Newest step that each rank has told of, whether it was kept or not; -1: none."""
+        """Newest step that each rank has reported, whether it was kept or not; -1: none."""
         self.bytes_of = np.zeros((_FIRST_OPERATIONS, num_ranks))
         """Bytes a step by operation, as the newest rows say."""
         self._index = np.full(MAX_OPERATIONS, -1, dtype=np.int64)

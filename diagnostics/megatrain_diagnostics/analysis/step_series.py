@@ -114,7 +114,7 @@ def _by_step(steps: Int64, values: Float64, wanted: Int64, aggregate: str) -> Fl
 
 
 def _work(values: Values, steps: Int64) -> tuple[Float64, str]:
-    """Return what a rank did in each step: FLOPs where they are told, else tokens of all ranks."""
+    """Return what a rank did in each step: FLOPs where they are reported, else tokens of all ranks."""
     for kind, name in ((StepValue.MODEL_FLOPS, "FLOP"), (StepValue.TOKENS, "tokens")):
         rows = (values.kind == kind) & np.isfinite(values.value) & (values.value > 0)
         found = _by_step(values.step[rows].astype(np.int64), values.value[rows], steps, "median")

@@ -29,7 +29,7 @@ class StragglerHistory:
     """At the end."""
     num_compared: int
     num_wrong: int
-    """Rows that were passed over: no such rank, or a duration that cannot be."""
+    """Rows that were rejected: no such rank, or an impossible duration."""
 
 
 Steps = Iterable[tuple[StepTotals, Values]]

@@ -96,7 +96,7 @@ def _of_ranks(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _cause(evidence: Evidence, compute: Candidates, collecting: Candidates, rank: int) -> Cause | None:
-    """Return why a rank computes long; None where that is told of by another aspect."""
+    """Return why a rank computes long; None where another aspect reports it."""
     window, thresholds = evidence.window, evidence.thresholds
     collected_s = float(window.excess[:, Aspect.GC, rank].mean())
     mean_s = float(window.excess[:, Aspect.COMPUTE, rank].mean())
@@ -176,7 +176,7 @@ def _finding(
 def _gain(window: Window, one: Candidates, ranks: list[int]) -> float:
     """Return the seconds a step that the slowest of these has over the slowest of all others of its stage.
 
-    No more than others wait for it: what overlaps costs nobody anything. An upper bound, where no replay is at hand.
+    No more than others wait for it: overlapped time delays no rank. An upper bound, where no replay is at hand.
     """
     excess = one.excess_s.copy()
     others = np.ones(len(excess), dtype=bool)

@@ -1,4 +1,4 @@
-"""Whether a series rises or falls, told apart from noise: the slope of Theil and Sen, the test of Mann and Kendall."""
+"""Whether a series rises or falls, as distinct from noise: the slope of Theil and Sen, the test of Mann and Kendall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for whom in a hang, as arrows for a picture: few enough to be looked at.
+"""Which rank waits for which in a hang, as arrows for a picture: few enough to be readable.
 
 In a large job thousands of ranks wait for one. Then those of a stage of one replica, or of a whole stage, become one
 arrow with their number: what matters is where the arrows end.
@@ -58,7 +58,7 @@ def waiting_arrows(
 
     groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for together in (_alone, _by_replica, _by_stage):
-        # ranks that wait in one collective wait for the same others: they are told apart by these
+        # ranks that wait in one collective wait for the same others: these identify them
         groups = {}
         for rank in sorted(waits_for):
             groups.setdefault((together(layout, rank), tuple(waits_for[rank])), []).append(rank)

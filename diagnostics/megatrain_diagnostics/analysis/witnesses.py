@@ -1,4 +1,4 @@
-"""Which steps are believed: those that a second rank tells of, too.
+"""Which steps are confirmed: those that a second rank reports, too.
 
 All ranks of a job are at one step, or at neighbours of it. A single rank that says it is thousands of steps ahead has
 made that up, and must not have everything before it pass for old.
@@ -15,7 +15,7 @@ class Witnesses:
     """The newest step of each rank of one round."""
 
     def __init__(self, num_ranks: int) -> None:
-        """`num_ranks`: that the round has; of a single one all is believed."""
+        """`num_ranks`: of the round; with a single rank every step is confirmed."""
         self.num_needed = min(2, num_ranks)
         self._newest: Int64 = np.full(0, -1, dtype=np.int64)
 

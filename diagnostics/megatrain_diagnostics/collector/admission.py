@@ -1,6 +1,6 @@
 """Which rows of a batch are events: what cannot be is left out, counted by reason, and harms no other row.
 
-What is checked here nobody checks again: rows in the store have ranks that exist, and durations and counts that add up
+Nothing downstream repeats these checks: rows in the store have ranks that exist, and durations and counts that add up
 without an overflow. Rows of a round that is over are stored, and never judged.
 """
 

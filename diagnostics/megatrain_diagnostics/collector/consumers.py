@@ -30,7 +30,7 @@ class Consumer(Protocol):
 
 
 class ConsumerThread:
-    """Runs consumers until `close`. When they are too slow the oldest rows are passed over, and counted."""
+    """Runs consumers until `close`. When they are too slow the oldest rows are dropped and counted."""
 
     def __init__(
         self,

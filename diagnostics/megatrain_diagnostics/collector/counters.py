@@ -1,4 +1,4 @@
-"""What came in, and what did not and why: counted by reason and host for /metrics, and told in the log now and then."""
+"""Accepted and rejected rows: counted by reason and host for /metrics, and logged now and then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megatrain.contracts.texts import count_text
 
 _logger = logging.getLogger(__name__)
 _MAX_KEYS = 10_000
-"""Pairs of reason and host that are told apart; what is beyond goes under the host "others"."""
+"""Pairs of reason and host that are counted separately; further ones count under the host "others"."""
 OTHERS = "others"
 
 

@@ -1,4 +1,4 @@
-"""The server of event streams: who knows the token streams, and nobody else is given memory or time.
+"""The server of event streams: only peers that know the token may stream; others get neither memory nor time.
 
 A connection has a thread that reads it and, once it is admitted, one that answers: a host that does not read its
 answers must delay nobody. Until it has proved that it knows the token a connection is a stranger's: it may send frames
@@ -54,7 +54,7 @@ class EventServer:
         """Since when, by the monotonic clock; the oldest first."""
         self._streams: set[FrameSocket] = set()
         self._refused: int | None = None
-        """Why no connection could be accepted last, which was told."""
+        """The last reported reason why no connection could be accepted."""
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         self._listening = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
         self._listening.settimeout(_ACCEPT_S)
@@ -178,7 +178,7 @@ class EventServer:
             try:
                 connection.send(FrameKind.ACKNOWLEDGEMENT, encode(Acknowledgement(through, is_closing)))
             except OSError:
-                connection.shut()  # it is gone, and hears it on its next stream
+                connection.shut()  # it is gone, and learns of it on its next stream
                 return
             if is_last:
                 return

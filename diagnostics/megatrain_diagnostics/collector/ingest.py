@@ -138,7 +138,7 @@ class Ingest:
             session.wake()
 
     def take(self, session: Session, metadata: bytes, content: pa.Buffer | None) -> None:
-        """Take one batch of a stream, whatever it is; None: it was too long.
+        """Take one batch of a stream, valid or not; None: it was too long.
 
         Waits while too much waits to be committed.
         """

@@ -15,7 +15,7 @@ _ANY = 2**31 - 1
 
 
 class KnownRounds:
-    """Told by etcd where there is one; else by the ranks themselves."""
+    """From etcd where there is one; else from the ranks themselves."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class KnownRounds:
 
     @property
     def latest_told(self) -> int:
-        """The newest round that there is, as etcd tells; any is possible for as long as it has told of none."""
+        """The newest round in etcd; any round is possible while etcd has none."""
         with self._lock:
             return self._newest_told if self._newest_told >= 0 else _ANY
 
@@ -56,6 +56,6 @@ class KnownRounds:
             return self._newest_told + _MAX_AHEAD if self._newest_told >= 0 else _ANY
 
     def world_sizes(self) -> Mapping[int, int]:
-        """Return the ranks of each round that etcd told of."""
+        """Return the ranks of each round in etcd."""
         with self._lock:
             return dict(self._world_sizes)

@@ -1,7 +1,7 @@
-"""Rows of rounds that etcd has not told of yet: held back until it does.
+"""Rows of rounds that are not in etcd yet: held back until they are.
 
 A host may see a new round before the daemon. But a rank that makes a round up must not end the judgement of the one
-that trains, so nobody is given its rows before the round is there.
+that trains, so no consumer gets its rows before the round is there.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
 
 
 def told_culprit(args: argparse.Namespace, round_number: int) -> Culprit | None:
-    """Return whom the incident of a round of PLACE blames; None where its directory keeps none."""
+    """Return the culprit of the incident of a round of PLACE; None where its directory keeps none."""
     from megatrain.commands.job_place import run_at
 
     run = run_at(args.place)
@@ -168,7 +168,7 @@ def told_culprit(args: argparse.Namespace, round_number: int) -> Culprit | None:
 
 
 def tell_problems(args: argparse.Namespace) -> None:
-    """Print to stderr what was found damaged while the events that were opened were read, and was not told yet."""
+    """Print to stderr the damage that was found while reading the opened events, and was not reported yet."""
     source: EventSource | None = getattr(args, "source", None)
     if source is not None:
         problems = source.problems()

@@ -2,7 +2,7 @@
 
 FILE is JSON lines: objects with `id` and `log`, or with `id` and `ranks` = {rank: end of its log}; - is stdin. With
 --text it is one log as it was printed. A directory, or a job's name, is a RUN: then all ranks of its newest round are
-judged. Whom to blame is what the round's incident says; without one, a rank whose own log names a cause is blamed
+judged. The round's incident names the culprit; without one, a rank whose own log names a cause is blamed
 before those who lost it or waited for it.
 """
 

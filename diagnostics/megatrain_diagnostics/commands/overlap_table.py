@@ -23,7 +23,7 @@ def overlap_table(title: str, found: Sequence[Overlap]) -> list[str]:
     ]
     lines = table(rows, left=(0,))
     if any(one.is_at_most for one in found):
-        lines.append("<= at most: of some of it nobody knows when it was over, only when its rank looked")
+        lines.append("<= at most: for some of it only the time when its rank looked is known, not its end")
     return lines
 
 

@@ -118,7 +118,7 @@ def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
     if end.host_scores:
         said.append(("hosts", _highest(end.host_scores)))
     if end.unjudged_ranks:
-        said.append(("not judged", f"{_ranks(end.unjudged_ranks)}: nobody does the same work"))
+        said.append(("not judged", f"{_ranks(end.unjudged_ranks)}: no other rank does the same work"))
     if end.silent_ranks:
         said.append(("0 samples", f"from {_ranks(end.silent_ranks)} in the newest steps"))
     if found.num_wrong:

@@ -1,6 +1,6 @@
 """`megatrain diag on|off|set`: what the ranks of a running job record, and which steps are streamed in full.
 
-The wish lies in etcd; the executor of each host hears of it and tells its ranks, those that start later too. A rank
+The setting is in etcd; the executor of each host follows it and passes it to its ranks, later ones too. A rank
 obeys when it begins its next step. `set` without a wish only says what holds.
 """
 

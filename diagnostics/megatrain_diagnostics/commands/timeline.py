@@ -56,7 +56,7 @@ def add_verb(verbs: Verbs) -> None:
         type=whole_number(1),
         default=MAX_SLICES,
         metavar="N",
-        help=f"draw no more than this; what is left out is told (default: {MAX_SLICES:,})",
+        help=f"draw no more than this; what is left out is reported (default: {MAX_SLICES:,})",
     )
     add_json(parser)
     parser.set_defaults(run_verb=run)

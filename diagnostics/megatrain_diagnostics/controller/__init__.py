@@ -1,1 +1,1 @@
-"""From findings to verdicts: what is told to the driver, how often, and what is not."""
+"""From findings to verdicts: what the driver gets, how often, and what is withheld."""

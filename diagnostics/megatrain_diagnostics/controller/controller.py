@@ -76,7 +76,7 @@ class Controller:
 
     @property
     def round(self) -> int:
-        """The newest that ranks told of; -1: none."""
+        """The newest that ranks reported; -1: none."""
         return self._book.newest
 
     @property
@@ -159,7 +159,7 @@ class Controller:
             self._complain(str(error))
             return
         if self._live is None or roster.layout != self._live.roster.layout:
-            self._begin_round()  # whoever was heard first told of another layout than most do
+            self._begin_round()  # the first rank reported another layout than most do
         elif roster.hosts != self._live.roster.hosts:
             self._live.set_roster(roster)
 

@@ -65,7 +65,7 @@ class DeviceWatch:
                 self._found = {key: one for key, one in self._found.items() if key[0] not in gone}
 
     def troubles(self, connected: Collection[str]) -> tuple[DeviceTrouble, ...]:
-        """Return what is wrong, the worst first. `connected`: hosts whose streamers are heard of."""
+        """Return what is wrong, the worst first. `connected`: hosts whose streamers are connected."""
         with self._lock:
             found = [one for troubles in self._found.values() for one in troubles]
             found += [*self._xids.values(), *self._silent(connected)]
@@ -103,7 +103,7 @@ class DeviceWatch:
         limit_s = self._limits.silent_after_s(interval_s)
         for host, heard_s in self._heard_s.items():
             if host in connected and heard_s and self._now_s - heard_s > limit_s and (host, "-1") not in self._found:
-                text = f"nothing was heard of the GPUs and links of {host} for {age_text(heard_s, self._now_s)}"
+                text = f"nothing was received about the GPUs and links of {host} for {age_text(heard_s, self._now_s)}"
                 yield DeviceTrouble(DeviceTroubleKind.TELEMETRY_SILENT, host, text, heard_s)
 
 

@@ -31,7 +31,7 @@ class FullSpans:
     def ask(self, now_s: float, steady_s: float, reason: str) -> bool:
         """Return whether a burst begins. None does soon after another, nor where a person has switched spans off.
 
-        `now_s` is the unix time, `steady_s` of a clock that nobody sets.
+        `now_s` is the unix time, `steady_s` of a monotonic clock.
         Raises: CoordinationError while etcd is away; ask again then.
         """
         if steady_s < self._next_s:

@@ -27,7 +27,7 @@ class RosterBook:
 
     def __init__(self) -> None:
         self.newest = -1
-        """Its number; -1: none was heard of."""
+        """Its number; -1: none is known."""
         self._ranks = _no_ranks()
         self._groups = _no_groups()
 

@@ -23,7 +23,7 @@ class VerdictLog:
         self._keys = keys
 
     def told(self, round_number: int) -> Told:
-        """Return what is written already, perhaps by a daemon before this one. What is no verdict is passed over."""
+        """Return what is written already, perhaps by a daemon before this one. Other content is skipped."""
         found = Told(round_number)
         for item in self._client.read_all(KeyRange.prefix(self._keys.directory("verdicts"))).items:
             place = item.key.decode("utf-8", errors="replace")

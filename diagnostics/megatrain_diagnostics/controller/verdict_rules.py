@@ -1,7 +1,7 @@
 """What of the findings becomes a verdict: a pure decision. The driver decides what follows from one.
 
-A finding is told once for each confidence in a round: first perhaps as LOW, which is only shown, and when both signals
-have agreed for long enough as HIGH. Nothing is ever taken back: verdicts are the audit.
+A finding is written once for each confidence in a round: first perhaps as LOW, which is only shown, and when both
+signals have agreed for long enough as HIGH. Nothing is ever taken back: verdicts are the audit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_PER_HOUR = 20
 """Verdicts that the driver and people are asked to look at."""
 _HOUR_S = 3600.0
 _LOW_LASTS = 2
-"""A finding of low confidence is told when it lasts so many times as long as a straggler must."""
+"""A finding of low confidence is written when it lasts this many times as long as a straggler must."""
 _MAX_RANKS = 64
 _MAX_TOLD = 500
 

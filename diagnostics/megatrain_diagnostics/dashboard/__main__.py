@@ -1,7 +1,7 @@
 """`python -m megatrain_diagnostics.dashboard`: the dashboard as a launch starts it, for a running job.
 
-The page's settings are those that it is told, else those of the job's record; where there is none, or nobody can read
-it, the usual ones.
+The page's settings are those of its command line, else those of the job's record; where there is none, or it cannot be
+read it, the usual ones.
 """
 
 from __future__ import annotations

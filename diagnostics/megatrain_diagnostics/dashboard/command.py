@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         with opened_job(args, is_patient=True) as job:
             directory, section = _of_record(job, args.run)
             settings = program.checked_settings(section, said)
-            # the page that the launch keeps is the one to be told of: it outlives this one
+            # the launch's own page is the one to announce: it outlives this one
             is_announced = job.client.get(job.keys.dashboard) is None
             has_ended = program.serve_live(
                 job.client, job.keys, RunDirectory(directory), settings, stop, print_note, is_announced=is_announced

@@ -116,7 +116,7 @@ def _with_way_in(tell: Tell, token_file: Path | None) -> Tell:
 
 @contextmanager
 def _told(url: str, session: str) -> Iterator[None]:
-    """Announce nothing: whoever started the page was told where it is."""
+    """Announce nothing: the page has printed its address to the person who started it."""
     yield
 
 
@@ -130,7 +130,7 @@ def _serve(
 ) -> bool:
     sys.setswitchinterval(_SWITCH_S)
     with ExitStack() as closing:
-        # before the source: a port that cannot be had is told at once
+        # before the source: an unavailable port is reported at once
         listening = closing.enter_context(listening_socket(settings))
         url = url_of(settings, listening)
         source = open_source()

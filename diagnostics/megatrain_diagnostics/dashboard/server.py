@@ -33,7 +33,7 @@ _SERVER_START_S = 10.0
 def listening_socket(settings: DashboardSettings) -> socket.socket:
     """Return a socket that listens where the settings say.
 
-    A port that nobody asked for may be another one, when it is taken: the next that is free.
+    When the default port is taken, the next free one is used; a requested port is never replaced.
     Raises: ConfigError naming address, port and reason.
     """
     usual = options_of(DashboardConfig)["port"].default

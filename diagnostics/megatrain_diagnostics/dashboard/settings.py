@@ -1,6 +1,6 @@
-"""What a dashboard may do and for whom: the section [dashboard], checked, with the files that it names read.
+"""What a dashboard may do and for which users: the section [dashboard], checked, with the files that it names read.
 
-Everything is read once, when the program starts. What is wrong is told then, all at once, and nothing is served.
+Everything is read once, when the program starts. All mistakes are reported then, at once, and nothing is served.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from megatrain.contracts.errors import ConfigError
 from megatrain_diagnostics.metrics.server import read_token
 
 _LEAST_TOKEN_CHARACTERS = 16
-"""Nobody guesses that many at the few attempts a minute that an address has."""
+"""Long enough that it cannot be guessed with the few attempts a minute that an address has."""
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one dashboard takes on, so that nobody can keep it from answering the others."""
+    """Limits of one dashboard, so that no client can keep it from answering the others."""
 
     max_body_bytes: int = 16 * 1024
     """The largest request of ours is a reason of 500 characters."""

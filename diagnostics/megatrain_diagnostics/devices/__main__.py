@@ -16,7 +16,7 @@ from megatrain_diagnostics.devices.sample import GpuSource, HostReader, local_gp
 
 
 def main(words: Sequence[str]) -> int:
-    """Read until somebody ends this process, or nobody listens any more."""
+    """Read until this process is ended, or its reader is gone."""
     parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.devices", description=__doc__)
     parser.add_argument("--interval-s", type=float, required=True, help="seconds between two readings")
     parser.add_argument("--dcgm-url", default="", help="page of NVIDIA's DCGM exporter; empty: NVML is asked")

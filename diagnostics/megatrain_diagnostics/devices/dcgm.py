@@ -1,6 +1,6 @@
 """Reads the GPUs from the page that NVIDIA's DCGM exporter serves, in place of NVML.
 
-For hosts on which one program shall ask the driver for all. What the exporter is not told to serve is not known. Names
+For hosts on which only one program should query the driver. Values that the exporter does not serve are unknown. Names
 and units of fields: NVIDIA's DCGM API reference (field identifiers); labels: the exporter's own.
 """
 
@@ -70,7 +70,7 @@ class DcgmExporter:
         return found
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
-        """Return the errors that the last reading told of, at once; else wait."""
+        """Return the errors of the last reading at once; else wait."""
         if not self._told:
             time.sleep(seconds)
         told, self._told = self._told, ()

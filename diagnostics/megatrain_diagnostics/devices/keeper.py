@@ -1,7 +1,8 @@
 """Keeps the program that reads a host's devices, and takes what it says, whatever the driver does to it.
 
 States: reading (lines come); silent (none came within the deadline: the program is killed, and until the kernel lets
-go of it no other one is started); between two lives a pause. Nobody waits for it: `take` and `trouble` answer at once.
+go of it no other one is started); between two lives a pause. No caller waits for it: `take` and `trouble` answer at
+once.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class DeviceKeeper:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _live(self) -> str:
-        """Have the program run until it ends, is silent, or nobody wants it any more; return why."""
+        """Run the program until it ends, is silent, or is no longer wanted; return why."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         try:
             child = ChildProcess(self._words, environment=self._environment, output=write_end)

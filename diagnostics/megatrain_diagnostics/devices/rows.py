@@ -13,7 +13,7 @@ from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Gpus, Links, Table, Xids, columns_of, from_columns
 
 MOST_DEVICES = 64
-"""Of each kind of a host. Beyond it nothing is told: no machine has more, and each is a row every few seconds."""
+"""Of each kind of a host. Further ones are left out: no machine has more, and each is a row every few seconds."""
 _NOT_SAID = math.nan
 _ALL = -1
 _NS = 1e9

@@ -25,7 +25,7 @@ _FAR_NS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """One host's clock: its offsets from the daemon's, by eras; within an era nobody set the clock."""
+    """One host's clock: its offsets from the daemon's, by eras; within an era the clock was not set."""
 
     at_ns: tuple[Int64, ...]
     """Of each era, by the host's clock, ascending."""
@@ -99,7 +99,7 @@ def host_clocks(clocks: Clocks) -> dict[str, HostClock]:
 def align(table: TableType, clocks: Clocks, hosts_of_rank: Mapping[int, str]) -> TableType:
     """Return the table with all times by the daemon's clock; rows of hosts that were never compared stay as they are.
 
-    The host of a row is in its column `host` where the table has one, else `hosts_of_rank` tells it. Durations, which
+    The host of a row is in its column `host` where the table has one, else `hosts_of_rank` gives it. Durations, which
     no clock that is set can change, stay.
     """
     names = columns_of(type(table))
@@ -123,7 +123,7 @@ def align(table: TableType, clocks: Clocks, hosts_of_rank: Mapping[int, str]) ->
 
 def _host_clock(clocks: Clocks, rows: Int64) -> HostClock:
     at, offset, error = clocks.at_ns[rows], clocks.offset_ns[rows], clocks.error_ns[rows]
-    order = np.argsort(at - offset, kind="stable")  # by the daemon's clock, which nobody sets back here
+    order = np.argsort(at - offset, kind="stable")  # by the daemon's clock, which is not set back here
     at, offset, error = at[order], offset[order], error[order]
     true = at - offset
     allowed = error[1:] + error[:-1] + _MAX_DRIFT * np.diff(true) + _SLACK_NS

@@ -14,12 +14,12 @@ from megatrain.contracts.layout import Coordinate, Layout
 from megatrain_diagnostics.events.tables import Groups, Int32, Ranks
 
 MOST_RANKS = 2**20
-"""Of a layout that is believed: who looks makes a table of all ranks, also of those that nobody heard of."""
+"""Largest accepted layout: a reader makes a table of all its ranks, also of those that sent nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
-    """A process group: what tells it apart is its name and its members."""
+    """A process group, identified by its name and its members."""
 
     name: str
     first_rank: int
@@ -36,7 +36,7 @@ class GroupMembers:
 
 @dataclass(frozen=True)
 class Roster:
-    """The ranks of one round. `hosts` has no entry for a rank that was never heard of."""
+    """The ranks of one round. `hosts` has no entry for a rank that never sent anything."""
 
     round: int
     layout: Layout
@@ -54,7 +54,7 @@ class Roster:
         return self.layout.coordinate(rank)
 
     def host_of(self, rank: int) -> str:
-        """Return the host of a rank, "" where it was never heard of."""
+        """Return the host of a rank, "" where it never sent anything."""
         return self.hosts.get(rank, "")
 
     def ranks_on(self, host: str) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class Roster:
 
 
 def newest_round(ranks: Ranks) -> int:
-    """Return the number of the newest round of which at least half of the ranks told. Raises: DataError.
+    """Return the number of the newest round that at least half of its ranks reported. Raises: DataError.
 
     A single rank that made a number up is not the job; where no round has that many, the newest of all counts.
     """
@@ -79,7 +79,7 @@ def _has_half(ranks: Ranks, round_number: int) -> bool:
 
 
 def make_roster(ranks: Ranks, groups: Groups, round_number: int) -> Roster:
-    """Return the ranks of one round; of a rank that is told of twice the newest row counts.
+    """Return the ranks of one round; of a rank with several rows the newest counts.
 
     The layout is what more than half of the ranks say; those that say another one, or are none of it, are left out.
     Raises: DataError for a round that nothing is known of, and for ranks without such a majority.

@@ -43,7 +43,7 @@ class EventSource(Protocol):
     def read(self, kind: type[TableType], where: Where = Where()) -> TableType:
         """Return the rows, each once, ordered by (round, rank, sequence) where the table has these.
 
-        Raises: DataError when nothing can be read at all; what is damaged is left out and told of by `problems`.
+        Raises: DataError when nothing can be read at all; what is damaged is left out and reported by `problems`.
         """
 
     def problems(self) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def in_order(table: TableType) -> TableType:
         return table
     columns: list[Any] = [getattr(table, name) for name in keys]
     duration = "duration_ns"
-    if duration in has:  # of a span that was told of when it was open and when it had ended, the end counts
+    if duration in has:  # of a span that was sent when it was open and again when it had ended, the end counts
         columns.insert(0, getattr(table, duration) == NO_DURATION)
     order = np.lexsort(columns)
     ordered = select(table, order)

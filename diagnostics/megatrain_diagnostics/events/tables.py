@@ -228,7 +228,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Xids:
-    """Errors that NVIDIA's driver told of, by their Xid numbers."""
+    """Errors that NVIDIA's driver reported, by their Xid numbers."""
 
     NAME: ClassVar[str] = "xids"
 

@@ -1,4 +1,4 @@
-"""Tells in etcd what the daemon hears and complains of: the health of the job is made from it, by whoever asks."""
+"""Reports in etcd what the daemon receives and what is wrong: every reader of the job's health uses it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DeviceJudge(Protocol):
     """What the report asks of whoever watches devices."""
 
     def troubles(self, connected: Collection[str]) -> tuple[DeviceTrouble, ...]:
-        """Return what is wrong, the worst first. `connected`: hosts whose streamers are heard of."""
+        """Return what is wrong, the worst first. `connected`: hosts whose streamers are connected."""
 
 
 def away_hosts(snapshot: JobSnapshot | None, connected: Iterable[str]) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class DaemonReporter:
         try:
             self._client.put(self._keys.daemon_report, encode(report), deadline_s=_WRITE_S)
         except CoordinationError as error:
-            _logger.debug("what the daemon hears is not told: %s", error)
+            _logger.debug("the daemon's report cannot be written: %s", error)
             return False
         self._told = report
         return True

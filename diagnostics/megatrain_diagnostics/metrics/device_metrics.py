@@ -1,6 +1,6 @@
 """What a host's drivers say as Prometheus metrics: base units, a label for the GPU or the link, none for a moment.
 
-Bounded: 16 GPUs and 32 links of a host are told, each error by one of a few kinds. What is not known has no sample.
+Bounded: 16 GPUs and 32 links of a host are exported, each error as one of a few kinds. What is not known has no sample.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _xids(devices: DevicesReading, labels: Mapping[str, str]) -> Metric:
     found = [([*labels.values(), gpu, str(kind)], count) for (gpu, kind), count in sorted(counts.items())]
     return _counter(
         "megatrain_gpu_xids",
-        "Errors that the driver told of since this program began.",
+        "Errors that the driver reported since this program began.",
         [*labels, "gpu", "kind"],
         found,
     )

@@ -121,7 +121,9 @@ class HostCollector(Collector):
         yield _counter("megatrain_events_sent", "Rows given to the daemon.", labels, "table", dict(host.rows_sent))
         yield _counter("megatrain_events_dropped", "Rows lost here.", labels, "reason", dict(host.rows_dropped))
         yield from _gauge("megatrain_spool_bytes", "Waiting on disk for the daemon.", labels, host.spool_bytes)
-        yield from _gauge("megatrain_streamer_connected", "1: the daemon hears this host.", labels, host.is_connected)
+        yield from _gauge(
+            "megatrain_streamer_connected", "1: the daemon receives this host's events.", labels, host.is_connected
+        )
         yield from _gauge(
             "megatrain_clock_offset_seconds", "This clock minus the daemon's.", labels, host.clock_offset_s
         )
@@ -178,7 +180,11 @@ class JobCollector(Collector):
         for name, text, values in (
             ("megatrain_notifications_sent", "Messages that a receiver has taken.", job.notices_sent),
             ("megatrain_notifications_failed", "Tries to tell a receiver that failed.", job.notices_failed),
-            ("megatrain_notifications_given_up", "What was over too long to be told.", job.notices_given_up),
+            (
+                "megatrain_notifications_given_up",
+                "Topics that were over for too long to be sent.",
+                job.notices_given_up,
+            ),
         ):
             yield _counter(name, text, labels, "receiver", dict(values))
         yield _counter("megatrain_events_stored", "Rows on disk.", labels, "table", dict(job.rows_stored))

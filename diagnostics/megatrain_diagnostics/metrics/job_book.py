@@ -97,7 +97,7 @@ class JobBook:
         is_step = table.operation == Operation.STEP.number
         fresh = is_step & (table.round == self._round) & (table.step > self._timed_step)
         fresh &= self._is_believed(table, fresh)
-        # all ranks leave a step together, so the first that tells of it tells its time
+        # all ranks leave a step together, so the first report of it has its time
         steps, rows = np.unique(table.step[fresh], return_index=True)
         for step, row in zip(steps.tolist(), np.flatnonzero(fresh)[rows].tolist(), strict=True):
             seconds = int(table.sum_ns[row]) / _NS

@@ -83,7 +83,7 @@ def reading_of(parts: MetricsParts, checkpoints: CheckpointsWatch, job: str) -> 
 
 @contextmanager
 def served_metrics(parts: MetricsParts, job: str, run: Path, config: Config | None) -> Iterator[int]:
-    """Serve /metrics of a job during the block, which is given the port; what keeps it from that is told, port 0.
+    """Serve /metrics of a job during the block, which is given the port; a failure is reported, with port 0.
 
     `config`: of the job; None where it is not known, then the defaults hold.
     """

@@ -67,7 +67,7 @@ class HostReading:
     silent_ranks: int = 0
     """Ranks of this host that have written nothing for longer than their phase may take."""
     devices: DevicesReading | None = None
-    """None: nobody reads them."""
+    """None: not read."""
 
 
 STEP_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -110,7 +110,7 @@ class JobReading:
     notices_failed: Mapping[str, int] = field(default_factory=dict)
     """Tries that failed."""
     notices_given_up: Mapping[str, int] = field(default_factory=dict)
-    """Things that were over for too long before they could be told."""
+    """Topics that were over for too long before they could be sent."""
     rows_stored: Mapping[str, int] = field(default_factory=dict)
     rows_rejected: Mapping[str, int] = field(default_factory=dict)
     """By reason."""

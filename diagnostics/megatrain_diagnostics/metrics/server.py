@@ -31,7 +31,7 @@ _MAX_TOKEN_BYTES = 4096
 
 
 def read_token(path: str, key: str = "diagnostics.metrics_token_file", *, is_secret: bool = False) -> str:
-    """Return the token in a file; "" for no file. `is_secret`: nobody but its owner may be able to read it.
+    """Return the token in a file; "" for no file. `is_secret`: only its owner may be able to read it.
 
     Raises: ConfigError naming the key and the file.
     """

@@ -28,7 +28,7 @@ _COMPLAINT_S = 60.0
 
 
 class LiveJudge(Protocol):
-    """What is told of whoever judges the job."""
+    """The state of the program that judges the job."""
 
     @property
     def round(self) -> int: ...
@@ -62,8 +62,7 @@ class StateWriter:
         self._next_complaint_s = float("-inf")
 
     def tell(self, now_s: float) -> bool:
-        """Write what the daemon knows, unless it has told that and it stands there still; return whether it
-        did. Units: unix seconds."""
+        """Write what the daemon knows, unless the file says so already; return whether it did. Units: unix seconds."""
         state = self._state()
         if self._told is not None and state == self._told and (self._directory / STATE_NAME).exists():
             return False
@@ -72,7 +71,7 @@ class StateWriter:
         except OSError as error:
             if time.monotonic() >= self._next_complaint_s:
                 self._next_complaint_s = time.monotonic() + _COMPLAINT_S
-                _logger.warning("the dashboard is not told anything: %s", error)
+                _logger.warning("the dashboard gets nothing: %s", error)
             return False
         self._told = state
         return True

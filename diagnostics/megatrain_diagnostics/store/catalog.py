@@ -30,7 +30,7 @@ from megatrain_diagnostics.store.segments import (
 )
 
 MOST_AHEAD_NS = 3600 * 10**9
-"""Rows that are further ahead of the daemon's clock are told of: a host's clock, or the daemon's, is wrong."""
+"""Rows that are further ahead of the daemon's clock are reported: a host's clock, or the daemon's, is wrong."""
 
 
 class Catalog:

@@ -1,9 +1,9 @@
 """Many small segments become few: a daemon writes one a table and second, and each costs every reader a footer.
 
 Within an hour's directory, neighbours by number are merged, sorted by step and rank (sums by operation before these) so
-that a question about either passes over most row groups, and freed of rows that came twice. The new file's name takes
-the old ones out at once; they are deleted when nobody can still be about to open them. Memory is bounded by the size of
-what is merged at a time.
+that a question about either skips most row groups, and freed of rows that came twice. The new file's name takes
+the old ones out at once; they are deleted when no reader can still be about to open them. Memory is bounded by the size
+of what is merged at a time.
 """
 
 from __future__ import annotations

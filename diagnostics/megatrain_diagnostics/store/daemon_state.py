@@ -48,7 +48,7 @@ class DaemonState:
     started_unix_s: float
     written_unix_s: float
     round: int = field(default=-1, metadata={FORMER_NAME: "incarnation"})
-    """That is judged; -1: no rank was heard of."""
+    """That is judged; -1: no rank has sent anything."""
     step: int | None = None
     rank_scores: str = ""
     """See `scores`."""
@@ -111,7 +111,7 @@ def ranges_of(ranks: Iterable[int]) -> Ranges:
 
 
 def ranks_of(ranges: Ranges) -> tuple[int, ...]:
-    """Return the ranks of ranges; none of such as nobody has written."""
+    """Return the ranks of ranges; malformed ranges give none."""
     if any(len(one) != 2 or one[0] < 0 or not 0 < one[1] <= _MAX_RANK for one in ranges):
         return ()
     if sum(one[1] for one in ranges) > _MAX_RANK:
@@ -151,7 +151,7 @@ def write_state(directory: Path, state: DaemonState) -> None:
 
 
 def read_state(directory: Path) -> tuple[DaemonState | None, str]:
-    """Return what a daemon told last, and what is wrong with the file; None where there is none, or none of ours."""
+    """Return a daemon's last report, and what is wrong with the file; None where there is none, or none of ours."""
     path = directory / STATE_NAME
     try:
         raw = read_bounded(path, MAX_BYTES)

@@ -43,9 +43,9 @@ def answer_of_evidence(
     recorded: Culprit | None,
     stacks: StackFinding | None = None,
 ) -> HangAnswer:
-    """Return the answer by files, or by what executors told. `stacks`: None, those among the events count.
+    """Return the answer by files, or by the executors' evidence. `stacks`: None, those among the events count.
 
-    `recorded`: whom an incident of this round blames, here and below.
+    `recorded`: the culprit that an incident of this round names, here and below.
     """
     roster = evidence_roster(filed, source)
     finding = find_hang(filed.standings, {**filed.groups}, roster, filed.silent, recorded)

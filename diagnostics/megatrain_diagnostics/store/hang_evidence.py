@@ -1,7 +1,7 @@
 """Where the ranks of a job stood, read from files: black boxes, what executors wrote at a stall, Flight Recorder dumps.
 
-A file that is damaged or foreign is told of and left out; the others count. Black boxes of a live job lie on its hosts;
-those of a broken round are kept in <run>/incidents/round-N, beside each host's evidence, <host>.json.
+A file that is damaged or foreign is reported and left out; the others count. Black boxes of a live job lie on its
+hosts; those of a broken round are kept in <run>/incidents/round-N, beside each host's evidence, <host>.json.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def kept_rounds(run: RunDirectory) -> dict[int, Path]:
 
 
 def told_evidence(round_number: int, told: Sequence[HangEvidence]) -> FiledEvidence:
-    """Return what executors told of a stuck round, as etcd holds it. No file tells the layout."""
+    """Return the executors' evidence of a stuck round, as etcd holds it. No file has the layout."""
     groups: dict[str, tuple[int, ...]] = {}
     for evidence in told:
         groups.update(_groups_told(evidence))
@@ -248,7 +248,7 @@ def _standing_told(one: RankEvidence, *, is_after_halt: bool) -> RankStanding:
         return one.awaited if one.awaited_group == group else 0
 
     positions = {group: Position(at.entered, at.left, awaited(group)) for group, at in one.positions.items()}
-    # who is dead after the halt was killed by it, or fell with others; nobody is stopped by it
+    # a rank that is dead after the halt was killed by it, or died with others; the halt stops no process
     state = one.process_state if one.process_state in _STOPPED or not is_after_halt else None
     return RankStanding(one.rank, positions, one.in_flight, one.step, one.phase, state, one.is_busy)
 

@@ -2,7 +2,7 @@
 
 Whoever reads a page makes room for what its head says, up to 2 GB, before a byte of it is unpacked. A head is a struct
 in Thrift's compact protocol (PageHeader of parquet.thrift): field 2 is the length when unpacked, field 3 the length in
-the file. Nothing else in it matters here, and is passed over.
+the file. The rest of it does not matter here and is skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far each rank has come: the newest step that it told of, and the operation that it was seen in last."""
+"""How far each rank has come: the newest step that it reported, and the operation that it was last seen in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
 from megatrain_diagnostics.store.step_cells import newest_steps_told
 
 _NUM_STEPS = 200
-"""A rank that is farther behind than this counts as one that was not heard of."""
+"""A rank that is farther behind than this counts as silent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -81,7 +81,7 @@ class StoredEvents:
     def read(self, kind: type[TableType], where: Where = ALL) -> TableType:
         """Return the rows, each once, ordered by (round, rank, sequence) where the table has these.
 
-        Raises: DataError when nothing can be read at all; what is damaged is left out and told of by `problems`.
+        Raises: DataError when nothing can be read at all; what is damaged is left out and reported by `problems`.
         """
         columns = ", ".join(_selected(name) for name in columns_of(kind))
         conditions, values = sql_conditions(kind, where)

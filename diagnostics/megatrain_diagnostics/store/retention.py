@@ -1,6 +1,6 @@
 """How long events are kept: so many hours, and so many bytes; beyond either the oldest go.
 
-Who the ranks and groups of a round are is told once, and needed as long as anything of it is left: these tables
+The ranks and groups of a round are sent once, and needed as long as any row of it is left: these tables
 are small and follow the others.
 """
 

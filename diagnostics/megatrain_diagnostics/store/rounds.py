@@ -13,22 +13,22 @@ from megatrain_diagnostics.store.reader import ALL, StoredEvents, sql_conditions
 
 @dataclass(frozen=True, slots=True)
 class RoundSeen:
-    """What ranks told of one round. `began_unix_s`: when the first of them opened its black box."""
+    """What ranks reported about one round. `began_unix_s`: when the first of them opened its black box."""
 
     number: int
     num_ranks: int
-    """That told."""
+    """That reported."""
     world_size: int
     began_unix_s: float
 
     @property
     def is_believed(self) -> bool:
-        """At least half of its ranks told: a single one may have made it up."""
+        """At least half of its ranks reported: a single one may be wrong."""
         return 2 * self.num_ranks >= self.world_size
 
 
 def rounds_seen(events: StoredEvents) -> tuple[RoundSeen, ...]:
-    """Return all that ranks told of, the oldest first. Raises: DataError."""
+    """Return all rounds that ranks reported, the oldest first. Raises: DataError."""
     sizes = "median(CAST(tp_size AS BIGINT) * pp_size * dp_size)"
     found = events.query(
         Ranks,
@@ -45,7 +45,7 @@ def rounds_seen(events: StoredEvents) -> tuple[RoundSeen, ...]:
 
 
 def shown_round(seen: tuple[RoundSeen, ...]) -> RoundSeen | None:
-    """Return the newest that is believed; the newest of all where none is (as events.roster.newest_round)."""
+    """Return the newest confirmed one; the newest of all where none is (as events.roster.newest_round)."""
     believed = [one for one in seen if one.is_believed]
     return (believed or seen)[-1] if seen else None
 
@@ -56,7 +56,7 @@ def roster_of(events: StoredEvents, round_number: int) -> Roster:
     ranks = events.read(Ranks, where)
     if not num_rows(ranks):
         known = ", ".join(str(one.number) for one in rounds_seen(events)) or "none"
-        raise DataError(f"round={round_number}: no rank told of it; there are {known}")
+        raise DataError(f"round={round_number}: no rank reported it; there are {known}")
     return make_roster(ranks, events.read(Groups, where), round_number)
 
 

@@ -156,7 +156,7 @@ def _remove_unfinished(directory: Path) -> None:
 def _last_number(directory: Path) -> int:
     """Return the greatest number that a segment of a table has, or had before it was found damaged.
 
-    A name that nobody's count can have reached is none of ours: counting on from it would end in names of 19 digits.
+    A name beyond any possible count is not one of ours: counting on from it would lead to names of 19 digits.
     """
     names = (parse_name(path.name.removesuffix(".damaged")) for path in directory.rglob("*.parquet*"))
     return max((name.last for name in names if name is not None and name.last < _FOREIGN_NUMBER), default=0)

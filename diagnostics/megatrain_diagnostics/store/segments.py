@@ -34,7 +34,7 @@ from megatrain_diagnostics.store.parquet_limits import check_pages, opened_parqu
 
 SUFFIX = ".parquet"
 DAMAGED_SUFFIX = ".parquet.damaged"
-"""The writer gives it to a segment that it cannot read: kept for whoever wants to know, passed over by readers."""
+"""The writer gives it to a segment that it cannot read: kept for inspection, skipped by readers."""
 AHEAD_KEY = b"megatrain_ahead_ns"
 _ROWS_OF_GROUP = 131_072
 """Of a row group: what DuckDB hands to one thread, and what statistics let it skip."""

@@ -86,7 +86,7 @@ def _stream(settings: StreamerSettings, client: EtcdClient, closed: threading.Ev
 
 @contextmanager
 def _metrics(settings: StreamerSettings, streamer: Streamer) -> Iterator[None]:
-    """Serve the host's /metrics during the block; what keeps it from that is told, and events are streamed."""
+    """Serve the host's /metrics during the block; a failure is reported, and events are still streamed."""
     try:
         token = read_token(settings.metrics_token_file)
         registry = registry_of(HostCollector(streamer.reading))

@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HostRanks:
-    """The ranks of a host in a round; `seen_s` is when this program heard of it, monotonic."""
+    """The ranks of a host in a round; `seen_s` is when this program learned of it, monotonic."""
 
     round: int
     ranks: range

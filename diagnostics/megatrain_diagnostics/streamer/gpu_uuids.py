@@ -16,7 +16,7 @@ _OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+")
 
 
 def driver_uuids(directory: Path = DRIVER_FILES) -> tuple[str, ...]:
-    """Return the UUIDs of a host's GPUs by PCI address; none where there is no GPU, or it cannot be told."""
+    """Return the UUIDs of a host's GPUs by PCI address; none where there is no GPU, or they are unknown."""
     found = []
     for path in sorted(directory.glob("*/information")):
         try:

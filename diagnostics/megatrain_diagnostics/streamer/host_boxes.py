@@ -1,6 +1,6 @@
 """The black boxes of this host's ranks: found by their names, followed until their ranks are gone.
 
-A machine may be several hosts: whose a box is says its header. One that cannot be read is told of once and left alone;
+A machine may be several hosts: a box's header names its owner. An unreadable box is reported once and left alone;
 the others go on.
 """
 
@@ -31,7 +31,7 @@ class HostBoxes:
         self._known: dict[tuple[int, str], Identity | None] = {}
         """By inode and name: whose boxes are there, followed, done with, or of other hosts; None: of no use.
 
-        An inode alone tells nothing: the box of a round takes one over from a box of the round before.
+        An inode alone does not identify a box: a box of a new round may reuse that of the round before.
         """
         self._tails: list[RankTail] = []
         self.num_lost = 0

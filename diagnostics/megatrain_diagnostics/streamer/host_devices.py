@@ -41,11 +41,11 @@ class HostDevices:
         """By the driver's number."""
         self._xids: dict[tuple[str, int], int] = {}
         self._said: tuple[str, int] = ("", 0)
-        """Which trouble was told, and when."""
+        """Which trouble was reported, and when."""
 
     @property
     def reading(self) -> DevicesReading | None:
-        """Return what is known now; None where nobody reads devices."""
+        """Return what is known now; None where devices are not read."""
         source = self._source
         if source is None:
             return None

@@ -107,7 +107,7 @@ class LogTail:
             begin += len(line) + 1
             if line.strip():
                 lines.append((begin, line[:_MAX_LINE_BYTES].rstrip(b"\r")))
-        if len(self._rest) > _LOOK_BYTES:  # no line: bounded, and told of as it is
+        if len(self._rest) > _LOOK_BYTES:  # not a line: bounded, and sent unchanged
             lines.append((begin + len(self._rest), self._rest[:_MAX_LINE_BYTES]))
             self._rest = b""
         return lines

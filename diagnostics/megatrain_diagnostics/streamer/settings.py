@@ -1,4 +1,4 @@
-"""What a streamer is told when it starts: one JSON value on its command line."""
+"""The settings that a streamer gets when it starts: one JSON value on its command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StreamerSettings:
     metrics_port: int = 0
     metrics_token_file: str = ""
     telemetry_interval_s: float = 0.0
-    """Between two looks at GPUs and network interfaces; 0: nobody looks."""
+    """Between two readings of GPUs and network interfaces; 0: never."""
     dcgm_url: str = ""
 
     @property

@@ -1,7 +1,8 @@
 """Python stacks of the ranks of this host, without their help: see contracts/stack_dumps.py.
 
-A process that cannot answer is told as such, with what the system knows: stopped, dead, or waiting in the kernel.
-Only processes whose black boxes are here are asked, and only those that catch the signal: nobody else is disturbed.
+A process that cannot answer is reported as such, with what the system knows: stopped, dead, or waiting in the kernel.
+Only processes whose black boxes are here are asked, and only those that catch the signal: no other process is
+disturbed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from megatrain_diagnostics.events.tables import Stacks, from_columns, num_rows
 
 _logger = logging.getLogger(__name__)
 _ANSWER_S = 2.0
-"""A process that has not written its stacks by then does not: it waits in the kernel, or the machine is overloaded."""
+"""A process that has not written its stacks within this time cannot: it waits in the kernel, or the machine is
+overloaded."""
 _POLL_S = 0.02
 _MOST_BYTES = 1 << 20
 """Of one dump; faulthandler writes 100 threads of 100 frames at the most."""
@@ -57,7 +59,7 @@ class ThreadStack:
 def targets_in(directory: Path, prefix: str, host: str) -> tuple[DumpTarget, ...]:
     """Return the ranks of the newest round whose black boxes of this host are in a directory.
 
-    Empty `prefix` or `host`: of any job, any host. What is no black box is passed over.
+    Empty `prefix` or `host`: of any job, any host. Files that are not black boxes are skipped.
     """
     found = []
     for path in own_box_paths(directory):
@@ -143,7 +145,7 @@ class StackWatch:
         send: Callable[[type[Stacks], Stacks], None],
         clock_ns: Callable[[], int],
     ) -> None:
-        """`targets`: whom to ask; `send` takes the rows."""
+        """`targets`: the processes to ask; `send` takes the rows."""
         self._host, self._targets, self._send, self._clock_ns = host, targets, send, clock_ns
         self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._dumped_s = -_APART_S

@@ -1,7 +1,7 @@
 """The loop of a host's streamer: look, stream, and around a stall or a death bring away what else there is.
 
 Totals and values of every step go always; spans of full steps; all newest spans and what is in flight when ranks stand
-still, or have died. Nobody waits for it: what it does not get to in time the rings overwrite, and that is counted.
+still, or have died. No process waits for it: rings overwrite what it does not read in time, and it counts that.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Streamer:
         on_silence: Callable[[tuple[int, ...]], None] = lambda ranks: None,
         devices: DeviceSource | None = None,
     ) -> None:
-        """`expected`: the ranks that the host should have; `on_silence` hears of those that may soon be silent.
+        """`expected`: the ranks that the host should have; `on_silence` gets those that may soon be silent.
 
-        `devices`: what reads the host's GPUs and network interfaces; None: nobody does.
+        `devices`: what reads the host's GPUs and network interfaces; None: nothing does.
         """
         self._settings, self._clock, self._sender = settings, clock, sender
         self._expected, self._on_silence = expected, on_silence

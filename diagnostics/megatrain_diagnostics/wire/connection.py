@@ -90,7 +90,7 @@ class Connection:
             try:
                 answer = self._clock_answers.get(timeout=_CLOCK_S)
             except queue.Empty:
-                raise TimeoutError("the daemon does not tell its clock") from None
+                raise TimeoutError("the daemon does not send its clock") from None
             if answer is None:
                 raise WireError(self._trouble or "the daemon has ended the stream")
             if answer.question == self._num_asked:  # not a late answer to one that was given up

@@ -99,7 +99,7 @@ class FrameSocket:
             raise WireError(f"no frame: kind {number}, a header of {header_bytes} bytes (at most {MAX_HEADER_BYTES})")
         kind = FrameKind(number)
         if content_bytes and not (most_content and kind is FrameKind.BATCH):
-            raise WireError(f"{content_bytes} bytes of content, and a {kind.name} of nobody known has none")
+            raise WireError(f"{content_bytes} bytes of content, and a {kind.name} of an unauthenticated peer has none")
         header = bytes(self._read(header_bytes))
         if kind is FrameKind.REFUSAL:
             raise WireError(_reason(header))
@@ -109,7 +109,7 @@ class FrameSocket:
         return Frame(kind, header, self._read(content_bytes) if content_bytes else _NOTHING)
 
     def shut(self) -> None:
-        """End the connection now, from any thread: whoever receives or sends fails, or hears of the end."""
+        """End the connection now, from any thread: pending receives and sends fail or see the end."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -58,7 +58,7 @@ class OutboxState:
 
 @dataclass(slots=True)
 class _Queues:
-    """All oldest first. Batches that are over are passed over."""
+    """All oldest first. Batches that are over are skipped."""
 
     unsent: deque[Batch] = field(default_factory=deque)
     sent: deque[Batch] = field(default_factory=deque)

@@ -20,7 +20,7 @@ _NAME = re.compile(r"(\d{20})-(\d{12})-(\d{1,9})\.([a-z_]{1,32})\.arrow")
 
 @dataclass(frozen=True, slots=True)
 class SpooledBatch:
-    """A file of the spool, told by its name."""
+    """A file of the spool, as its name describes it."""
 
     path: Path
     table: str
@@ -37,7 +37,7 @@ class Spool:
         directory.mkdir(parents=True, exist_ok=True)
 
     def found(self) -> list[SpooledBatch]:
-        """Return what an earlier life left, oldest first; half-written files are removed, foreign ones passed over."""
+        """Return what an earlier life left, oldest first; half-written files are removed, foreign ones skipped."""
         batches = []
         for path in sorted(self.directory.iterdir()):
             if is_temporary_name(path.name):

@@ -252,7 +252,7 @@ def test_group_that_nobody_told_of_is_told() -> None:
     found = explain(drawing)
 
     assert spent_us(found) == {"compute": 30, "pp": 20}
-    assert found.notes == ("1 spans of groups that nobody told of: who waited there is not known",)
+    assert found.notes == ("1 spans of unknown groups: which rank waited there is not known",)
 
 
 LAYERS = [

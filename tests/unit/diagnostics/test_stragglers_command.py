@@ -66,7 +66,7 @@ def test_steps_before_hold_nothing(slow_run: Path, capsys: pytest.CaptureFixture
     assert document["findings"] == []
     assert document["is_enough"]
     assert main(["diag", "stragglers", str(slow_run), "--steps", ":38"]) == 0
-    assert capsys.readouterr().out.startswith("nobody is slower than its peers")
+    assert capsys.readouterr().out.startswith("no rank is slower than its peers")
 
 
 def test_steps_that_are_read_a_few_at_a_time_say_the_same(

@@ -64,7 +64,7 @@ def advice(result: WhatIf) -> str:
     if worst.endswith("-compute"):
         return (
             "Computes differ, but neither by worker nor by stage: sequences of uneven length or pauses of the host; "
-            "`megatrain diag stragglers` tells them apart."
+            "`megatrain diag stragglers` distinguishes them."
         )
     return f"Most of it is {worst}: look at the network with `megatrain diag comm`."
 

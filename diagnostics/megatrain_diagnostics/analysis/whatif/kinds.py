@@ -20,7 +20,7 @@ COMPUTES = frozenset({FORWARD, BACKWARD, BACKWARD_WEIGHT})
 MESSAGES = frozenset({FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV})
 COLLECTIVES = frozenset({PARAMS_GATHER, GRADS_SCATTER, SEPARATE_REDUCE, EMBEDDING_REDUCE, CLIP})
 SHARED = frozenset({PARAMS_GATHER, GRADS_SCATTER, SEPARATE_REDUCE, CLIP})
-"""Nobody gets through before all data-parallel ranks have come."""
+"""No rank leaves before all data-parallel ranks have come."""
 MEDIAN_KINDS = MESSAGES | COLLECTIVES | {NORM_REDUCE}
 """Their ideal is the median: what flaps has a long tail. That of the others is the mean: work can be dealt anew."""
 KNOWN_KINDS = COMPUTES | MEDIAN_KINDS | {OPTIMIZER, GC}
@@ -31,9 +31,9 @@ MESSAGE_CLASSES = {
     BACKWARD_SEND: "backward-pp-comm",
     BACKWARD_RECV: "backward-pp-comm",
 }
-"""Both ends of a message are one class when slowdown is told by operation."""
+"""Both ends of a message are one class when slowdown is reported by operation."""
 
 
 def class_of(kind: str) -> str:
-    """Return the name under which an operation's slowdown is told."""
+    """Return the name under which an operation's slowdown is reported."""
     return MESSAGE_CLASSES.get(kind, kind)

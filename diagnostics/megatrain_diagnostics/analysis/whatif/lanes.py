@@ -1,7 +1,7 @@
 """From rows to lanes: each operation of the pipeline has a matrix of times [dp rank, step].
 
 All steps and data-parallel ranks must have the same operations. A step that does not, or whose times cannot be used, is
-left out and told of: one bad rank or clock costs the steps it is in, not the analysis.
+left out and reported: one bad rank or clock costs the steps it is in, not the analysis.
 """
 
 from __future__ import annotations

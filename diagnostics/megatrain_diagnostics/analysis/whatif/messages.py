@@ -43,7 +43,7 @@ class StepOfOperations(Protocol):
 
 
 def add_messages(step: StepOfOperations, edges: Edges, groups: list[list[int]]) -> None:
-    """Add what messages wait for, what waits for them, and who meets whom.
+    """Add what messages wait for, what waits for them, and which ends belong together.
 
     Raises: DataError where messages and computes, or sends and receives, do not match in number.
     """

@@ -1,4 +1,5 @@
-"""The figures of what-if analysis: how much slower a job is than it would be without stragglers, and by whom.
+"""The figures of what-if analysis: how much slower a job is than it would be without stragglers, and which ranks cause
+it.
 
 S is the step time as measured over the ideal one. S of a part (kind of operation, data-parallel rank, stage) is that of
 a job where all but this part is ideal. M_W and M_S are the shares of the slowdown that would go if the slowest 3 % of
@@ -25,7 +26,7 @@ WORST_WORKERS = 0.03
 DECOMPOSED_FROM = 1.03
 """A slowdown below this has no parts worth telling; the public tool leaves them out, too."""
 FIRST_OPERATION = "first-op"
-"""What starts a stage's step: when gaps are told by operation it is a class of its own (the data loader's)."""
+"""What starts a stage's step: when gaps are reported by operation it is a separate class (the data loader's)."""
 
 Mask = NDArray[np.bool_]
 Name = TypeVar("Name", int, str)
@@ -241,7 +242,7 @@ def _by_size(figures: dict[Name, float]) -> dict[Name, float]:
 
 
 def _ratio(value: float, reference: float) -> float:
-    """Return value / reference; 1 where the reference is nothing, since nothing can be told from it."""
+    """Return value / reference; 1 where the reference is zero, because the ratio has no meaning then."""
     return float(value / reference) if reference > 0.0 else 1.0
 
 

@@ -74,7 +74,7 @@ class ReplayModel:
         return self._replay(durations)
 
     def with_lateness(self, is_late: Callable[[int], Floats | float]) -> Floats:
-        """Return the ends when operations take what was measured and start as much late as they are told to."""
+        """Return the end times when operations take their measured durations and start with the given delays."""
         return evaluate_replicas(
             self.dependencies.graph, self.num_dp, self.num_steps, lambda number: self.taken_s[number], is_late
         )

@@ -65,7 +65,7 @@ def _in_order(rows: Rows, cells: Cells) -> Rows:
     rows = rows.where(order)
     line = rows.cell * (len(NUMBER_OF) + 1) + rows.kind
     is_message = rows.of(*kinds.MESSAGES)
-    # a receive that nobody sends begins as its compute does, the next one is posted just before: move that up to it
+    # a receive without a sender begins as its compute does, the next one is posted just before: move that up to it
     start = rows.start.copy()
     times, place = np.unique(start, return_inverse=True)
     offset = np.cumsum(np.append(0, np.diff(line) != 0))[: len(line)] * len(times)

@@ -32,7 +32,7 @@ _MAX_IN_FLIGHT = 4
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A wish that was taken up, by whom, and its answer once there is one."""
+    """A request that was accepted, who made it, and its answer once there is one."""
 
     wish: tuple[str, str, str]
     user: str
@@ -45,7 +45,7 @@ class ActionDesk:
     def __init__(self, hands: Hands, log: ActionLog, *, clock: Callable[[], float] = time.time) -> None:
         self._hands, self._log, self._clock = hands, log, clock
         self.notes = NoteBook(log, clock=clock)
-        """What people write on the run: in the same audit, and asked of nobody."""
+        """Notes that people write on the run: in the same audit, without a request to the driver."""
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
         self._num_in_flight = 0
@@ -168,7 +168,7 @@ class ActionDesk:
     def _check_begin(self, wish: ActionRequest, snapshot: JobSnapshot, past: ActionTrail) -> None:
         """Refuse what another server of this job has begun meanwhile, or has used up the limits of."""
         if any(one.idempotency_key == wish.idempotency_key for one in past.entries):
-            raise conflict("this idempotency_key was used a moment ago; ask again to hear what became of it")
+            raise conflict("this idempotency_key was used a moment ago; ask again for its result")
         self._check_limits(wish, snapshot, past)
 
     def _begin(self, entry: ActionEntry, check: Callable[[ActionTrail], None]) -> ActionEntry:

@@ -1,9 +1,9 @@
-"""Answers as bytes: made once for all who ask the same, told by their ETag, never made twice at a time.
+"""Answers as bytes: made once for all equal questions, identified by their ETag, never made twice at a time.
 
     parts.answers.get(("overview",), lambda: document_bytes(overview(...)), fresh_s=1.0)
 
-The maker of a key works while the others who want it wait for its result. What nobody asked for lately is forgotten
-when the cache is full.
+The maker of a key works while the others who want it wait for its result. An answer without recent requests is
+forgotten when the cache is full.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def document_bytes(document: Document) -> bytes:
 
 
 def document_answer(document: Document) -> Response:
-    """Return the response with a document that nobody else asks for."""
+    """Return the response with a document that is not cached."""
     return Response(document_bytes(document), media_type=JSON_TYPE)
 
 

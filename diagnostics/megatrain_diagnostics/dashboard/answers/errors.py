@@ -1,7 +1,7 @@
 """Refusals: whatever goes wrong is answered by an ErrorDocument with the right status, and never by a stack trace.
 
 A route raises a RefusalError, made by one of the functions here; what FastAPI and Starlette raise, and errors of ours,
-are turned into the same. A question that names a parameter nobody knows, or one twice, is refused too: a typing
+are turned into the same. A question with an unknown parameter, or with one twice, is refused too: a typing
 mistake must not look like an answer.
 """
 

@@ -35,11 +35,11 @@ def check_steps(first: int | None, last: int | None) -> None:
 
 
 def check_round(facts: JobFacts, round_number: int | None) -> None:
-    """Raises: Refusal where ranks told of no such round."""
+    """Raises: Refusal where no rank reported such a round."""
     known = [one.number for one in facts.rounds]
     if round_number is not None and round_number not in known:
         there = ", ".join(map(str, known)) or "none"
-        raise not_found(f"round={round_number}: no rank told of it; there are {there}")
+        raise not_found(f"round={round_number}: no rank reported it; there are {there}")
 
 
 def rank_list(text: str) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""The jobs that somebody looks at: opened at the first question, a few at a time, closed when nobody asks any more.
+"""The jobs that somebody looks at: opened at the first question, a few at a time, closed when questions cease.
 
 A job that ended, or began again, since it was opened is opened anew: a running one is read from etcd, others from what
 they left. All methods are of one event loop; what takes time is done in threads.
@@ -112,7 +112,7 @@ class OpenJobs:
         return job
 
     async def _make_room(self) -> None:
-        """Close the one that nobody has asked about for longest. Raises: RefusalError where all are being looked at."""
+        """Close the least recently used one. Raises: RefusalError where all are in use."""
         if len(self._open) < self.most:
             return
         idle = [name for name, job in self._open.items() if not job.num_asking]
@@ -127,7 +127,7 @@ class OpenJobs:
                 await self.close_idle()
 
     async def close_idle(self) -> None:
-        """Close those about which nobody has asked for a while."""
+        """Close those without a request for a while."""
         before_s = asyncio.get_running_loop().time() - self.idle_s
         for name in [name for name, job in self._open.items() if not job.num_asking and job.asked_s <= before_s]:
             await self._close(name)

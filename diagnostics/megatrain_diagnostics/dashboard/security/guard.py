@@ -74,10 +74,10 @@ class Guard:
             await self._app(*checked, send_secured)
         except RefusalError as refusal:
             answer = refusal_answer(refusal)
-            # what is left of a request that was not read to its end must not be taken for the next one
+            # the unread rest of a request must not be parsed as the next one
             answer.headers["connection"] = "close"
             await answer(scope, receive, send_secured)
-        except Exception as error:  # nobody but the log may see what it is
+        except Exception as error:  # the details go only to the log
             if has_begun:
                 _logger.error("an answer broke off: %s", shown(scope["path"]), exc_info=error)
                 return

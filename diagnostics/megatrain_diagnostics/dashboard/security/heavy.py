@@ -1,4 +1,4 @@
-"""A bound on questions that read many events: a few run, a few wait, and the rest are told to come again."""
+"""A bound on questions that read many events: a few run, a few wait, and the rest are asked to try again."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ class HeavyQuestions:
 
 
 def downloads() -> HeavyQuestions:
-    """Return the bound on downloads. Nobody waits: that would keep a turn of other questions from them."""
+    """Return the bound on downloads. None waits: a waiting download would take a turn from other questions."""
     refusal = f"{NUM_DOWNLOADS} files are being downloaded already; try again when they are there"
     return HeavyQuestions(num_running=NUM_DOWNLOADS, num_waiting=0, refusal=refusal)

@@ -59,7 +59,7 @@ class Identity:
         if wait_s > 0:
             raise too_many(f"too many wrong tokens from {address}; wait", retry_after_s=round(wait_s) + 1)
         given = _digest(token)
-        # both are compared whatever the first one says: the time tells nothing
+        # both are always compared, so that the time reveals nothing
         is_operator = hmac.compare_digest(given, _digest(self._settings.operator_token))
         is_viewer = hmac.compare_digest(given, _digest(self._settings.viewer_token))
         if token and is_operator:
@@ -70,7 +70,7 @@ class Identity:
         raise RefusalError(401, "this is not a token of this dashboard", headers=_WAY_IN)
 
     def is_from_proxy(self, address: str) -> bool:
-        """Say whether a connection comes from a proxy whose headers are believed."""
+        """Say whether a connection comes from a trusted proxy."""
         try:
             place = ip_address(address.partition("%")[0])
         except ValueError:

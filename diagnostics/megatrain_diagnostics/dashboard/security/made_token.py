@@ -1,4 +1,4 @@
-"""The operator's token of a page with actions to which nobody gave one: made once a run, in a file of its owner's.
+"""The operator's token of a page with actions without a configured one: made once a run, in a file of its owner's.
 
 Loopback is everybody's who has an account on the machine: reaching the page proves nothing. Being able to read a file
 of the job's user does.

@@ -56,7 +56,7 @@ class Origins:
     def check_read(self, headers: Mapping[str, str]) -> None:
         """Refuse that a page of somebody else's reads, or opens streams. Raises: RefusalError."""
         site = headers.get("sec-fetch-site")
-        # a link in a ticket may be followed; a frame or a picture of another page is nobody's wish
+        # a link in a ticket may be followed; a frame or a picture of another page is not a person's request
         is_link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
         if site not in (None, "same-origin", "none") and not is_link:
             raise RefusalError(403, f"Sec-Fetch-Site {shown(site)}: the API is for pages of this dashboard")

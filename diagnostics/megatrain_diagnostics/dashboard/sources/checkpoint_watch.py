@@ -70,7 +70,7 @@ class CheckpointWatch:
 
 
 def look_at_checkpoints(place: str) -> CheckpointsSeen:
-    """Return all checkpoints below a path or URL, or why that cannot be told."""
+    """Return all checkpoints below a path or URL, or why they cannot be listed."""
     try:
         return CheckpointsSeen(place, survey(open_location(place)))
     except (CheckpointError, OSError) as error:

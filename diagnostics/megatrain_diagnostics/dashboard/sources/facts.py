@@ -33,7 +33,7 @@ class JobFacts:
     incidents: tuple[Incident, ...] = ()
     """Of all launches: those in etcd, and older ones on disk."""
     damaged_incidents: Mapping[str, str] = field(default_factory=dict)
-    """Those that nobody can read, by id, with the reason."""
+    """Unreadable ones, by id, with the reason."""
     cases: tuple[Case, ...] = ()
     """Verdicts and outcomes, of etcd and of the audit."""
     checks: Mapping[str, CheckReport] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class JobFacts:
     reported_step: int | None = None
     """Of a recorded job, the last that rank 0 reported: it is known where events were never streamed, or expired."""
     is_daemon_alive: bool | None = None
-    """None: nobody can tell."""
+    """None: unknown."""
     rounds: tuple[RoundSeen, ...] = ()
     series: SeriesSnapshot = EMPTY
     checkpoints: CheckpointsSeen = CheckpointsSeen()

@@ -51,7 +51,7 @@ class JobSource(Protocol):
     def events(self) -> StoredEvents: ...
 
     def snapshot(self) -> JobSnapshot | None:
-        """Return the job as etcd told of it last, a second old at most while etcd is in reach.
+        """Return the last snapshot of the job from etcd, a second old at most while etcd is in reach.
 
         None: the job is recorded, or etcd has not answered yet.
         """

@@ -19,7 +19,7 @@ class Hosts:
 
 
 def hosts_of(roster: Roster) -> Hosts:
-    """Return the hosts; ranks that were never heard of are on a host without a name."""
+    """Return the hosts; ranks that never sent anything are on a host without a name."""
     index: dict[str, int] = {}
     of_rank = [index.setdefault(roster.host_of(rank), len(index)) for rank in range(roster.layout.world_size)]
     return Hosts(tuple(index), np.array(of_rank, dtype=np.int64))

@@ -63,7 +63,7 @@ class RecordedJob(RunSource):
         )
 
     def wait_for_look(self, most_s: float) -> bool:
-        """Wait until all that is there has been read once: pages are told of nothing that comes later."""
+        """Wait until everything has been read once: pages are not notified of anything later."""
         return self._history.wait_for_look(most_s)
 
     def has_looked(self) -> bool:
@@ -72,9 +72,9 @@ class RecordedJob(RunSource):
 
 
 def _own_checkpoints(config: Config | None, run: RunDirectory) -> tuple[str, str]:
-    """Return where a run's checkpoints are, below its directory, and what is passed over because it is elsewhere.
+    """Return where a run's checkpoints are, below its directory, and what is skipped because it is elsewhere.
 
-    Whoever is sent a run directory and opens it must not thereby ask a server, or read a place, that its sender named.
+    Opening a run directory from somebody else must neither query a server nor read a place that its sender named.
     """
     own = str(run.checkpoints)
     named = checkpoints_place(config, run)

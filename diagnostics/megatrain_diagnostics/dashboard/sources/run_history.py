@@ -127,7 +127,7 @@ class RunHistory:
         return roster
 
     def kept_evidence(self, round_number: int) -> FiledEvidence | None:
-        """Return what is kept of a broken round: black boxes, and what executors told; None where nothing is.
+        """Return what is kept of a broken round: black boxes, and the executors' evidence; None where nothing is.
 
         Read once, and again when its directory has changed. Raises: DataError where none of it can be read.
         """

@@ -45,7 +45,7 @@ class SeriesSnapshot:
     """The newest thousand whose loss or gradient norm was no finite number."""
     restarts: tuple[Restart, ...] = ()
     reached: tuple[tuple[int, int, int], ...] = ()
-    """(round, first step, last step) of each round that told of steps."""
+    """(round, first step, last step) of each round that reported steps."""
 
     def column(self, name: str) -> Float64:
         found: Float64 = self.table[_ROW[name]]
@@ -100,7 +100,8 @@ class SeriesBook:
         return self._next_step
 
     def begin(self, round_number: int, num_ranks: int, first_step: int) -> None:
-        """Go on with a round from a step on. `num_ranks`: that are asked; of one all is believed."""
+        """Go on with a round from a step on. `num_ranks`: whose rows are used; those of a single rank need no
+        confirmation."""
         self._round, self._next_step, self._has_entered = round_number, first_step, False
         self._num_needed = min(2, num_ranks)
 
@@ -109,7 +110,7 @@ class SeriesBook:
         self._next_step = max(self._next_step, step)
 
     def take(self, values: Values, totals: StepTotals, *, is_last: bool = False) -> int:
-        """Enter the steps that are told of by now, return how many. Rows are of the round, from next_step on.
+        """Enter the steps that are reported so far, return how many. Rows are of the round, from next_step on.
 
         `is_last`: what has not come will not come.
         """
@@ -169,7 +170,7 @@ class SeriesBook:
         return kept_s
 
     def _cut(self, place: int, step: int) -> float:
-        """Leave of an entry of several steps those before `step`, as far as that can be told; return their end."""
+        """Leave of an entry of several steps those before `step`, as far as that is known; return their end."""
         entry = self._table[:, place]
         part = (step - entry[_ROW["first"]]) / (entry[_ROW["last"]] - entry[_ROW["first"]] + 1)
         entry[_ROW["at"]] -= entry[_ROW["sum_s"]] * (1.0 - part)

@@ -41,7 +41,7 @@ class SeriesDetail:
         first, last = max(first, int(coarse.column("first")[0])), min(last, int(coarse.column("last")[-1]))
         if last - first >= MOST_STEPS:
             return coarse
-        # a step belongs to the newest round that did it: what older ones told of it was taken back
+        # a step belongs to the newest round that did it: rows of older rounds for it no longer count
         reached = tuple(
             (number, max(begin, first), min(end, last))
             for number, begin, end in whole.reached

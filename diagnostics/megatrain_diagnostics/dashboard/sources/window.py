@@ -159,7 +159,7 @@ class StepClock:
         return max(int(self._last[0]) + 1, math.ceil(np.interp(at_s, self._at, self._last) - 1e-9))
 
     def last_ended_by(self, at_s: float | None) -> int | None:
-        """Return the last step that had ended by then; None where no step is known."""
+        """Return the last step that had ended at that time; None where no step is known."""
         if at_s is None or not len(self._at):
             return None
         return math.floor(np.interp(at_s, self._at, self._last) + 1e-9)

@@ -52,7 +52,7 @@ class JobSeen:
 
     @property
     def snapshot(self) -> JobSnapshot | None:
-        """What etcd tells of it, or told until it went out of reach; None where it knows no such job."""
+        """Its state in etcd, or the last one before etcd went out of reach; None where etcd has no such job."""
         told = None if self.look is None else self.look.snapshot
         return told if told is not None and told.exists else None
 

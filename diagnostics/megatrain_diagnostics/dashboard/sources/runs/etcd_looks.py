@@ -41,7 +41,7 @@ class OneJob:
         self._last = EtcdLook()
 
     def look(self) -> EtcdLook:
-        """Return the job as etcd tells of it now; where it does not, as it told last, with the reason."""
+        """Return the job's present state in etcd; where etcd does not answer, the last one, with the reason."""
         try:
             snapshot = read_job(self.client, self._keys, decoded=self._decoded)
         except CoordinationError as error:
@@ -50,7 +50,7 @@ class OneJob:
         return self._last
 
     def out_of_reach(self, error: CoordinationError) -> EtcdLook:
-        """Return what was told last, now that etcd does not answer."""
+        """Return the last answer, now that etcd does not answer."""
         self._last = replace(self._last, trouble=short(str(error), _MOST_CHARACTERS))
         return self._last
 
@@ -64,7 +64,7 @@ class SharedEtcd:
         self._jobs: dict[str, OneJob] = {}
 
     def looks(self) -> tuple[dict[Reach, EtcdLook], str]:
-        """Return all jobs, and why etcd does not tell which there are; those that it told of stay known."""
+        """Return all jobs, and why etcd does not list them; earlier listed ones stay known."""
         where = names_text([str(endpoint) for endpoint in self._settings.endpoints])
         try:
             names = list_jobs(self._client)

@@ -73,7 +73,7 @@ def signature_of(root: Path) -> Signature:
 
 
 def read_glance(root: Path) -> RunGlance:
-    """Look at a run directory; whatever cannot be read is told in `problems`."""
+    """Look at a run directory; `problems` names what cannot be read."""
     run = RunDirectory(root)
     problems = []
     with suppress(FileNotFoundError):
