@@ -169,7 +169,7 @@ def test_what_was_said_of_another_round_is_not_shown_as_of_this_one(url: str, pa
     expect(findings).to_have_count(0)
     wait_until(lambda: page.evaluate("1") == 1 and bool(held), "the question", 5.0)
     held[0].continue_()
-    page.get_by_text("Nobody is slower than its peers").wait_for()
+    page.get_by_text("No rank is slower than its peers").wait_for()
 
 
 @pytest.mark.parametrize("view", [f"grid?round={HUNG.round}", f"stragglers?round={SLOW.round}"])
