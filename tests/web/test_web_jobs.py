@@ -104,6 +104,8 @@ def test_two_runs_are_compared(url: str, pages, width: int, scheme: str) -> None
     page.locator("[data-chart=Loss] canvas").wait_for()
     expect(page).to_have_url(re.compile("compare=run-00%2Crun-04"))
     expect(page.locator("tr[data-measure='Step time']"), "1.0 s and 1.4 s").to_contain_text("+40")
+    loss = page.locator("tr", has=page.get_by_role("rowheader", name="Loss up to step 40"))
+    expect(loss).to_contain_text("median of the newest 20 steps")
     page.get_by_text("optimizer.lr").wait_for()
     told = pages.accessibility_problems(page)
     assert not told, "\n".join(told)

@@ -46,7 +46,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_view_of_a_recorded_run(url: str, pages, view: str) -> None:
     pages.expected += ["404"] if view in NO_FULL_STEP else []
     page = pages.open(f"{url}#/{view}")
-    page.get_by_text(VIEWS[view], exact=True).first.wait_for()
+    page.locator("main").get_by_text(VIEWS[view], exact=True).first.wait_for()
     expect(page.locator(".skeleton")).to_have_count(0)
     expect(page.locator("[role=alert]")).to_have_text([])
     expect(page.locator("main[data-connection=recorded]")).to_have_count(1)

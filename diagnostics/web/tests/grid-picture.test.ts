@@ -62,6 +62,7 @@ test("a small job fills the page with cells that hold words, a large one keeps a
   assert.equal(gridWidth(small, view), 760);
   assert.ok(hasCards(view));
   assert.equal(view.line * 4, 520);
+  assert.equal(gridWidth(small, wholeGrid(small, 3300, 1800)), 3300);
   assert.ok(!hasCards(wholeGrid(LAYOUT, 1900, 900)));
   assert.ok(Math.abs(gridWidth(LAYOUT, wholeGrid(LAYOUT, 1900, 900)) - 1900) < 1e-6);
 });

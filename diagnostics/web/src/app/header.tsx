@@ -8,7 +8,7 @@ import { signOut } from "./session";
 import { HealthBadge } from "../ui/badge";
 import { nowS } from "../ui/clocked";
 import { Age, TimeText } from "../ui/figures";
-import { countText, durationText } from "../ui/format";
+import { countText, durationText, sentence } from "../ui/format";
 import { ShapeIcon } from "../ui/icons";
 import { isPastShown, job, missingRound, overview, shownRound, shownStep } from "./job";
 import { hrefOf, setParams } from "./location";
@@ -20,21 +20,21 @@ export function ConnectionState(): JSX.Element {
   if (connection.value === "recorded") {
     return (
       <span class="connection tone-quiet" title="As the run directory has it: nothing arrives here by itself">
-        <ShapeIcon shape="square" /> recorded history
+        <ShapeIcon shape="square" /> <span class="connection-text">recorded history</span>
       </span>
     );
   }
   if (connection.value === "live") {
     return (
       <span class="connection tone-good" title="News arrive as they happen">
-        <ShapeIcon shape="circle" /> live
+        <ShapeIcon shape="circle" /> <span class="connection-text">live</span>
       </span>
     );
   }
   if (since === null) {
     return (
       <span class="connection tone-quiet">
-        <ShapeIcon shape="dashes" /> connecting
+        <ShapeIcon shape="dashes" /> <span class="connection-text">connecting</span>
       </span>
     );
   }
@@ -91,7 +91,7 @@ function Role(): JSX.Element | null {
   }
   return (
     <span class="role" title={told.can_act ? "may act on the job" : told.why_not_act}>
-      {told.role}
+      <span class="role-name">{told.role}</span>
       {told.has_session ? <SignOut /> : null}
     </span>
   );
@@ -145,7 +145,7 @@ function Headline(): JSX.Element | null {
     <span class="headline" title={reason?.text ?? told.headline}>
       {reason === undefined ? (
         <>
-          {told.headline}
+          {sentence(told.headline)}
           {told.since_unix_s === null ? null : (
             <span class="faint">
               {" "}
@@ -156,7 +156,7 @@ function Headline(): JSX.Element | null {
       ) : (
         <a href={hrefOf("overview")}>
           {num === 1 ? "" : `${countText(num)} reasons, first: `}
-          {reason.text}
+          {num === 1 ? sentence(reason.text) : reason.text}
         </a>
       )}
     </span>

@@ -33,7 +33,7 @@ function Page(): JSX.Element {
           <Switches />
           {told === null ? null : (
             <span class="role">
-              {told.role}
+              <span class="role-name">{told.role}</span>
               {told.has_session ? <SignOut /> : null}
             </span>
           )}

@@ -1,11 +1,13 @@
 // The views, left of the page: each with its key, and a count where something waits there.
 
 import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
 
 import { isChoosing } from "./keyboard";
 import { job, overview } from "./job";
 import { hrefOf, useRoute } from "./location";
-import { VIEWS, type View } from "./views";
+import { Chevron } from "../ui/icons";
+import { viewNamed, VIEWS, type View } from "./views";
 
 function waiting(view: View): { text: string; title: string } | null {
   const told = overview.value;
@@ -24,18 +26,22 @@ function waiting(view: View): { text: string; title: string } | null {
   return null;
 }
 
-function Item({ view, isHere }: { view: View; isHere: boolean }): JSX.Element {
+function Count({ view }: { view: View }): JSX.Element | null {
   const count = waiting(view);
+  return count === null ? null : (
+    <span class="nav-count" title={count.title}>
+      {count.text}
+      <span class="visually-hidden"> {count.title}</span>
+    </span>
+  );
+}
+
+function Item({ view, isHere }: { view: View; isHere: boolean }): JSX.Element {
   return (
     <li>
       <a href={hrefOf(view.name)} aria-current={isHere ? "page" : undefined} aria-keyshortcuts={`g ${view.key}`}>
         <span class="nav-label">{view.label}</span>
-        {count === null ? null : (
-          <span class="nav-count" title={count.title}>
-            {count.text}
-            <span class="visually-hidden"> {count.title}</span>
-          </span>
-        )}
+        <Count view={view} />
         {isChoosing.value ? <kbd aria-hidden="true">{view.key}</kbd> : null}
       </a>
     </li>
@@ -49,21 +55,30 @@ const GROUPS = [
 ] as const;
 
 export function Navigation(): JSX.Element {
-  const here = useRoute().view;
+  const { view: here, rest } = useRoute();
+  const [isOpen, setIsOpen] = useState(false);
+  useEffect(() => setIsOpen(false), [here, rest.join("/")]);
   return (
     <nav class="nav" aria-label="Views">
-      {GROUPS.map((group) => (
-        <div key={group.name} class="nav-group">
-          <p class="nav-title" id={`nav-${group.name}`}>
-            {group.label}
-          </p>
-          <ul aria-labelledby={`nav-${group.name}`}>
-            {VIEWS.filter((view) => view.group === group.name).map((view) => (
-              <Item key={view.name} view={view} isHere={view.name === here} />
-            ))}
-          </ul>
-        </div>
-      ))}
+      <button type="button" class="nav-toggle" aria-expanded={isOpen} aria-controls="views" onClick={() => setIsOpen(!isOpen)}>
+        <Chevron isUp={isOpen} />
+        <span class="nav-label">{viewNamed(here)?.label ?? "Views"}</span>
+        {isOpen ? null : VIEWS.map((view) => <Count key={view.name} view={view} />)}
+      </button>
+      <div id="views" class={isOpen ? "nav-groups is-open" : "nav-groups"}>
+        {GROUPS.map((group) => (
+          <div key={group.name} class="nav-group">
+            <p class="nav-title" id={`nav-${group.name}`}>
+              {group.label}
+            </p>
+            <ul aria-labelledby={`nav-${group.name}`}>
+              {VIEWS.filter((view) => view.group === group.name).map((view) => (
+                <Item key={view.name} view={view} isHere={view.name === here} />
+              ))}
+            </ul>
+          </div>
+        ))}
+      </div>
       <p class="nav-foot">
         megatrain {job.value?.version ?? ""}
         <br />

@@ -185,7 +185,9 @@ function paintLetters(
 
 const CARD_LINE_PX = 20;
 const CARD_PAD_PX = 12;
-const CARD_FONT = "14px";
+const CARD_FONT_PX = 14;
+/** In one line there is room for so much: rank, state and host. */
+const MOST_IN_A_LINE = 3;
 
 /** In cells that have room for it, what a rank is and does in words. */
 function paintCards(
@@ -194,15 +196,20 @@ function paintCards(
   const { picture } = scene;
   context.textAlign = "left";
   context.textBaseline = "middle";
-  const font = style.font.replace(/^[\d.]+px/, CARD_FONT);
-  const most = Math.floor((view.line - CARD_PAD_PX) / CARD_LINE_PX);
+  const scale = Number.parseFloat(style.font) / GRID_FONT_PX; // of the page's text
+  const font = style.font.replace(/^[\d.]+px/, `${CARD_FONT_PX * scale}px`);
+  const high = Math.min(CARD_LINE_PX * scale, view.line);
+  const most = Math.max(1, Math.floor((view.line - CARD_PAD_PX) / high));
+  const above = Math.min(CARD_PAD_PX, (view.line - most * high) / 2);
   let drawn = 0;
   eachInSight(picture.layout, view, width, height, (rank, x, y) => {
     context.fillStyle = cssOf(inkOn(scene.colours[rank] ?? [128, 128, 128]));
-    cardLines(picture, rank).slice(0, most).forEach((text, line) => {
-      context.font = line === 0 ? `600 ${font}` : font;
+    const lines = cardLines(picture, rank);
+    const shown = most === 1 ? [lines.slice(0, MOST_IN_A_LINE).join(", ")] : lines.slice(0, most);
+    shown.forEach((text, line) => {
+      context.font = line === 0 && most > 1 ? `600 ${font}` : font;
       const fits = cutText(context, text, view.cell - 2 * CARD_PAD_PX);
-      context.fillText(fits, x + CARD_PAD_PX, y + CARD_PAD_PX + (line + 0.5) * CARD_LINE_PX);
+      context.fillText(fits, x + CARD_PAD_PX, y + above + (line + 0.5) * high);
     });
     drawn += 1;
   });

@@ -101,9 +101,8 @@ export interface GridView {
 }
 
 const MOST_GAP_PX = 28;
-/** Cells of a small job fill the page up to this size, and have room for words. */
-const MOST_WHOLE_CELL = 560;
-const MOST_WHOLE_LINE = 176;
+/** Cells of a small job are as wide as the page, and up to this high: they have room for words. */
+const MOST_WHOLE_LINE = 240;
 const MOST_ZOOMED = 144;
 
 /** Between two stages: as wide as a cell while cells are small. */
@@ -130,7 +129,7 @@ export function wholeGrid(layout: Layout, width: number, height: number): GridVi
   const columns = layout.pp_size * layout.tp_size;
   const gaps = layout.pp_size - 1;
   const small = width / (columns + gaps);
-  const cell = Math.min(MOST_WHOLE_CELL, small <= MOST_GAP_PX ? small : (width - gaps * MOST_GAP_PX) / columns);
+  const cell = small <= MOST_GAP_PX ? small : (width - gaps * MOST_GAP_PX) / columns;
   const line = Math.min(MOST_WHOLE_LINE, Math.max(height / layout.dp_size, 0.25), cell * 2.2);
   return { cell, line, x: 0, y: 0 };
 }
@@ -207,7 +206,7 @@ export const OUTLIER = 5;
 export const SUSPECT = 6;
 
 const CARD_CELL_PX = 120;
-const CARD_LINE_PX = 64;
+const CARD_LINE_PX = 20;
 
 /** Say whether cells are so large that words stand in them. */
 export function hasCards(view: GridView): boolean {

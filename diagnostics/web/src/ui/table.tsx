@@ -1,9 +1,11 @@
-// Tables: aligned numbers, sorted by any column (kept in the URL), only the rows in sight in the document.
+// Tables: aligned numbers, sorted by any column (kept in the URL), only the rows in sight in the document. Where the columns do not
+// fit, rows become blocks.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useMemo, useRef } from "preact/hooks";
 
 import { useParam } from "../app/location";
+import { useBlocks } from "./blocks";
 import { Chevron } from "./icons";
 import { usePixels, useWindow } from "./virtual";
 
@@ -104,6 +106,7 @@ export function Table<Row>(props: TableProps<Row>): JSX.Element {
   const rowHeight = usePixels(ROW_REM);
   const isVirtual = sorted.length >= virtualFrom;
   const seen = useWindow(box, sorted.length, rowHeight);
+  useBlocks(box, !isVirtual);
   const shown = isVirtual ? sorted.slice(seen.first, seen.last) : sorted;
   const start = isVirtual ? seen.first : 0;
 
@@ -134,7 +137,11 @@ export function Table<Row>(props: TableProps<Row>): JSX.Element {
               aria-rowindex={isVirtual ? start + index + 2 : undefined}
             >
               {columns.map((column) => (
-                <td key={column.key} class={`${column.isNumber === true ? "number " : ""}${column.className ?? ""}`.trim()}>
+                <td
+                  key={column.key}
+                  class={`${column.isNumber === true ? "number " : ""}${column.className ?? ""}`.trim()}
+                  data-column={column.label}
+                >
                   {column.render(row)}
                 </td>
               ))}

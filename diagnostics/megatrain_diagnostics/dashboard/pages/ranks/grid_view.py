@@ -22,14 +22,14 @@ from megatrain_diagnostics.store.rank_progress import RankProgress
 
 STATES = (
     ("not heard of", "_"),
-    ("in step", "."),
+    ("in step", ""),
     ("behind", "b"),
     ("waits", WAITING),
     ("says nothing", SILENT),
     ("its stack is not like the others'", OUTLIER),
     ("suspect", SUSPECT),
 )
-"""Name and letter of each state by its number, the worst last."""
+"""Name and letter of each state by its number, the worst last. What is as it should be has no letter."""
 _UNHEARD, _IN_STEP, _BEHIND, _WAITS, _SILENT, _OUTLIER, _SUSPECT = range(len(STATES))
 _BEHIND_STEPS = 2
 """Ranks of a pipeline tell of a step within moments; sums of two steps are on their way at most."""

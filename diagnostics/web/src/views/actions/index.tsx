@@ -7,6 +7,7 @@ import type { HostDocument, HostsDocument, IncidentsDocument, VerdictDocument } 
 import { job } from "../../app/job";
 import { hrefOf } from "../../app/location";
 import { Duration, TimeText } from "../../ui/figures";
+import { sentence } from "../../ui/format";
 import { Section, ViewHead } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
@@ -99,7 +100,7 @@ export function ActionsView(): JSX.Element {
               </>
             }
           >
-            {told?.why_not_act ?? "The job is not known yet."}
+            {sentence(told?.why_not_act ?? "the job is not known yet")}
           </EmptyState>
           <Waiting />
         </>

@@ -10,7 +10,7 @@ import { useParam } from "../../app/location";
 import { Badge, type Tone } from "../../ui/badge";
 import { Switch } from "../../ui/controls";
 import { Age, Bytes, TimeText } from "../../ui/figures";
-import { countOf, countText, largeText } from "../../ui/format";
+import { countOf, countText, largeText, sentence } from "../../ui/format";
 import type { Shape } from "../../ui/icons";
 import { Section, ViewHead } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
@@ -147,7 +147,7 @@ function Found({ document, hasAll }: { document: CheckpointsDocument; hasAll: bo
   }
   return (
     <>
-      {document.resume_reason === "" ? null : <p class="lead reading">{document.resume_reason}</p>}
+      {document.resume_reason === "" ? null : <p class="lead reading">{sentence(document.resume_reason)}</p>}
       <Table
         caption="Checkpoints"
         columns={COLUMNS}

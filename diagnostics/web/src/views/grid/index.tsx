@@ -77,7 +77,7 @@ function Key({ picture, colour }: { picture: GridPicture; colour: GridColour }):
       {keyEntries(picture, colour).map((entry) => (
         <li key={entry.text}>
           <span class="picture-swatch" style={{ backgroundColor: entry.colour }} aria-hidden="true" />
-          {entry.letter === undefined || picture.numRanks <= MOST_CARDS ? null : <code>{entry.letter}</code>}
+          {(entry.letter ?? "") === "" || picture.numRanks <= MOST_CARDS ? null : <code>{entry.letter}</code>}
           {entry.text}
         </li>
       ))}
@@ -108,17 +108,17 @@ function columnsOf(picture: GridPicture): Column<RankRow>[] {
   return [
     {
       key: "rank",
-      label: "rank",
+      label: "Rank",
       isNumber: true,
       sort: (row) => row.rank,
       render: (row) => <a href={hrefOf("grid", { rank: row.rank, table: 1 })}>{row.rank}</a>,
     },
-    { key: "host", label: "host", className: "clip", sort: hostOf, render: hostOf },
+    { key: "host", label: "Host", className: "host", sort: hostOf, render: hostOf },
+    { key: "state", label: "State", sort: stateOf, render: (row) => picture.states[stateOf(row)]?.name ?? "" },
     { key: "place", label: "dp pp tp", render: at },
-    { key: "state", label: "state", sort: stateOf, render: (row) => picture.states[stateOf(row)]?.name ?? "" },
-    { key: "step", label: "step", isNumber: true, sort: stepOf, render: (row) => countText(stepOf(row)) },
-    { key: "operation", label: "last operation", sort: operationOf, render: operationOf },
-    { key: "score", label: "score", isNumber: true, sort: scoreOf, render: (row) => numberText(scoreOf(row)) },
+    { key: "step", label: "Step", isNumber: true, sort: stepOf, render: (row) => countText(stepOf(row)) },
+    { key: "operation", label: "Last operation", sort: operationOf, render: operationOf },
+    { key: "score", label: "Score", isNumber: true, sort: scoreOf, render: (row) => numberText(scoreOf(row)) },
   ];
 }
 

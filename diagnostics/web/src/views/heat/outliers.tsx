@@ -17,7 +17,7 @@ function columnsOf(unit: string, farZ: number, show: (rank: number, step: number
   return [
     {
       key: "rank",
-      label: "rank",
+      label: "Rank",
       isNumber: true,
       sort: (row) => row.rank,
       render: (row) => (
@@ -26,26 +26,26 @@ function columnsOf(unit: string, farZ: number, show: (rank: number, step: number
         </button>
       ),
     },
-    { key: "host", label: "host", className: "clip", sort: (row) => row.host, render: (row) => row.host },
+    { key: "host", label: "Host", className: "host", sort: (row) => row.host, render: (row) => row.host },
     {
       key: "place", label: "dp pp tp", title: "place in the grid",
       render: (row) => <span class="faint">{`${row.dp} ${row.pp} ${row.tp}`}</span>,
     },
     {
       key: "step",
-      label: "step",
+      label: "Step",
       isNumber: true,
       sort: (row) => row.step,
       render: (row) => <a href={hrefOf("timeline", { rank: row.rank, first: row.step, last: row.step })}>{row.step}</a>,
     },
-    { key: "value", label: unit === "s" ? "took" : "value", isNumber: true, sort: (row) => row.value, render: (row) => valueText(row.value, unit) },
-    { key: "ratio", label: "to peers", isNumber: true, sort: (row) => row.ratio, render: (row) => timesText(row.ratio) },
+    { key: "value", label: unit === "s" ? "Took" : "Value", isNumber: true, sort: (row) => row.value, render: (row) => valueText(row.value, unit) },
+    { key: "ratio", label: "To peers", isNumber: true, sort: (row) => row.ratio, render: (row) => timesText(row.ratio) },
     {
-      key: "z", label: "spreads", isNumber: true, sort: (row) => row.z, render: (row) => numberText(row.z),
+      key: "z", label: "Spreads", isNumber: true, sort: (row) => row.z, render: (row) => numberText(row.z),
       title: "robust standard deviations above the median of its peers (z)",
     },
     {
-      key: "far", label: "in steps", isNumber: true, sort: (row) => row.num_steps, render: (row) => row.num_steps,
+      key: "far", label: "In steps", isNumber: true, sort: (row) => row.num_steps, render: (row) => row.num_steps,
       title: `in so many of the steps shown it was ${numberText(farZ)} spreads or more above its peers, as a straggler is`,
     },
   ];

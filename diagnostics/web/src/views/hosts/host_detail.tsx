@@ -157,7 +157,7 @@ function Detail({ document }: { document: HostHistoryDocument }): JSX.Element {
         <About host={host} />
         <History document={document} />
       </div>
-      <Section title="Checks" note={<TimeText at={document.checks_unix_s} />}>
+      <Section title="Checks" note={checks.length === 0 ? undefined : <TimeText at={document.checks_unix_s} />}>
         {checks.length === 0 ? (
           <p class="soft">No report of its checks is kept.</p>
         ) : (

@@ -93,7 +93,7 @@ const COLUMNS: readonly Column<HostDocument>[] = [
     key: "remark",
     label: "Remark",
     className: "clip",
-    render: (row) => <span title={row.remark}>{row.remark}</span>,
+    render: (row) => (row.remark === "" ? null : <span title={row.remark}>{row.remark}</span>),
   },
 ];
 

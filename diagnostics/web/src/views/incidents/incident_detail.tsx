@@ -226,7 +226,7 @@ function WhoWasTold({ story, since }: { story: Resource<StoryDocument>; since: n
       <Loaded resource={story} lines={2}>
         {(document) =>
           document.told.length === 0 ? (
-            <p class="soft">{document.why_not_told}</p>
+            <p class="soft">{sentence(document.why_not_told)}</p>
           ) : (
             <InOrder list={document.told} since={since} />
           )
@@ -294,9 +294,9 @@ function Detail({ incident, story, logs, audit, notes }: DetailProps): JSX.Eleme
   return (
     <>
       <p class="incident-lead">
-        <span class="lead">{incident.reason}</span>
+        <span class="lead">{sentence(incident.reason)}</span>
         <span class="soft">
-          done about it: <strong>{incident.action}</strong>
+          Done about it: <strong>{incident.action}</strong>
         </span>
       </p>
       <Costs incident={incident} />

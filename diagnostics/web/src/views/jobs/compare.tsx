@@ -8,6 +8,7 @@ import { useResource } from "../../api/resource";
 import type { CompareDocument, ComparedRun } from "../../api/documents";
 import { setParams, useNumberParam, useParam } from "../../app/location";
 import { pageOf } from "../../app/place";
+import { TableBox } from "../../ui/blocks";
 import { CopyButton, Switch } from "../../ui/controls";
 import { countOf, countText, durationText, largeText, numberText, percentText, sentence } from "../../ui/format";
 import { Section, ViewHead } from "../../ui/section";
@@ -18,7 +19,8 @@ const POINTS = 400;
 
 interface Measure {
   label: string;
-  title?: string;
+  /** How the figure is made: below the label. */
+  note?: string;
   value: (run: ComparedRun) => number | null;
   text: (value: number | null) => string;
   /** Beside each run but the first: how far it is from that one. */
@@ -28,20 +30,20 @@ interface Measure {
 function measures(told: CompareDocument): readonly Measure[] {
   return [
     {
-      label: told.common_step === null ? "Loss" : `Loss at step ${countText(told.common_step)}`,
-      title: "The newest step that all have done: median of the twenty up to it",
+      label: told.common_step === null ? "Loss" : `Loss up to step ${countText(told.common_step)}`,
+      note: "median of the newest 20 steps that all have done",
       value: (run) => run.common_loss,
       text: (value) => numberText(value, 4),
       isCompared: true,
     },
-    { label: "Step time", title: "Median", value: (run) => run.median_step_s, text: durationText, isCompared: true },
-    { label: "Tokens per s", title: "Median", value: (run) => run.median_tokens_per_s, text: largeText, isCompared: true },
-    { label: "MFU", title: "Median", value: (run) => run.median_mfu, text: percentText, isCompared: true },
+    { label: "Step time", note: "median of the steps shown", value: (run) => run.median_step_s, text: durationText, isCompared: true },
+    { label: "Tokens per s", note: "median of the steps shown", value: (run) => run.median_tokens_per_s, text: largeText, isCompared: true },
+    { label: "MFU", note: "median of the steps shown", value: (run) => run.median_mfu, text: percentText, isCompared: true },
     { label: "Last step", value: (run) => run.last_step, text: countText },
     { label: "Ranks", value: (run) => run.num_ranks, text: countText },
     { label: "Incidents", value: (run) => run.num_incidents, text: countText },
-    { label: "Training time", title: "In steps that count", value: (run) => run.training_s, text: durationText },
-    { label: "of all time", title: "MegaScale sec. 6.3", value: (run) => run.effective_time_ratio, text: percentText },
+    { label: "Training time", note: "in steps that count", value: (run) => run.training_s, text: durationText },
+    { label: "Training time of all time", note: "MegaScale sec. 6.3", value: (run) => run.effective_time_ratio, text: percentText },
   ];
 }
 
@@ -69,7 +71,7 @@ function RunHeads({ told }: { told: CompareDocument }): JSX.Element {
 function Summary({ told }: { told: CompareDocument }): JSX.Element {
   return (
     <Section title="In short" note="percentages: against the first">
-      <div class="table-box">
+      <TableBox>
         <table class="compare">
           <caption class="visually-hidden">Measures by run</caption>
           <thead>
@@ -81,11 +83,12 @@ function Summary({ told }: { told: CompareDocument }): JSX.Element {
           <tbody>
             {measures(told).map((measure) => (
               <tr key={measure.label} data-measure={measure.label}>
-                <th scope="row" title={measure.title}>
+                <th scope="row">
                   {measure.label}
+                  {measure.note === undefined ? null : <span class="line faint compare-note">{measure.note}</span>}
                 </th>
                 {told.runs.map((run, index) => (
-                  <td key={run.name} class="number">
+                  <td key={run.name} class="number" data-column={run.name}>
                     {measure.text(measure.value(run))}
                     {index > 0 && measure.isCompared === true && told.runs[0] !== undefined ? (
                       <Difference value={measure.value(run)} first={measure.value(told.runs[0])} />
@@ -96,13 +99,12 @@ function Summary({ told }: { told: CompareDocument }): JSX.Element {
             ))}
           </tbody>
         </table>
-      </div>
+      </TableBox>
     </Section>
   );
 }
 
 function Configurations({ told }: { told: CompareDocument }): JSX.Element {
-  const known = told.runs.length - told.runs.filter((_, index) => told.differences.every((one) => one.values[index] === null)).length;
   return (
     <Section title="Configuration" note={told.num_same === 0 ? undefined : `${countOf(told.num_same, "other key")} are the same, defaults too`}>
       {told.differences.length === 0 ? (
@@ -110,7 +112,7 @@ function Configurations({ told }: { told: CompareDocument }): JSX.Element {
           {told.num_same > 0 ? "Both were launched with the same configuration." : "The configuration of fewer than two of them is known."}
         </EmptyState>
       ) : (
-        <div class="table-box" data-num-known={known}>
+        <TableBox>
           <table class="compare">
             <caption class="visually-hidden">Keys that differ</caption>
             <thead>
@@ -126,7 +128,7 @@ function Configurations({ told }: { told: CompareDocument }): JSX.Element {
                     <code>{one.key}</code>
                   </th>
                   {one.values.map((value, index) => (
-                    <td key={told.runs[index]?.name} class="number">
+                    <td key={told.runs[index]?.name} class="number" data-column={told.runs[index]?.name}>
                       {value === null ? <span class="faint">not known</span> : <code>{value}</code>}
                     </td>
                   ))}
@@ -134,7 +136,7 @@ function Configurations({ told }: { told: CompareDocument }): JSX.Element {
               ))}
             </tbody>
           </table>
-        </div>
+        </TableBox>
       )}
     </Section>
   );
@@ -203,8 +205,8 @@ export function CompareView({ names }: { names: string }): JSX.Element {
           </span>
         ))}
       >
-        <CopyButton text={() => window.location.href}>Copy the link</CopyButton>
-        <button type="button" class="button" onClick={() => setParams({ compare: null, begin: null, end: null }, { isNewEntry: true })}>
+        <CopyButton text={() => window.location.href}>Copy link</CopyButton>
+        <button type="button" class="button small" onClick={() => setParams({ compare: null, begin: null, end: null }, { isNewEntry: true })}>
           All jobs
         </button>
       </ViewHead>

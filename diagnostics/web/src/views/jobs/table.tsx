@@ -1,4 +1,4 @@
-// The rows of the list. On a narrow window each becomes a card with the same facts.
+// The rows of the list. Where the columns do not fit, each row becomes a block with the same facts.
 
 import type { ComponentChildren, JSX } from "preact";
 
@@ -6,6 +6,7 @@ import type { JobRow } from "../../api/documents";
 import { pageOf } from "../../app/place";
 import { Badge, type Tone } from "../../ui/badge";
 import { Sparkline } from "../../ui/bars";
+import { TableBox } from "../../ui/blocks";
 import { Age } from "../../ui/figures";
 import { countOf, countText, durationText, numberText, percentText } from "../../ui/format";
 import type { Shape } from "../../ui/icons";
@@ -185,7 +186,7 @@ interface JobTableProps {
 
 export function JobTable({ rows, picked, choose }: JobTableProps): JSX.Element {
   return (
-    <div class="table-box">
+    <TableBox>
       <table class="jobs">
         <caption class="visually-hidden">Jobs</caption>
         <thead>
@@ -207,7 +208,7 @@ export function JobTable({ rows, picked, choose }: JobTableProps): JSX.Element {
                 <input type="checkbox" aria-label={`Compare ${row.name}`} checked={picked.includes(row.name)} onChange={() => choose(row.name)} />
               </td>
               {CELLS.map((cell) => (
-                <td key={cell.label} class={cell.className} data-label={cell.label}>
+                <td key={cell.label} class={cell.className} data-column={cell.label}>
                   {cell.render(row)}
                 </td>
               ))}
@@ -215,6 +216,6 @@ export function JobTable({ rows, picked, choose }: JobTableProps): JSX.Element {
           ))}
         </tbody>
       </table>
-    </div>
+    </TableBox>
   );
 }

@@ -7,7 +7,7 @@ import type { LogCauseDocument, LogVerdictDocument } from "../../api/documents";
 import { hrefOf } from "../../app/location";
 import { Badge } from "../../ui/badge";
 import { TimeText } from "../../ui/figures";
-import { countOf } from "../../ui/format";
+import { countOf, sentence } from "../../ui/format";
 import { Section } from "../../ui/section";
 import { Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
@@ -38,7 +38,7 @@ export function Causes({ resource }: { resource: Resource<LogVerdictDocument> })
       <Loaded resource={resource} lines={2} none="No line speaks of a failure">
         {(verdict) =>
           verdict.causes.length === 0 ? (
-            <p class="soft">{verdict.reason === "" ? "No line speaks of a failure." : verdict.reason}</p>
+            <p class="soft">{verdict.reason === "" ? "No line speaks of a failure." : sentence(verdict.reason)}</p>
           ) : (
             <div class="stack tight">
               <p class="reading">
@@ -51,7 +51,7 @@ export function Causes({ resource }: { resource: Resource<LogVerdictDocument> })
                   </>
                 )}
               </p>
-              {verdict.reason === "" ? null : <p class="soft reading">{verdict.reason}</p>}
+              {verdict.reason === "" ? null : <p class="soft reading">{sentence(verdict.reason)}</p>}
               <Table
                 caption="Causes found in the logs, the root first"
                 columns={COLUMNS}

@@ -10,7 +10,7 @@ import type { ChangedKeyDocument, ConfigChangeDocument, MarksDocument, NoteDocum
 import { hrefOf, useParam } from "../../app/location";
 import { isWholeRun, rangeQuery } from "../../app/range";
 import { TimeText } from "../../ui/figures";
-import { countOf, countText } from "../../ui/format";
+import { countOf, countText, sentence } from "../../ui/format";
 import { Section, ViewHead } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
@@ -135,7 +135,7 @@ export function NotesView(): JSX.Element {
             Add a note
           </button>
         ) : (
-          <span class="section-note">{notes.data.why_not_write}</span>
+          <span class="section-note">{sentence(notes.data.why_not_write)}</span>
         )}
       </ViewHead>
       <Notes resource={notes} />

@@ -20,14 +20,14 @@ export function NextAction({ told }: { told: OverviewDocument }): JSX.Element {
     <Section title="What happens next by itself">
       <div class="stack tight">
         <p class="lead">{sentence(what)}</p>
-        <p class="soft reading">{why}</p>
+        <p class="soft reading">{sentence(why)}</p>
         {verdictId === "" ? null : (
           <p class="row">
             <a href={hrefOf(["incidents", "verdicts", verdictId])}>verdict {verdictId}</a>
             <ActionBar kinds={VERDICT_ACTIONS} target={verdictId} isQuiet />
           </p>
         )}
-        {job.value?.can_act === false ? <p class="faint reading">{job.value.why_not_act}</p> : null}
+        {job.value?.can_act === false ? <p class="faint reading">{sentence(job.value.why_not_act)}</p> : null}
       </div>
     </Section>
   );
