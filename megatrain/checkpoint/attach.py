@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.arena_slots import SnapshotPlan
 from megatrain.checkpoint.peers import MemoryPoint, newest_in_memory
 from megatrain.checkpoint.snapshot_offer import PlannedSlot
@@ -201,14 +202,8 @@ def attach(
     Communication: one gather and one broadcast.
     Raises: CheckpointError, on every rank.
     """
-    arena, lock, problem = None, None, None
-    try:
+    with raised_by_all(host, rank):
         arena, lock = join_arena(path)
-    except CheckpointError as error:
-        problem = str(error)
-    first = host.agree(rank, problem)
-    if first is not None or arena is None or lock is None:
-        raise CheckpointError(first or str(problem))
     last = _last_plan(arena) if local_rank == 0 else None
     report = HostReport(
         _host_name(path),

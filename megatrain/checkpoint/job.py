@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import megatrain
+from megatrain.checkpoint.agreement import asked_by_first, raised_by_all
 from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_bytes, open_slots, plan_snapshot
 from megatrain.checkpoint.attach import Attachment, attach
 from megatrain.checkpoint.continuation import Continuation, Progress, continuation, origin_of
@@ -29,21 +31,20 @@ from megatrain.checkpoint.ownership import SavedShard
 from megatrain.checkpoint.round_claim import RoundClaim
 from megatrain.checkpoint.save_policy import checkpoint_bytes, free_bytes, policy_notes
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
-from megatrain.checkpoint.start import StartingPoint, StorageCandidate, read_storage
+from megatrain.checkpoint.start import StartingPoint, read_storage, told_manifest
 from megatrain.checkpoint.url_location import open_location
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
 from megatrain.contracts.arena import arena_path, remove_arena, sealed_by_rank, wake_writer
 from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan
-from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, wrong_files
 from megatrain.contracts.claims import JobRound
 from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveError
 from megatrain.contracts.lineage import open_branch
 from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, Manifest, SampleStream
+from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, SampleStream
 from megatrain.contracts.rounds import Rollback
-from megatrain.contracts.sample_ranges import SampleRanges, merged
+from megatrain.contracts.sample_ranges import SampleRanges, merged, samples_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +272,8 @@ class JobCheckpoints:
         notes = [*start.warnings, *start.notes]
         problems: dict[int, str] = {}
         for number, candidate in start.in_turn():
-            place = open_location(candidate.place)
             try:
-                manifest = self._read_manifest(place, candidate)
+                manifest = told_manifest(candidate, self._config.job.name, self._mesh.rank, self._mesh.host)
             except CheckpointError as error:
                 problem = error
             else:
@@ -282,6 +282,7 @@ class JobCheckpoints:
                 )
                 try:
                     shards = [(one.kind, one.shard) for one in self._shards]
+                    place = open_location(candidate.place)
                     report = load_state(place, manifest, shards, self._mesh.rank, self._mesh.host)
                 except CheckpointError as error:
                     problem = error
@@ -309,79 +310,43 @@ class JobCheckpoints:
             skipped = merged((*skipped, *left_out(rollback, progress, self._config.batch, skipped)))
         self._data = replace(self._data, skipped=skipped)
 
-    def _read_manifest(self, place: Location, candidate: StorageCandidate) -> Manifest:
-        """Return a manifest that is vouched for and whose files have their sizes, on every rank as rank 0 reads it."""
-        told: dict[str, str] = {}
-        if self._mesh.rank == 0:
-            try:
-                # what was copied here from another run may be named by checkpoint.load, and is nothing to resume from
-                expected = {"job": self._config.job.name, "branch": candidate.branch} if candidate.is_own else {}
-                manifest = read_manifest(place, **expected)
-                problem = commit_problem(place)
-                problems = [problem] if problem is not None else wrong_files(place, manifest)
-                told = {"problem": "; ".join(problems[:5])} if problems else {"manifest": manifest.to_json()}
-            except CheckpointError as error:
-                told = {"problem": str(error)}
-        told = self._mesh.host.broadcast_json(told)
-        if "problem" in told:
-            raise CheckpointError(told["problem"])
-        return Manifest.from_json(told["manifest"], str(place))
-
     def _leave_branch(self, start: StartingPoint, parent: str, step: int, rollback: Rollback | None) -> str:
         """Begin a branch at an older step: what came after it is abandoned. Returns what to say about it."""
-        problem, branch, created_unix_s = None, "", 0.0
-        reason = f"newer checkpoints of {self._branch} are damaged"
-        done = start.rollbacks[:1]
+        reason, rollback_id = f"newer checkpoints of {self._branch} are damaged", "".join(start.rollbacks[:1])
         if rollback is not None:
             reason = f"incident {rollback.rollback_id}: training went wrong after step {rollback.to_step}"
-            done = (rollback.rollback_id,)
-        if self._mesh.rank == 0:
-            try:
-                opened = open_branch(
-                    self._checkpoints,
-                    parent,
-                    step,
-                    reason,
-                    rollback="".join(done),
-                    skipped=self._data.skipped,
-                    round_number=self._claim.number,
-                )
-                branch, created_unix_s = opened.name, opened.created_unix_s
-            except CheckpointError as error:
-                problem = str(error)
-        branch, created_unix_s, problem = self._mesh.host.broadcast_json([branch, created_unix_s, problem])
-        if problem is not None:
-            raise CheckpointError(problem)
+            rollback_id = rollback.rollback_id
+
+        def opened() -> list[Any]:
+            found = open_branch(
+                self._checkpoints,
+                parent,
+                step,
+                reason,
+                rollback=rollback_id,
+                skipped=self._data.skipped,
+                round_number=self._claim.number,
+            )
+            return [found.name, found.created_unix_s]
+
+        branch, created_unix_s = asked_by_first(self._mesh.host, self._mesh.rank, opened)
         assert self._attachment is not None
         self._attachment.lock.release()
         if self._local_rank == 0:
             remove_arena(self._attachment.arena.root)
         self._attach(branch, created_unix_s)
-        without = f", without samples {_ranges_text(self._data.skipped)}" if self._data.skipped else ""
+        without = f", without samples {samples_text(self._data.skipped)}" if self._data.skipped else ""
         return f"went back to step {step}, so the run goes on as branch {branch}{without} ({reason})"
 
     def _open_slots(self) -> list[ArenaSlot]:
         assert self._attachment is not None
         mesh, num_slots = self._mesh, self._config.checkpoint.slots
-        slots: list[ArenaSlot] = []
-        own_bytes, problem = 0, None
-        try:
+        with raised_by_all(mesh.host, mesh.rank):
             own_bytes = missing_bytes(self._attachment.arena, mesh.rank, num_slots, self._plan)
-        except CheckpointError as error:
-            problem = str(error)
-        first = mesh.host.agree(mesh.rank, problem)
-        if first is not None:
-            raise CheckpointError(first)
         self._peers.make_room(self._attachment, own_bytes)
-        try:
-            is_pinned = mesh.device.type == "cuda"
-            slots = open_slots(self._attachment.arena, mesh.rank, num_slots, self._plan, is_pinned=is_pinned)
-        except CheckpointError as error:
-            problem = str(error)
-        first = mesh.host.agree(mesh.rank, problem)
-        if first is not None:
-            raise CheckpointError(first)
-        return slots
+        is_pinned = mesh.device.type == "cuda"
+        with raised_by_all(mesh.host, mesh.rank):
+            return open_slots(self._attachment.arena, mesh.rank, num_slots, self._plan, is_pinned=is_pinned)
 
     def _from_memory(self, slots: Sequence[ArenaSlot], start: StartingPoint) -> Restored:
         """Go on from the snapshot that is in a slot of every rank."""
@@ -480,8 +445,3 @@ class JobCheckpoints:
             began_at_step=self._claim.began_at_step,
             is_exclusive=self._claim.is_exclusive,
         )
-
-
-def _ranges_text(ranges: SampleRanges) -> str:
-    shown = ", ".join(f"{first} to {end - 1}" for first, end in ranges[-4:])
-    return f"{shown} and {len(ranges) - 4} ranges before" if len(ranges) > 4 else shown

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.arena_room import RoomNeeded, check_room
 from megatrain.checkpoint.attach import Attachment
 from megatrain.checkpoint.copy_slots import NUM_COPY_SLOTS, copies_without_use, missing_copy_bytes, remove_copies
@@ -60,17 +61,11 @@ class JobPeers:
         """
         arena, rank = attachment.arena, self._mesh.rank
         leaving_bytes, copy_bytes = 0, 0
-        problem = None
-        try:
+        with raised_by_all(self._mesh.host, rank):
             if self._local_rank == 0:
                 leaving_bytes = self._remove_copies(attachment, needed=attachment.missing)
             if self.are_wanted:
                 copy_bytes = missing_copy_bytes(arena, self._kept(attachment))
-        except CheckpointError as error:
-            problem = str(error)
-        problem = self._mesh.host.agree(rank, problem)
-        if problem is not None:
-            raise CheckpointError(problem)
         check_room(
             arena,
             attachment.hosts,
@@ -109,18 +104,13 @@ class JobPeers:
         Raises: CheckpointError, the same on every rank.
         """
         assert attachment.memory is not None
-        before, problem = attachment.memory.snapshot, None
+        before = attachment.memory.snapshot
         number = number_in_same_slot(before.snapshot, attachment.next_snapshot, len(slots))
         after = SealedSnapshot(before.step, round_number, number)
         owner = self._kept(attachment).owner
         copies = [attachment.arena.copy(owner, slot) for slot in range(NUM_COPY_SLOTS)]
-        try:
+        with raised_by_all(self._mesh.host, self._mesh.rank):
             adopt(before, after, slots, copies, Persist.WANTED if is_wanted else Persist.DONE)
-        except CheckpointError as error:
-            problem = str(error)
-        problem = self._mesh.host.agree(self._mesh.rank, problem)
-        if problem is not None:
-            raise CheckpointError(problem)
         return number
 
     def start(self, attachment: Attachment, *, has_old: bool) -> None:

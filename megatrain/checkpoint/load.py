@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from megatrain.checkpoint.agreement import raise_for_all, raised_by_all
 from megatrain.checkpoint.image import key_of
 from megatrain.checkpoint.item_reader import ItemReader, metadata_content, tensor_of, torch_dtype
 from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, assign_readers, plan_load
@@ -53,20 +54,12 @@ def load_state(
     Communication: metadata to all ranks; in each data-parallel group, the items that several of its ranks need.
     Raises: CheckpointError, the same on every rank, naming the file, the tensor or the item. State is then half filled.
     """
-    metadata, problem = b"", None
-    if rank == 0:
-        try:
-            metadata = metadata_content(directory, manifest)
-        except CheckpointError as error:
-            problem = str(error)
-    _raise_for_all(host, rank, problem)
+    with raised_by_all(host, rank):
+        metadata = metadata_content(directory, manifest) if rank == 0 else b""
     metadata = host.broadcast_bytes(metadata)
     wanted: list[WantedBox] = []
     targets: list[Tensor] = []
-    reads: tuple[ItemRead, ...] = ()
-    items: tuple[StoredItem, ...] = ()
-    dtypes: dict[str, torch.dtype] = {}
-    try:
+    with raised_by_all(host, rank):
         tensors = read_metadata(metadata, str(directory / manifest.name_of(METADATA_NAME))).tensors
         for kind, shard in shards:
             box, target = WantedBox(key_of(kind, shard.name), shard.global_shape, shard.box), shard.tensor
@@ -81,21 +74,12 @@ def load_state(
         catalog = ItemCatalog(tensors, str(directory))
         items, dtypes = catalog.items, {key: torch_dtype(tensor.dtype) for key, tensor in tensors.items()}
         reads = plan_load(wanted, catalog)
-    except CheckpointError as error:
-        problem = str(error)
-    _raise_for_all(host, rank, problem)
     loader = _Loader(ItemReader(directory, manifest.files), items, dtypes, targets, host)
     loader.run(reads)
     loader.report.num_items, loader.report.bytes_read = loader.reader.num_items, loader.reader.bytes_read
-    _raise_for_all(host, rank, loader.problem)
+    raise_for_all(host, rank, loader.problem)
     loader.report.bytes_read += len(metadata) if rank == 0 else 0
     return loader.report
-
-
-def _raise_for_all(host: HostGroups, rank: int, problem: str | None) -> None:
-    first = host.agree(rank, problem)
-    if first is not None:
-        raise CheckpointError(first)
 
 
 def _newest_steps(history: WantedBox, target: Tensor, stored: StoredTensor | None) -> tuple[WantedBox, Tensor]:

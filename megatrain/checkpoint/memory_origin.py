@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.attach import Attachment
 from megatrain.checkpoint.continuation import Origin, Progress
 from megatrain.comm.host_groups import HostGroups
 from megatrain.contracts.arena_layout import SlotWords
 from megatrain.contracts.arena_plans import HostPlan
-from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.manifest import SampleStream
 
 
@@ -23,16 +23,10 @@ def memory_origin(attachment: Attachment, words: SlotWords, rank: int, host: Hos
     """
     assert attachment.memory is not None
     template: dict[str, Any] | None = None
-    problem = None
-    if rank == attachment.informed_rank:
-        try:
+    with raised_by_all(host, rank):
+        if rank == attachment.informed_rank:
             plan = HostPlan.read(attachment.arena.host_plan).manifest
             template = {"config": plan.config, "data": asdict(plan.data)}
-        except CheckpointError as error:
-            problem = str(error)
-    problem = host.agree(rank, problem)
-    if problem is not None:
-        raise CheckpointError(problem)
     gathered = host.gather_json(rank, template)
     told = host.broadcast_json(gathered and gathered[attachment.informed_rank])
     progress = Progress(

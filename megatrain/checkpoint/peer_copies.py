@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.copy_slots import SlotFiller, open_copy_slots, slot_to_overwrite
 from megatrain.checkpoint.snapshot_offer import (
     PlannedSlot,
@@ -244,16 +245,11 @@ def start_copies(
     Communication: as `meet_peers`, and one agreement.
     Raises: CheckpointError, CommunicationError, the same on every rank.
     """
-    kept, slots, problem = plans[keepers.index(rank)], [], None
-    try:
+    kept = plans[keepers.index(rank)]
+    with raised_by_all(host, rank):
         slots = open_copy_slots(arena, kept)
         for slot in slots if not has_old else ():
             slot.clear()
-    except CheckpointError as error:
-        problem = str(error)
-    problem = host.agree(rank, problem)
-    if problem is not None:
-        raise CheckpointError(problem)
     meeting = meet_peers(host, rank, network_interface, master)
     return PeerCopies(rank, keepers, meeting, CopyKeeper(kept, slots), limits)
 

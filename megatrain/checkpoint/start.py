@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from megatrain.checkpoint.agreement import asked_by_first
 from megatrain.checkpoint.url_location import open_location
 from megatrain.comm.host_groups import HostGroups
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.contracts.branches import MAIN_BRANCH, line_of
-from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, step_directory_name
+from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, step_directory_name, wrong_files
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import Candidate, candidates, ensure_branch, overlooked, skipped_samples, unfinished
 from megatrain.contracts.location import LocalLocation, Location
+from megatrain.contracts.manifest import Manifest
 from megatrain.contracts.resume_point import known_damage
 from megatrain.contracts.sample_ranges import SampleRanges
 
@@ -78,35 +80,39 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, h
     Communication: one broadcast.
     Raises: CheckpointError on every rank.
     """
-    told: dict[str, Any] = {}
-    if rank == 0:
-        try:
-            found = _look(checkpoints, settings)
-            told = {
-                "branch": found.branch,
-                "created": found.branch_created_unix_s,
-                "candidates": [astuple(one) for one in found.candidates],
-                "last_round": found.last_round,
-                "warnings": found.warnings,
-                "notes": found.notes,
-                "rollbacks": found.rollbacks,
-                "skipped": found.skipped,
-            }
-        except CheckpointError as error:
-            told = {"problem": str(error)}
-    told = host.broadcast_json(told)
-    if "problem" in told:
-        raise CheckpointError(told["problem"])
+    told: dict[str, Any] = asked_by_first(host, rank, lambda: asdict(_look(checkpoints, settings)))
     return StartingPoint(
         branch=told["branch"],
-        branch_created_unix_s=told["created"],
-        candidates=tuple(StorageCandidate(*one) for one in told["candidates"]),
+        branch_created_unix_s=told["branch_created_unix_s"],
+        candidates=tuple(StorageCandidate(**one) for one in told["candidates"]),
         last_round=told["last_round"],
         warnings=tuple(told["warnings"]),
         notes=tuple(told["notes"]),
         rollbacks=tuple(told["rollbacks"]),
         skipped=tuple((first, end) for first, end in told["skipped"]),
     )
+
+
+def told_manifest(candidate: StorageCandidate, job: str, rank: int, host: HostGroups) -> Manifest:
+    """Return a manifest that is vouched for and whose files have their sizes, on every rank as rank 0 reads it.
+
+    Communication: one broadcast.
+    Raises: CheckpointError on every rank.
+    """
+    place = open_location(candidate.place)
+    text: str = asked_by_first(host, rank, lambda: _whole_manifest(place, candidate, job).to_json())
+    return Manifest.from_json(text, candidate.place)
+
+
+def _whole_manifest(place: Location, candidate: StorageCandidate, job: str) -> Manifest:
+    # what was copied here from another run may be named by checkpoint.load, and is nothing to resume from
+    expected = {"job": job, "branch": candidate.branch} if candidate.is_own else {}
+    manifest = read_manifest(place, **expected)
+    problem = commit_problem(place)
+    problems = [problem] if problem is not None else wrong_files(place, manifest)
+    if problems:
+        raise CheckpointError("; ".join(problems[:5]))
+    return manifest
 
 
 def _look(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:

@@ -41,3 +41,9 @@ def position_after(cursor: int, count: int, skipped: SampleRanges) -> int:
         if end > cursor and position >= (start := max(first, cursor)):
             position += end - start
     return position
+
+
+def samples_text(ranges: SampleRanges) -> str:
+    """Return the newest ranges in words, first and last sample of each."""
+    shown = ", ".join(f"{first} to {end - 1}" for first, end in ranges[-4:])
+    return f"{shown} and {len(ranges) - 4} ranges before" if len(ranges) > 4 else shown

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.helpers.source_tree import ROOT, documents, imported_modules, python_files, relative, syntax_tree
 
-MAX_FILE_LINES = 490
+MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 85
 MAX_FILE_BYTES = 1_000_000
 
