@@ -9,6 +9,8 @@ import json
 import shutil
 from pathlib import Path
 
+from megatrain.contracts.texts import bytes_text
+
 _LEVELS = ("error", "dpanic", "panic", "fatal")
 _NUM_LINES = 3
 _MAX_CHARS = 2000
@@ -31,7 +33,7 @@ def lack_of_room(directory: Path) -> str:
     if free >= _ROOM_BYTES:
         return ""
     return (
-        f"its disk has {free / 2**20:.0f} MiB left, and etcd begins with {_ROOM_BYTES >> 20}; make room, or set "
+        f"its disk has {bytes_text(free)} left, and etcd begins with {bytes_text(_ROOM_BYTES)}; make room, or set "
         "job.run_directory"
     )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from megatrain.comm.host_groups import HostGroups
 from megatrain.contracts.arena import Arena
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.texts import bytes_text
 
 _SPARE_BYTES = 64 << 20
 """Left free in the arena's file system: black boxes, NCCL and data loaders want some of it."""
@@ -77,19 +78,15 @@ def room_problem(
             setting, part, way_out = f"checkpoint.slots={slots}", "", ""
             if copies:
                 setting += " with checkpoint.has_peer_copies=true"
-                part = f" ({_gigabytes(copies)} of it for copies of other hosts' snapshots)"
+                part = f" ({bytes_text(copies)} of it for copies of other hosts' snapshots)"
                 way_out = ", has_peer_copies=false"
             return (
-                f"{setting}: the {len(ranks)} ranks of host {host} need {_gigabytes(total)} more for "
-                f"snapshots{part} in {where}, and {_gigabytes(_SPARE_BYTES)} are left free, but there are "
-                f"{_gigabytes(available)}; use checkpoint.slots=1{way_out}, fewer ranks a host, more memory (/dev/shm "
+                f"{setting}: the {len(ranks)} ranks of host {host} need {bytes_text(total)} more for "
+                f"snapshots{part} in {where}, and {bytes_text(_SPARE_BYTES)} are left free, but there are "
+                f"{bytes_text(available)}; use checkpoint.slots=1{way_out}, fewer ranks a host, more memory (/dev/shm "
                 "is often smaller than RAM), or another checkpoint.arena_directory"
             )
     return None
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.3g} GB"
 
 
 def _free_bytes(directory: Path) -> int:

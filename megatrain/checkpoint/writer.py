@@ -45,6 +45,7 @@ from megatrain.contracts.branches import Branch, read_branch
 from megatrain.contracts.errors import CheckpointError, MegatrainError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
+from megatrain.contracts.texts import bytes_text, seconds_text
 from megatrain.programs.own_output import keep_own_log
 
 _LOOK_AGAIN_S = 1.0
@@ -221,7 +222,7 @@ class Writer:
             last_write_bytes=written.num_bytes or self._status.last_write_bytes,
         )
         self._report()
-        took = f"{written.num_bytes / 1e6:.1f} MB in {written.write_s:.2f} s"
+        took = f"{bytes_text(written.num_bytes)} in {seconds_text(written.write_s)}"
         _say(
             f"step {step} of {due.plan.branch}: committed by round {due.snapshot.round} after"
             f" {time.perf_counter() - started:.2f} s ({took if written.num_bytes else 'was complete already'})"

@@ -6,6 +6,7 @@ import { test } from "node:test";
 import {
   ageText,
   bytesText,
+  memoryText,
   countOf,
   durationText,
   largeText,
@@ -69,7 +70,10 @@ test("ages are coarse", () => {
 });
 
 test("sizes, parts and counts", () => {
-  assert.equal(plain(bytesText(182_403_121_152)), "170 GiB");
+  assert.equal(plain(bytesText(182_403_121_152)), "182 GB");
+  assert.equal(plain(bytesText(1_550_000)), "1.55 MB");
+  assert.equal(plain(bytesText(999_600)), "1.00 MB");
+  assert.equal(plain(memoryText(80 * 2 ** 30)), "80.0 GiB");
   assert.equal(plain(bytesText(999)), "999 B");
   assert.equal(plain(largeText(661_562)), "662 k");
   assert.equal(plain(largeText(202_291_281_920)), "202 G");

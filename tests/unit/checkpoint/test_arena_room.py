@@ -26,7 +26,7 @@ def test_room_is_counted_by_host() -> None:
     problem = room_problem(hosts, own(GB, GB, 3 * GB), [3 * GB, 3 * GB, 2 * GB], 2, "/dev/shm")
     assert problem is not None
     assert problem.startswith(
-        "checkpoint.slots=2: the 1 ranks of host b need 3 GB more for snapshots in /dev/shm, and 0.0671 GB are left "
+        "checkpoint.slots=2: the 1 ranks of host b need 3 GB more for snapshots in /dev/shm, and 67.1 MB are left "
         "free, but there are 2 GB; use checkpoint.slots=1, fewer ranks"
     )
 
@@ -43,7 +43,7 @@ def test_copies_count_and_are_said() -> None:
     assert problem is not None
     assert problem.startswith(
         "checkpoint.slots=2 with checkpoint.has_peer_copies=true: the 2 ranks of host a need 7 GB more for snapshots "
-        "(3 GB of it for copies of other hosts' snapshots) in /dev/shm, and 0.0671 GB are left free, but there are "
+        "(3 GB of it for copies of other hosts' snapshots) in /dev/shm, and 67.1 MB are left free, but there are "
         "6 GB; use checkpoint.slots=1, has_peer_copies=false, fewer ranks"
     )
 
@@ -52,7 +52,7 @@ def test_a_start_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     arena = create_arena(tmp_path / "arena")
     host = HostGroups(*(simulated_group(axis, 1, 0) for axis in ("tp", "pp", "dp")))
     check_room(arena, ["a"], RoomNeeded(1000, 1000), 2, 0, host)
-    with pytest.raises(ConfigError, match=r"need 1e\+09 GB more"):
+    with pytest.raises(ConfigError, match="need 1000 PB more"):
         check_room(arena, ["a"], RoomNeeded(GB * GB), 2, 0, host)
     # what goes before copies are made is as good as free
     check_room(arena, ["a"], RoomNeeded(GB * GB), 2, 0, host, leaving_bytes=GB * GB + (64 << 20))

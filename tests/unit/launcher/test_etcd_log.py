@@ -41,7 +41,7 @@ def test_many_complaints_are_cut_to_the_last() -> None:
 
 
 def test_a_disk_without_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, expected in ((2**30, ""), (3 * 2**20, "its disk has 3 MiB left, and etcd begins with 64")):
+    for free, expected in ((2**30, ""), (3 * 2**20, "its disk has 3.15 MB left, and etcd begins with 67.1 MB")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         assert lack_of_room(tmp_path).startswith(expected)
         assert bool(lack_of_room(tmp_path)) is bool(expected)

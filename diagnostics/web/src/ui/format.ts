@@ -55,19 +55,30 @@ export function largeText(value: number | null | undefined): string {
   return Number.isInteger(value) ? countText(value) : numberText(value);
 }
 
-const SIZES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"] as const;
+const SIZES = ["B", "kB", "MB", "GB", "TB", "PB"] as const;
+const MEMORY_SIZES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"] as const;
 
-export function bytesText(value: number | null | undefined): string {
+function sizeText(value: number | null | undefined, base: number, units: readonly string[]): string {
   if (value === null || value === undefined) {
     return NOT_KNOWN;
   }
   let left = value;
   let index = 0;
-  while (Math.abs(left) >= 1000 && index < SIZES.length - 1) {
-    left /= 1024;
+  while (Math.abs(left) >= 999.5 && index < units.length - 1) {
+    left /= base;
     index += 1;
   }
-  return `${index === 0 ? countText(left) : numberText(left)}${NARROW_SPACE}${SIZES[index] ?? "B"}`;
+  return `${index === 0 ? countText(left) : numberText(left)}${NARROW_SPACE}${units[index] ?? "B"}`;
+}
+
+/** Of files, disks and messages, in powers of 1000 as in the log: 1550000 -> "1.55 MB" */
+export function bytesText(value: number | null | undefined): string {
+  return sizeText(value, 1000, SIZES);
+}
+
+/** Of memory, in powers of 1024 as its drivers count it: 85899345920 -> "80.0 GiB" */
+export function memoryText(value: number | null | undefined): string {
+  return sizeText(value, 1024, MEMORY_SIZES);
 }
 
 function twoParts(large: number, largeUnit: string, small: number, smallUnit: string): string {

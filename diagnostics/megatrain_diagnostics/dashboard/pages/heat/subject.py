@@ -95,7 +95,7 @@ _DEVICES: tuple[Subject, ...] = (
     _GpuSubject("gpu-clock-lost", _NEWEST, "MHz", 15.0, "max_sm_clock_mhz - sm_clock_mhz"),
     _GpuSubject("gpu-power", _NEWEST, "W", 10.0, "power_w"),
     _GpuSubject("gpu-idle", _NEWEST, "%", 1.0, "100 - 100 * utilization"),
-    _GpuSubject("gpu-memory-used", _NEWEST, "bytes", 1e6, "memory_used_bytes"),
+    _GpuSubject("gpu-memory-used", _NEWEST, "bytes of memory", 1e6, "memory_used_bytes"),
     _GpuSubject("gpu-memory-errors", _NEWEST, "errors", 1.0, _said("corrected_errors", "uncorrected_errors")),
     _GpuSubject("gpu-nvlink-errors", _NEWEST, "errors", 1.0, "nvlink_errors"),
     _LinkSubject("link-errors", _NEWEST, "errors", 1.0, _said("rx_errors", "tx_errors", "symbol_errors")),

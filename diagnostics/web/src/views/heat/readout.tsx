@@ -8,7 +8,7 @@ import type { HeatCellDocument } from "../../api/documents";
 import { hrefOf } from "../../app/location";
 import type { HeatPicture } from "../../canvas/heat-picture";
 import type { HeatCursor } from "../../canvas/heat-painter";
-import { bytesText, countOf, durationText, numberText, timesText } from "../../ui/format";
+import { bytesText, countOf, durationText, memoryText, numberText, timesText } from "../../ui/format";
 
 const STILL_MS = 90;
 const NUM_KEPT = 400;
@@ -20,6 +20,7 @@ export function valueText(value: number | null, unit: string): string {
   const texts: Record<string, (value: number) => string> = {
     s: durationText,
     bytes: bytesText,
+    "bytes of memory": memoryText,
     spans: (count) => countOf(count, "span"),
     errors: (count) => countOf(count, "error"),
   };

@@ -12,7 +12,7 @@ import { isWholeRun, rangeQuery } from "../../app/range";
 import { Badge } from "../../ui/badge";
 import { Sparkline } from "../../ui/bars";
 import { TimeText } from "../../ui/figures";
-import { bytesText, countText, NOT_KNOWN, numberText } from "../../ui/format";
+import { countText, memoryText, NOT_KNOWN, numberText } from "../../ui/format";
 import { Section } from "../../ui/section";
 import { Table, type Column } from "../../ui/table";
 
@@ -123,7 +123,7 @@ const GPU_COLUMNS: readonly Column<GpuDocument>[] = [
   },
   {
     key: "memory", label: "Memory", isNumber: true, sort: (row) => row.memory_used_bytes,
-    render: (row) => <span title={`of ${bytesText(row.memory_total_bytes)}`}>{bytesText(row.memory_used_bytes)}</span>,
+    render: (row) => <span title={`of ${memoryText(row.memory_total_bytes)}`}>{memoryText(row.memory_used_bytes)}</span>,
   },
   {
     key: "use", label: "In use", isNumber: true, title: "Part of the time in which a kernel ran", sort: (row) => row.utilization,
