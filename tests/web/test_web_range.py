@@ -12,6 +12,7 @@ from megatrain.contracts.action_log import ActionLog
 from megatrain.contracts.config_changes import CHANGES_NAME, ChangedKey, ConfigChange, append_change
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.notes import Author, NoteBook, log_path
+from tests.helpers.canned_job import SLOW_HOST
 from tests.helpers.recorded_run import FAILED_S, end_s, write_recorded_run
 from tests.helpers.served_run import served_run
 
@@ -119,6 +120,13 @@ def test_what_is_drawn_over_on_the_heat_map_is_the_range_of_all_views(serve, pag
     expect(bar).to_contain_text(re.compile(r"step [\d,]+ to step"))
     bar.get_by_role("button", name="Show all").click()
     expect(page).not_to_have_url(re.compile("from="))
+
+
+def test_the_page_of_a_host_shows_its_devices_in_the_range(serve, pages) -> None:
+    pages.expected += ["404"]  # no device of it is laid out
+    page = pages.open("about:blank")
+    with page.expect_request(re.compile(rf"/hosts/{SLOW_HOST}/devices\?.*from=-1h")):
+        page.goto(f"{serve().url}#/hosts/{SLOW_HOST}?from=-1h")
 
 
 def test_the_range_is_not_where_it_changes_nothing(serve, pages) -> None:

@@ -53,6 +53,13 @@ def test_view_of_a_recorded_run(url: str, pages, view: str) -> None:
     pages.screenshot(page, f"recorded_{view.replace('/', '_')}")
 
 
+@pytest.mark.parametrize("view", ["overview", "logs"])
+def test_a_run_that_nobody_can_reach_is_red_on_each_of_its_pages(url: str, pages, view: str) -> None:
+    page = pages.open(f"{url}#/{view}")
+    expect(page.locator(".header [data-health=bad]")).to_have_count(1)
+    expect(page.locator(".header .headline")).to_contain_text("unreachable")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", ["heat", "timeline", "grid?rank=2"])
 def test_accessibility_of_pictures(url: str, pages, view: str, scheme: str) -> None:

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  clampedWindow, columnOfStep, continued, heatPixels, poolHeat, rowOfRank, showing, wholeWindow, type HeatPicture,
+  clampedWindow, columnOfStep, continued, heatPixels, poolHeat, rowOfRank, showing, stepsOf, wholeWindow, type HeatPicture,
 } from "../src/canvas/heat-picture.ts";
 
 const NO_VALUE = 255;
@@ -38,6 +38,15 @@ test("one bad rank of 12,288 is seen on a screen of 700 lines, wherever it is", 
     const first = Math.floor((line * 12_288) / 700);
     assert.ok(first <= bad && bad < Math.floor(((line + 1) * 12_288) / 700));
   }
+});
+
+test("columns that are drawn over are their steps, and no step beside them", () => {
+  const one = picture([[0, 0, 0, 0, 0]], 10);
+  assert.deepEqual(stepsOf(one, { top: 0, bottom: 1, left: 1, right: 3 }), { from: 11, to: 12 });
+  // steps 100 to 112 in columns of three; the last has one
+  const shared = picture([[0, 0, 0, 0, 0]], 100, { stepsPerBin: 3, lastStep: 112 });
+  assert.deepEqual(stepsOf(shared, { top: 0, bottom: 1, left: 1, right: 2 }), { from: 103, to: 105 });
+  assert.deepEqual(stepsOf(shared, { top: 0, bottom: 1, left: 3, right: 5 }), { from: 109, to: 112 });
 });
 
 test("pooling is what a plain loop finds, in any window", () => {

@@ -100,6 +100,14 @@ export interface HeatWindow {
   right: number;
 }
 
+/** Return the steps of a part's columns, both ends included. */
+export function stepsOf(picture: HeatPicture, window: HeatWindow): { from: number; to: number } {
+  return {
+    from: picture.firstStep + window.left * picture.stepsPerBin,
+    to: Math.min(picture.lastStep, picture.firstStep + window.right * picture.stepsPerBin - 1),
+  };
+}
+
 export interface Pooled {
   /** 0: nothing is known, else level + 1. */
   levels: Uint8Array;

@@ -4,7 +4,7 @@
 import { shownRound } from "../../app/job";
 import { setParams, useNumberParam, type ParamValue } from "../../app/location";
 import { isWholeRun } from "../../app/range";
-import { clampedWindow, type HeatPicture, type HeatWindow, wholeWindow } from "../../canvas/heat-picture";
+import { clampedWindow, stepsOf, type HeatPicture, type HeatWindow, wholeWindow } from "../../canvas/heat-picture";
 
 export interface Zoom {
   window: HeatWindow;
@@ -30,11 +30,7 @@ function rangeOf(picture: HeatPicture, { left, right }: HeatWindow): Record<stri
   if (left <= 0 && right >= picture.numColumns) {
     return {};
   }
-  const inside = clampedWindow(picture, { ...wholeWindow(picture), left, right });
-  return {
-    from: picture.firstStep + inside.left * picture.stepsPerBin,
-    to: Math.min(picture.lastStep, picture.firstStep + inside.right * picture.stepsPerBin - 1),
-  };
+  return { ...stepsOf(picture, clampedWindow(picture, { ...wholeWindow(picture), left, right })) };
 }
 
 /** Return the part of a picture that the URL names. */
