@@ -263,6 +263,7 @@ def test_what_was_exchanged_is_free_when_it_has_ended() -> None:
         return memory() is None
 
     wait_until(is_free, "the memory to be free", DEADLINE_S)
+    assert memory() is None
 
 
 def test_a_span_is_announced_at_once_and_begins_with_its_turn(tmp_path: Path) -> None:
@@ -293,6 +294,7 @@ def test_a_lane_without_work_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> N
 
     for name in ("first", "second"):
         pending = link.submit(name, lane)
+        assert len(threads()) == 1, "a thread while there is work"
         link.works[name].has_ended.set()
         pending.wait()
         wait_until(lambda: not threads(), "the thread to end", DEADLINE_S)

@@ -60,8 +60,8 @@ def test_a_checkpoint_directory_of_its_own_has_one_job_at_a_time(tmp_path: Path)
 @pytest.mark.parametrize("place", ["", "memory://bucket/run", "/proc/nowhere/run"])
 def test_what_cannot_be_held_is_not(place: str) -> None:
     """A URL, the run's own directory, and storage that is away, of which others tell."""
-    with checkpoints_held(place), checkpoints_held(place):
-        pass
+    with checkpoints_held(place) as first, checkpoints_held(place) as second:
+        assert (first, second) == (None, None)
 
 
 # Rounds of one job
@@ -152,6 +152,9 @@ def test_rounds_are_counted_anew_by_another_etcd(run: RunDirectory) -> None:
         pass
     with run.held(JobRound("demo (etcd cluster 8)", 1)) as hold:
         hold.check()
+        assert hold.claim is not None
+        claims, own = hold.claim
+        assert claims.newest() == own
 
 
 def test_another_job_is_kept_out_and_no_mistake_of_the_configuration(run: RunDirectory, tmp_path: Path) -> None:
@@ -191,6 +194,7 @@ def test_a_run_directory_that_goes_away_fences_nobody(run: RunDirectory) -> None
         run.root.rename(run.root.with_name("away"))
         run.root.write_text("no directory")
         hold.check()
+        assert run.root.read_text() == "no directory"
 
 
 def test_a_damaged_claim_is_told(run: RunDirectory) -> None:

@@ -111,9 +111,12 @@ def test_follower_that_can_never_take_is_never_said_to_hear(hasty: None, client:
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
         wait_until(lambda: "KeyError" in follower.trouble, "the mistake to be told", 10.0)
         wait_until(lambda: follower.unheard_s > 1.0, "nothing to be heard for a second", 10.0)
+        assert not consumer.seen
         consumer.fails = itertools.repeat(False)
         wait_until(lambda: follower.unheard_s < 1.0, "something to be heard", 10.0)
         wait_until(lambda: follower.trouble == "", "the trouble to be over", 10.0)
+        assert [type(event) for event in consumer.seen][:1] == [Snapshot]
+        assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
 
 def test_event_that_is_never_done_with_counts_as_not_heard(client: EtcdClient, prefix: str) -> None:
@@ -126,8 +129,10 @@ def test_event_that_is_never_done_with_counts_as_not_heard(client: EtcdClient, p
             return follower.unheard_s > 1.0
 
         wait_until(is_deaf, "the event to be stuck for a second", 10.0)
+        assert not consumer.seen
         consumer.may_go_on.set()
         wait_until(lambda: follower.unheard_s < 1.0, "it to go on", 10.0)
+        assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
 
 def test_watch_that_only_ever_opens_hears_nothing(etcd: EtcdServers, prefix: str) -> None:

@@ -8,6 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import Hashable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -347,15 +348,17 @@ def test_a_checkpoint_without_commit_is_damaged_unless_it_is_being_written(own_r
 
 def test_a_pin_is_seen_at_the_next_look(own_run: RunDirectory) -> None:
     watch = CheckpointWatch(lambda: str(own_run.checkpoints), lambda: None, period_s=0.05)
-    wait_until(lambda: watch.seen.survey is not None, "the first look", DEADLINE_S)
-    pin(LocalLocation(own_run.checkpoints / "main" / "step-000000050"), "a release")
 
     def reasons() -> dict[int, str | None]:
         survey = watch.seen.survey
         return {} if survey is None else {one.step: one.pin_reason for one in survey.checkpoints}
 
-    wait_until(lambda: reasons() == {50: "a release", 100: None}, "the pin", DEADLINE_S)
-    watch.close()
+    with closing(watch):
+        wait_until(lambda: bool(reasons()), "the first look", DEADLINE_S)
+        assert reasons() == {50: None, 100: None}
+        pin(LocalLocation(own_run.checkpoints / "main" / "step-000000050"), "a release")
+        wait_until(lambda: any(reasons().values()), "the pin", DEADLINE_S)
+        assert reasons() == {50: "a release", 100: None}
 
 
 def test_checkpoints_that_cannot_be_surveyed_say_why(tmp_path: Path) -> None:

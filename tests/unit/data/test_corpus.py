@@ -130,10 +130,11 @@ def test_reading_a_corpus_loads_neither_torch_nor_pyarrow(tmp_path: Path) -> Non
     (tmp_path / "a.txt").write_text("text")
     script = (
         "import sys; from megatrain.data.corpus import open_corpus; "
-        f"list(open_corpus([{str(tmp_path)!r}]).documents()); "
-        "assert not {'torch', 'pyarrow'} & set(sys.modules)"
+        f"documents = list(open_corpus([{str(tmp_path)!r}]).documents()); "
+        "print(len(documents), sorted({'torch', 'pyarrow'} & set(sys.modules)))"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=30, capture_output=True, text=True)
+    assert done.stdout == "1 []\n"
 
 
 @pytest.mark.parametrize(

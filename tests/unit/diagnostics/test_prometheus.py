@@ -73,8 +73,9 @@ def expressions(dashboard: Path) -> list[str]:
 
 
 def test_the_rules_are_rules() -> None:
-    promtool("check", "rules", "alerts.yaml")
-    promtool("check", "config", "--syntax-only", "prometheus.yaml")
+    num_rules = len(re.findall(r"- (?:alert|record): ", rule_file()))
+    assert f"SUCCESS: {num_rules} rules found" in promtool("check", "rules", "alerts.yaml")
+    assert "SUCCESS" in promtool("check", "config", "--syntax-only", "prometheus.yaml")
 
 
 def test_alerts_fire_when_they_should_and_not_before() -> None:

@@ -303,8 +303,9 @@ def test_an_empty_directory_and_missing_parents_will_do(tmp_path: Path) -> None:
     parameters = random_parameters(model)
     (tmp_path / "empty").mkdir()
 
-    load(export(parameters, model, tmp_path / "empty"))
-    load(export(parameters, model, tmp_path / "new" / "deep"))
+    for directory in (tmp_path / "empty", tmp_path / "new" / "deep"):
+        assert export(parameters, model, directory) == directory
+        assert torch.equal(load(directory).model.norm.weight, parameters["loss_head.norm.weight"])
 
 
 def test_a_shard_size_must_be_positive(tmp_path: Path) -> None:

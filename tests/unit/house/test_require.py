@@ -23,9 +23,20 @@ def test_is_required(part: str, requirement: str, expected: bool) -> None:
     assert is_required(part, requirement) is expected
 
 
-def test_found_part_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEGATRAIN_REQUIRE", "all")
-    require("etcd", found=True, reason="no etcd on PATH")
+@pytest.mark.parametrize(
+    ("requirement", "found", "outcome"),
+    [("all", True, None), ("", True, None), ("all", False, pytest.fail.Exception), ("", False, pytest.skip.Exception)],
+)
+def test_only_a_missing_part_fails_or_skips(
+    requirement: str, found: bool, outcome: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEGATRAIN_REQUIRE", requirement)
+    raised: type[BaseException] | None = None
+    try:
+        require("etcd", found=found, reason="no etcd on PATH")
+    except (pytest.fail.Exception, pytest.skip.Exception) as error:
+        raised = type(error)
+    assert raised is outcome
 
 
 def test_missing_part_skips_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,10 +56,11 @@ def test_one_malformed_answer_deafens_nobody(etcd: EtcdServers) -> None:
         driver.put(KEYS.halt(1), encode(Halt(1, "a test", False, 0.0)))
         driver.put(KEYS.end, encode(JobEnd(0, "a test", 0.0)))
 
-        wait_until(lambda: book.view().named_in == 1, "the round to be heard", 10.0)
-        wait_until(lambda: book.view().newest_halt == 1, "the halt to be heard", 10.0)
-        wait_until(lambda: book.view().end is not None, "the end to be heard", 10.0)
+        wait_until(lambda: book.view().named_in == 1, "the round to arrive", 10.0)
+        wait_until(lambda: book.view().newest_halt == 1, "the halt to arrive", 10.0)
+        wait_until(lambda: book.view().end is not None, "the end to arrive", 10.0)
         wait_until(lambda: book.trouble == "", "the trouble to be over", 10.0)
+        assert book.view().end == JobEnd(0, "a test", 0.0)
 
 
 def a_host() -> HostRecord:

@@ -69,6 +69,8 @@ def test_a_first_round_that_cannot_be_read() -> None:
     for host in job.hosts.values():
         host.start(job.now)
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)
+    assert list(job.rounds()) == [2]
+    assert {host.running for host in job.hosts.values()} == {2}
 
 
 def test_a_live_round_that_somebody_wrote_over_is_ended_before_the_next_begins() -> None:

@@ -186,10 +186,12 @@ def test_who_is_refused_lets_another_drive(etcd: EtcdServers, tmp_path: Path, mo
 
     monkeypatch.setattr(driver_module._Term, "lead", lead_if_allowed)
     with ExitStack() as stack:
+        candidates = {}
         for name in ("one", "two"):
-            candidate = Candidate(etcd, name, tmp_path)
-            stack.callback(candidate.close)
-        wait_until(lambda: candidate.driver.is_leading, "the other one to drive", 5.0)
+            candidates[name] = Candidate(etcd, name, tmp_path)
+            stack.callback(candidates[name].close)
+        wait_until(lambda: candidates["two"].driver.is_leading, "the other one to drive", 5.0)
+        assert not candidates["one"].driver.is_leading
 
 
 def test_history_that_went_back_is_noticed() -> None:

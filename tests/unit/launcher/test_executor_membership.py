@@ -20,6 +20,7 @@ from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobEnd, Round, RoundHost
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lease_keeper import LeaseState
+from megatrain.coordination.own_keys import OwnKeys
 from megatrain.coordination.settings import Credentials, EtcdSettings
 from megatrain.coordination.wire import KeyRange, Put
 from megatrain_launcher.etcd_process import free_ports
@@ -207,19 +208,20 @@ def test_its_own_key_below_a_lease_that_is_ending_replaces_nobody(
 def test_status_is_written_although_evidence_is_refused(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = client.put
+    put = OwnKeys.put
 
-    def refuse_evidence(key: str, *args: object, **more: object) -> int:
+    def refuse_evidence(own: OwnKeys, key: str, *args: Any, **more: Any) -> None:
         if "/evidence/" in key:
             raise CoordinationError("etcdserver: request is too large")
-        return put(key, *args, **more)  # type: ignore[arg-type]
+        put(own, key, *args, **more)
 
-    monkeypatch.setattr(client, "put", refuse_evidence)
+    monkeypatch.setattr(OwnKeys, "put", refuse_evidence)
     one, state = member(a_host()), HostState("a")
     orders = OrderBook(keys, "a", "1")
     writer = StatusWriter(client, keys, one, lambda: state.status("1", orders.view(), ""), 60.0)
     writer.add_evidence(HangEvidence("a", "1", 3, 1.0, {}, ()))
     wait_until(lambda: client.get(keys.status("a")) is not None, "the status", DEADLINE_S)
+    assert client.get(keys.evidence(3, "a")) is None
     monkeypatch.undo()
     wait_until(lambda: client.get(keys.evidence(3, "a")) is not None, "the evidence, at last", DEADLINE_S)
     writer.close()

@@ -25,7 +25,7 @@ from megatrain.contracts.printable import printable
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
 from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot
-from megatrain.coordination.wire import KeyRange, KeyValue
+from megatrain.coordination.wire import KeyRange, KeyValue, Put, as_bytes
 from megatrain.jobs.assessment import assess
 from megatrain.jobs.documents import host_document, incident_document, status_document
 from megatrain.jobs.host_view import host_views
@@ -142,8 +142,11 @@ def test_the_driver_decides_whatever_it_reads(seed: int) -> None:
     scribe, now = Scribe(seed), NOW_S
     state = fold(ClusterState(KEYS, "host-1", now), Snapshot(100, scribe.items(), "asked"), now)
     for revision in range(101, 106):
-        writes_of(decide(now, state, POLICY).actions, KEYS, answer_lease_id=1)
-        trims_of(KEYS, state.seen)
+        writes = writes_of(decide(now, state, POLICY).actions, KEYS, answer_lease_id=1)
+        puts = [as_bytes(one.key) for one in writes.operations if isinstance(one, Put)]
+        assert len(set(puts)) == len(puts), "etcd refuses a transaction that puts a key twice"
+        trimmed = [as_bytes(one.keys.start) for one in trims_of(KEYS, state.seen)]
+        assert all(key.startswith(KEYS.prefix.encode()) for key in (*puts, *trimmed)), "only keys of the job"
         now += scribe.random.choice((0.1, 5.0, 700.0))
         state = fold(state, scribe.changes(revision), now)
 

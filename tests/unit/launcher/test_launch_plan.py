@@ -89,7 +89,7 @@ def test_modules_are_found_where_workers_find_them(tmp_path: Path, monkeypatch: 
         (tmp_path / name).write_text("raise SystemExit('never run to look for it')\n")
     monkeypatch.chdir(tmp_path)
     for module in ("own_train", "own", "own.train", "tests.helpers.step_faults", "timeit"):
-        make_plan(small_flags(tmp_path, module=module), {})
+        assert make_plan(small_flags(tmp_path, module=module), {}).flags.module == module
 
 
 def test_one_host_without_an_endpoint_brings_its_own_etcd(tmp_path: Path) -> None:

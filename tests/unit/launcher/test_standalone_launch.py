@@ -196,6 +196,7 @@ def test_a_signal_after_the_job_changes_nothing() -> None:
         early.tell(note_only)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR1)
+        assert early.name == "SIGTERM", "noted, and nothing raised"
 
 
 def test_hosts_that_were_stopped_before_they_listened_count_as_stopped(
