@@ -35,6 +35,7 @@ from megatrain_diagnostics.dashboard.pages.heat.view import (
 )
 from megatrain_diagnostics.dashboard.parts import Parts
 from megatrain_diagnostics.dashboard.sources.window import WHOLE_RUN, Window
+from megatrain_diagnostics.events.roster import Roster
 
 _LAST_STEP = 2**31 - 1
 _MOST_CELLS = 4_000_000
@@ -71,30 +72,47 @@ class CellChoice:
 Choice = Annotated[CellChoice, Depends()]
 
 
+class _Questions:
+    """What all questions of the heat map ask the source."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._reader = HeatCellReader(parts.source.events)
+
+    def version(self) -> int:
+        """Return a number that grows with what is known."""
+        return self._parts.source.live().versions.get("heat", 0)
+
+    def thresholds(self) -> Thresholds:
+        """Return from which values on a rank is a straggler, as the run's configuration says."""
+        config = self._parts.source.facts().config
+        return thresholds_of(DiagnosticsConfig() if config is None else config.diagnostics)
+
+    def window_of(self, choice: CellChoice) -> Window:
+        """Return the part of the run that is asked about."""
+        is_named = choice.first is not None or choice.last is not None
+        return WHOLE_RUN if is_named else self._parts.window(choice.begin, choice.end)
+
+    def read(self, choice: CellChoice) -> HeatCells:
+        """Return the cells of a choice."""
+        return _guarded(lambda: self._reader.read(self._parts.source.roster(choice.round), self._query(choice)))
+
+    def read_around(self, roster: Roster, choice: CellChoice, first: int, last: int) -> HeatCells:
+        """Return the cells of a choice from step `first` to `last`."""
+        return _guarded(lambda: self._reader.read_around(roster, self._query(choice), first, last))
+
+    def _query(self, choice: CellChoice) -> HeatQuery:
+        window = self.window_of(choice)
+        first, last = choice.first, choice.last
+        return HeatQuery(
+            choice.subject, first, last, choice.max_cells, self.version(), window.first_step, window.last_step
+        )
+
+
 def router(parts: Parts) -> APIRouter:
     """Return the routes of the heat map."""
     routes = APIRouter(dependencies=[parts.heavy_question])
-    reader = HeatCellReader(parts.source.events)
-
-    def version() -> int:
-        return parts.source.live().versions.get("heat", 0)
-
-    def thresholds() -> Thresholds:
-        config = parts.source.facts().config
-        return thresholds_of(DiagnosticsConfig() if config is None else config.diagnostics)
-
-    def query_of(choice: CellChoice) -> HeatQuery:
-        window = within(choice)
-        return HeatQuery(
-            choice.subject, choice.first, choice.last, choice.max_cells, version(), window.first_step, window.last_step
-        )
-
-    def within(choice: CellChoice) -> Window:
-        is_named = choice.first is not None or choice.last is not None
-        return WHOLE_RUN if is_named else parts.window(choice.begin, choice.end)
-
-    def read(choice: CellChoice) -> HeatCells:
-        return _guarded(lambda: reader.read(parts.source.roster(choice.round), query_of(choice)))
+    questions = _Questions(parts)
 
     @routes.get("/heat", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
     def heat(
@@ -108,10 +126,10 @@ def router(parts: Parts) -> APIRouter:
     ) -> Response:
         """Return the picture. `low` and `high` fix the ends of the colours: to continue a picture with new steps."""
         ends = _ends(low, high)
-        key = ("heat", version(), *_values(choice), within(choice), scale, by, sort, ends)
+        key = ("heat", questions.version(), *_values(choice), questions.window_of(choice), scale, by, sort, ends)
 
         def make() -> bytes:
-            return heat_picture(read(choice), scale, by, sort, choice.max_cells, ends)
+            return heat_picture(questions.read(choice), scale, by, sort, choice.max_cells, ends)
 
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
 
@@ -125,7 +143,7 @@ def router(parts: Parts) -> APIRouter:
         choice: Choice, scale: Scale = Scale.RELATIVE, by: By = By.RANK, sort: Order = Order.RANK
     ) -> Download:
         """Return the picture as CSV: a line a row, a column a step; no step shares a column here."""
-        cells = read(choice)
+        cells = questions.read(choice)
         name = f"heat-{cells.roster.round}-{choice.subject.name}-{scale.value}.csv"
         return Download(heat_csv(cells, scale, by, sort), "text/csv; charset=utf-8", name)
 
@@ -142,15 +160,15 @@ def router(parts: Parts) -> APIRouter:
         if rank >= roster.layout.world_size:
             raise bad_query("rank", rank, f"there are ranks 0 to {roster.layout.world_size - 1}")
         last = min(step + num_steps - 1, _LAST_STEP)
-        cells = _guarded(lambda: reader.read_around(roster, query_of(choice), step, last))
+        cells = questions.read_around(roster, choice, step, last)
         return document_answer(heat_cell(cells, by, rank, step, num_steps))
 
     @routes.get("/heat/outliers", response_model=HeatOutliersDocument)
     def outliers(request: Request, choice: Choice) -> Response:
         """Return the ranks farthest above their peers: what the picture shows, for those who do not see it."""
-        key = ("heat/outliers", version(), *_values(choice), within(choice))
+        key = ("heat/outliers", questions.version(), *_values(choice), questions.window_of(choice))
         answer = parts.answers.get(
-            key, lambda: document_bytes(heat_outliers(read(choice), thresholds())), fresh_s=_FRESH_S
+            key, lambda: document_bytes(heat_outliers(questions.read(choice), questions.thresholds())), fresh_s=_FRESH_S
         )
         return cached_answer(request, answer)
 

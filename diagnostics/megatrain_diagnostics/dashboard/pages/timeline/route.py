@@ -70,19 +70,28 @@ class SliceChoice:
 Choice = Annotated[SliceChoice, Depends()]
 
 
-def router(parts: Parts) -> APIRouter:
-    """Return the routes of the timeline."""
-    routes = APIRouter(dependencies=[parts.heavy_question])
-    reader = TimelineReader(parts.source.events)
+class _Questions:
+    """What all questions of the timeline ask the source."""
 
-    def version() -> int:
-        return parts.source.live().versions.get("timeline", 0)
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.reader = TimelineReader(parts.source.events)
 
-    def asked(choice: SliceChoice) -> tuple[Roster, TimelineQuery]:
-        roster = parts.source.roster(choice.round)
+    def version(self) -> int:
+        """Return a number that grows with what is known."""
+        return self._parts.source.live().versions.get("timeline", 0)
+
+    def window_of(self, choice: SliceChoice) -> Window:
+        """Return the part of the run that is asked about."""
+        is_named = choice.first is not None or choice.last is not None
+        return WHOLE_RUN if is_named else self._parts.window(choice.begin, choice.end)
+
+    def asked(self, choice: SliceChoice) -> tuple[Roster, TimelineQuery]:
+        """Return the round and what is asked of it; where no step is named, the newest that was recorded in full."""
+        roster = self._parts.source.roster(choice.round)
         first = choice.last if choice.first is None else choice.first
         if first is None:
-            first = reader.newest_step(roster.round, within(choice))
+            first = self.reader.newest_step(roster.round, self.window_of(choice))
         if first is None:
             raise not_found(
                 f"round {roster.round}: no step {_of_range(choice)}was recorded span by span; one in ten is, and "
@@ -91,9 +100,11 @@ def router(parts: Parts) -> APIRouter:
         last = first if choice.last is None else choice.last
         return roster, TimelineQuery(first, last, _ranks(choice, roster), choice.max_slices)
 
-    def within(choice: SliceChoice) -> Window:
-        is_named = choice.first is not None or choice.last is not None
-        return WHOLE_RUN if is_named else parts.window(choice.begin, choice.end)
+
+def router(parts: Parts) -> APIRouter:
+    """Return the routes of the timeline."""
+    routes = APIRouter(dependencies=[parts.heavy_question])
+    questions = _Questions(parts)
 
     @routes.get("/timeline/steps", response_model=TimelineStepsDocument)
     def steps(request: Request, round_number: RoundNumber = None, begin: From = "", end: To = "") -> Response:
@@ -105,7 +116,7 @@ def router(parts: Parts) -> APIRouter:
             found = [one for one in full_steps_told(parts.source.events, number) if window.holds_step(one.step)]
             return document_bytes(steps_document(number, found))
 
-        key = ("timeline/steps", version(), round_number, window)
+        key = ("timeline/steps", questions.version(), round_number, window)
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S))
 
     @routes.get("/timeline", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
@@ -113,8 +124,8 @@ def router(parts: Parts) -> APIRouter:
         """Return the slices, tracks and arrows; of the newest step that was recorded in full, where none is named."""
 
         def make() -> bytes:
-            roster, query = asked(choice)
-            found = _guarded(lambda: reader.read(roster, query))
+            roster, query = questions.asked(choice)
+            found = _guarded(lambda: questions.reader.read(roster, query))
             if not found.num_slices:
                 raise not_found(
                     f"no span of steps {query.first} to {query.last} of these ranks is known; /timeline/steps lists "
@@ -122,7 +133,7 @@ def router(parts: Parts) -> APIRouter:
                 )
             return timeline_picture(found, query.first, query.last, query.ranks)
 
-        key = ("timeline", version(), *choice.key, within(choice))
+        key = ("timeline", questions.version(), *choice.key, questions.window_of(choice))
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
 
     @routes.get("/timeline/ideal", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
@@ -130,14 +141,14 @@ def router(parts: Parts) -> APIRouter:
         """Return when the slices of /timeline, in their order, would be without stragglers, and the critical path."""
 
         def make() -> bytes:
-            roster, query = asked(choice)
-            found = _guarded(lambda: reader.read(roster, query))
+            roster, query = questions.asked(choice)
+            found = _guarded(lambda: questions.reader.read(roster, query))
             try:
-                return ideal_picture(found, reader.ideal(found, query, parts.source.job), "")
+                return ideal_picture(found, questions.reader.ideal(found, query, parts.source.job), "")
             except DataError as error:
                 return ideal_picture(found, None, str(error))
 
-        key = ("timeline/ideal", version(), *choice.key, within(choice))
+        key = ("timeline/ideal", questions.version(), *choice.key, questions.window_of(choice))
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
 
     @routes.get(
@@ -148,8 +159,8 @@ def router(parts: Parts) -> APIRouter:
     )
     def trace(choice: Choice) -> Download:
         """Return the slices as a Chrome trace, which Perfetto opens, with the notes of that time."""
-        roster, query = asked(choice)
-        found = _guarded(lambda: reader.read(roster, query, has_values=True))
+        roster, query = questions.asked(choice)
+        found = _guarded(lambda: questions.reader.read(roster, query, has_values=True))
         name = f"timeline-{roster.round}-{query.first}-{query.last}.json.gz"
         return Download(gzipped(chrome_trace(found, parts.source.facts().notes)), "application/gzip", name)
 
