@@ -87,11 +87,14 @@ def test_the_views_are_a_menu_on_a_telephone(url: str, pages) -> None:
     expect(link).to_be_hidden()
 
 
-def test_the_small_grid_of_an_incident_has_words(url: str, pages) -> None:
-    page = pages.open(f"{url}#/incidents/{DIED.incident_id}")
+@pytest.mark.parametrize(("width", "num_cards", "num_letters"), [(1440, NUM_RANKS, 0), (1920, 0, NUM_RANKS)])
+def test_the_small_grid_of_an_incident_says_who_is_where(
+    url: str, pages, width: int, num_cards: int, num_letters: int
+) -> None:
+    page = pages.open(f"{url}#/incidents/{DIED.incident_id}", width=width)
     grid = page.locator(f"canvas[data-testid=grid-canvas][data-ranks='{NUM_RANKS}']")
-    expect(grid).to_have_attribute("data-cards", str(NUM_RANKS))
-    expect(grid).to_have_attribute("data-letters", "0")
+    expect(grid).to_have_attribute("data-cards", str(num_cards))
+    expect(grid).to_have_attribute("data-letters", str(num_letters))
 
 
 def test_the_ranks_of_a_small_job_take_the_width_of_a_wall(url: str, pages) -> None:

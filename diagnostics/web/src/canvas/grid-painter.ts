@@ -19,6 +19,8 @@ const LETTER_PX = 13;
 /** A cell of this size has its rank's number, too, so far below its top. */
 const NUMBERED_PX = 60;
 const NUMBER_TOP_PX = 12;
+/** In a lower one that is as wide as this, the number stands before the letter. */
+const NUMBERED_WIDE_PX = 48;
 const TOP_SCORE = 6;
 
 const STATE_COLOURS: Record<Theme, readonly Triple[]> = {
@@ -170,15 +172,17 @@ function paintLetters(
   context.textAlign = "center";
   context.textBaseline = "middle";
   const hasNumbers = Math.min(view.cell, view.line) >= NUMBERED_PX;
+  const isWide = !hasNumbers && view.cell >= NUMBERED_WIDE_PX;
   let drawn = 0;
   eachInSight(picture.layout, view, width, height, (rank, x, y) => {
     const letter = picture.states[picture.state[rank] ?? 0]?.letter ?? "";
     context.fillStyle = cssOf(inkOn(scene.colours[rank] ?? [128, 128, 128]));
-    context.fillText(letter, x + view.cell / 2, y + view.line / 2);
+    const text = isWide ? `${rank} ${letter}`.trim() : letter;
+    context.fillText(text, x + view.cell / 2, y + view.line / 2);
     if (hasNumbers) {
       context.fillText(String(rank), x + view.cell / 2, y + NUMBER_TOP_PX);
     }
-    drawn += 1;
+    drawn += text === "" && !hasNumbers ? 0 : 1;
   });
   return drawn;
 }
