@@ -1,4 +1,4 @@
-"""A peer that dies, or does not come: the survivors say what they were doing, with whom, and who they are."""
+"""A peer that dies, or does not come: the survivors name their operation, its ranks, and themselves."""
 
 from __future__ import annotations
 

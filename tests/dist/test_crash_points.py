@@ -71,7 +71,7 @@ def test_a_rank_that_is_killed(
 def test_a_rank_that_is_killed_before_it_seals_its_first_snapshot(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    """Another rank has sealed it and wants it in storage, where it can never get: nobody waits for that."""
+    """Another rank has sealed it and wants it in storage, where it can never get: no process waits for that."""
     tables = (train_data, OPTIONS, LAYOUT, place(tmp_path))
     crash(rank_pool, *tables, orders=Orders(fault=RankFault(1, 1, "seal")))
 

@@ -1,4 +1,4 @@
-"""Random exchanges come late: nothing is used before it is there, nobody waits for ever, and no bit changes.
+"""Random exchanges come late: no result is used early, no rank waits for ever, and no bit changes.
 
 tests/faults/test_many_late_exchanges.py has more of these.
 """

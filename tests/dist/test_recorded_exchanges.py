@@ -1,4 +1,5 @@
-"""What the black boxes of a whole job say of its exchanges: how many, how large, with whom, and that each one ended."""
+"""What the black boxes of a whole job say of its exchanges: how many, how large, between which ranks, and that each one
+ended."""
 
 from __future__ import annotations
 

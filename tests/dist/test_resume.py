@@ -134,7 +134,7 @@ def test_resumed_at_the_same_layout_continues_bitwise(
 def test_all_ranks_take_a_checkpoint_by_time_after_the_same_step(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    """One rank looks at the clock: were the others not told in that step, they would not come to the snapshot."""
+    """One rank reads the clock: the others must learn of it in that step, or they would not take the snapshot."""
     place: Tables = {"job": {"run_directory": str(tmp_path)}, "checkpoint": {"interval_s": 0.001, "keep_last": 0}}
     run = jobs.run(make_config(train_data, place, on_layout(2, 2, 2)))
     assert [report.step for report in run.steps] == [1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""Workers that were started with different configurations: under torchrun nobody but they can notice."""
+"""Workers that were started with different configurations: under torchrun only they can notice."""
 
 from __future__ import annotations
 

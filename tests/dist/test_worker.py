@@ -1,4 +1,4 @@
-"""A worker from birth to end, as the command makes it: it trains what it is told, and leaves what it should."""
+"""A worker from start to end, as the command runs it: it trains its configuration, and leaves its results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Ended:
 
 
 def work(context: RankContext, config: Config) -> Ended:
-    """Be a worker that nobody signals; its black box stays, as after a failure."""
+    """Be a worker without a signal; its black box stays, as after a failure."""
     rank, world_size = context.rank, context.world_size
     process = Process(rank, world_size, rank, world_size, 0, context.init_method)
     graces: list[float] = []

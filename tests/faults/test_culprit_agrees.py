@@ -1,4 +1,4 @@
-"""Whoever asks who broke a round of a launched job is told the same: the rank that the fault struck."""
+"""All views name the same culprit of a launched job's broken round: the rank that the fault struck."""
 
 from __future__ import annotations
 

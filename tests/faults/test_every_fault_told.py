@@ -1,4 +1,4 @@
-"""Every fault of the list, and what is told of it: `megatrain status`, the page, /metrics and a webhook say the same.
+"""Every fault of the list, and how it is reported: `megatrain status`, the page, /metrics and a webhook say the same.
 
 Each row breaks a job of two hosts and a spare. What all must say is level and reasons, within two seconds of the
 moment at which the job itself knows: when the driver has noticed, by its own record, or when etcd has it.
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(600)
 SPARE = "host-2"
 START_S = 180.0
 TOLD_S = 120.0
-"""For a fault to show itself at all: a frozen daemon counts as silent when its lease is over, and is told of later."""
+"""For a fault to show itself at all: a frozen daemon counts as silent when its lease is over, and is reported later."""
 AGREE_S = 2.0
 STEP_S = 3.0
 DISK_BYTES = 64 << 20
@@ -59,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Broken:
-    """A job under test, who tells of it, and what a row needs of its surroundings."""
+    """A job under test, the places that report on it, and what a row needs of its surroundings."""
 
     running: Running
     tellers: Tellers
@@ -70,7 +70,7 @@ class Broken:
     """Of a file that was damaged."""
 
     def topics(self, beginning: str, stage: str) -> list[tuple[float, dict[str, Any]]]:
-        """Return what the webhook was told, and when."""
+        """Return what the webhook received, and when."""
         told = [(one.at_unix_s, topic) for one in self.hook.posted for topic in one.document["topics"]]
         return [(at, one) for at, one in told if one["topic"].startswith(beginning) and one["stage"] == stage]
 
@@ -172,15 +172,15 @@ class Fault:
     strike: Act
     code: str = ""
     topic: str = ""
-    """What the webhook is told of: the beginning of a topic's name; empty: of nothing."""
+    """What the webhook receives: the beginning of a topic's name; empty: nothing."""
     settles: bool = False
-    """Recoveries pass through this reason, so that people are told of it when it has lasted."""
+    """Recoveries pass through this reason, so it is notified only when it has lasted."""
     who: Sequence[str] = EVERYBODY
-    """Who is there to tell; the page and the daemon live and die with the driver's host."""
+    """The places that report; the page and the daemon live and die with the driver's host."""
     mend: Act = lambda job: None
     pace_s: float = 0.05
     ends: bool = False
-    """The job ends by it, and is told as ended."""
+    """The job ends by it, and is reported as ended."""
     is_told_long: bool = False
     """Also when it is mended: for ten minutes."""
     has_disk: bool = False
@@ -228,7 +228,7 @@ FAULTS = {
 
 @contextmanager
 def broken_job(root: Path, fault: Fault) -> Iterator[Broken]:
-    """Launch a job with daemon, page and a webhook, and wait until everybody says that it is well."""
+    """Launch a job with daemon, page and a webhook, and wait until all of them say that it is well."""
     with ExitStack() as stack:
         disk = stack.enter_context(small_disk(root / "disk", DISK_BYTES)) if fault.has_disk else None
         hook = stack.enter_context(HttpReceiver())
@@ -267,7 +267,7 @@ def test_everybody_tells_the_same_of_a_fault(name: str, tmp_path: Path) -> None:
 
 
 def told_after(job: Broken, fault: Fault, struck: float) -> dict[str, float]:
-    """Return how many seconds after the job itself knew of a fault each place told of it, all of them the same."""
+    """Return how many seconds after the job itself knew of a fault each place reported it, all of them the same."""
     tellers, since = job.tellers, struck if fault.code else time.time()
     tellers.wait_for(lambda: tellers.agreement(fault.code, since, fault.who) is not None, "all to agree", TOLD_S)
     agreed = tellers.agreement(fault.code, since, fault.who)
@@ -283,7 +283,7 @@ def told_after(job: Broken, fault: Fault, struck: float) -> dict[str, float]:
 
 
 def check_end(job: Broken) -> None:
-    """Check that all hosts have saved and stopped, and that this is what is told."""
+    """Check that all hosts have saved and stopped, and that this is what is reported."""
     launched, view = job.running.launched, job.running.view
     assert {launched.finish(host, START_S) for host in launched.executors} == {ExitCode.SAVED_AND_STOPPED}
     code, answer = ask_status(view.keys.job, "--rdzv-endpoint", ",".join(job.running.etcd.urls))
@@ -292,7 +292,7 @@ def check_end(job: Broken) -> None:
 
 
 def check_mended(job: Broken, fault: Fault) -> None:
-    """Wait until all say that it is over; whom the webhook named at last is whom the incident has."""
+    """Wait until all say that it is over; the culprit in the webhook's last message is that of the incident."""
     mended = time.time()
     job.tellers.wait_for(lambda: job.tellers.agreement("", mended) is not None, "everybody to be green", START_S)
     begun = job.names(fault.topic, "open")
@@ -302,7 +302,7 @@ def check_mended(job: Broken, fault: Fault) -> None:
 
 
 def check_topic(job: Broken, topic: dict[str, Any], fault: Fault) -> None:
-    """Check that the webhook was told what the others say: the same level, and of whom the incident has it."""
+    """Check that the webhook received what the others say: the same level, and the incident's culprit."""
     if not fault.topic.startswith("incident/"):
         assert topic["level"] in {told.level for _, told in job.tellers.heard["status"] if fault.code in told.codes}
         return

@@ -167,7 +167,7 @@ def test_a_signal_has_the_job_saved_and_stopped(
 def test_an_executor_hears_on_when_each_watch_of_its_orders_is_answered_with_garbage(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
-    """Once each, while it trains. Then the job is stopped: only who hears the halt saves and ends."""
+    """Once each, while it trains. Then the job is stopped: only a host that receives the halt saves and ends."""
     job = make_launched_job(tmp_path / "deaf", 10_000, {"log": {"interval": 1}})
     keys = JobKeys(job.config.job.name)
     with EtcdProxy(etcd.members[0].client_port) as proxy, start(job, "a", endpoints=[proxy.url]) as executor:

@@ -129,7 +129,7 @@ def evict(running: OutageJob) -> None:
 
 @pytest.mark.parametrize("is_evicted", [False, True])
 def test_a_job_that_is_stopped_in_order_leaves_nothing_on_any_host(tmp_path: Path, is_evicted: bool) -> None:
-    """Also on one that was evicted: nobody tells its writer that the job is over."""
+    """Also on one that was evicted: no message tells its writer that the job is over."""
     with outage_job(tmp_path, LONG_KEPT) as running:
         if is_evicted:
             evict(running)

@@ -19,7 +19,7 @@ KEY = "0123456789abcdef0123456789abcdef"
 
 
 def test_a_killed_rank_rings_a_pager_until_the_job_trains_again(tmp_path: Path) -> None:
-    """What a webhook is told, test_every_fault_told.py compares with what others say."""
+    """test_every_fault_told.py compares what a webhook receives with what other places say."""
     with HttpReceiver() as pager:
         key = write_secret(tmp_path / "key", KEY)
         sections = {"pagerduty": {"url": f"{pager.url}/v2/enqueue", "routing_key_file": key}}

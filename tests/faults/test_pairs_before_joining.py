@@ -1,4 +1,5 @@
-"""A host whose training network is dead although its link is up and etcd hears it: only its neighbours can tell."""
+"""A host whose training network is dead although its link is up and it reaches etcd: only its neighbours can detect
+that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPUs and links of a made-up host, as the page is told of them: made from rows as the streamer makes them."""
+"""The GPUs and links of a made-up host, as the page gets them: made from rows as the streamer makes them."""
 
 from __future__ import annotations
 

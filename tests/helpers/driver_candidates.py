@@ -28,7 +28,8 @@ NOW = 1_700_000_000.0
 
 
 class Candidate:
-    """A driver in a thread, with its own client and lease. `config`: whose receivers it tells; None: nobody's."""
+    """A driver in a thread, with its own client and lease. `config`: with the receivers to notify; None: no
+    receivers."""
 
     def __init__(
         self,

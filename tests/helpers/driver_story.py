@@ -40,7 +40,7 @@ def go_on(job: SimulatedJob, seconds: float, *, step_s: float = 0.1) -> None:
 
 
 def drive(job: SimulatedJob) -> None:
-    """Let the driver alone hear and decide."""
+    """Let only the driver receive events and decide."""
     job.driver.hear(1000, job.now)
     job.probe(job.driver.decide(job.now))
     job.check()

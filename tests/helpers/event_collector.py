@@ -28,7 +28,7 @@ TOKEN = "a token that is never sent"
 
 
 class RunningCollector:
-    """Serves on loopback during the block; `store` may stand in for the real one."""
+    """Serves on loopback during the block; `store` may replace the real one."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A gateway that says what a test tells it to: for what no real etcd can be made to say."""
+"""A gateway with scripted answers: for answers that no real etcd can be made to give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that ends at a page that nobody may touch: a kernel that the processor carries out dies if it reads on."""
+"""Memory that ends at a protected page: a kernel that runs on the CPU dies if it reads beyond."""
 
 from __future__ import annotations
 

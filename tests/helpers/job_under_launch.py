@@ -167,7 +167,7 @@ class JobView:
         return None if item is None else decode(JobEnd, item.value, self.keys.end)
 
     def driver(self) -> str:
-        """Return the host that drives, empty while nobody does."""
+        """Return the host that drives, empty while none does."""
         items = self.client.read_all(KeyRange.prefix(self.keys.election + "/")).items
         if not items:
             return ""

@@ -1,4 +1,4 @@
-"""Whom each place that names a culprit blames for a round: the page's views and the verbs, asked of one run."""
+"""The culprit of a round by each place that names one: the page's views and the verbs, asked of one run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def asked_page(run: RunDirectory) -> Iterator[TestClient]:
 
 
 def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
-    """Return whom each view blames for the failure of a round, by the view's name."""
+    """Return each view's culprit for the failure of a round, by the view's name."""
 
     def ask(path: str) -> Any:
         answer = page.get(f"/api/v1/{path}")
@@ -71,7 +71,7 @@ def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
 
 
 def named_by_verbs(run: RunDirectory, round_number: int, capsys: pytest.CaptureFixture[str]) -> dict[str, Named]:
-    """Return whom each verb blames for the failure of a round."""
+    """Return each verb's culprit for the failure of a round."""
 
     def told(*words: str) -> Any:
         capsys.readouterr()

@@ -44,7 +44,7 @@ class OutageJob:
     etcd: EtcdServers
     network: HostNetwork | None
     stopped_unix_s: float | None = None
-    """When a host that was cut off had no workers any more; None while nobody looked."""
+    """When a host that was cut off had no workers any more; None: not checked yet."""
 
     def cut(self, hosts: Sequence[str], *networks: str) -> float:
         """Cut hosts off networks; return when."""

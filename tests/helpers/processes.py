@@ -9,7 +9,7 @@ from megatrain.programs.processes import process_stat
 
 
 def is_running(pid: int) -> bool:
-    """Say whether a process is there that is not just waiting for its parent to hear of its end."""
+    """Say whether a process exists and is not a zombie."""
     stat = process_stat(pid)
     return stat is not None and not stat.is_dead
 

@@ -33,7 +33,7 @@ _OPERATIONS = {
 
 
 def recorded_spans(table: OperationTable, shape: JobShape) -> Spans:
-    """Return the spans of all ranks: gathers come behind the optimizer, and no message that nobody sends is there."""
+    """Return the spans of all ranks: gathers come behind the optimizer, and there is no message without a sender."""
     names = np.array(table.kinds)[table.kind]
     is_message = np.char.endswith(names, "-send") | np.char.endswith(names, "-recv")
     keep = np.isin(names, list(_OPERATIONS)) & ~(is_message & (table.duration_s == 0.0))

@@ -1,4 +1,4 @@
-"""CUDA graphs without CUDA: what torch is told to do is written down, and done again later on the same memory.
+"""CUDA graphs without CUDA: torch's operations are recorded, and repeated later on the same memory.
 
 Python runs once, when work is recorded, as with a CUDA graph: whatever it decided or noted then is not decided or noted
 again by a replay. Recording changes nothing: memory that was there before is put back, and what was computed is made

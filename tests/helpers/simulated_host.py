@@ -120,7 +120,7 @@ class SimulatedHost:
                 self.end = decode(JobEnd, change.item.value, key)
 
     def act(self, now: float) -> None:
-        """Obey what was heard: stop, start, or complete a step."""
+        """Obey the orders that arrived: stop, start, or complete a step."""
         if not self.is_up:
             return
         newest = max(self.rounds, default=0)

@@ -40,7 +40,7 @@ class TimedHost(SimulatedHost):
     has_slept: bool = False
     """Whether its processes slept since they were started: then they may live on for a moment."""
     is_deaf: bool = False
-    """Its lease is renewed, and it hears no orders."""
+    """Its lease is renewed, but it receives no orders."""
     promised_until: float = -math.inf
     heard_until: float = -math.inf
     started: float = 0.0
@@ -60,7 +60,7 @@ class TimedHost(SimulatedHost):
         return real_s * self.clock_rate
 
     def renew(self, now: float) -> None:
-        """Renew the lease, and hear that orders are followed."""
+        """Renew the lease, and note that orders arrive."""
         if self.can_write:
             self.promised_until = now + self.policy.lease_ttl_s / self.clock_rate
             if not self.is_deaf:
@@ -94,7 +94,7 @@ class TimedHost(SimulatedHost):
         return StepSilence(None if self.completed is None else self.seconds(now - self.completed))
 
     def limits(self) -> Deadlines:
-        """Return the deadlines of the round that runs here, by what this host heard of it."""
+        """Return the deadlines of the round that runs here, as this host knows them."""
         told = self.deadlines.get(self.running, RoundDeadlines(self.running))
         return self.policy.fence_rule.deadlines(told.interval_s, told.stop_s)
 
@@ -193,13 +193,13 @@ class TimedJob(SimulatedJob):
         self.check()
 
     def decide(self, count: int = 10**6, *, is_answer_lost: bool = False) -> None:
-        """Let the driver hear so much, and decide."""
+        """Let the driver receive so much, and decide."""
         self.driver.hear(count, self.driver_now)
         self.probe(self.driver.decide(self.driver_now, is_answer_lost=is_answer_lost))
         self.check()
 
     def go_on(self, seconds: float, ticks: int) -> None:
-        """Let everybody hear everything, and the driver decide, so many times."""
+        """Let all hosts receive everything, and the driver decide, so many times."""
         for _ in range(ticks):
             self.advance(seconds / ticks)
             for host in self.timed():

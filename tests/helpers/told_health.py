@@ -1,4 +1,4 @@
-"""What each place that tells of a job's health says of it, and when: `megatrain status`, the page, and /metrics."""
+"""What each place that reports a job's health says, and when: `megatrain status`, the page, and /metrics."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Tellers:
         self.heard: dict[str, list[tuple[float, Told]]] = {who: [] for who in EVERYBODY}
 
     def ask(self) -> None:
-        """Ask everybody once. Who does not answer has said nothing."""
+        """Ask each place once. One that does not answer has said nothing."""
         for who, answer in (("status", self._status), ("page", self._overview), ("metrics", self._health_metric)):
             try:
                 told = answer()
@@ -73,7 +73,7 @@ class Tellers:
             self.heard[who].append((time.time(), told))
 
     def wait_for(self, is_met: Callable[[], bool], what: str, deadline_s: float) -> None:
-        """Ask everybody again and again until a condition is met."""
+        """Ask all places again and again until a condition is met."""
 
         def asked() -> bool:
             self.ask()

@@ -67,7 +67,7 @@ class ToldReceiver:
         self.refreshed_s = 0.0
 
     def look(self, topics: Sequence[Topic], now_s: float) -> Plan:
-        """Tell all that is due now; return the plan that told nothing more."""
+        """Send all that is due now; return the plan that had nothing more to send."""
         while True:
             plan = plan_of(topics, self.record, self.rules, now_s, self.refreshed_s)
             self.record = plan.record

@@ -32,7 +32,7 @@ NUMERICS = replace(
 
 
 def tell_verdict(job: SimulatedJob, verdict: HostVerdict = STRAGGLER, **changes: Any) -> str:
-    """Write a verdict made now, with an id of its own; return that."""
+    """Write a verdict made now, with a new id; return it."""
     verdict_id = changes.pop("verdict_id", f"v-{len(job.etcd.log)}")
     written = replace(verdict, verdict_id=verdict_id, **{"created_unix_s": job.now, **changes})
     job.etcd.put(KEYS.verdict(verdict_id), encode(written))

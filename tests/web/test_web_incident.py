@@ -88,4 +88,4 @@ def test_a_reason_leads_to_its_runbook(serve: Serve, pages) -> None:
     page.locator("[data-runbook] [data-command]").first.wait_for()
     page.goto(f"{dashboard.url}#/runbooks")
     page.get_by_role("link", name="Hang", exact=True).click()
-    page.locator("[data-runbook='hang.md']").wait_for()
+    expect(page.locator("[data-runbook='hang.md']")).to_be_visible()

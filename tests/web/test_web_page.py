@@ -97,7 +97,7 @@ def test_pages_out_of_sight_leave_the_browsers_connections_to_others(serve: Serv
     dashboard.step = STEP + 9
     dashboard.news("overview")
     first.evaluate(SHOW)
-    first.locator(".header-step").get_by_text(f"{STEP + 9:,}").wait_for()
+    expect(first.locator(".header-step")).to_contain_text(f"{STEP + 9:,}")
 
 
 def test_keys_open_views_and_help(serve: Serve, pages) -> None:

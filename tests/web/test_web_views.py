@@ -192,7 +192,7 @@ def test_a_view_that_is_not_there_says_where_to_go(serve: Serve, pages) -> None:
     page = pages.open(f"{dashboard.url}#/nowhere")
     page.get_by_text("There is no such view").wait_for()
     page.get_by_role("link", name="Go to the overview").click()
-    page.get_by_text("What happens next by itself").wait_for()
+    expect(page.get_by_text("What happens next by itself")).to_be_visible()
 
 
 def test_what_is_not_known_is_said_with_a_way_out(serve: Serve, pages) -> None:

@@ -1,4 +1,5 @@
-"""The best time of a traced step: what off awaits at once and on later travels beneath what is computed between."""
+"""The best time of a traced step: an exchange that "off" awaits at once and "on" later overlaps with the computation in
+between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small assembler of pickles: `.metadata` as torch writes it, and as nobody should."""
+"""A small assembler of pickles: `.metadata` as torch writes it, and malformed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a job is running is told by the locks of its run directory and arenas; elsewhere there are traces."""
+"""The locks of its run directory and arenas show whether a job is running; elsewhere there are only traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Slots for copies: made once, filled by their files, renamed with a round, and removed when nobody needs them."""
+"""Slots for copies: made once, filled by their files, renamed with a round, and removed when they are no longer
+needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rollback goes back to and which samples it leaves out; and how a worker hears of it."""
+"""What a rollback goes back to and which samples it leaves out; and how a worker learns of it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ WHOLE = {
 
 
 def state_of_ranks() -> list[list[tuple[str, FlatShard]]]:
-    """Four ranks; the last two hold a tensor's two halves by columns, and something that nobody else has."""
+    """Four ranks; the last two hold a tensor's two halves by columns, and an item that no other rank has."""
     weight = ranges("master", "block.0.weight", WHOLE["model.block.0.weight"], [0, 7, 31, 59, 60])
     moment = WHOLE["optimizer.exp_avg.block.0.weight"]
     halves = [

@@ -1,4 +1,5 @@
-"""What a restart waits for: snapshots in memory that storage wants, can get, and that nobody could go back to."""
+"""What a restart waits for: snapshots in memory that are due for storage, can be stored, and that no round could
+restore from memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of first messages: every link once, both ends agree, and nobody waits in a circle."""
+"""The order of first messages: every link once, both ends agree, and there is no deadlock."""
 
 from __future__ import annotations
 

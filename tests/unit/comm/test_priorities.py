@@ -1,4 +1,4 @@
-"""On a GPU each group's stream has its priority; elsewhere nobody is told of streams."""
+"""On a GPU each group's stream has its priority; elsewhere no stream options are passed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Options:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Return what torch is told of each group, which it believes to create; and that links were warmed up."""
+    """Return the options that torch gets for each group, without creating one; and that links were warmed up."""
     told: dict[str, Any] = {}
     create = c10d._new_process_group_helper
 

@@ -249,7 +249,7 @@ def test_a_failure_without_a_lane_is_named() -> None:
 
 
 def test_what_was_exchanged_is_free_when_it_has_ended() -> None:
-    """Nobody has waited yet: an activation that is sent need not stay to the end of the step."""
+    """No wait is needed: an activation that was sent need not stay to the end of the step."""
     link, lane = Link(), Lane("link")
     sent = torch.zeros(4)
     memory = weakref.ref(sent)

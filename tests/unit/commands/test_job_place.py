@@ -26,7 +26,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\n---
 
 @pytest.fixture
 def server() -> Iterator[socket.socket]:
-    """A server of somebody else, on a port of this machine. Nobody may come."""
+    """A server of somebody else, on a port of this machine. It must get no connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         yield listening
@@ -44,7 +44,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
-    """A file of ours that is nobody's business."""
+    """A private file of ours."""
     key = tmp_path / "id_ed25519"
     key.write_text(KEY)
     key.chmod(0o600)

@@ -1,4 +1,4 @@
-"""How `megatrain train` ends on what nobody foresaw: said, and at once, whatever threads of torch are still there."""
+"""How `megatrain train` ends on unexpected errors: with a message, at once, even while threads of torch still run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who is in an arena: locks that go with their process, writers that are woken, removal only when nobody is there."""
+"""Who is in an arena: locks that go with their process, writers that are woken, removal only when no process is
+left."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_checkpoint_directory_of_its_own_has_one_job_at_a_time(tmp_path: Path)
 
 @pytest.mark.parametrize("place", ["", "memory://bucket/run", "/proc/nowhere/run"])
 def test_what_cannot_be_held_is_not(place: str) -> None:
-    """A URL, the run's own directory, and storage that is away, of which others tell."""
+    """The run's own directory, a URL, and storage that is away, which other code reports."""
     with checkpoints_held(place) as first, checkpoints_held(place) as second:
         assert (first, second) == (None, None)
 
@@ -133,7 +133,7 @@ def test_who_was_overtaken_twice_is_fenced(run: RunDirectory) -> None:
 
 
 def test_two_rounds_that_claim_at_once(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The older one has seen that nobody is there, and is held up before its claim."""
+    """The older one has seen that the directory is free, and is delayed before its claim."""
     link, stack = os.link, ExitStack()
 
     def held_up(source: Path, target: Path) -> None:

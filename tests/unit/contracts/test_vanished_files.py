@@ -1,4 +1,4 @@
-"""Files that are removed while they are open: seen, whoever has made another of the same name since, and told."""
+"""Files that are removed while they are open: noticed, even when a new one has the same name, and reported."""
 
 from __future__ import annotations
 

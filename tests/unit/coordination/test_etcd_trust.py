@@ -92,7 +92,7 @@ def test_base64_with_other_letters_is_malformed_like_any_other() -> None:
 
 
 def test_proof_by_other_calls_keeps_no_dead_stream_alive(etcd: EtcdServers, prefix: str) -> None:
-    """Calls go well, so the member is believed; the stream itself goes nowhere and must be replaced."""
+    """Calls succeed, so the member is trusted; the stream itself delivers nothing and must be replaced."""
     with (
         EtcdProxy(etcd.members[0].client_port) as proxy,
         EtcdClient(EtcdSettings.of(proxy.url)) as client,

@@ -1,4 +1,4 @@
-"""Threads that must not end: what fails is told once, and goes on; how long nothing was heard is known."""
+"""Threads that must not end: a failure is reported once, and the thread restarts; the time without events is known."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_thread_whose_program_ends_does_not_begin_anew(hasty: None) -> None:
 
 
 class Consumer:
-    """Takes events; fails of those it is told to fail of."""
+    """Takes events; fails on those that `fails` selects."""
 
     def __init__(self) -> None:
         self.seen: list[WatchEvent] = []

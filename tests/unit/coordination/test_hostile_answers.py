@@ -1,4 +1,5 @@
-"""Answers that etcd never gives: each is an error of ours, in bounded time and room, and the next good one is heard."""
+"""Answers that etcd never gives: each is an error of ours, in bounded time and memory, and the next good one is
+received."""
 
 from __future__ import annotations
 
@@ -198,7 +199,7 @@ def test_hostile_answer_to_a_call_is_an_error_of_coordination(etcd: EtcdServers)
 
 
 def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
-    """Only the watch is answered so, and once: it goes on, and what is written then is heard."""
+    """Only the watch gets it, and once: it continues, and receives what is written then."""
 
     def check(name: str) -> None:
         prefix = f"a{name}/"
@@ -233,7 +234,7 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
 
 
 def test_tale_of_the_future_is_found_out(etcd: EtcdServers, prefix: str, proxy: EtcdProxy) -> None:
-    """An event that is wrong in nothing but its revision is heard; what is written after it must be heard too."""
+    """An event that is wrong only in its revision is received; what is written after it must be received too."""
     key = prefix + "a"
     kv = {**A, "key": base64.b64encode(key.encode()).decode(), "mod_revision": str(2**62)}
     proxy.spoils = lambda request: b"/v3/watch" in request and not proxy.num_spoiled

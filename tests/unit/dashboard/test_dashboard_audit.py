@@ -1,4 +1,4 @@
-"""Actions are written down in a chain: what breaks it is told, and two servers write one."""
+"""Actions are recorded in a chain: a break is reported, and two servers write one chain."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_too_many_or_too_large_headers(page: Served) -> None:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A page that waits for nobody."""
+    """A page without a bound on waiting questions."""
     settings = DashboardSettings(port=0, limits=HASTY)
     with served(tmp_path_factory.mktemp("hasty"), settings, more=[failing()]) as server:
         yield server

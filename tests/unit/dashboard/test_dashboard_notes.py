@@ -24,7 +24,7 @@ SETTINGS = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, operator_token=O
 
 
 class NoHands:
-    """Notes are asked of nobody."""
+    """Notes need no request to the driver."""
 
     def look(self) -> Any:
         raise AssertionError("a note needs no etcd")

@@ -1,4 +1,4 @@
-"""The series of steps: what is believed, what a restart takes back, what is left of many steps."""
+"""The series of steps: which rows are confirmed, what a restart takes back, what is kept of many steps."""
 
 from __future__ import annotations
 

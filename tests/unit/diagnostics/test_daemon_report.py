@@ -1,4 +1,4 @@
-"""What the daemon tells in etcd of what it hears, and what /metrics makes of the same look."""
+"""What the daemon reports in etcd about its streams, and what /metrics shows of the same state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs by the page of NVIDIA's DCGM exporter, made from DCGM's documentation: nobody has recorded a real one yet."""
+"""GPUs by the page of NVIDIA's DCGM exporter, made from DCGM's documentation: no real one has been recorded yet."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def greet_by_frame(record: DaemonRecord) -> None:
 
 
 def greet_by_content(record: DaemonRecord) -> None:
-    """Say that there is a content, which nobody but a host that was admitted may send."""
+    """Say that there is a content, which only an admitted host may send."""
     start = struct.pack("<BQQ", FrameKind.BATCH, 2, GREETING_BYTES)
     with socket.create_connection((record.address, record.port)) as connection, suppress(ConnectionError):
         connection.sendall(start + b"{}")

@@ -1,4 +1,4 @@
-"""Scores step by step: never NaN, ranks that send nothing are told of, and no step is lost by an odd order."""
+"""Scores step by step: never NaN, silent ranks are reported, and no step is lost by an odd order."""
 
 from __future__ import annotations
 

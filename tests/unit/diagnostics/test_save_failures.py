@@ -13,7 +13,7 @@ from tests.helpers.launched_job import make_snapshot, make_status
 
 
 def look(*failed: int | None) -> EtcdLook:
-    """Return a look at hosts that tell of so many failures in a row; None: a host that tells nothing of saves."""
+    """Return a snapshot of hosts that report so many failures in a row; None: a host without a report about saves."""
     statuses = {
         f"host-{number}": make_status(number, saves=None if count is None else HostSaves(num_failed=count))
         for number, count in enumerate(failed, start=1)

@@ -112,7 +112,7 @@ def test_a_rank_that_was_always_slow_and_has_one_peer_is_not_surely_the_culprit(
 
 
 def test_one_signal_alone_is_not_enough() -> None:
-    """A rank that computes long while nobody waits for it: what it does is hidden behind something else."""
+    """A rank that computes long while no rank waits for it: its work is hidden behind something else."""
     job = SyntheticJob(DP4)
 
     def hide(job: SyntheticJob) -> None:

@@ -1,4 +1,5 @@
-"""Damage to the newest checkpoint is known before anybody needs it, and what is no damage is not taken for one."""
+"""Damage to the newest checkpoint is known before anybody needs it, and intact checkpoints are not reported as
+damaged."""
 
 from __future__ import annotations
 

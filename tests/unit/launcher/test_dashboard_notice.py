@@ -1,4 +1,4 @@
-"""Whoever launched a job hears where its web page is, each address once."""
+"""A launch prints where its web page is, each address once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An executor that cannot hear its orders: it hears again by itself, and until then it is not fit and says so."""
+"""An executor that does not receive its orders: it recovers by itself, and until then it is unfit and says so."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def a_host() -> HostRecord:
 
 @contextmanager
 def executor(client: EtcdClient, bound_s: float) -> Iterator[Membership]:
-    """What of an executor judges whether it hears: lease, orders and caretaker."""
+    """The parts of an executor that judge whether orders arrive: lease, orders and caretaker."""
     membership = Membership(client, KEYS, LeaseTimes(ttl_s=10, renew_s=0.1))
     membership.register(a_host())
     orders, liveness = OrderBook(KEYS, "a", "1"), LivenessPort("1", "127.0.0.1")

@@ -1,4 +1,4 @@
-"""Keys that nobody can read, where the driver must write: told, got past, and nothing that trains is harmed."""
+"""Unreadable keys where the driver must write: reported and skipped, without harm to a training round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts whose leases are gone: what must not be held for ever, what is held, and how often that is told."""
+"""Hosts whose leases are gone: what must not be held for ever, what is held, and how often that is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Pair tests as the driver orders them: turn by turn around the ring, by any driver, and whom they accuse."""
+"""Pair tests as the driver orders them: turn by turn around the ring, by any driver, and which host they find at
+fault."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def good(_: str, partner: str) -> CheckResult:
 
 
 def without(*broken: str) -> Answer:
-    """Return answers of hosts of which some reach nobody."""
+    """Return answers of hosts of which some reach no other."""
 
     def answer(host: str, partner: str) -> CheckResult:
         if broken and {host, partner} & set(broken):

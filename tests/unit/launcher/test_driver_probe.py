@@ -18,7 +18,7 @@ from tests.helpers.waiting import wait_until
 
 @contextmanager
 def port_that_says(answer: bytes | None) -> Iterator[int]:
-    """Yield a port that sends `answer` to who connects; None: it accepts nobody."""
+    """Yield a port that sends `answer` to each connection; None: it accepts none."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         is_over = threading.Event()
 

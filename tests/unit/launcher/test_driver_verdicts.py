@@ -294,7 +294,7 @@ def test_an_unknown_verdict_cannot_be_approved() -> None:
 
 
 def test_a_spare_that_goes_meanwhile_is_no_reason_to_stop() -> None:
-    """A slow host is better than none: its cordon is taken away when nobody can take its place."""
+    """A slow host is better than none: its cordon is removed when no other host can take its place."""
     job = begin()
     tell_verdict(job)
     drive(job)

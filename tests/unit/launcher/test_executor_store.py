@@ -1,4 +1,4 @@
-"""The store that an executor keeps: it listens where it was told, and nowhere else."""
+"""The store that an executor keeps: it listens at the given address, and nowhere else."""
 
 from __future__ import annotations
 

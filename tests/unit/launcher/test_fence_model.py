@@ -205,7 +205,7 @@ def test_a_spare_waits_until_the_host_that_is_cut_off_has_stopped(step_s: float,
 def test_a_host_is_waited_for_although_what_it_was_told_cannot_be_read_any_more(
     damage: str, is_new_driver: bool
 ) -> None:
-    """With steps of 60 s it obeys what it read before; those that can still read are told anew."""
+    """With steps of 60 s it obeys what it read before; those that can still read get the new one."""
     job = TimedJob(POLICY, NUM_HOSTS, 60.0)
     for host in job.timed():
         host.start(job.now)

@@ -267,7 +267,7 @@ def test_interfaces_against_before(tmp_path: Path, now: dict, chosen: str, outco
     ],
 )
 def test_rdma_ports(tmp_path: Path, now: dict[str, str], outcome: str, said: str) -> None:
-    """A port that never was up is nobody's; one that was is missed, until it is back."""
+    """A port that never was up is not in use; one that was is missing until it is back."""
     before = port("mlx5_0") | port("mlx5_1", "1: DOWN", "")
     history = History().with_findings(network_findings(tmp_path, before, History()))
     findings = network_findings(tmp_path, now, history)

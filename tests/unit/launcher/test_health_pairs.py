@@ -1,4 +1,4 @@
-"""Pair tests: who meets whom, who is at fault, and one real pair of two probes."""
+"""Pair tests: which hosts meet, which is at fault, and one real pair of two probes."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_host_that_does_not_answer() -> None:
 
 
 def test_slow_computing_is_the_hosts_own() -> None:
-    """Its partners wait for it and measure the same all-reduce; only its own part tells it apart."""
+    """Its partners wait for it and measure the same all-reduce; only its own part identifies it."""
     schedule = schedule_of(2)
     results = results_of(schedule)
     slow = [replace(result, compute_s=0.05) if result.host == "host-1" else result for result in results]

@@ -133,7 +133,7 @@ def granted(template: str) -> set[tuple[str, str, str]]:
 def test_a_jobset_grants_what_is_asked_for_on_its_own_nodes_and_nothing_else(
     tmp_path: Path, api: ApiServer, authority: Authority
 ) -> None:
-    """Both ways: a right that nobody uses is one too many, a call that nobody may make is one that fails."""
+    """Both ways: an unused right is one too many, and a call without the right fails."""
     nodes = ("node-a", "node-b")
     api.nodes = {name: {} for name in (*nodes, "node-of-others")}
     flags = small_flags(tmp_path, template="jobset", etcd=EtcdFlags("e1:2379"), image="x:1", nodes=nodes)

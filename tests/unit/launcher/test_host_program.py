@@ -1,4 +1,4 @@
-"""Programs beside a host's workers: what they are told; they are started again, and end with the host."""
+"""Programs beside a host's workers: their command lines; they are started again, and end with the host."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def settings(tmp_path: Path) -> ExecutorSettings:
 def running(
     settings: ExecutorSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Programs of which one runs; return a function that says what its lives were told."""
+    """Programs of which one runs; return a function that gives the command line of each life."""
     notes = tmp_path / "notes"
     entries = [Entry(name, notes) for name in ("broken", "idle", "streamer")]
     assert ENTRY_POINT_GROUP == "megatrain.host_program"

@@ -91,7 +91,7 @@ def test_the_name_of_a_launch_that_was_killed_is_free_when_its_leases_are_over(
 def test_a_host_without_a_launch_id_joins_no_launch_whose_hosts_are_all_dead(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership], is_registered: bool
 ) -> None:
-    """Their leases may last for a while: nobody answers on the port of a host that was killed."""
+    """Their leases may last for a while: the port of a killed host does not answer."""
     first = claim_job(client, keys, a_job(keys, "a", steps="5"), 1.0)
     client.put(keys.round(1), encode(Round(1, 0, (), "127.0.0.1", 1, "r", "d", 0.0)))
     over = threading.Event()

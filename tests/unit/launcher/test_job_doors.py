@@ -1,4 +1,4 @@
-"""Who gets into the etcd that a launch brings: nobody but its user, from the first moment, and no page in a browser."""
+"""Who has access to the etcd that a launch starts: only its user, from the first moment, and no page in a browser."""
 
 from __future__ import annotations
 

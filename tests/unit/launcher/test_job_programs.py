@@ -1,4 +1,4 @@
-"""The programs of a job: each is started, started again and told of by itself, and all end with the block."""
+"""The programs of a job: each is started, restarted and reported separately, and all end with the block."""
 
 from __future__ import annotations
 

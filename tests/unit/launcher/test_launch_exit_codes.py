@@ -1,4 +1,4 @@
-"""How a launch of several hosts on one machine ends: what the driver wrote in this launch, or what hosts heard."""
+"""How a launch of several hosts on one machine ends: what the driver wrote in this launch, or what hosts know."""
 
 from __future__ import annotations
 

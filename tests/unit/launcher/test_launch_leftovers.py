@@ -1,4 +1,5 @@
-"""What a job leaves in memory: taken away where all is saved, kept and told of where it is not, another job's never."""
+"""What a job leaves in memory: removed where all is saved, kept and reported where it is not; another job's is never
+touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs on a file system that hangs: ranks go on, what is left out is bounded, counted and told."""
+"""Logs on a file system that hangs: ranks continue, and lost lines are bounded, counted and reported."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Story:
         return found
 
     def receipts(self, incident: Incident) -> list[tuple[str, str, str]]:
-        """Return the receipts of an incident's file: receiver, what was told, why it was not."""
+        """Return the receipts of an incident's file: receiver, what was sent, or why it was not."""
         raw = (self.root / "incidents" / f"{incident.incident_id}.json").read_bytes()
         return [(one.receiver, one.stage, one.trouble) for one in decode(Incident, raw, "").receipts]
 
@@ -184,7 +184,7 @@ def test_the_next_driver_tells_the_end_and_not_the_beginning_again(story: Story)
 
 
 def test_a_driver_that_dies_while_it_tells_leaves_it_to_the_next(story: Story) -> None:
-    """Nobody knows whether the receiver took it: it is told again, under the same key."""
+    """It is unknown whether the receiver accepted it: it is sent again, with the same key."""
     with HttpReceiver(Reply(hold=threading.Event())) as receiver:
         config = webhook(story, receiver)
         first = story.candidate(config, "first")
@@ -202,7 +202,7 @@ def test_a_driver_that_dies_while_it_tells_leaves_it_to_the_next(story: Story) -
 
 
 def test_a_driver_that_was_followed_writes_nothing_down_any_more(story: Story) -> None:
-    """It hears of the receiver's yes when another one leads already: the other's record stands."""
+    """It learns that the receiver accepted when another driver leads already: the other's record counts."""
     hold = threading.Event()
     with HttpReceiver(Reply(hold=hold)) as receiver:
         config = webhook(story, receiver)

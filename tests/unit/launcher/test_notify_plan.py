@@ -1,4 +1,4 @@
-"""Who is told what, and when: the difference between what there is and what a receiver knows."""
+"""What each receiver gets, and when: the difference between the job's state and what it knows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_receiver_that_was_never_told_anything_is_not_told_of_what_is_over() -
     ],
 )
 def test_what_was_over_before_anybody_could_be_told(manner: Manner, expected: list[list[str]]) -> None:
-    """People read of it later; nobody is woken for it."""
+    """People read of it later; it pages no one."""
     receiver = ToldReceiver(manner)
     receiver.look([over(make_topic())], NOW_S + 5)
     assert receiver.marks == expected
@@ -99,7 +99,7 @@ def test_only_a_pager_hears_that_the_job_mends_it_by_itself() -> None:
 
 
 def test_a_pager_is_triggered_before_it_is_acknowledged() -> None:
-    """Also where the job is mending it by itself before the pager hears of it at all."""
+    """Also where the job is mending it by itself before the first page."""
     receiver = ToldReceiver(Manner.PAGE)
     receiver.look([replace(make_topic(), stage=Stage.UNDER_WAY)], NOW_S)
     assert receiver.marks == [["incident/one=open:amber"], ["incident/one=under-way:amber"]]

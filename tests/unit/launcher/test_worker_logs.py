@@ -27,7 +27,7 @@ BROKEN_GPU = b"NVRM: Xid (PCI:0000:10:1c): 79, pid=1234, GPU has fallen off the 
 
 @pytest.fixture(autouse=True)
 def close_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give up soon on what nobody reads."""
+    """Give up soon on a stream without a reader."""
     monkeypatch.setattr("megatrain_launcher.worker_logs._TEE_CLOSE_S", 0.05)
 
 
@@ -281,7 +281,7 @@ class TestWorkerLogs:
 
     @pytest.mark.parametrize("writes_on", [True, False])
     def test_logs_that_somebody_removes_are_written_anew(self, tmp_path: Path, writes_on: bool) -> None:
-        """Also that of a rank which says nothing more: nobody else would notice."""
+        """Also that of a rank which says nothing more: no other part would notice."""
         host_logs = tmp_path / "logs" / "host-1"
         with WorkerLogs(host_logs, tee="none") as logs:
             fd = logs.open_rank(1, 0)

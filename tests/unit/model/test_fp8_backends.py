@@ -1,4 +1,4 @@
-"""What multiplies in FP8 keeps one contract: megatrain's own, Transformer Engine, and what stands in for it.
+"""What multiplies in FP8 keeps one contract: megatrain's own, Transformer Engine, and its replacement in tests.
 
 Judged by the same product in fp64, by what the bits of two factors allow; tensorwise with current scaling.
 """

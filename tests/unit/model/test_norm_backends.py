@@ -1,4 +1,4 @@
-"""What computes the norms keeps one contract: megatrain's own, NVIDIA apex, and what stands in for it without a GPU.
+"""What computes the norms keeps one contract: megatrain's own, NVIDIA apex, and its replacement without a GPU.
 
 Judged by plain torch under the relative rule, in the forms in which a block uses a norm.
 """

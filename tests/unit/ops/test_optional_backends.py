@@ -1,4 +1,4 @@
-"""NVIDIA's packages are told from others, from incomplete ones and from broken ones; packages are found on disk."""
+"""NVIDIA's packages are distinguished from others, incomplete ones and broken ones; packages are found on disk."""
 
 from __future__ import annotations
 

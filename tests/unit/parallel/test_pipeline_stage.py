@@ -72,7 +72,7 @@ class Module(nn.Module):
 
 
 class Buckets:
-    """Takes the place of a chunk's ChunkDataParallel and notes what it is told."""
+    """Replaces a chunk's ChunkDataParallel and records its calls."""
 
     def __init__(self, log: list[str], chunk: int) -> None:
         self._log = log

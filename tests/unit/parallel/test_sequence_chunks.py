@@ -1,4 +1,5 @@
-"""Exchanges of a branch in chunks: what is under way beneath which product, the order of rows, and what stays alive."""
+"""Exchanges of a branch in chunks: which exchange overlaps with which product, the order of rows, and what stays
+alive."""
 
 from __future__ import annotations
 
