@@ -1,8 +1,8 @@
 """Live detection of stragglers at the size of MegaScale's largest job: what a step costs the daemon.
 
 Steps of 12,288 ranks (8 operations each) are made while the clock stands, with noise and, from step 40 on, one slow
-host; each is entered and judged before the next, as the daemon does. The other side is the same comparison made anew
-from all kept steps each time, as a report every so often does it (numpy, the newest 100 steps).
+host; each is entered and judged before the next, as the daemon does. The other side is the same comparison computed
+again from all kept steps each time, as a report every so often does it (numpy, the newest 100 steps).
 
 Run alone on the machine: python -m benchmarks live_detection [--write]
 """

@@ -1,4 +1,4 @@
-"""Says so once when overlap is on and hides nothing, with the reason and the way out.
+"""Warns once when overlap is on and hides nothing, with the reason and the way out.
 
 Decided by the sums of a rank's own steps: what the host waited for was not hidden. What it did not wait for may have
 been over before it looked, so only "nothing is hidden" is certain. On a device it is unknown what was

@@ -69,7 +69,7 @@ class EtcdProcess:
     """As a context: an etcd for `credentials` alone, on a unix socket, or on an IP `address` for whoever has `tls` too.
 
     `directory`: its data and log; made if it is not there, refused if another user could have written in it.
-    `tls`: where the certificate and its key are put; made anew for the address.
+    `tls`: where the certificate and its key are put; made for the address.
     Raises on entering: ConfigError when there is no program, the directory is not ours, or another launch uses it;
     CoordinationError with the end of its log when it does not come up.
     """

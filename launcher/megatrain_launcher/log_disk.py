@@ -1,7 +1,7 @@
 """Writing of the logs of a host's ranks, on a thread of its own: a file system that hangs costs lines, never a step.
 
 What waits has a bound. Beyond it bytes are left out, and counted in the file once it can be written again. Files that
-somebody removes are noticed within a second, also those of ranks that write nothing, and made anew.
+somebody removes are noticed within a second, also those of ranks that write nothing, and made again.
 """
 
 from __future__ import annotations

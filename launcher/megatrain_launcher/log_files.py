@@ -1,7 +1,7 @@
 """A rank's log on disk, bounded in size: a file, and older ones with numbers appended.
 
 A full or failing disk loses lines, never the reader: what could not be written is counted, and said in the file when
-writing works again. A file that somebody removes is made anew; what was in it is counted there as well.
+writing works again. A file that somebody removes is made again, and counts its lost content as well.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _is_writing(arena: Arena) -> bool:
 def _is_wanted(file: SlotFile) -> bool:
     if file.is_copy:
         return False
-    with suppress(CheckpointError), SlotReader(file.path) as slot:  # damaged, or being made anew
+    with suppress(CheckpointError), SlotReader(file.path) as slot:  # damaged, or being made again
         return slot.words().persist == Persist.WANTED
     return False
 

@@ -158,7 +158,7 @@ class ArenaSlot:
 
 
 def open_slots(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan, *, is_pinned: bool) -> list[ArenaSlot]:
-    """Return this rank's slots, with what is in them where they are of the same plan, else made anew.
+    """Return this rank's slots, with their content where they are of the same plan, else new ones.
 
     Raises: CheckpointError naming the file and the room that is missing.
     """

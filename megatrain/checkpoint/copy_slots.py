@@ -102,7 +102,7 @@ class SlotFiller:
 
 
 def open_copy_slots(arena: Arena, kept: PlannedSlot) -> list[SlotFiller]:
-    """Return the slots for the copies of one rank, with what is in them where they are of its plan, else made anew.
+    """Return the slots for the copies of one rank, with their content where they are of its plan, else new ones.
 
     Raises: CheckpointError naming the file and the room that is missing.
     """

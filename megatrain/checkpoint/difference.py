@@ -1,4 +1,4 @@
-"""In what two checkpoints differ: what the manifests say, which tensors there are, and in which items values differ.
+"""The differences of two checkpoints: their manifests, their tensors, and the items whose values differ.
 
 Loads no torch: items of equal boxes are compared by their digests. By how much values differ, and whether they do where
 the two were saved in other boxes, is value_difference.py's.

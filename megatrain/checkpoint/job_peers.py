@@ -181,7 +181,7 @@ def storage_instead(start: StartingPoint, step: int, problem: str) -> StartingPo
     if not start.candidates:
         raise CheckpointError(
             f"step {step} is in the memory of hosts, but a peer's copy of it did not come, and storage has no "
-            f"checkpoint: {problem}; start again, or remove the arenas (megatrain-arena1.*) to begin anew"
+            f"checkpoint: {problem}; start again, or remove the arenas (megatrain-arena1.*) to start without them"
         )
     warning = f"WARNING: step {step} is in memory, but a peer's copy of it did not come: {problem}"
     return replace(start, warnings=(*start.warnings, warning))

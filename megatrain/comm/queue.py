@@ -1,4 +1,4 @@
-"""The one way out for what a rank exchanges: here it is recorded, ordered, bounded, and its failure named.
+"""The single path of a rank's exchanges: it records, orders and bounds them, and names their failures.
 
 An exchange is submitted by a group or a channel and becomes a Pending. On an accelerator it starts at once: there the
 library has a stream for each group, which orders and bounds, and mesh.py gives these streams their priorities. On CPUs

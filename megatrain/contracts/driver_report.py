@@ -1,4 +1,4 @@
-"""What the driver tells people of itself: what it waits for or watches, and what an operator should mend."""
+"""The driver's report for people: what it waits for or watches, and what an operator should mend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What an executor tells of its host: who it is, how its workers are, where they stand, and what its checks found."""
+"""An executor's records of its host: its identity, the state and position of its workers, and the results of its
+checks."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class LastingThread:
                 self._well_at = time.monotonic() + pause_s + _WELL_S
                 if self._trouble != told:  # once: it may fail of the same for hours
                     is_expected = isinstance(error, CoordinationError)
-                    _logger.error("%s; it begins anew", self._trouble, exc_info=not is_expected)
+                    _logger.error("%s; it starts again", self._trouble, exc_info=not is_expected)
             if self._closed.wait(pause_s):
                 return
 

@@ -1,4 +1,4 @@
-"""How a job is: what it does, its health, its hosts. The one judgement that every verb and page tells. Pure.
+"""How a job is: what it does, its health, its hosts. The one judgement that every verb and page shows. Pure.
 
 It looks at one revision of what etcd holds, and at the time: so what is said of the job and of its hosts agrees, and
 all who ask at the same moment get the same answer.

@@ -1,4 +1,4 @@
-"""The incidents of a run as its directory keeps them, for whoever asks when no etcd tells of them."""
+"""The incidents of a run as its directory keeps them, for readers without etcd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a job's restarts is used: what the driver's brake goes by, and what health tells of it. Pure."""
+"""How many of a job's allowed restarts are used, for the driver's brake and for the job's health. Pure."""
 
 from __future__ import annotations
 

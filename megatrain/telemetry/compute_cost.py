@@ -1,4 +1,4 @@
-"""What a token costs and what a device could do at best: the two numbers that make MFU of a pace."""
+"""What a token costs and what a device could do at best: the two numbers that turn a throughput into MFU."""
 
 from __future__ import annotations
 

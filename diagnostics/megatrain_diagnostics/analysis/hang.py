@@ -1,4 +1,4 @@
-"""Who holds up a job that stands still, from what is known of each rank: who never entered which collective.
+"""Which ranks hold up a job without progress, from each rank's state: which rank never entered which collective.
 
 The rule is megatrain.failures.hang's, which the driver acts by, too. Here it is fed from spans, black boxes or Flight
 Recorder dumps alike, and reported with hosts and coordinates. Spans say less than black boxes: not which of several

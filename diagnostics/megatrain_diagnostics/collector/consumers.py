@@ -1,4 +1,4 @@
-"""Handing committed rows to those who judge them while the job runs, in a thread of their own: they delay nothing."""
+"""Passes committed rows to the live analyses in a separate thread, so that they delay nothing."""
 
 from __future__ import annotations
 

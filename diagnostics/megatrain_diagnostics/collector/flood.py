@@ -1,4 +1,4 @@
-"""How many rows one rank may send: a bucket a rank, so that one that has gone mad costs the others nothing.
+"""How many rows one rank may send: a bucket a rank, so that a rank that writes without limit costs the others nothing.
 
 Time is that of the batches, not of their arrival: what a spool held back for ten minutes is no flood.
 """

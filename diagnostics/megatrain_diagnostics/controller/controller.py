@@ -1,7 +1,7 @@
 """The judge of a running job: fed with committed rows, writes verdicts to etcd. Training never waits for it.
 
 Only the newest round counts; of a job that began anew everything that was known is dropped. While etcd is away
-verdicts wait, a few of them; a daemon that begins anew reads what the one before it has said.
+verdicts wait, a few of them; a restarted daemon reads the verdicts of the one before it.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class GuardedConnection(H11Protocol):
             self._head_timer = None
 
     def _start_head_timer(self) -> None:
-        # not begun anew by each byte: a client that sends one now and then would never be done
+        # a byte does not restart it: a client that sends one now and then would never end
         if self._head_timer is None:
             text = f"the head of the request did not come within {self.limits.head_s:g} s"
             self._head_timer = self.loop.call_later(self.limits.head_s, self._refuse, RefusalError(408, text))

@@ -1,4 +1,5 @@
-"""Who holds up a job, put together from what there is: what is kept of a broken round, else spans; and stack dumps."""
+"""Which ranks hold up a job, from the available evidence: the records of a broken round, else spans; and stack
+dumps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decisions are worth a line in the log: each act once, and what the job is about when that lasts."""
+"""Which decisions are worth a line in the log: each action once, and the job's present activity when it lasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether it pays to go on without slow hosts: what the rest of the job gains against the price of a restart. Pure.
+"""Whether it pays to continue without slow hosts: what the rest of the job gains against the price of a restart. Pure.
 
 The price is what restarts of this job have cost: seconds without a step and the steps that were done again. What-if
 slowdown x remaining time against that price is the rule of DESIGN decision 14 (MegaScale sec. 5 evicts by hand).

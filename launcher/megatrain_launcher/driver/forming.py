@@ -249,7 +249,7 @@ def _rollback_of(incident: Incident | None, previous: Round | None) -> Rollback 
 
 
 def _with_round(now: float, incident: Incident, number: int) -> Incident:
-    """Return an incident whose recovery goes on, or begins anew, with a round."""
+    """Return an incident whose recovery continues, or starts again, with a round."""
     written = no_earlier(now, incident.moments)
     moments = replace(incident.moments, round_written=written, joined=None, loaded=None, first_step=None)
     return replace(incident, next_round=number, moments=moments)

@@ -46,7 +46,7 @@ class _Watched:
     path: WatchedPath
     consequence: str
     trouble: str = ""
-    """Why it cannot be made anew."""
+    """Why it cannot be made again."""
 
 
 class RunWatch:
@@ -71,7 +71,7 @@ class RunWatch:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What was lost lately, and what cannot be made anew."""
+        """Recent losses, and directories that cannot be made again."""
         return (*self._losses.texts, *(one.trouble for one in self._watched if one.trouble))
 
     def __enter__(self) -> Self:
@@ -104,7 +104,7 @@ class RunWatch:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            one.trouble = f"{path} cannot be made anew: {error.strerror}"
+            one.trouble = f"{path} cannot be made again: {error.strerror}"
             return
         one.trouble = ""
         one.path.was_lost()  # the new one is watched from now on

@@ -1,4 +1,4 @@
-"""Telling whoever launched a job where its web page is: as soon as it is served, and again when it is elsewhere."""
+"""Prints where a job's web page is: as soon as it is served, and again when it has moved."""
 
 from __future__ import annotations
 

@@ -269,7 +269,8 @@ class Membership:
         return item
 
     def _check_job(self, records: Sequence[KeyValue]) -> None:
-        """Raise CoordinationError where etcd has lost the job since this host came to it: rounds would begin anew."""
+        """Raise CoordinationError where etcd has lost the job since this host joined it: rounds would count from 1
+        again."""
         found = records[0].create_revision if records else 0
         if self._job_created and found != self._job_created:
             raise CoordinationError(

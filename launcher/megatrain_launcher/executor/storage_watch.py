@@ -1,4 +1,4 @@
-"""What becomes of this host's checkpoints, and how much room their disks have: what the status tells of storage.
+"""Whether this host's checkpoints are stored, and how much room their disks have: the status's part about storage.
 
 A thread of its own looks: a file system that is away holds up whoever asks it for something.
 """

@@ -1,4 +1,5 @@
-"""Does somebody decide, is what is decided upon in order, and does a verdict wait for an answer."""
+"""Reasons about decisions: whether there is a driver, whether etcd's records are intact, and whether a verdict
+waits."""
 
 from __future__ import annotations
 

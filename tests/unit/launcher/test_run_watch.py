@@ -63,7 +63,7 @@ def test_what_cannot_be_made_anew_is_told_until_it_can(tmp_path: Path) -> None:
         other.symlink_to(tmp_path / "file")
         other.replace(root)
         wait_until(lambda: len(watch.troubles) == 2, "the trouble", SOON_S)
-        assert watch.troubles[1] == f"{root / 'metrics'} cannot be made anew: Not a directory"
+        assert watch.troubles[1] == f"{root / 'metrics'} cannot be made again: Not a directory"
         other.symlink_to(real)
         other.replace(root)
         wait_until(lambda: len(watch.troubles) == 1, "the end of the trouble", SOON_S)

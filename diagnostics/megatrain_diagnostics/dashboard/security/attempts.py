@@ -1,4 +1,4 @@
-"""Wrong tokens, counted by address: who guesses has a few tries a minute."""
+"""Wrong tokens, counted by address: each address has a few tries a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run directory tells at a glance: how it stands, how far it came, what it saved. Bounded, and never raises.
+"""A run directory at a glance: its state, its progress, its checkpoints. Bounded, and never raises.
 
 Of a run that ended nothing changes any more, so whoever looks often keeps a glance until one of its files has changed.
 """
