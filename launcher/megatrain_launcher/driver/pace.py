@@ -1,4 +1,4 @@
-"""When a driver may decide: never on knowledge from before it was delayed, and not for ever without news.
+"""When a driver may decide: never on knowledge from before it was delayed, and with a pause after each decision.
 
 A process that was stopped for a while, or a machine that slept, finds the clock far ahead and the news of the meantime
 not yet read: hosts would look silent that are not.

@@ -1,5 +1,4 @@
-"""Reasons about decisions: whether there is a driver, whether etcd's records are intact, and whether a verdict
-waits."""
+"""Reasons about decisions: is there a driver, are etcd's records intact, does a verdict wait."""
 
 from __future__ import annotations
 

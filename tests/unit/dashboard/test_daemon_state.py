@@ -165,4 +165,4 @@ def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path, caplog: pytest.L
     writer = StateWriter(tmp_path / "diagnosis", "demo", record, Judge(), Ledger(), Store(), lambda: "")
     assert not writer.tell(1.0)
     assert not writer.tell(2.0)
-    assert caplog.text.count("the dashboard is not told anything") == 1
+    assert caplog.text.count("the dashboard gets nothing") == 1

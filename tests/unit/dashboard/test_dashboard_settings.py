@@ -66,7 +66,7 @@ def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
         settings_of(DashboardConfig(viewer_token_file=good, operator_token_file=both))
     with pytest.raises(ConfigError, match="name two files"):
         settings_of(DashboardConfig(viewer_token_file=good, operator_token_file=good))
-    with pytest.raises(ConfigError, match="nobody can be one"):
+    with pytest.raises(ConfigError, match="no operator can sign in"):
         settings_of(DashboardConfig(viewer_token_file=good, enable_actions=True))
 
 
