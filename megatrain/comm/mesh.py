@@ -50,10 +50,6 @@ class Mesh:
     stores: GroupStores | None = None
 
     @property
-    def is_first_stage(self) -> bool:
-        return self.coordinate.pp == 0
-
-    @property
     def is_last_stage(self) -> bool:
         return self.coordinate.pp == self.layout.pp_size - 1
 

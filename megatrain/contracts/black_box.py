@@ -104,20 +104,6 @@ class BoxStatus:
     cursor: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """The records after a sequence number.
-
-    `last` is where to go on from; `missing` were begun but cannot be read at the moment (another thread is writing
-    them, or the writer died in them); `num_lost` were overwritten before anybody read them.
-    """
-
-    records: tuple[Record, ...]
-    last: int
-    missing: tuple[int, ...]
-    num_lost: int
-
-
 class BlackBoxReader:
     """An open black box of a rank that may be alive: a file of this user's, in a directory that is his alone.
 
@@ -243,25 +229,16 @@ class BlackBoxReader:
             num_torn=num_torn,
         )
 
-    def records_since(self, sequence: int) -> Tail:
+    def records_since(self, sequence: int) -> tuple[Record, ...]:
         """Return the records begun after `sequence` (0: all that are still there), totals and values among them."""
         cursor = self._words()[Word.CURSOR]
         first = max(sequence + 1, cursor - self.capacity + 1)
         count = min(self.capacity, max(0, cursor - first + 1) + _LOOK_AHEAD)
-        found: dict[int, Record] = {}
-        for wanted, (record, _) in enumerate(self._slots(first % self.capacity, count), start=first):
-            if record is not None and record.sequence == wanted:
-                found[wanted] = record
-        last = max([cursor, sequence, *found])
-        missing = tuple(wanted for wanted in range(first, min(last, first + count - 1) + 1) if wanted not in found)
-        return Tail(tuple(found.values()), last, missing, first - sequence - 1)
-
-    def record(self, sequence: int) -> Record | None:
-        """Return one record, or None when it is half written or no longer there."""
-        for record, _ in self._slots(sequence % self.capacity, 1):
-            if record is not None and record.sequence == sequence:
-                return record
-        return None
+        return tuple(
+            record
+            for wanted, (record, _) in enumerate(self._slots(first % self.capacity, count), start=first)
+            if record is not None and record.sequence == wanted
+        )
 
     def _slots(self, first: int, count: int) -> Iterator[tuple[Record | None, bool]]:
         """Yield (record, is it torn) of `count` slots from `first` on, around the end of the ring."""
@@ -313,48 +290,6 @@ def read_black_box(path: Path) -> BlackBox:
     """
     with BlackBoxReader(path, is_kept=True) as reader:
         return reader.snapshot()
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one look of a follower brought: records that have ended, those still open, and how many were missed."""
-
-    ended: tuple[Record, ...]
-    in_flight: tuple[Record, ...]
-    num_lost: int
-
-
-class BlackBoxFollower:
-    """Follows a live black box: every record is handed out once, when it has ended."""
-
-    def __init__(self, reader: BlackBoxReader, after: int = 0) -> None:
-        self._reader = reader
-        self._last = after
-        self._open: set[int] = set()
-
-    def poll(self) -> Batch:
-        """Return what ended since the last call, by sequence number.
-
-        Raises: DataError, as BlackBoxReader.
-        """
-        tail = self._reader.records_since(self._last)
-        oldest_kept = tail.last - self._reader.capacity
-        num_lost = tail.num_lost
-        found = list(tail.records)
-        still_open = set(tail.missing)
-        for sequence in self._open:
-            record = self._reader.record(sequence)
-            if record is not None:
-                found.append(record)
-            elif sequence > oldest_kept:
-                still_open.add(sequence)
-            else:
-                num_lost += 1
-        found.sort(key=lambda record: record.sequence)
-        in_flight = tuple(record for record in found if record.is_in_flight)
-        self._open = still_open | {record.sequence for record in in_flight}
-        self._last = tail.last
-        return Batch(tuple(record for record in found if not record.is_in_flight), in_flight, num_lost)
 
 
 def write_control(path: Path, page: ControlPage) -> None:

@@ -124,8 +124,6 @@ class _Grid:
     length: Int64
     window: Int64
     """Of each piece."""
-    rank_ranks: Int64
-    """The ranks that have windows, ascending."""
     rank_base: Int64
     rank_limit: Int64
     rank_offset: Int64
@@ -230,7 +228,7 @@ def _cut(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Wind
     begin, length = cuts[:-1], np.diff(cuts)
     window = np.searchsorted(begins, begin, side="right") - 1
     window[begin >= ends[window]] = _NOBODY  # between two windows, or between two ranks
-    return _Grid(begin, length, window, ranks.astype(np.int64), base, limit, offset)
+    return _Grid(begin, length, window, base, limit, offset)
 
 
 def _pieces(spans: Spans, lane: Int64, grid: _Grid) -> tuple[Int64, Int64]:

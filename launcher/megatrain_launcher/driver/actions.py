@@ -128,7 +128,3 @@ class Decision:
 
     actions: tuple[Action, ...]
     reason: str
-
-    @property
-    def is_writing(self) -> bool:
-        return any(not isinstance(action, Probe | Alarm) for action in self.actions)

@@ -72,7 +72,7 @@ def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvi
     progress, table = reader.progress(), reader.groups()
     groups = [group for group in table.values() if group.stride]
     awaited = table.get(progress.awaited_group)
-    newest = reader.records_since(max(0, reader.cursor() - _LOOK_BACK)).records
+    newest = reader.records_since(max(0, reader.cursor() - _LOOK_BACK))
     tail = [record for record in newest if record.is_span]
     newest_ns = max(
         progress.phase_since_ns,

@@ -144,7 +144,7 @@ class RankWatch:
     def _find_moments(self, reader: BlackBoxReader, progress: Progress) -> Moments:
         known = self._moments
         is_early = reader.cursor() <= _LOOK_RECORDS
-        found = moments_of(reader.records_since(0).records if is_early else (), progress, reader.clock)
+        found = moments_of(reader.records_since(0) if is_early else (), progress, reader.clock)
         # a moment once seen stays: later looks may only estimate it
         return Moments(
             found.joined if known.joined is None else known.joined,

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megatrain.commands.blackbox import json_text, table_text
-from megatrain.contracts.black_box import BlackBoxFollower, BlackBoxReader, read_black_box, write_control
+from megatrain.contracts.black_box import BlackBoxReader, read_black_box, write_control
 from megatrain.contracts.black_box_layout import (
     CONTROL_OFFSET,
     HEADER_OFFSET,
@@ -104,57 +104,18 @@ def test_a_record_that_changes_while_it_is_copied_is_left_out(
 def test_records_since(write_box: WriteBox) -> None:
     path = write_box([make_record(sequence) for sequence in range(1, 6)])
     with BlackBoxReader(path) as reader:
-        tail = reader.records_since(2)
-        assert [record.sequence for record in tail.records] == [3, 4, 5]
-        assert (tail.last, tail.missing, tail.num_lost) == (5, (), 0)
-        assert reader.records_since(5).records == ()
+        assert [record.sequence for record in reader.records_since(2)] == [3, 4, 5]
+        assert reader.records_since(5) == ()
         for sequence in range(6, 6 + CAPACITY + 4):
             put_record(path, make_record(sequence))
-        tail = reader.records_since(5)
-        assert tail.num_lost == 4
-        assert [record.sequence for record in tail.records] == list(range(10, 26))
-        assert reader.record(9) is None
-        assert reader.record(25) == make_record(25)
+        assert [record.sequence for record in reader.records_since(5)] == list(range(10, 26))
 
 
 def test_records_since_sees_records_beyond_a_cursor_that_lags(write_box: WriteBox) -> None:
     path = write_box([make_record(sequence) for sequence in range(1, 8)])
     patch(path, 8 * Word.CURSOR, struct.pack("<Q", 5))  # two threads stored their cursors in the other order
     with BlackBoxReader(path) as reader:
-        assert [record.sequence for record in reader.records_since(3).records] == [4, 5, 6, 7]
-
-
-def test_a_follower_hands_out_each_record_once_when_it_has_ended(write_box: WriteBox) -> None:
-    path = write_box([make_record(1), make_record(2, duration_ns=None), make_record(3)])
-    patch(path, RING_OFFSET + 3 * RECORD_BYTES, bytes(8))  # 3 is just being written
-    with BlackBoxReader(path) as reader:
-        follower = BlackBoxFollower(reader)
-        batch = follower.poll()
-        assert [record.sequence for record in batch.ended] == [1]
-        assert [record.sequence for record in batch.in_flight] == [2]
-        put_record(path, make_record(3))
-        put_record(path, make_record(4, duration_ns=None))
-        batch = follower.poll()
-        assert [record.sequence for record in batch.ended] == [3]
-        assert [record.sequence for record in batch.in_flight] == [2, 4]
-        put_record(path, make_record(2))
-        patch(path, 8 * Word.CURSOR, struct.pack("<Q", 4))
-        batch = follower.poll()
-        assert [record.sequence for record in batch.ended] == [2]
-        assert batch.num_lost == 0
-
-
-def test_a_follower_counts_what_it_came_too_late_for(write_box: WriteBox) -> None:
-    path = write_box([make_record(1, duration_ns=None)])
-    with BlackBoxReader(path) as reader:
-        follower = BlackBoxFollower(reader)
-        follower.poll()
-        for sequence in range(2, CAPACITY + 6):
-            put_record(path, make_record(sequence))
-        batch = follower.poll()
-        # 2 to 5 were overwritten unread, and 1 before its end was seen.
-        assert batch.num_lost == 5
-        assert [record.sequence for record in batch.ended] == list(range(6, CAPACITY + 6))
+        assert [record.sequence for record in reader.records_since(3)] == [4, 5, 6, 7]
 
 
 def test_control_is_written_for_the_worker(write_box: WriteBox) -> None:
@@ -262,9 +223,6 @@ def test_random_damage_gives_a_black_box_or_a_data_error(
     try:
         with BlackBoxReader(path) as reader:
             box = reader.snapshot()
-            follower = BlackBoxFollower(reader)
-            follower.poll()
-            follower.poll()
             reader.records_since(2)
         table_text(box, box.records, box.newest_ns)
         json_text(box, box.records, box.newest_ns)

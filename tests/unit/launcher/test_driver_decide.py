@@ -18,6 +18,7 @@ from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, HostCommand, JobEnd
 from megatrain_launcher.driver.decide import decide
+from megatrain_launcher.driver.writes import writes_of
 from megatrain_launcher.executor.hearing import deaf_within_s
 from tests.helpers.driver_story import (
     ELASTIC,
@@ -183,7 +184,7 @@ def test_many_vanished_leases_are_the_control_planes_fault() -> None:
         job.driver.hear(1000, job.now)
         job.probe(job.driver.decide(job.now))
     assert list(job.rounds()) == [1]
-    assert not job.driver.decide(job.now).is_writing
+    assert writes_of(job.driver.decide(job.now).actions, KEYS).operations == ()
     stall(job, survivor.name)
     go_on(job, 1.0)
     assert KEYS.halt(1) in job.etcd.items
@@ -411,7 +412,7 @@ def test_damaged_keys_are_told_and_survived() -> None:
     job.driver.hear(1000, job.now)
     decision = job.driver.decide(job.now)
     assert [action.topic for action in decision.actions if hasattr(action, "topic")] == ["damaged"]
-    assert not decision.is_writing
+    assert writes_of(decision.actions, KEYS).operations == ()
     assert "train" in decision.reason
 
 

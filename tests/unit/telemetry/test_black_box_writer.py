@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatrain.contracts.black_box import BlackBoxFollower, BlackBoxReader, read_black_box, write_control
+from megatrain.contracts.black_box import BlackBoxReader, read_black_box, write_control
 from megatrain.contracts.black_box_layout import box_bytes
 from megatrain.contracts.black_box_values import ControlPage, Record, State
 from megatrain.contracts.clock_base import read_clock_base
@@ -25,6 +25,7 @@ from megatrain.contracts.operations import Operation
 from megatrain.contracts.run_directory import black_box_path, own_box_directory, own_box_paths, previous_black_box
 from megatrain.telemetry.black_box_writer import open_writer
 from megatrain.telemetry.recorder import open_recorder
+from megatrain_diagnostics.streamer.ring_tail import RingTail
 from tests.unit.telemetry.conftest import IDENTITY, Boxed
 
 ROOT = Path(__file__).parents[3]
@@ -124,25 +125,23 @@ def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_recor
     assert group.entered - group.left in (0, 1)
 
 
-def test_a_follower_beside_the_writer_gets_every_record_once_and_in_full(spinner) -> None:
+def test_whoever_follows_beside_the_writer_gets_every_record_once_and_in_full(spinner) -> None:
     process, path = spinner(65536, num_steps=2500)
     wait_for(lambda: has_completed(path, 1), "the first step")
     seen: list[int] = []
     with BlackBoxReader(path) as reader:
-        follower = BlackBoxFollower(reader)
+        tail = RingTail(reader)
         deadline = time.monotonic() + DEADLINE_S
         while len(seen) < 5000:
             assert time.monotonic() < deadline
-            batch = follower.poll()
-            assert batch.num_lost == 0
-            assert all(not record.is_in_flight for record in batch.ended)
-            seen += [record.sequence for record in batch.ended]
+            look = tail.look(reader.cursor())
+            assert look.num_lost == 0
+            seen += look.ended["sequence"].tolist()
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=DEADLINE_S)
-        batch = follower.poll()
-        seen += [record.sequence for record in batch.ended]
-        still_open = [record.sequence for record in batch.in_flight]
+        seen += tail.look(reader.cursor()).ended["sequence"].tolist()
         box = reader.snapshot()
+    still_open = [record.sequence for record in box.in_flight]
     assert len(seen) == len(set(seen))
     assert sorted(seen + still_open) == sorted(
         [record.sequence for record in box.records] + [total.sequence for total in box.totals]
