@@ -54,7 +54,7 @@ def test_view_of_a_job_that_trains(live: Live, pages, view: str) -> None:
     page = live.open(pages, f"#/{view}")
     page.locator("main h1").wait_for()
     page.locator("main[data-connection=live]").wait_for()
-    expect(page.locator(".skeleton")).to_have_count(0)
+    expect(page.locator(".skeleton")).to_have_count(0, timeout=30_000)  # what-if replays steps beside the job
     expect(page.locator("[role=alert]")).to_have_text([])
     pages.screenshot(page, f"live_{view.replace('/', '_')}")
 
