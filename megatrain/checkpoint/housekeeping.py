@@ -29,8 +29,9 @@ from megatrain.contracts.checkpoint_files import (
 )
 from megatrain.contracts.claims import Claims
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import origins
+from megatrain.contracts.lineage import Candidate, origins
 from megatrain.contracts.location import Location
+from megatrain.contracts.resume_point import known_damage
 from megatrain.contracts.retention import to_remove
 from megatrain.contracts.round_starts import is_late, newest_start, round_starts
 
@@ -109,9 +110,20 @@ def _may_go_on_here(checkpoints: Location, plan: HostPlan, newest: int) -> bool:
 
 
 def _outdated(checkpoints: Location, plan: HostPlan, steps: list[int]) -> list[int]:
-    """Return what retention does not keep of these steps, were all of them whole."""
-    needed = origins(list_branches(checkpoints), plan.branch, sorted(steps)) if plan.keep_last else set()
-    return to_remove(steps, set(), needed, plan.keep_last, plan.keep_every)
+    """Return what retention does not keep of these steps, were all of them whole but those that were found damaged.
+
+    A damaged one does not count among the newest `keep_last`, and goes when all of these are newer.
+    """
+    if not plan.keep_last:
+        return []
+    branch = checkpoints / plan.branch
+    found = [Candidate(plan.branch, step, branch / step_directory_name(step)) for step in sorted(steps)]
+    damaged = known_damage(checkpoints, found)
+    whole = [one.step for one in found if (one.branch, one.step) not in damaged]
+    oldest = min(whole[-plan.keep_last :], default=0)
+    newest = {step for step in steps if step >= oldest}
+    needed = origins(list_branches(checkpoints), plan.branch, sorted(steps))
+    return to_remove(steps, newest, needed, plan.keep_last, plan.keep_every)
 
 
 def _is_nobodys(directory: Location, plan: HostPlan) -> bool:

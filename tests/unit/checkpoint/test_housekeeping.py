@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from megatrain.contracts.checkpoint_files import committed_steps, pin
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import open_branch
 from megatrain.contracts.location import LocalLocation, Location
+from megatrain.contracts.verifications import Verification, note_verifications
 from tests.helpers.arena_snapshots import host_plan
 from tests.helpers.checkpoint_tree import path_of, put_checkpoint, put_main, put_manifest
 from tests.helpers.hooked_location import HookedLocation
@@ -53,6 +55,15 @@ def test_all_are_kept_unless_asked(checkpoints: Location) -> None:
     main = put_run(checkpoints, 10, 20, 30)
     assert Housekeeping().run(checkpoints, replace(PLAN, keep_last=0)) == []
     assert committed_steps(main) == [10, 20, 30]
+
+
+def test_a_checkpoint_that_was_found_damaged_takes_no_whole_ones_place(checkpoints: Location) -> None:
+    main = put_run(checkpoints, 10, 20, 30, 40, 50)
+    note_verifications(checkpoints, [Verification("main", step, time.time(), "changed") for step in (20, 40, 50)])
+    assert Housekeeping().run(checkpoints, PLAN) == []
+    assert committed_steps(main) == [10, 20, 30, 40, 50], "10 and 30 are the newest two that are whole"
+    put_checkpoint(main, 60, files={})
+    assert Housekeeping().run(checkpoints, PLAN) == [f"removed {main}/step-{step:09d}" for step in (10, 20)]
 
 
 def test_only_the_branch_that_is_written_is_touched(checkpoints: Location) -> None:
