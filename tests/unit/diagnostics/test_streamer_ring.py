@@ -196,8 +196,7 @@ def test_a_rank_becomes_rows(open_box: OpenBox) -> None:
     assert spans.collective[exchanges].tolist() == [1, 5]
     assert spans.num_bytes[exchanges].tolist() == [7, 7]
     with BlackBoxReader(path) as reader:
-        record = reader.record(int(spans.sequence[of_forward][0]))
-    assert record is not None
+        record, *_ = reader.records_since(int(spans.sequence[of_forward][0]) - 1)
     assert spans.start_ns[of_forward][0] == record.start_ns + CLOCK.offset_ns
     assert spans.duration_ns[of_forward][0] == record.duration_ns
     assert tail.look() == []
