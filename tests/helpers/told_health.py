@@ -8,7 +8,8 @@ import re
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,27 +64,36 @@ class Tellers:
         """What the job does, by the newest answer of `megatrain status`."""
         self.heard: dict[str, list[tuple[float, Told]]] = {who: [] for who in EVERYBODY}
 
-    def ask(self) -> None:
-        """Ask each place once. One that does not answer has said nothing."""
-        for who, answer in (("status", self._status), ("page", self._overview), ("metrics", self._health_metric)):
-            try:
-                told = answer()
-            except (OSError, ValueError, CoordinationError):  # not there, or gone in the middle of its answer
-                continue
-            self.heard[who].append((time.time(), told))
-
     def wait_for(self, is_met: Callable[[], bool], what: str, deadline_s: float) -> None:
-        """Ask all places again and again until a condition is met."""
+        """Ask all places again and again until a condition is met.
 
-        def asked() -> bool:
-            self.ask()
-            return is_met()
+        `megatrain status` takes a second where etcd is away: nobody else's answer is late because of that.
+        """
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            status = pool.submit(self._ask, "status", self._status)
 
-        try:
-            wait_until(asked, what, deadline_s)
-        except TimeoutError as error:
-            newest = {who: heard[-3:] for who, heard in self.heard.items()}
-            raise TimeoutError(f"{error}; the newest answers: {newest}") from None
+            def asked() -> bool:
+                nonlocal status
+                self._ask("page", self._overview)
+                self._ask("metrics", self._health_metric)
+                if status.done():
+                    status.result()
+                    if is_met():
+                        return True
+                    status = pool.submit(self._ask, "status", self._status)
+                return is_met()
+
+            try:
+                wait_until(asked, what, deadline_s)
+            except TimeoutError as error:
+                newest = {who: heard[-3:] for who, heard in self.heard.items()}
+                raise TimeoutError(f"{error}; the newest answers: {newest}") from None
+
+    def _ask(self, who: str, answer: Callable[[], Told]) -> None:
+        """Ask one place once. One that does not answer has said nothing."""
+        with suppress(OSError, ValueError, CoordinationError):  # not there, or gone in the middle of its answer
+            told = answer()
+            self.heard[who].append((time.time(), told))
 
     def agreement(self, code: str, since_unix_s: float, who: Sequence[str] = EVERYBODY) -> dict[str, float] | None:
         """Return when each of `who` said one and the same answer, None while they have not.
