@@ -82,6 +82,7 @@ def test_steps_are_seen_two_seconds_after_they_are_known(live: Live, pages) -> N
     })"""
     told = page.evaluate(stream)
     wait_until(lambda: shown_step(page) >= told, f"step {told} on the page", _NEWS_S)
+    assert shown_step(page) >= told > before
 
 
 def test_dashboard_begun_anew_is_found_by_an_open_page(live: Live, pages) -> None:
@@ -94,6 +95,7 @@ def test_dashboard_begun_anew_is_found_by_an_open_page(live: Live, pages) -> Non
     page.locator("main[data-connection=live]").wait_for(timeout=30_000)
     before = shown_step(page)
     wait_until(lambda: shown_step(page) > before, "steps go on", 15.0)
+    expect(page.locator("main[data-connection=live]")).to_have_count(1)
 
 
 def test_a_checkpoint_that_is_asked_for_is_written(live: Live, pages) -> None:

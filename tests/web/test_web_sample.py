@@ -55,7 +55,7 @@ def url() -> Iterator[str]:
         yield found
 
 
-def _loaded(page, text: str) -> None:
+def expect_loaded(page, text: str) -> None:
     page.get_by_text(text).first.wait_for(state="attached")
     expect(page.locator(".skeleton")).to_have_count(0, timeout=15_000)
     expect(page.locator("[role=alert]")).to_have_text([])
@@ -64,7 +64,7 @@ def _loaded(page, text: str) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_view_of_the_sample(url: str, pages, view: str) -> None:
     page = pages.open(f"{url}#/{view}")
-    _loaded(page, VIEWS[view])
+    expect_loaded(page, VIEWS[view])
     pages.screenshot(page, f"sample_{view.replace('/', '_').replace('?', '_')}")
 
 
@@ -81,7 +81,7 @@ def test_view_of_the_sample(url: str, pages, view: str) -> None:
 )
 def test_accessibility_of_the_sample(url: str, pages, view: str, scheme: str) -> None:
     page = pages.open(f"{url}#/{view}", scheme=scheme)
-    _loaded(page, VIEWS.get(view, "incidents"))
+    expect_loaded(page, VIEWS.get(view, "incidents"))
     told = pages.accessibility_problems(page)
     assert not told, "\n".join(told)
 
@@ -92,7 +92,7 @@ def test_no_view_is_wider_than_its_screen(url: str, pages, width: int, height: i
     for view, text in VIEWS.items():
         page.goto("about:blank")  # nothing of the view before it is taken for it
         page.goto(f"{url}#/{view}")
-        _loaded(page, text)
+        expect_loaded(page, text)
         pages.wait_until_it_fits(page)
         cut = page.evaluate(_CUT)
         assert not cut, (view, cut)
@@ -136,7 +136,7 @@ def test_the_timeline_has_a_legend_of_what_is_in_it(url: str, pages) -> None:
 def test_a_served_sample_is_left_as_it_was(url: str, pages) -> None:
     before = {path: path.stat().st_mtime_ns for path in SAMPLE.rglob("*")}
     page = pages.open(f"{url}#/logs")
-    _loaded(page, "Lines")
+    expect_loaded(page, "Lines")
     assert {path: path.stat().st_mtime_ns for path in SAMPLE.rglob("*")} == before
 
 

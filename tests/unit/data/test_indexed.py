@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -159,13 +160,11 @@ def test_any_index_is_refused_or_read(
     for index_tail, content in ((tail, data), (b"", GOLDEN_DATA)):
         Path(f"{prefix}.idx").write_bytes(index + index_tail)
         Path(f"{prefix}.bin").write_bytes(content)
-        try:
+        with suppress(DataError):  # a file is refused, or all ways to read it agree
             dataset = IndexedDataset(prefix, vocab_size=65536)
             read = np.concatenate([dataset.document(number) for number in range(dataset.num_documents)])
             assert read.tolist() == dataset.window(0, dataset.num_tokens).tolist() == dataset.tokens.tolist()
             summarize(dataset)
-        except DataError:
-            pass
 
 
 @pytest.mark.parametrize(

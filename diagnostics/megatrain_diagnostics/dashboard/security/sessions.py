@@ -44,7 +44,7 @@ class Sessions:
         }
 
     def new_cookie(self, role: Role, now_s: float, *, is_secure: bool) -> str:
-        """Return the Set-Cookie of a login. `is_secure`: the browser speaks https."""
+        """Return the Set-Cookie of a login. `is_secure`: the browser uses https."""
         ends_s = int(now_s + self._length_s)
         payload = f"{_VERSION}.{role}.{ends_s}.{secrets.token_hex(4)}"
         return self._set_cookie(f"{payload}.{self._signature(role, payload)}", int(self._length_s), is_secure)

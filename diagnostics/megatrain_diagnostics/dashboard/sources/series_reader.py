@@ -76,7 +76,7 @@ class SeriesReader:
         if num_rows(values) or num_rows(totals):
             return self._book.take(values, totals, is_last=is_last) > 0
         ahead = steps_ahead(self._events, Values, Where((self._number,), first, self._last, self._probes))
-        # a step that one rank alone tells of is nonsense of that rank
+        # a step that only one rank reports is an error of that rank
         if ahead is None or ahead.num_ranks < min(2, len(self._probes)) or ahead.first <= first:
             return False
         self._book.skip_to(ahead.first)

@@ -13,13 +13,13 @@ export const jobError = signal<ApiError | null>(null);
 export const overview = signal<OverviewDocument | null>(null);
 export const overviewError = signal<ApiError | null>(null);
 
-/** How far the job is: the stream tells of a step before the overview, which the server keeps for a second. */
+/** How far the job is: the stream reports a step before the overview, which the server keeps for a second. */
 export const shownStep = computed<number | null>(() => {
   const known = [overview.value?.step, newestStep.value].filter((step) => typeof step === "number");
   return known.length === 0 ? null : Math.max(...known);
 });
 
-/** The round that the URL names, else the newest that any rank told of; null where there is none. */
+/** The round that the URL names, else the newest that any rank reported; null where there is none. */
 export const shownRound = computed<RoundDocument | null>(() => {
   const all = job.value?.rounds ?? [];
   const asked = route.value.params.get("round");
@@ -107,7 +107,7 @@ export function startJob(): void {
       void readOverview();
     }
   });
-  // A round begins before any rank of it tells of itself: until one has, the job is asked again with all that is news.
+  // A round begins before any of its ranks reports: until one has, the job is asked again with all that is news.
   effect(() => {
     void versions.value;
     const round = overview.value?.round ?? null;

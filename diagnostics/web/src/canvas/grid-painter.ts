@@ -55,7 +55,7 @@ export function rankColours(picture: GridPicture, by: GridColour, theme: Theme):
   });
 }
 
-/** Return the least step that a rank has told of. */
+/** Return the least step that a rank has reported. */
 export function leastStep(picture: GridPicture): number {
   let least = picture.newestStep;
   for (const step of picture.step) {

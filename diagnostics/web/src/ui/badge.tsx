@@ -27,7 +27,7 @@ export type Health = "good" | "warning" | "bad" | "over" | "unknown";
 
 const OVER: readonly string[] = ["finished", "saved and stopped", "not running"];
 
-/** A job's health as the page shows it: its level, but a job that is well because it is over, or not heard of, is told apart. */
+/** A job's health as the page shows it: its level, but a job that is well because it is over, or whose state is unknown, looks different. */
 export function healthOf({ level, state }: Pick<OverviewDocument, "level" | "state">): Health {
   if (state === "unknown") {
     return "unknown";

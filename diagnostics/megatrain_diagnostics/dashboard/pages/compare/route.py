@@ -69,7 +69,7 @@ def _named(parts: JobsParts, text: str) -> list[JobSeen]:
 
 
 def _inputs(seen: JobSeen, now_s: float) -> RunInputs:
-    """Read what is compared of a job; what cannot be read is told."""
+    """Read what is compared of a job; what cannot be read is reported."""
     glance = seen.glance
     if glance is None:
         return RunInputs(seen.name, seen.name, EMPTY, None, problems=("its run directory is not on this machine",))

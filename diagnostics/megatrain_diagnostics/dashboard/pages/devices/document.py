@@ -66,7 +66,7 @@ class LinkDocument(Document):
 
 
 class XidDocument(Document):
-    """An error that NVIDIA's driver told of."""
+    """An error that NVIDIA's driver reported."""
 
     at_unix_s: float
     gpu: int | None

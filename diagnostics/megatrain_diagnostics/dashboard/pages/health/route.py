@@ -12,7 +12,7 @@ from megatrain_diagnostics.dashboard.pages.health.document import HealthDocument
 
 
 def router(is_ready: Callable[[], bool]) -> APIRouter:
-    """Return the two routes, which stand outside the API: nobody is asked who he is."""
+    """Return the two routes, which stand outside the API: callers are not authenticated."""
     routes = APIRouter(tags=["health"])
 
     @routes.get("/healthz", response_model=HealthDocument)

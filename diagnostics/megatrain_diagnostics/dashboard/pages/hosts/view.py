@@ -43,7 +43,7 @@ class HostInputs:
 
     @property
     def judged(self) -> DaemonState | None:
-        """What the daemon told of the round that is shown; None where it judged another one."""
+        """What the daemon reported of the round that is shown; None where it judged another one."""
         number = None if self.roster is None else self.roster.round
         if self.snapshot is not None:
             number = None if self.snapshot.newest_round is None else self.snapshot.newest_round.number

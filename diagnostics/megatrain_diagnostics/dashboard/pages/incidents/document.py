@@ -117,13 +117,13 @@ class SensibleActionDocument(Document):
 
 
 class StoryDocument(Document):
-    """The answer of /incidents/{id}/story: what happened in order, who was told, and what can be done."""
+    """The answer of /incidents/{id}/story: what happened in order, who was notified, and what can be done."""
 
     incident_id: str
     happened: tuple[HappenedDocument, ...]
     """In order of time."""
     told: tuple[HappenedDocument, ...]
-    """Who was told of it, in order of time."""
+    """Who was notified of it, in order of time."""
     why_not_told: str
     """Why nobody was, as far as that is known; empty where somebody was."""
     actions: tuple[SensibleActionDocument, ...]

@@ -68,7 +68,7 @@ def router(parts: Parts) -> APIRouter:
 
     @routes.get("/incidents/{incident_id}/story", response_model=StoryDocument)
     def story(incident_id: Id) -> Response:
-        """Return what happened in order, who was told, what can be asked for, and which runbooks are for it."""
+        """Return what happened in order, who was notified, what can be asked for, and which runbooks are for it."""
         one, facts = _incident(source, incident_id), source.facts()
         case = next((case for case in facts.cases if one.verdict and case.verdict_id == one.verdict), None)
         hosts = host_names(source, (one,))

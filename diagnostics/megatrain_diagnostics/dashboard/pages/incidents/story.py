@@ -1,4 +1,4 @@
-"""What happened in an incident, in order of time, and who was told of it. Pure."""
+"""What happened in an incident, in order of time, and who was notified of it. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from megatrain_diagnostics.dashboard.pages.incidents.sensible import sensible_ac
 from megatrain_diagnostics.dashboard.sources.host_names import HostOf
 
 _MOST_ENDS = 8
-"""Ends of ranks that are told one by one."""
+"""Ends of ranks that are listed one by one."""
 _YOUNG_S = 30.0
 
 

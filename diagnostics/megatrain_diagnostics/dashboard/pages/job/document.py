@@ -17,7 +17,7 @@ class LayoutDocument(Document):
 
 
 class RoundDocument(Document):
-    """A round that ranks told of; `hosts` by first rank."""
+    """A round that ranks reported; `hosts` by first rank."""
 
     number: int
     began_unix_s: float | None

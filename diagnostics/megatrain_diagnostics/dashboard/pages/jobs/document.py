@@ -37,7 +37,7 @@ class JobRow(Document):
     problems: tuple[str, ...]
     """What is wrong with its run directory."""
     is_live: bool
-    """etcd tells of it."""
+    """etcd has its state."""
     is_over: bool
     step: int | None
     train_steps: int | None
@@ -64,7 +64,7 @@ class JobRow(Document):
     why_not_opened: str
     """Empty where jobs/NAME/ shows it; else a sentence."""
     url: str
-    """Of the page that its launch serves; empty: none is told of."""
+    """Address of the page that its launch serves; empty: no address is known."""
 
 
 class TroubleCounts(Document):

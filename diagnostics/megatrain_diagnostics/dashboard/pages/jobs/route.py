@@ -34,7 +34,7 @@ def router(parts: JobsParts) -> APIRouter:
     ) -> Response:
         """Return `count` of the jobs that a choice leaves, from number `first` on; those in trouble come first."""
         caller, choice = caller_of(request), Choice(trouble, text, order, first, count)
-        # the number of the look: who is told of news must not be given an answer from before them
+        # the number of the look: a client that was notified of a change must not get an older answer
         key = ("jobs", parts.catalog.live().versions["jobs"], choice, caller.role, caller.proof)
         answer = parts.answers.get(key, lambda: document_bytes(_document(parts, choice, caller)), fresh_s=_FRESH_S)
         return cached_answer(request, answer)

@@ -32,7 +32,7 @@ from megatrain_diagnostics.store.reader import TooSlowError
 _BUDGET_S = 2.0
 _CAUSES_BUDGET_S = 10.0
 _MOST_JUDGED_LINES = 50_000
-"""Seven seconds of work where every one of them tells of a failure."""
+"""Seven seconds of work where every one of them reports a failure."""
 _CAUSES_FRESH_S = 10.0
 _LATEST_S = 9e9
 """Of unix seconds whose ns are an integer of 64 bits."""

@@ -110,7 +110,7 @@ def rank_states(roster: Roster, progress: RankProgress, hang: HangPicture) -> ND
     has_told = np.zeros(world_size, dtype=bool)
     has_told[[rank for rank in roster.hosts if 0 <= rank < world_size]] = True
     states = np.where(progress.step < 0, np.where(has_told, _BEHIND, _UNHEARD), states)
-    if newest < 0:  # nobody has told of a step yet
+    if newest < 0:  # no rank has reported a step yet
         states = np.where(has_told, _IN_STEP, _UNHEARD)
     for state, ranks in (
         (_WAITS, hang.waits_for),

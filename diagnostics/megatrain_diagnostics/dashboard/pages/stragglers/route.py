@@ -139,7 +139,7 @@ def _computed(source: JobSource, roster: Roster) -> bytes:
 
 
 def _judged(source: JobSource, roster: Roster) -> StragglerHistory:
-    """Return who made a round slow in its newest steps. Raises: DataError where it told of none."""
+    """Return who made a round slow in its newest steps. Raises: DataError where it recorded none."""
     config = source.facts().config
     thresholds = thresholds_of(DiagnosticsConfig() if config is None else config.diagnostics)
     fitting = _MOST_ROWS // (_ROWS_A_STEP * max(1, roster.layout.world_size))

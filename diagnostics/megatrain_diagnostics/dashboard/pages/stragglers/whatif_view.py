@@ -15,7 +15,7 @@ from megatrain_diagnostics.analysis.whatif.figures import MOST_OF_IT, advice
 from megatrain_diagnostics.dashboard.pages.stragglers.document import ActionBalance, PartDocument, WhatIfDocument
 
 _FITS = 0.05
-"""A replay that takes longer than its step by more than this part is told of."""
+"""The page reports a replay that takes longer than its step by more than this part."""
 _MOST_PARTS = 256
 _MOST_RANKS = 1024
 _MOST_ACTIONS = 16

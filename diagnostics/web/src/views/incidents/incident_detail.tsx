@@ -1,4 +1,4 @@
-// One incident as a war room: what happened, its logs, ranks and heat map, what to do, who was told; and a text for a ticket.
+// One incident as a war room: what happened, its logs, ranks and heat map, what to do, who was notified; and a text for a ticket.
 
 import "./incidents.css";
 

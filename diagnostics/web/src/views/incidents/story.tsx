@@ -1,4 +1,4 @@
-// What happened in order: fault, decision, recovery, what people asked for; and who was told of it.
+// What happened in order: fault, decision, recovery, what people asked for; and who was notified.
 
 import type { JSX } from "preact";
 
@@ -27,7 +27,7 @@ export interface Told {
   text: string;
 }
 
-/** All that happened, in order of time; the driver's own decisions are told once, by the incident. */
+/** All that happened, in order of time; the driver's own decisions appear once, with the incident. */
 export function toldInOrder(story: StoryDocument, audit: readonly AuditEntryDocument[]): readonly Told[] {
   const asked = audit
     .filter((entry) => entry.source !== "driver")

@@ -88,7 +88,7 @@ function optionsOf(box: HTMLElement, names: readonly string[], look: Look): uPlo
         dash: [...(DASHES[index % DASHES.length] ?? [])],
         width: LINE_WIDTH,
         points: { show: false },
-        // a run is told of in fewer steps than the axis has
+        // a run has fewer steps than the axis
         spanGaps: true,
       })),
     ],
