@@ -1,7 +1,9 @@
-"""Training goes on from a checkpoint that was written before rounds claimed, with the numbers of the former program.
+"""Training goes on from checkpoints that former programs wrote, with the numbers of those programs.
 
-That program wrote tests/golden/former-training: TINY with the tables of MODEL, two steps at tp2 dp2, a save, and three
-more steps at pp2. run.json has what it reported.
+The one from before rounds claimed wrote tests/golden/former-training: TINY with the tables of MODEL, two steps at
+tp2 dp2, a save, and three more steps at pp2. The one from before placements (commit 68f2a0d) wrote each directory of
+tests/golden/former-placements: TINY with the tables of LAMB and PLACED, stopped and saved after two steps, and beside
+that five steps in one go. run.json has what each reported.
 """
 
 from __future__ import annotations
@@ -32,6 +34,17 @@ MODEL: Tables = {
     },
     "parallel": {"bucket_size": 1000},
 }  # fmt: skip
+PLACEMENTS = ROOT / "tests" / "golden" / "former-placements"
+LAMB: Tables = {"parallel": {"bucket_size": 250}, "optimizer": {"name": "lamb", "weight_decay": 0.1}}
+SMALL: dict[str, Any] = {
+    "hidden_size": 4, "num_layers": 2, "num_heads": 2, "ffn_size": 6, "vocab_multiple": 2, "block": "parallel",
+    "norm": "rmsnorm", "positions": "rope", "has_bias": False,
+}  # fmt: skip
+PLACED: dict[str, dict[str, Any]] = {
+    "tp2-dp2": SMALL | {"num_layers": 1, "positions": "learned"},
+    "pp2-tied": SMALL,
+}
+"""The model of each layout: parameters whole on tp ranks, one of them decayed; a tied embedding on two stages."""
 SAVED = 2
 
 
@@ -50,6 +63,22 @@ def test_training_goes_on_with_the_same_numbers(
     assert [report.step for report in run.steps] == [3, 4, 5]
     assert_close(run.losses, TOLD["losses"][SAVED:], 1e-10, "loss")
     assert_close(run.grad_norms, TOLD["grad_norms_after"], 1e-10, "gradient norm")
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes"),
+    [("tp2-dp2", (2, 1, 2)), ("tp2-dp2", (1, 1, 1)), ("pp2-tied", (1, 2, 1)), ("pp2-tied", (2, 2, 2))],
+)
+def test_training_goes_on_from_before_placements(
+    jobs: TrainingJobs, train_data: Tables, tmp_path: Path, layout: str, sizes: tuple[int, int, int]
+) -> None:
+    shutil.copytree(PLACEMENTS / layout, tmp_path / "run")
+    told = json.loads((PLACEMENTS / layout / "run.json").read_text())
+    place: Tables = {"job": {"run_directory": str(tmp_path / "run")}}
+    run = jobs.run(make_config(LAMB, {"model": PLACED[layout]}, train_data, place, on_layout(*sizes)))
+    assert [report.step for report in run.steps] == [3, 4, 5]
+    assert_close(run.losses, told["losses"][SAVED:], 1e-10, "loss")
+    assert_close(run.grad_norms, told["grad_norms"][SAVED:], 1e-10, "gradient norm")
 
 
 def test_transformers_finds_the_loss_that_training_went_on_with(former: Path, train_data: Tables) -> None:
