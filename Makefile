@@ -9,9 +9,14 @@ PIP_FLAGS  := --quiet --quiet --disable-pip-version-check --no-input
 DEMO_ARGS  ?=
 BENCH_ARGS ?=
 TEST_ARGS  ?=
+# The writers of checkpoints have the lowest priority: beside tests of the usual one they would hardly run.
+PYTEST     := nice -n 15 $(VENV_PY) -m pytest
+# The pool of ranks first: its tests take longest.
+SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
+SUITE      := tests/dist tests/unit tests/docs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv web dashboard-sample demo demo-fault test test-kernels test-faults test-web check bench ci-deps clean
+.PHONY: help venv web dashboard-sample demo demo-fault test test-all test-kernels test-faults test-faults-short test-web check bench ci-nightly ci-deps clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -45,18 +50,24 @@ demo: venv  ## train a small GPT on real text with 8 CPU processes, evaluate it 
 demo-fault: venv  ## the same training, with a process killed in the middle; shows the recovery
 	@$(VENV_PY) -m megatrain.demo_fault $(DEMO_ARGS)
 
-test: venv  ## run the tests (no GPU, no root, no network)
-	@$(VENV_PY) -m pytest tests/unit tests/dist tests/docs $(TEST_ARGS)
+test: venv  ## run the tests that cover each package, in minutes (no GPU, no root, no network)
+	@$(PYTEST) $(SUITE) --slow=without $(SIDE_BY_SIDE) $(TEST_ARGS)
+
+test-all: test  ## run these and the slow ones: every layout, every crash point, every example of the guides
+	@$(PYTEST) $(SUITE) --slow=only $(SIDE_BY_SIDE) $(TEST_ARGS)
 
 test-kernels: venv  ## carry out the CUDA kernels on the processor, and compile them with nvcc (no GPU)
-	@$(VENV_PY) -m pytest tests/unit/ops --kernels=emulated $(TEST_ARGS)
-	@$(VENV_PY) -m pytest tests/kernels $(TEST_ARGS)
+	@$(PYTEST) tests/unit/ops --kernels=emulated $(SIDE_BY_SIDE) $(TEST_ARGS)
+	@$(PYTEST) tests/kernels $(TEST_ARGS)
 
 test-faults: venv  ## break launched jobs in every way (minutes; as root also with networks that are cut)
-	@$(VENV_PY) -m pytest tests/faults $(TEST_ARGS)
+	@$(PYTEST) tests/faults $(TEST_ARGS)
+
+test-faults-short: venv  ## break launched jobs in the ways that happen most
+	@$(PYTEST) tests/faults --slow=without $(TEST_ARGS)
 
 test-web: venv  ## open the dashboard in a real browser (chromium of the system)
-	@$(VENV_PY) -m pytest tests/web $(TEST_ARGS)
+	@$(PYTEST) tests/web $(SIDE_BY_SIDE) $(TEST_ARGS)
 
 check: venv  ## format, lint, types, layers and spelling
 	@$(VENV)/bin/ruff format --check --quiet .
@@ -68,6 +79,8 @@ check: venv  ## format, lint, types, layers and spelling
 
 bench: venv  ## measure side by side; results go to docs/benchmarks
 	@$(VENV_PY) -m benchmarks $(BENCH_ARGS)
+
+ci-nightly: ci-deps check test-all test-kernels test-web test-faults  ## everything that needs no GPU, once a night
 
 ci-deps:  ## install the Debian packages that tests use (prometheus, alertmanager, chromium)
 	@missing=""; \

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.helpers import backend_packages
+from tests.helpers.outside_data import absent_data
 from tests.helpers.rank_pool import RankPool
+from tests.helpers.selection import quick_and_slow
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,6 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("reference", "emulated", "cuda"),
         default="reference",
         help="what carries out the operators of megatrain.ops",
+    )
+    parser.addoption(
+        "--slow", choices=("with", "without", "only"), default="with", help="the tests that are marked as slow"
     )
 
 
@@ -44,8 +51,34 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.helpers.kernels import use_kernels
 
         use_kernels(config.getoption("--kernels"))
+    # tests and their ranks share the cores, and what they compute is small
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # until all is collected: imported modules and thousands of tests, of which nothing is garbage
     gc.disable()
+
+
+# a bare GPU machine has torch and pytest, but not xdist
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Run a process more than there are cores: many tests wait for a server."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal the tests to processes by what they share."""
+    from tests.helpers.side_by_side import SharedFixtureScheduling
+
+    return SharedFixtureScheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is slow, or what is not, where that is asked for."""
+    if config.getoption("--slow") != "with":
+        quick, slow = quick_and_slow(items)
+        chosen, left_out = (quick, slow) if config.getoption("--slow") == "without" else (slow, quick)
+        items[:] = chosen
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish() -> None:
@@ -53,6 +86,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """Say last, and loudly, what was not tested because its data is not part of the repository."""
+    yield
+    if absent := absent_data(terminalreporter.stats.get("skipped", [])):
+        terminalreporter.section("NOT TESTED", red=True, bold=True)
+        for line in absent:
+            terminalreporter.line(line, red=True)
 
 
 @pytest.fixture(scope="session")

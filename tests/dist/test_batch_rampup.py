@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_close, distance
 from tests.helpers.training_case import Orders, make_config, on_layout
 
@@ -32,6 +34,7 @@ def test_rampup_is_megatrons_and_the_same_in_two_layouts(jobs: TrainingJobs, tra
     assert max(distance(run.final, reference.final).values()) <= 1e-10
 
 
+@pytest.mark.slow
 def test_rampup_goes_on_after_a_resume(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
     jobs.run(make_config(train_data, RAMPUP, place, on_layout(1, 1, 4)), Orders(stop_at=(2, 3)))

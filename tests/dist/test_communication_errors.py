@@ -104,6 +104,7 @@ def test_a_rank_that_dies_in_the_middle_of_overlapped_traffic_is_named_by_its_pe
         assert str(dead) in found[peer]["ranks"].split(", "), messages
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_too_long_is_an_error_on_every_waiting_rank(
     rank_pool: RankPool, train_data: Tables, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def never_stopped(jobs: TrainingJobs, train_data: Tables, steps: int = STEPS) ->
     return jobs.remembered(make_config(train_data, LAYOUT, {"train": {"steps": steps}}))
 
 
+@pytest.mark.slow(kept=["copy"])
 @pytest.mark.parametrize(
     "fault",
     [
@@ -67,6 +68,7 @@ def test_a_rank_that_is_killed(
     assert steps_that_are_whole(tmp_path / "checkpoints") == [2, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(50)
 def test_a_rank_that_is_killed_before_it_seals_its_first_snapshot(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
@@ -83,6 +85,7 @@ def test_a_rank_that_is_killed_before_it_seals_its_first_snapshot(
     assert steps_that_are_whole(tmp_path / "checkpoints") == [2, 4]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_in_the_copy_into_the_only_slot(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_rank_that_is_killed_while_the_slots_change(
     assert steps_that_are_whole(tmp_path / "checkpoints") == [2, 4]
 
 
+@pytest.mark.slow
 def test_all_processes_of_the_host_are_killed_at_once(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -183,6 +187,7 @@ AFTER_COMMIT = range(8, len(KILLS))
 SAVES = 12
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_writers_that_are_killed_while_the_ranks_train_on(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path

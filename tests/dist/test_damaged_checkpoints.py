@@ -59,6 +59,7 @@ def ckpt(capsys: pytest.CaptureFixture[str]) -> Ckpt:
     return ckpt_runner(capsys)
 
 
+@pytest.mark.slow
 def test_stock_torch_finds_the_state_of_one_rank_in_what_eight_wrote(
     trained: Trained, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ BOUND = 5e-4
 part; the first step scales by the tensor at hand, which is another one on each rank. Measured: up to 1.1e-4."""
 
 
+@pytest.mark.slow(kept=["rowwise"])
 @pytest.mark.parametrize("recipe", ["delayed", "rowwise"])
 def test_layouts_stay_beside_one_process(recipe: str, jobs: TrainingJobs, train_data: Tables) -> None:
     common: Tables = DELAYED if recipe == "delayed" else {**DELAYED, "fp8": {"recipe": "rowwise"}}
@@ -31,6 +32,7 @@ def test_layouts_stay_beside_one_process(recipe: str, jobs: TrainingJobs, train_
     assert run.losses != reference.losses
 
 
+@pytest.mark.slow
 def test_resumed_at_the_same_layout_continues_bitwise(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     sizes = (2, 2, 2, 2)
     common = {**train_data, **DELAYED}

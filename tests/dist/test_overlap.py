@@ -41,6 +41,7 @@ OPTIONS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
 RESTARTED = ("dp4", "dp2-chunks2-tied")
 
 
+@pytest.mark.slow(kept=["pp2-dp2-zero-bubble", "dp2-chunks2-tied"])
 @pytest.mark.parametrize("case", OPTIONS)
 def test_overlap_changes_no_bit(case: str, jobs: TrainingJobs, all_data: Tables, tmp_path: Path) -> None:
     layout, parallel, model = OPTIONS[case]
@@ -67,6 +68,7 @@ SEQUENCE_CHUNKS: dict[str, list[Tables]] = {
 }
 
 
+@pytest.mark.slow(kept=["tp4, parallel, selective"])
 @pytest.mark.parametrize("case", SEQUENCE_CHUNKS)
 def test_chunks_of_the_sequence_beneath_products_change_no_bit(
     case: str, jobs: TrainingJobs, train_data: Tables
@@ -96,6 +98,7 @@ def test_chunks_of_one_stage_are_reduced_beneath_each_other(
             assert [one.chunk for one in later] == [0], "only the first chunk's last backward comes after"
 
 
+@pytest.mark.slow(kept=["dp4"])
 @pytest.mark.parametrize("layout", ["dp4", "tp2-pp2-dp2-chunks2"])
 def test_zero_stages_agree_to_rounding(layout: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     # 4 micro-batches or more, so that the stages differ in what they add up

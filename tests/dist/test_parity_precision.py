@@ -43,6 +43,7 @@ one process differ by 5e-5). The change of a weight in 5 steps is smaller than t
 starts at zero and is nothing but its changes, with little to average over (measured 1.9e-2)."""
 
 
+@pytest.mark.slow(kept=["tp2-pp2-dp2"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fp32_gives_the_numbers_of_one_process(layout: str, jobs: TrainingJobs, train_data: Tables) -> None:
     common: Tables = {"train": {"precision": "fp32"}}
@@ -53,6 +54,7 @@ def test_fp32_gives_the_numbers_of_one_process(layout: str, jobs: TrainingJobs, 
     assert_parity(run, reference, FP32_BOUND)
 
 
+@pytest.mark.slow(kept=["tp2", "pp2-chunks2"])
 @pytest.mark.parametrize("layout", ["tp2", "tp4-sequence-chunks2", "pp2-chunks2", "dp4", "tp2-pp2-dp2-chunks2"])
 def test_bf16_stays_within_its_rounding_of_one_process(layout: str, jobs: TrainingJobs, train_data: Tables) -> None:
     common: Tables = {"train": {"precision": "bf16"}}

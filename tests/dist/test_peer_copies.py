@@ -139,6 +139,7 @@ def test_a_job_goes_on_when_a_dp_group_is_lost_and_its_storage(
     assert_goes_on_from_memory(jobs, config, train_data, num_lost=2)
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_when_a_pp_group_is_lost_while_it_writes(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -166,6 +167,7 @@ def assert_goes_on_from_memory(jobs: TrainingJobs, config: Config, train_data: T
     wait_for_the_end_of_writers(run_directory)
 
 
+@pytest.mark.slow
 def test_what_does_not_come_from_a_peer_comes_from_storage(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:

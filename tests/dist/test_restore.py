@@ -61,6 +61,7 @@ def data_files(run_directory: Path, step: int) -> list[Path]:
     return sorted(wait_for_commit(run_directory, step).glob("*.distcp"))
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_copies_spoils_that_snapshot_alone(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def train_and_count(context: RankContext, config: Config, orders: Orders) -> Ran
     return record
 
 
+@pytest.mark.slow(kept=["7000"])
 @pytest.mark.parametrize("bucket_size", [20_000, 7_000])
 def test_four_copies_of_a_pipeline_read_a_checkpoint_once(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path, bucket_size: int
@@ -134,6 +136,7 @@ def test_four_copies_of_a_pipeline_read_a_checkpoint_once(
     wait_for_the_end_of_writers(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_state_that_changes_right_after_a_snapshot_does_not_leak_into_it(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -159,6 +162,7 @@ def remove(directory: Path) -> None:
     wait_until(is_gone, f"{directory} to stay away", 10.0)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_removed_does_not_come_back_from_memory(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:

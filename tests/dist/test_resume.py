@@ -81,6 +81,7 @@ def assert_every_sample_is_trained_on_once(before: Run, after: Run) -> None:
     assert consumed == [list(range(cursor, cursor + GLOBAL_BATCH_SIZE)) for cursor in cursors]
 
 
+@pytest.mark.slow(kept=["tp1pp1dp1c1-to-tp2pp2dp2c2-lamb-bf16", "tp2pp2dp2c2-to-tp1pp1dp1c1-lamb-fp64"])
 @pytest.mark.parametrize(
     ("pair", "optimizer", "precision"), CASES, ids=lambda value: value if isinstance(value, str) else pair_name(value)
 )
@@ -111,6 +112,7 @@ def test_resumed_at_another_layout_ends_as_one_process_does(
     assert [report.lr for report in after.steps] == [report.lr for report in reference.steps[HALF:]]
 
 
+@pytest.mark.slow(kept=["adamw-fp32"])
 @pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "fp32"), ("lamb", "bf16")])
 def test_resumed_at_the_same_layout_continues_bitwise(
     optimizer: str, precision: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path

@@ -35,6 +35,7 @@ STEPS = 7
 OPTIONS: Tables = {"train": {"steps": STEPS}, "checkpoint": {"interval": 2, "keep_arena_s": 60.0}}
 
 
+@pytest.mark.slow
 def test_a_writer_of_either_host_that_is_killed_is_replaced(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -70,6 +71,7 @@ def train_and_wait_less(context: RankContext, config: Config, orders: Orders) ->
         return train_on_rank(context, config, orders)
 
 
+@pytest.mark.slow(kept=["both-come-back"])
 @pytest.mark.parametrize("is_lost", [False, True], ids=["both-come-back", "one-is-lost"])
 def test_all_ranks_of_both_hosts_are_killed(
     is_lost: bool, rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path

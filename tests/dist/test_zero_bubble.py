@@ -69,6 +69,7 @@ def assert_same_bits(found: Run, expected: Run) -> None:
     assert_states_bitwise(found.final_state, expected.final_state)
 
 
+@pytest.mark.slow(kept=["pp4"])
 @pytest.mark.parametrize("case", CASES)
 def test_bits_of_1f1b_and_numbers_of_one_process(case: str, jobs: TrainingJobs, all_data: Tables) -> None:
     layout, options = CASES[case]
@@ -110,6 +111,7 @@ def test_a_skipped_step_leaves_nothing_behind(jobs: TrainingJobs, train_data: Ta
     assert_states_bitwise(run.final_state, same.final_state)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_1f1b_is_resumed(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     sizes = (1, 2, 2, 1)
     common = {**train_data, "train": {"steps": STEPS, "precision": "fp64"}}
@@ -154,6 +156,7 @@ MEMORY_CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow(kept=["parallel-block-full"])
 @pytest.mark.parametrize("case", MEMORY_CASES)
 def test_memory_is_what_is_planned(case: str, rank_pool: RankPool) -> None:
     tables = with_changes({**MEMORY, **MEMORY_CASES[case]})

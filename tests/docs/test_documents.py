@@ -80,6 +80,7 @@ def own_words(command: str) -> list[str] | None:
     return words[1:] if words[0] == "megatrain" and not SHELL.search(command) else None
 
 
+@pytest.mark.slow(kept=["README.md"])
 @pytest.mark.timeout(4 * BLOCK_TIMEOUT_S)
 @pytest.mark.parametrize("path", [path for path in documents() if runnable_blocks(path)], ids=relative)
 def test_blocks_run(path: Path, tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from tests.helpers.train_process import Job, make_job
 from tests.helpers.training_case import on_layout
 from tests.helpers.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 50.0
 MOST_RESTART_S = 5.0
 

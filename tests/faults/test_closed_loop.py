@@ -10,7 +10,7 @@ from megatrain.contracts.host_verdict import Cause, OutcomeKind, VerdictConfiden
 from tests.helpers.closed_loop import HOSTS, SPARE, TRAIN, ClosedLoop, closed_loop
 from tests.helpers.paced_train import Pace, Slowness
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 _STEPS_BEFORE = 30
 _VERDICT_WITHIN = 20

@@ -14,7 +14,7 @@ from tests.helpers.named_culprits import asked_page, named_by_page, named_by_ver
 from tests.helpers.recovery_checks import running_job
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 PATIENCE = {
     "recovery": {"restarts_per_hour": 100, "hangs_per_hour": 100, "host_failures_per_hour": 100, "hang_factor": 4.0}

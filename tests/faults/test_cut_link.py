@@ -22,6 +22,8 @@ from tests.helpers.train_process import Job, make_job
 from tests.helpers.training_case import TINY, on_layout
 from tests.helpers.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 NETWORK = "train"
 TIMEOUT_S = 3.0
 LEAST_STEPS = 20

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
@@ -23,6 +25,7 @@ from tests.helpers.waiting import wait_until
 WAIT_S = 30.0
 
 
+@pytest.mark.slow
 def test_a_stream_that_does_not_end_keeps_no_daemon_alive(tmp_path: Path) -> None:
     with (
         EtcdServers(tmp_path) as etcd,
@@ -41,6 +44,7 @@ def test_a_stream_that_does_not_end_keeps_no_daemon_alive(tmp_path: Path) -> Non
                 host.kill()
 
 
+@pytest.mark.slow
 def test_a_daemon_goes_on_without_etcd_and_says_where_it_is_when_etcd_is_back(tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as etcd, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         etcd.members[0].kill()
@@ -75,6 +79,7 @@ def test_a_frozen_daemon_is_given_up_and_what_it_did_not_acknowledge_goes_to_the
     assert StoredEvents(tmp_path / "run" / "events").read(Spans).sequence.tolist() == list(range(10))
 
 
+@pytest.mark.slow
 def test_a_daemon_killed_again_and_again_loses_no_acknowledged_batch(tmp_path: Path) -> None:
     num_sent = 0
     run = tmp_path / "run"

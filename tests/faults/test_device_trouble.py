@@ -21,6 +21,8 @@ from tests.helpers.source_tree import ROOT
 from tests.helpers.train_process import Job
 from tests.helpers.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SOON_S = 60.0
 ENDLESS = 1_000_000
 

@@ -21,6 +21,8 @@ from tests.helpers.processes import descendants
 from tests.helpers.recovery_checks import Running, running_job
 from tests.helpers.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 HOSTS = ("host-0", "host-1")
 SPARE = "host-2"
 START_S = 120.0

@@ -36,7 +36,7 @@ from tests.helpers.source_tree import ROOT
 from tests.helpers.told_health import EVERYBODY, Tellers, ask_status
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SPARE = "host-2"
 START_S = 180.0

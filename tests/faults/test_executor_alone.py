@@ -86,6 +86,7 @@ def has_stepped(job: Job, step: int) -> Callable[[], bool]:
     return lambda: any(record["step"] >= step for record in job.records("step"))
 
 
+@pytest.mark.slow
 def test_a_host_without_etcd_trains_on_and_stops_itself_only_when_it_hangs(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_host_without_etcd_trains_on_and_stops_itself_only_when_it_hangs(
     assert job.boxes == []
 
 
+@pytest.mark.slow
 def test_workers_end_themselves_when_their_executor_is_frozen_and_they_hang(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
@@ -148,6 +150,7 @@ def test_nothing_of_a_killed_executor_lives_on_and_the_next_one_tidies_up(
     assert len(list((job.files.incidents / "round-000001").glob("*.blackbox"))) == 2
 
 
+@pytest.mark.slow
 def test_a_signal_has_the_job_saved_and_stopped(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
@@ -164,6 +167,7 @@ def test_a_signal_has_the_job_saved_and_stopped(
         assert view.hosts() == {}  # the leases are given back, not left to run out
 
 
+@pytest.mark.slow
 def test_an_executor_hears_on_when_each_watch_of_its_orders_is_answered_with_garbage(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:

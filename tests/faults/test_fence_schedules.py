@@ -9,7 +9,7 @@ from tests.unit.launcher.test_fence_model import Fencing, TestFencing
 
 NUM_SCHEDULES = 2000
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 class ManySchedules(Fencing):

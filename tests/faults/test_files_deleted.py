@@ -127,6 +127,7 @@ def evict(running: OutageJob) -> None:
     running.wait_for_round(2, START_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_evicted", [False, True])
 def test_a_job_that_is_stopped_in_order_leaves_nothing_on_any_host(tmp_path: Path, is_evicted: bool) -> None:
     """Also on one that was evicted: no message tells its writer that the job is over."""

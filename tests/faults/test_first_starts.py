@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from megatrain.coordination.client import EtcdClient
 from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.launch.job_files import JobFiles
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.etcd_strangers import racing
 from tests.helpers.waiting import wait_until
+
+pytestmark = pytest.mark.slow
 
 NUM_STARTS = 20
 SOON_S = 20.0

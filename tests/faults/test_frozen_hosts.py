@@ -44,6 +44,7 @@ def _words(pid: int) -> list[str]:
     return []
 
 
+@pytest.mark.slow(kept=["other"])
 @pytest.mark.parametrize("place", ["first", "driver", "other"])
 def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
     tmp_path: Path, place: str, undisturbed_losses: dict[int, float]
@@ -88,6 +89,7 @@ def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
         running.check_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [HOSTS, HOSTS[:1]])
 def test_training_without_etcd_saves_and_stops_in_time_and_goes_on_when_etcd_is_back(
     tmp_path: Path, hosts: tuple[str, ...], undisturbed_losses: dict[int, float]

@@ -16,7 +16,7 @@ from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import on_layout
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 NAMED_S = 8.0
 """Since the rank hung. Of it 5 s are the floor of a hang, recovery.hang_floor_s."""

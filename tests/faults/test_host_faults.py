@@ -43,6 +43,7 @@ def saved_step(running: Running) -> int:
     return max(step for step in range(0, STEPS, 10) if step == 0 or f"snapshot of step {step} taken" in text)
 
 
+@pytest.mark.slow(kept=["False"])
 @pytest.mark.parametrize("is_driver", [False, True])
 def test_an_executor_that_is_killed_is_replaced_by_the_spare(
     tmp_path: Path, is_driver: bool, undisturbed_losses: dict[int, float]
@@ -63,6 +64,7 @@ def test_an_executor_that_is_killed_is_replaced_by_the_spare(
         check_all(running, undisturbed_losses)
 
 
+@pytest.mark.slow
 def test_nobody_waits_long_for_the_snapshots_of_a_machine_that_is_gone(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
@@ -91,6 +93,7 @@ def writers_of(running: Running, arena: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_without_a_spare_the_job_shrinks_and_grows_again(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     with running_job(tmp_path, {"recovery": {"join_timeout_s": 1.0}}, nnodes="1:2") as running:
         running.launched.wait_for_step(14, DEADLINE_S)
@@ -108,6 +111,7 @@ def test_without_a_spare_the_job_shrinks_and_grows_again(tmp_path: Path, undistu
         running.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_all_workers_of_both_hosts_at_once(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     with running_job(tmp_path) as running:
         running.launched.wait_for_step(24, DEADLINE_S)
@@ -124,6 +128,7 @@ def test_all_workers_of_both_hosts_at_once(tmp_path: Path, undisturbed_losses: d
         check_all(running, undisturbed_losses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_the_fork_server_is_started_anew(tmp_path: Path, is_busy: bool, undisturbed_losses: dict[int, float]) -> None:
     """With workers, which die with it, and as a spare without any."""
@@ -144,6 +149,7 @@ def test_the_fork_server_is_started_anew(tmp_path: Path, is_busy: bool, undistur
         check_all(running, undisturbed_losses)
 
 
+@pytest.mark.slow
 def test_an_executor_that_is_stopped_is_held_while_steps_advance_and_left_out_when_they_do_not(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:

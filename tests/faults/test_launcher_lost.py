@@ -25,6 +25,8 @@ from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.train_process import Job
 from tests.helpers.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SOON_S = 240.0
 SIGN_S = 5.0
 """A rank of a job with steps of 0.1 s gives a sign of life much oftener."""

@@ -7,6 +7,8 @@ import pytest
 from tests.helpers.late_exchanges import assert_late_changes_nothing, random_case
 from tests.helpers.rank_pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 NUM_LAYOUTS, DELAYS_EACH = 70, 3
 
 

@@ -32,6 +32,7 @@ DEADLINE_S = 40.0
 RANK = 3
 
 
+@pytest.mark.slow
 def test_partitioned_host_is_replaced_and_comes_back_as_a_spare(tmp_path: Path) -> None:
     with outage_job(tmp_path, QUICK, has_network=True) as job:
         victim = next(host for host in HOSTS[:2] if host != job.view.driver())
@@ -39,6 +40,7 @@ def test_partitioned_host_is_replaced_and_comes_back_as_a_spare(tmp_path: Path) 
         job.end()
 
 
+@pytest.mark.slow
 def test_partitioned_driver_is_replaced_too(tmp_path: Path) -> None:
     with outage_job(tmp_path, QUICK, has_network=True) as job:
         victim = job.view.driver()
@@ -80,6 +82,7 @@ def check_partition(job: OutageJob, victim: str, *, detected_within_s: float) ->
     assert job.holds() == []
 
 
+@pytest.mark.slow(kept=["0.5"])
 @pytest.mark.parametrize("away_s", [0.5, LONG_S])
 def test_restarted_etcd_goes_unnoticed(tmp_path: Path, away_s: float) -> None:
     with outage_job(tmp_path, QUICK) as job:
@@ -95,6 +98,7 @@ def test_restarted_etcd_goes_unnoticed(tmp_path: Path, away_s: float) -> None:
         job.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_leader_of_three_is_lost_for_a_while(tmp_path: Path, how: str) -> None:
     with outage_job(tmp_path, QUICK, num_members=3) as job:
@@ -118,6 +122,7 @@ def test_leader_of_three_is_lost_for_a_while(tmp_path: Path, how: str) -> None:
         job.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["a host", "the driver", "all hosts"])
 def test_management_network_is_down_while_training_goes_on(tmp_path: Path, who: str) -> None:
     with outage_job(tmp_path, QUICK, has_network=True) as job:
@@ -144,6 +149,7 @@ def test_management_network_is_down_while_training_goes_on(tmp_path: Path, who: 
         job.end()
 
 
+@pytest.mark.slow
 def test_all_leases_revoked_by_hand(tmp_path: Path) -> None:
     with outage_job(tmp_path, QUICK) as job:
         sessions = job.sessions()
@@ -157,6 +163,7 @@ def test_all_leases_revoked_by_hand(tmp_path: Path) -> None:
         job.end()
 
 
+@pytest.mark.slow(kept=["1.0"])
 @pytest.mark.parametrize("away_s", [1.0, LONG_S])
 def test_rank_that_fails_while_etcd_is_away_is_answered_when_it_is_back(tmp_path: Path, away_s: float) -> None:
     with outage_job(tmp_path, QUICK) as job:

@@ -16,6 +16,8 @@ from tests.helpers.rank_pool import RankPool
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import TINY, on_layout
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Tables:

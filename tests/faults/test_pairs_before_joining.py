@@ -18,6 +18,8 @@ from tests.helpers.namespaces import HostNetwork
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 TRAIN, MANAGEMENT = "train", "mgmt"
 HOSTS = ("host-0", "host-1", "host-2", "host-3")
 VICTIM = 1

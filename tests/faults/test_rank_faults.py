@@ -28,6 +28,7 @@ def check_undisturbed(running: Running, undisturbed_losses: dict[int, float]) ->
     running.check_nothing_left()
 
 
+@pytest.mark.slow(kept=["3"])
 @pytest.mark.parametrize("rank", [3, 0])
 def test_every_end_of_a_rank(tmp_path: Path, rank: int, undisturbed_losses: dict[int, float]) -> None:
     orders = [(rank, 6 + 8 * number, kind) for number, kind in enumerate(ENDS)]
@@ -46,6 +47,7 @@ def test_every_end_of_a_rank(tmp_path: Path, rank: int, undisturbed_losses: dict
         check_undisturbed(running, undisturbed_losses)
 
 
+@pytest.mark.slow(kept=["3"])
 @pytest.mark.parametrize("rank", [3, 0])
 def test_every_hang_of_a_rank(tmp_path: Path, rank: int, undisturbed_losses: dict[int, float]) -> None:
     orders = [(rank, 14 + 15 * number, kind) for number, kind in enumerate(HANGS)]
@@ -61,6 +63,7 @@ def test_every_hang_of_a_rank(tmp_path: Path, rank: int, undisturbed_losses: dic
         check_undisturbed(running, undisturbed_losses)
 
 
+@pytest.mark.slow
 def test_a_host_that_hangs_twice_within_an_hour_is_evicted(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
@@ -74,6 +77,7 @@ def test_a_host_that_hangs_twice_within_an_hour_is_evicted(
         check_undisturbed(running, undisturbed_losses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kill", "stop"])
 def test_before_any_step_in_a_snapshot_in_an_evaluation_and_in_a_load(
     tmp_path: Path, kind: str, undisturbed_losses: dict[int, float]
@@ -97,6 +101,7 @@ def test_before_any_step_in_a_snapshot_in_an_evaluation_and_in_a_load(
         check_undisturbed(running, undisturbed_losses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "code"), [("exit-of-bad-config", ExitCode.CONFIG), ("exit-of-bad-data", ExitCode.DATA)]
 )
@@ -121,6 +126,7 @@ def test_a_mistake_in_user_code_that_comes_again_stops_the_job(tmp_path: Path) -
         running.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_restarts_without_progress_stop_the_job(tmp_path: Path) -> None:
     with running_job(tmp_path, orders=[(1, 13, "kill")] * 5) as running:
         assert running.finish() == 1

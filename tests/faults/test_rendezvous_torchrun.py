@@ -129,6 +129,7 @@ class Notes:
         return int(self.living(*agents)[0]["MEGATRAIN_ROUND"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_workers_and_agents_die_and_come(etcd: EtcdServers, tmp_path: Path) -> None:
     notes = Notes(tmp_path / "notes")
@@ -163,6 +164,7 @@ def test_workers_and_agents_die_and_come(etcd: EtcdServers, tmp_path: Path) -> N
             assert "Traceback" not in agent.output.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_training_goes_on_with_another_agent_in_place_of_a_dead_one(etcd: EtcdServers, tmp_path: Path) -> None:
     """The survivor counts a restart, the new agent none; their workers meet all the same."""

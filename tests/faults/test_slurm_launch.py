@@ -89,6 +89,7 @@ def codes(directory: Path) -> list[int]:
     return [int(line) for line in (directory / "codes").read_text().split()]
 
 
+@pytest.mark.slow(kept=["orderly"])
 @pytest.mark.parametrize("mode", ["orderly", "killed"])
 def test_the_time_limit_saves_and_the_job_goes_on_later(tmp_path: Path, mode: str) -> None:
     with submitted(tmp_path, mode) as job:

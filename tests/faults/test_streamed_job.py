@@ -25,6 +25,8 @@ from tests.helpers.paced_train import Pace, PaceDirectory
 from tests.helpers.train_process import Job
 from tests.helpers.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SOON_S = 240.0
 STEPS = 220
 RANKS = 2

@@ -86,6 +86,7 @@ def test_a_slow_host_is_replaced_by_the_spare_and_nothing_is_lost(
         running.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_an_approved_rollback_leaves_out_the_batches(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     """Neither the snapshot of step 20 in memory nor its checkpoint are gone on from."""
     approval = {"diagnostics": {"restart_price_s": 0.1, "eviction": "approval"}}

@@ -34,8 +34,9 @@ def as_other_user(act: Callable[[], None]) -> None:
 
 def where_all_may_look(directory: Path) -> Path:
     """Let every user look into a test's own directory, and return it."""
-    for one in (directory.parent.parent, directory.parent, directory):
-        one.chmod(0o755)
+    for one in (directory, *directory.parents):
+        if one.stat().st_mode & 0o055 == 0:
+            one.chmod(0o755)
     return directory
 
 

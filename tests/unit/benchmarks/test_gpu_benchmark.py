@@ -186,6 +186,7 @@ def test_the_caches_are_filled_by_reading(monkeypatch: pytest.MonkeyPatch) -> No
     assert happened == ["work"] * 4 + ["sum", "event", "replay", "event"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if "backward" in case.name], ids=lambda case: case.name)
 def test_a_compiled_backward_runs_again_and_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     # the backend divides forward and backward as the default one does, and generates no code
@@ -221,6 +222,7 @@ def test_the_norm_of_the_peer_is_torchs_and_of_the_residual_stream_s_type() -> N
     torch.testing.assert_close(found, torch.nn.functional.rms_norm(x.float(), (64,), eps=1e-5).bfloat16())
 
 
+@pytest.mark.slow
 def test_the_compiled_peer_keeps_no_activation_in_fp32() -> None:
     model = model_config(2, seq_len=32, **TINY)
     kept: list[Tensor] = []

@@ -20,6 +20,8 @@ from benchmarks.gpu_record import Record, Stage
 from benchmarks.gpu_stage import run_stage
 from tests.helpers.source_tree import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def test_no_stage_measures_without_kernels(record: Record, tmp_path: Path) -> None:
     if torch.cuda.is_available():

@@ -113,6 +113,7 @@ def test_an_older_round_whose_put_is_late(checkpoints: Location, s3: FaultyS3, t
     assert read_manifest(checkpoints / "main/step-000000010").round == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", list(Fault))
 def test_two_rounds_race_while_puts_fail(checkpoints: Location, s3: FaultyS3, tmp_path: Path, fault: Fault) -> None:
     """A put of the older round goes wrong, each third in turn; then the newer one comes, and the older tries again."""

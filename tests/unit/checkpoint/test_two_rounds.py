@@ -162,6 +162,7 @@ def test_a_number_that_somebody_else_has_claimed_is_not_written_by(tmp_path: Pat
 # Power cuts
 
 
+@pytest.mark.slow(kept=["3"])
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [0, 3, 8, 9, 10, 11, 13])
 def test_power_cuts_while_two_rounds_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:

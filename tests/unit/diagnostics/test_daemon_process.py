@@ -56,6 +56,7 @@ def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
         yield client
 
 
+@pytest.mark.slow
 def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_gets_the_rest(
     etcd: EtcdServers, client: EtcdClient, tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_text_that_is_no_value_is_refused_naming_its_key(text: str) -> None:
         config_of_values({"train.steps": text}, "demo")
 
 
+@pytest.mark.slow
 def test_a_daemon_whose_files_somebody_removes_makes_them_anew(
     etcd: EtcdServers, client: EtcdClient, tmp_path: Path
 ) -> None:

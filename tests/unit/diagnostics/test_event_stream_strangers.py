@@ -93,6 +93,7 @@ def greet_by_content(record: DaemonRecord) -> None:
             connection.sendall(bytes(1 << 20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("greet", [greet_by_flight, greet_by_frame, greet_by_content])
 def test_a_greeting_of_400_mib_takes_no_memory(tmp_path: Path, greet: Callable[[DaemonRecord], None]) -> None:
     with served(tmp_path / "events") as (process, record):

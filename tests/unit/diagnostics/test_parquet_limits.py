@@ -65,6 +65,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10, len(f
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "num_groups"), [(Spans, 8), (LogLines, 1)])
 def test_a_file_of_kilobytes_that_would_be_gigabytes_takes_no_memory(
     tmp_path: Path, kind: type[Table], num_groups: int

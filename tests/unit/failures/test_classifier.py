@@ -131,6 +131,7 @@ def test_a_message_starts_after_its_prefixes() -> None:
     assert message_start("") == 0
 
 
+@pytest.mark.slow
 def test_memory_is_bounded() -> None:
     rng = random.Random(3)
     classifier = LogClassifier()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,17 +10,17 @@ import pytest
 from megatrain.failures.classifier import classify
 from megatrain.failures.lines import message_start
 from megatrain.failures.rules.table import ALL_RULES
-from tests.helpers.source_tree import ROOT
+from tests.helpers.outside_data import outside_data
 
-FILE = Path(os.environ.get("MEGATRAIN_FAILURE_LOGS", ROOT.parent / "shared/data/failure_logs/examples.jsonl"))
 MAX_SHARE_OF_A_LINE = 0.8
 
 
 @pytest.fixture(scope="module")
 def examples() -> list[dict[str, Any]]:
-    if not FILE.is_file():
-        pytest.skip(f"no labelled logs: {FILE} is absent (MEGATRAIN_FAILURE_LOGS names another place)")
-    return [json.loads(line) for line in FILE.read_text().splitlines()]
+    file = outside_data(
+        "MEGATRAIN_FAILURE_LOGS", "shared/data/failure_logs/examples.jsonl", "the labelled failure logs"
+    )
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_labels_and_actions_agree(examples: list[dict[str, Any]]) -> None:

@@ -38,6 +38,7 @@ EXTRAS = {
         "playwright",
         "pytest",
         "pytest-timeout",
+        "pytest-xdist",
         "ruff",
         "s3fs",
         "transformers",

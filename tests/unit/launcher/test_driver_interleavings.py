@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -18,6 +19,8 @@ from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_host import SimulatedHost
 from tests.helpers.simulated_job import SimulatedJob, quiet
 from tests.helpers.told_verdicts import NUMERICS, STRAGGLER, ask_about, tell_verdict
+
+pytestmark = pytest.mark.slow
 
 NUM_HOSTS = 4
 POLICY = quiet(

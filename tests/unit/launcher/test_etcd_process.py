@@ -80,6 +80,7 @@ def test_it_serves_survives_its_own_death_and_leaves_nothing(place: Path, progra
     assert item.value == b"value"
 
 
+@pytest.mark.slow
 def test_two_that_count_rounds_each_from_one_are_two_clusters(tmp_path: Path, program: Path) -> None:
     """Else a job would take the checkpoint directory over from another one of its name: see contracts/claims.py."""
     found = set()
@@ -248,6 +249,7 @@ def test_a_second_launch_in_the_same_directory_is_refused(place: Path, program: 
         pass
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_replaced_by_another(place: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

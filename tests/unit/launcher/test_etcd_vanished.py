@@ -76,6 +76,7 @@ def put_another_in_its_place(etcd: EtcdProcess, place: Path) -> None:
     (place / "etcd").mkdir(mode=0o700)
 
 
+@pytest.mark.slow(kept=["remove_data_and_etcd-etcd/member/snap/db-True"])
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize(
     ("remove", "named"),

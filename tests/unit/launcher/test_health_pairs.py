@@ -245,6 +245,7 @@ def test_a_pair_that_failed_makes_no_host_unfit(output: str, exit_code: int | No
     assert reason in found.reason
 
 
+@pytest.mark.slow
 def test_a_real_pair() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     first, second = record("host-1", store.port), record("host-2", 1)

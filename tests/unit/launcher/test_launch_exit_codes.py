@@ -25,6 +25,8 @@ from tests.helpers.etcd_server import etcd_program
 from tests.helpers.launch_cases import small_flags
 from tests.helpers.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SOON_S = 20.0
 SAVES = """
 import signal, sys, time

@@ -51,6 +51,7 @@ def test_a_second_launch_leaves_the_black_boxes_of_the_first(plan: LaunchPlan, b
     assert told == []
 
 
+@pytest.mark.slow(kept=["75"])
 @pytest.mark.parametrize("code", [75, 78])
 def test_a_job_with_its_etcd_elsewhere_keeps_what_it_has_in_memory(
     plan: LaunchPlan, run: RunDirectory, box: Path, monkeypatch: pytest.MonkeyPatch, code: int

@@ -69,6 +69,7 @@ class TestFound:
         assert look_back(RECORD, RunDirectory(tmp_path), tmp_path, "host-1").last_sign_unix_s == 1000.0
 
 
+@pytest.mark.slow
 class TestClaimed:
     @pytest.fixture
     def client(self, etcd: EtcdServers) -> EtcdClient:

@@ -146,6 +146,7 @@ def test_a_topic_waits_until_it_is_ready() -> None:
     assert plan_of([topic], plan.record, rules(Manner.DIGEST), NOW_S + 1.5).topics == (topic,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manner", [Manner.DIGEST, Manner.PAGE])
 @pytest.mark.parametrize("stays_open", [True, False])
 def test_a_restart_loop_does_not_page_a_hundred_times(manner: Manner, *, stays_open: bool) -> None:

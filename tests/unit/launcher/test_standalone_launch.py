@@ -100,6 +100,7 @@ def test_one_host_is_an_executor_in_this_process(plan: LaunchPlan) -> None:
     assert told == []
 
 
+@pytest.mark.slow
 def test_hosts_of_a_launch_that_was_killed_do_not_keep_the_next_one_out(plan: LaunchPlan) -> None:
     keys = JobKeys("small")
     left = [keys.host("h1"), keys.status("h1"), f"{keys.election}/1"]
@@ -264,6 +265,7 @@ def test_hosts_die_with_the_launch(tmp_path: Path) -> None:
     wait_until(lambda: not any(is_alive(pid) for pid in pids), "the executors to die", SOON_S)
 
 
+@pytest.mark.slow(kept=["False"])
 @pytest.mark.parametrize("has_end", [True, False])
 def test_several_hosts_end_as_the_driver_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_end: bool) -> None:
     plan = make_plan(small_flags(tmp_path, is_standalone=True, min_hosts=2, max_hosts=2, spares=1), {})

@@ -72,6 +72,7 @@ def run(config_tables: dict[str, dict[str, Any]]) -> tuple[float, dict[str, Tens
     return losses[-1], gradients_by_name(replica)
 
 
+@pytest.mark.slow(kept=["gpt-full-1f1b", "llama-selective-1f1b"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("style", STYLES)

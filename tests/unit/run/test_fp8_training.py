@@ -50,6 +50,7 @@ def bf16_losses() -> list[float]:
     return [step(replica, number) for number in range(STEPS)]
 
 
+@pytest.mark.slow(kept=["current"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_losses_stay_beside_those_of_bf16(recipe: str, bf16_losses: list[float]) -> None:
     replica = build(**RECIPES[recipe])

@@ -114,6 +114,7 @@ def require_same_training(config: Config, between: Between = lambda replica, num
     return capture.num_replays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_microbatches", [1, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_the_same_to_the_bit(case: str, num_microbatches: int) -> None:
@@ -122,6 +123,7 @@ def test_training_is_the_same_to_the_bit(case: str, num_microbatches: int) -> No
     assert replays == ([5, 5] if num_microbatches == 1 else [5, 5, 10, 10])
 
 
+@pytest.mark.slow(kept=["1"])
 @pytest.mark.parametrize("num_microbatches", [1, 3])
 def test_delayed_scales_are_recorded_once_they_are_there(num_microbatches: int) -> None:
     """The first step takes scales from tensors: nothing that is recorded may go on doing so."""
@@ -179,6 +181,7 @@ def test_a_step_in_evaluation_mode_has_no_dropout() -> None:
     assert require_same_training(config_of({"model": {"dropout": 0.3}}, 1), switch) == [4, 4]
 
 
+@pytest.mark.slow(kept=["plain-(2,)"])
 @pytest.mark.parametrize("bad_steps", [(0,), (0, 1), (2,), (4,)], ids=str)
 @pytest.mark.parametrize("tables", [{}, DELAYED], ids=["plain", "fp8"])
 def test_a_skipped_step_leaves_no_trace(tables: Tables, bad_steps: tuple[int, ...]) -> None:

@@ -105,6 +105,7 @@ def makespans() -> dict[tuple[str, int, int, int], NDArray[np.int64]]:
     return {sizes: end[:, part].max(axis=1) for sizes, part in parts.items()}
 
 
+@pytest.mark.slow
 def test_bubble_equals_its_closed_form(makespans: dict[tuple[str, int, int, int], NDArray[np.int64]]) -> None:
     for sizes, makespan in makespans.items():
         name, pp_size, num_chunks, num_microbatches = sizes

@@ -40,6 +40,22 @@ def feasible_sizes(name: str, pp_size: int) -> Iterator[tuple[int, int]]:
                 yield num_chunks, num_microbatches
 
 
+@pytest.mark.slow(
+    kept=[
+        "gpipe-1",
+        "gpipe-3",
+        "gpipe-4",
+        "1f1b-1",
+        "1f1b-3",
+        "1f1b-4",
+        "interleaved-1",
+        "interleaved-3",
+        "interleaved-4",
+        "zero_bubble-1",
+        "zero_bubble-3",
+        "zero_bubble-4",
+    ]
+)
 @pytest.mark.parametrize("pp_size", range(1, 9))
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_schedule_is_right_and_its_memory_bound_is_reached(name: str, pp_size: int) -> None:
@@ -70,6 +86,7 @@ def test_every_pipeline_with_enough_microbatches_is_feasible() -> None:
         assert list(feasible_sizes("zero_bubble", pp_size)) == expected
 
 
+@pytest.mark.slow
 def test_the_largest_published_shape_is_right() -> None:
     # MegaScale's 530B run: pp_size 35, 3 chunks a stage.
     assert check_schedule(build_schedule("interleaved", 35, 3, 280)) == []
