@@ -113,18 +113,18 @@ class _BlockActivations:
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
-        self._collected: dict[int, _Traveller] = {}
+        self._collected: dict[torch.UntypedStorage, _Traveller] = {}
         self._away: list[weakref.ref[_Traveller]] = []
         self._sources: list[Tensor] = []
         self._pending: Any = None
         self._is_arriving = False
 
     def collect(self, storage: torch.UntypedStorage) -> _Traveller:
-        """Return the traveller of `storage`. All that are collected stay on the device, so no two have one address."""
-        traveller = self._collected.get(storage.data_ptr())
+        """Return the traveller of `storage`: the same for all tensors that live in it."""
+        traveller = self._collected.get(storage)
         if traveller is None:
             flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            traveller = self._collected[storage.data_ptr()] = _Traveller(self, flat)
+            traveller = self._collected[storage] = _Traveller(self, flat)
         return traveller
 
     def leave(self) -> None:
@@ -176,20 +176,20 @@ class Offloader:
         """smallest_numel: tensors with fewer elements stay where they are."""
         self._copies = copies
         self._smallest_numel = smallest_numel
-        self._staying: frozenset[int] = frozenset()
+        self._staying: frozenset[torch.UntypedStorage] = frozenset()
         self._open: _BlockActivations | None = None
         self._last: _BlockActivations | None = None
 
     def attach(self, chunk: nn.Module, blocks: Sequence[nn.Module], num_offloaded: int) -> None:
         """Let the first `num_offloaded` of `blocks` offload. Parameters of the chunk stay; they have their memory."""
-        self._staying = frozenset(one.untyped_storage().data_ptr() for one in chunk.parameters())
+        self._staying = frozenset(one.untyped_storage() for one in chunk.parameters())
         for number, block in enumerate(blocks[: num_offloaded + 1]):
             self._wrap(block, is_first=number == 0, is_offloaded=number < num_offloaded)
 
     def keep(self, x: Tensor) -> Any:
         """Return what to hold in place of the saved tensor x."""
         is_light = x.numel() < self._smallest_numel or not x.is_floating_point()
-        if self._open is None or is_light or x.untyped_storage().data_ptr() in self._staying:
+        if self._open is None or is_light or x.untyped_storage() in self._staying:
             return x.detach()
         traveller = self._open.collect(x.untyped_storage())
         return _View(traveller, x.dtype, x.size(), x.stride(), x.storage_offset())

@@ -9,6 +9,7 @@ Source: ours, on torch's saved_tensors_hooks; the idea of re-gathering in backwa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -70,13 +71,13 @@ class _InPlace:
 class Rematerializer:
     """A context in which registered outputs are saved as recipes, and everything else is left to its keeper.
 
-    Outputs stay alive until the next scope starts, so that their addresses identify them.
+    An output is known by its storage object, which torch keeps for as long as any tensor lives in that memory: so the
+    recipe goes with the output, and none is mistaken for another, on devices without memory (meta) either.
     """
 
     def __init__(self) -> None:
         self.keeper: Keeper = _InPlace()
-        self._recipes: dict[int, _Recipe] = {}
-        self._alive: list[Tensor] = []
+        self._recipes: weakref.WeakKeyDictionary[torch.UntypedStorage, _Recipe] = weakref.WeakKeyDictionary()
         self._hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
 
     def __enter__(self) -> Rematerializer:
@@ -89,23 +90,15 @@ class Rematerializer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._hooks.pop().__exit__(kind, error, trace)
-        self.start_scope()
-
-    def start_scope(self) -> None:
-        """Forget what was registered: nothing registered before will be saved from here on."""
-        self._recipes.clear()
-        self._alive.clear()
 
     def register(self, output: Tensor, source: Tensor, recompute: Callable[[Tensor], Tensor]) -> None:
         """Say that `recompute(source)` gives `output` again. `source` may be a registered output itself."""
         if torch.is_grad_enabled() and self._hooks:
             kept = self._save(source.detach())
-            recipe = _Recipe(lambda: self._load(kept), recompute)
-            self._recipes[output.untyped_storage().data_ptr()] = recipe
-            self._alive.append(output.detach())
+            self._recipes[output.untyped_storage()] = _Recipe(lambda: self._load(kept), recompute)
 
     def _save(self, x: Tensor) -> Any:
-        recipe = self._recipes.get(x.untyped_storage().data_ptr())
+        recipe = self._recipes.get(x.untyped_storage())
         if recipe is None:
             return self.keeper.keep(x)
         recipe.num_uses += 1

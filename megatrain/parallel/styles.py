@@ -92,15 +92,13 @@ class VocabularyCrossEntropy(nn.Module):
         return statistics_KT
 
 
-def start_scope_at(norm: nn.Module, rematerializer: Rematerializer, *, is_recomputed: bool) -> None:
-    """Let `norm` start a scope of the rematerializer, and register its output where it is to be recomputed."""
+def recompute_norm(norm: nn.Module, rematerializer: Rematerializer) -> None:
+    """Let backward compute `norm`'s output again from the sum that it normed, which is kept for its own backward."""
     forward = norm.forward
 
     def run(stream: ResidualStream) -> tuple[Tensor, Tensor]:
-        rematerializer.start_scope()
         y_SBH, x_SBH = forward(stream)
-        if is_recomputed:
-            rematerializer.register(y_SBH, x_SBH, lambda source: forward(ResidualStream(source))[0])
+        rematerializer.register(y_SBH, x_SBH, lambda source: forward(ResidualStream(source))[0])
         return y_SBH, x_SBH
 
     norm.forward = run

@@ -25,8 +25,8 @@ from megatrain.parallel.styles import (
     ReduceScatterSequence,
     VocabularyCrossEntropy,
     VocabularyRows,
+    recompute_norm,
     recompute_output,
-    start_scope_at,
 )
 
 WHOLE = None
@@ -116,8 +116,8 @@ def _place_styles(chunk: nn.Module, plan: TensorPlan, rematerializer: Rematerial
     chunks = SequenceChunks(group, plan.num_sequence_chunks, plan.has_overlap)
     for path, module in list(chunk.named_modules()):
         leaf = path.rsplit(".", 1)[-1]
-        if leaf == "norm":
-            start_scope_at(module, rematerializer, is_recomputed=is_selective)
+        if leaf == "norm" and is_selective:
+            recompute_norm(module, rematerializer)
         elif leaf == "activation" and is_selective:
             recompute_output(module, rematerializer)
         if group.size == 1:

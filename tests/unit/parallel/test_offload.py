@@ -141,9 +141,12 @@ class Chunk(nn.Module):
         self.blocks = nn.ModuleList(Doubling(number, self.copies.story) for number in range(num_blocks))
         self.rematerializer = Rematerializer()
         if num_offloaded:
-            offloader = Offloader(self.copies, smallest_numel=16)
-            offloader.attach(self, list(self.blocks), num_offloaded)
-            self.rematerializer.keeper = offloader
+            self.offload(num_offloaded)
+
+    def offload(self, num_offloaded: int) -> None:
+        offloader = Offloader(self.copies, smallest_numel=16)
+        offloader.attach(self, list(self.blocks), num_offloaded)
+        self.rematerializer.keeper = offloader
 
     def forward(self, x: Tensor) -> Tensor:
         stream = ResidualStream(x)
@@ -169,9 +172,11 @@ def test_traffic_runs_beside_the_neighbours_and_stops_where_it_is_of_no_use() ->
     )
 
 
-def test_each_storage_travels_once_and_weights_stay() -> None:
-    chunk = Chunk(2, 1)
-    chunk(rows() * 1).sum().backward()
+@pytest.mark.parametrize("device", ["cpu", "meta"], ids=["memory", "no memory, and so one address"])
+def test_each_storage_travels_once_and_weights_stay(device: str) -> None:
+    chunk = Chunk(2, 0).to(device)
+    chunk.offload(1)
+    chunk(rows().to(device) * 1).sum().backward()
 
     nbytes = 16 * 8 * 4
     # x, tanh's result and its transposed copy; views of the same storage are not another one

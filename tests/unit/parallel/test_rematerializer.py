@@ -184,16 +184,44 @@ def test_recomputing_makes_no_graph() -> None:
     assert [one.requires_grad for one in made] == [False]
 
 
-def test_new_scope_lets_go_of_outputs() -> None:
-    rematerializer = Rematerializer()
-    with rematerializer:
-        y = torch.sin(X.clone().requires_grad_())
-        storage = StorageWeakRef(y.untyped_storage())
-        rematerializer.register(y, X, torch.sin)
-        del y
+def test_a_registered_output_dies_with_its_last_tensor() -> None:
+    with Rematerializer() as rematerializer:
+        y, kept = torch.sin(X.clone().requires_grad_()), X.clone()
+        storage, source = (StorageWeakRef(one.untyped_storage()) for one in (y, kept))
+        rematerializer.register(y, kept, torch.sin)
+        view = y[1:]
+        del y, kept
         assert not storage.expired()
-        rematerializer.start_scope()
+        assert not source.expired()
+        del view
         assert storage.expired()
+        assert source.expired(), "and its recipe with it"
+
+
+def test_outputs_without_memory_are_told_apart() -> None:
+    """On meta every tensor has address 0: each is known by its storage all the same."""
+    used: list[str] = []
+
+    def recipe(name: str) -> Callable[[Tensor], Tensor]:
+        return lambda source: used.append(name) or torch.empty_like(source)
+
+    leaves = [torch.empty(4, 4, device="meta", requires_grad=True) for _ in range(2)]
+    with Rematerializer() as rematerializer:
+        registered = [torch.empty(4, 4, device="meta") for _ in range(2)]
+        for name, y in zip(("first", "second"), registered, strict=True):
+            rematerializer.register(y, torch.empty(4, 4, device="meta"), recipe(name))
+        unknown = torch.empty(4, 4, device="meta")
+        first = (registered[0].t() @ leaves[0]).sum()
+        second = (registered[1] @ leaves[1]).sum() + (unknown @ leaves[1]).sum()
+        del y, unknown
+        storages = [StorageWeakRef(one.untyped_storage()) for one in registered]
+        registered.clear()
+
+    assert all(storage.expired() for storage in storages)
+    torch.autograd.grad(first, leaves[0])
+    assert used == ["first"]
+    torch.autograd.grad(second, leaves[1])
+    assert used == ["first", "second"], "what has no recipe is kept itself"
 
 
 def test_graph_that_never_runs_backward_is_freed() -> None:
@@ -207,7 +235,7 @@ def test_graph_that_never_runs_backward_is_freed() -> None:
     assert storage.expired()
 
 
-def test_address_used_again_after_a_scope_is_not_mistaken() -> None:
+def test_address_used_again_is_not_mistaken() -> None:
     """A tensor at the address of a dead output must be saved as itself."""
     w = torch.randn(64, 64, dtype=torch.float64, requires_grad=True)
     rematerializer = Rematerializer()
@@ -215,7 +243,6 @@ def test_address_used_again_after_a_scope_is_not_mistaken() -> None:
         values = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         with rematerializer:
             rematerializer.register(values.exp(), values, torch.exp)
-            rematerializer.start_scope()
             other = values.cos()  # takes the memory that was just given back, as allocators like to
             loss = (other @ w).sum()
         del other
