@@ -59,9 +59,12 @@ def main() -> int:
         "group_init": {"num_processes": args.processes, "num_rounds": args.rounds},
         "heartbeats": {"num_hosts": args.hosts, "seconds": args.seconds},
     }
+    num_beyond = 0
     for name in args.names or NAMES:
-        publish(importlib.import_module(f"benchmarks.{name}").run(**options.get(name, {})), is_written=args.write)
-    return 0
+        result = importlib.import_module(f"benchmarks.{name}").run(**options.get(name, {}))
+        publish(result, is_written=args.write)
+        num_beyond += len(result.beyond_bar)
+    return 1 if num_beyond else 0
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from megatrain.checkpoint.ownership import SavedShard
+from megatrain.chunk_builder import build_meta_chunks
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.parallel.bucket import Bucket, group_into_buckets
 from megatrain.parallel.sharding import FlatShard
-from megatrain.planning.meta_chunk import build_meta_chunks
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 _BYTES_A_PARAMETER = 4 * len(KINDS)

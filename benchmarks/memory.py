@@ -12,19 +12,22 @@ import torch
 from benchmarks.result import Result
 from megatrain.assembly import Replica, build_replica
 from megatrain.comm import create_mesh, join, leave, meet
+from megatrain.comm.queue import AwaitedLane
 from megatrain.config.config import Config
 from megatrain.contracts.process import Process
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.memory import estimate_memory
+from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from megatrain.schedule import build_schedule
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training_step import train_step
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
-from tests.helpers.tensor_memory import PeakTensorBytes
 
+BAR = 0.03
+"""How far the estimate may be from what is counted, as a part of that."""
 _BASE: dict[str, dict[str, Any]] = {
     # activations, weights and logits all matter at this size
     "model": {"vocab_size": 2048, "seq_len": 256, "hidden_size": 256, "num_layers": 4, "num_heads": 4},
@@ -73,13 +76,18 @@ CASES: dict[str, dict[str, Any]] = {
 
 def run() -> Result:
     """Run a step of each case and compare every rank's peak with its estimate."""
-    rows = []
+    rows, beyond = [], []
     with RankPool(size=8) as pool:
         for name, changes in CASES.items():
             tables = with_changes(changes)
             layout = Config.from_dict(tables).layout(None)
             peaks = pool.run(measure_rank, layout.world_size, tables, timeout_s=300.0)
             for rank, (counted, estimated, moment) in enumerate(peaks):
+                if abs(estimated / counted - 1) > BAR:
+                    beyond.append(
+                        f"{name}, rank {rank}: {counted:,} bytes counted, {estimated:,} estimated; they may differ by "
+                        f"{BAR:.0%}"
+                    )
                 rows.append(
                     {
                         "case": name,
@@ -98,9 +106,12 @@ def run() -> Result:
         notes=[
             "counted by a dispatch mode: storages that operations return, each once, from its making to its death",
             "not in it: memory inside kernels and communication libraries, and what an allocator rounds up or caches",
+            "exchanges of gradients and of rows in chunks are completed in their order, when they are awaited",
+            f"the benchmark fails where a difference is more than {BAR:.0%}",
             "one step, gloo, one thread a rank; on a GPU: not measured",
         ],
         settings={f"{section}.{key}": value for section, keys in _BASE.items() for key, value in keys.items()},
+        beyond_bar=beyond,
     )
 
 
@@ -114,7 +125,10 @@ def with_changes(changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tuple[int, int, str]:
-    """Train one step as one rank. Return the peak counted, the peak estimated, and when it should be."""
+    """Train one step as one rank. Return the peak counted, the peak estimated, and when it should be.
+
+    Exchanges that have a lane are carried out when they are awaited, so that the count does not depend on time.
+    """
     config, device = Config.from_dict(tables), torch.device("cpu")
     layout = config.layout(context.world_size)
     recorder = Recorder(BlackBoxWriter.anonymous())
@@ -129,6 +143,9 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
         has_wrap_links=config.parallel.num_chunks > 1,
         has_tp_lane=config.parallel.num_sequence_chunks > 1,
     )
+    for group in (mesh.dp, mesh.tp):
+        if group.lane is not None:
+            group.lane = AwaitedLane()
     with PeakTensorBytes() as memory:
         replica = build_replica(config, mesh, recorder, device)
         replica.initialise()
@@ -144,9 +161,7 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
             grad_clip=config.optimizer.grad_clip,
             recorder=recorder,
         )
-    estimate = estimate_memory(
-        config, layout, mesh.coordinate.pp, plan_stage(config, layout, mesh.coordinate.pp, mesh.tp)
-    )
+    estimate = estimate_memory(config, layout, mesh.coordinate.pp, plan_stage(config, mesh))
     leave()
     return memory.peak_bytes, estimate.total, estimate.moment
 

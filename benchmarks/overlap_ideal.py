@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from benchmarks.overlap_replay import LinkReplay
+from megatrain.chunk_builder import build_chunks
 from megatrain.comm import dry_mesh
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Record
 from megatrain.contracts.operations import Operation
-from megatrain.planning.chunks import plan_stage
+from megatrain.parallel.offload import ImmediateCopies
 from megatrain.schedule import Action, ActionKind
 
 _ELEMENT_BYTES = 4
@@ -77,9 +79,9 @@ def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], int], int]:
     for stage in range(layout.pp_size):
         rank = next(rank for rank in range(layout.world_size) if layout.coordinate(rank).pp == stage)
         with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1) as mesh:
-            chunks = plan_stage(config, layout, stage, mesh.tp)
+            chunks = build_chunks(config, mesh, torch.device("meta"), ImmediateCopies())
         for number, chunk in enumerate(chunks):
-            numel = sum(chunk.bucket_sizes(config.parallel.bucket_size, layout.dp_size))
+            numel = sum(bucket.numel for bucket in chunk.data_parallel.buckets)
             found[stage, number] = numel * _ELEMENT_BYTES * (layout.dp_size - 1) // layout.dp_size
     model = config.model
     message = model.seq_len // layout.tp_size * config.batch.micro_batch_size * model.hidden_size * _ELEMENT_BYTES

@@ -16,7 +16,10 @@ RESULTS = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`rows` are dictionaries with the same keys; `notes` say what the figures mean and what they do not."""
+    """`rows` are dictionaries with the same keys; `notes` say what the figures mean and what they do not.
+
+    `beyond_bar`: what is worse than it may be, a sentence each; the command fails by it.
+    """
 
     name: str
     title: str
@@ -24,6 +27,7 @@ class Result:
     rows: Sequence[Mapping[str, Any]]
     notes: Sequence[str]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    beyond_bar: Sequence[str] = ()
 
 
 def machine() -> dict[str, Any]:
@@ -56,6 +60,8 @@ def publish(result: Result, *, is_written: bool) -> None:
     print(f"\n{result.title}\n{table(result.rows)}")
     for note in result.notes:
         print(f"- {note}")
+    for found in result.beyond_bar:
+        print(f"BEYOND THE BAR: {found}")
     if not is_written:
         return
     RESULTS.mkdir(parents=True, exist_ok=True)

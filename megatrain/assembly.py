@@ -5,33 +5,27 @@ The model is built on the meta device, cut, and only then given memory, so no ra
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import torch
 
 from megatrain.checkpoint.load import FP8_HISTORY
 from megatrain.checkpoint.ownership import SavedShard
+from megatrain.chunk_builder import BuiltChunk, build_chunks, hidden_shape, pipeline_input
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.contracts.operations import Operation
-from megatrain.model import TokenContext, initialise_
-from megatrain.model.fp8 import Fp8Scales, use_fp8
-from megatrain.model.norm import use_norms
-from megatrain.ops.documents import pack_documents
-from megatrain.ops.precision import DTYPES, accumulate_dtype
+from megatrain.model import initialise_
+from megatrain.model.fp8 import Fp8Scales
+from megatrain.ops.precision import DTYPES
 from megatrain.optim import ShardedOptimizer
-from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
+from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.graphed_chunk import Capture, CudaGraphCapture, GraphedChunk
-from megatrain.parallel.offload import CudaCopies, ImmediateCopies, Offloader
+from megatrain.parallel.offload import CudaCopies, ImmediateCopies
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
-from megatrain.parallel.recompute import recompute_fully
 from megatrain.parallel.sharding import Box, FlatShard
-from megatrain.planning.meta_chunk import MetaChunk, build_meta_chunks
 from megatrain.telemetry.recorder import Recorder
-
-SMALLEST_ACTIVATION_WIDTH = 16
-"""Numbers a token of what is worth a way to host memory; a norm keeps one or two for backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +95,7 @@ class Replica:
     def pipeline_input(self, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
                        document_SB: torch.Tensor | None) -> PipelineInput:  # fmt: skip
         """Return a micro-batch, which is on the CPU, as the pipeline takes it, on this rank's device."""
-        seq_len = tokens_SB.shape[0]
-        tp = self.mesh.tp
-        context = TokenContext(
-            sample_B=sample_B.to(self.device, non_blocking=True),
-            seq_len=seq_len,
-            documents=None if document_SB is None else pack_documents(document_SB).to(self.device),
-            token_offset=tp.rank * (seq_len // tp.size),
-        )
-        return PipelineInput(
-            tokens_SB.to(self.device, non_blocking=True), labels_SB.to(self.device, non_blocking=True), context
-        )
+        return pipeline_input(self.mesh.tp, self.device, tokens_SB, labels_SB, sample_B, document_SB)
 
     def set_training(self, is_training: bool) -> None:
         """Switch dropout on or off."""
@@ -127,39 +111,20 @@ def build_replica(
     capture: makes recordings of micro-batches; by default that of the configuration and the device.
     """
     capture = capture or capture_of(config, device)
-    dtype = DTYPES[config.train.precision]
-    gradient_dtype = accumulate_dtype(dtype)
-    options = DataParallelOptions(
-        zero_stage=config.parallel.zero_stage,
-        dtype=dtype,
-        gradient_dtype=gradient_dtype,
-        reduce_dtype=torch.bfloat16 if config.parallel.grad_reduce_dtype == "bf16" else gradient_dtype,
-        bucket_size=config.parallel.bucket_size,
-        has_overlap=config.parallel.overlap,
-    )
-    fp8_scales: list[Fp8Scales] = []
-    metas = build_meta_chunks(config, mesh.layout, mesh.coordinate.pp, mesh.tp)
-    chunks = [
-        _build_chunk(config, mesh, number, meta, options, device, fp8_scales, capture)
-        for number, meta in enumerate(metas)
-    ]
-    if config.parallel.offload_layers:
-        _offload_activations(config, mesh, metas, device)
+    built = build_chunks(config, mesh, device, CudaCopies(device) if device.type == "cuda" else ImmediateCopies())
+    chunks = [_with_graphs(chunk, capture) for chunk in built]
     pipeline = Pipeline(
         mesh,
         chunks,
         recorder,
-        hidden_shape=(
-            config.model.seq_len // mesh.layout.tp_size,
-            config.batch.micro_batch_size,
-            config.model.hidden_size,
-        ),
-        dtype=dtype,
+        hidden_shape=hidden_shape(config, mesh.layout.tp_size),
+        dtype=DTYPES[config.train.precision],
         device=device,
     )
-    data_parallel = tuple(chunk.data_parallel for chunk in chunks)
+    data_parallel = tuple(chunk.data_parallel for chunk in built)
     optimizer = ShardedOptimizer(data_parallel, config.optimizer, mesh)
-    return Replica(config, mesh, device, pipeline, data_parallel, optimizer, tuple(fp8_scales))
+    scales = tuple(chunk.fp8_scales for chunk in built if chunk.fp8_scales is not None)
+    return Replica(config, mesh, device, pipeline, data_parallel, optimizer, scales)
 
 
 def capture_of(config: Config, device: torch.device) -> Capture | None:
@@ -167,41 +132,16 @@ def capture_of(config: Config, device: torch.device) -> Capture | None:
     return CudaGraphCapture() if config.kernels.cuda_graphs and device.type == "cuda" else None
 
 
-def _build_chunk(
-    config: Config,
-    mesh: Mesh,
-    number: int,
-    meta: MetaChunk,
-    options: DataParallelOptions,
-    device: torch.device,
-    fp8_scales: list[Fp8Scales],
-    capture: Capture | None,
-) -> PipelineChunk:
-    """Return chunk `number` of the stage. `fp8_scales` gets the scales that its layers keep from step to step."""
-    use_norms(meta.module, config.kernels)
-    scales = use_fp8(meta.module, config.fp8, device)
-    if scales is not None:
-        fp8_scales.append(scales)
-    if config.parallel.recompute == "full":
-        for block in meta.module.blocks.values():
-            recompute_fully(block)
-    data_parallel = ChunkDataParallel(meta.parameters, mesh.dp, mesh.tp, mesh.embedding, options, device, number)
-    built = PipelineChunk(meta.module, meta.rematerializer, data_parallel)
+def _with_graphs(chunk: BuiltChunk, capture: Capture | None) -> PipelineChunk:
+    """Return the chunk as the pipeline takes it, replayed from recordings that `capture` makes, if any."""
+    plain = chunk.pipeline_chunk
     if capture is None:
-        return built
-    return replace(built, graphs=GraphedChunk(built.forward, data_parallel, capture, lambda: _decisions(meta, scales)))
+        return plain
+    graphs = GraphedChunk(plain.forward, plain.data_parallel, capture, lambda: _decisions(chunk))
+    return replace(plain, graphs=graphs)
 
 
-def _offload_activations(config: Config, mesh: Mesh, metas: Sequence[MetaChunk], device: torch.device) -> None:
-    """Let the first layers of each chunk offload. The chunks, which have their memory by now, share the way there."""
-    copies = CudaCopies(device) if device.type == "cuda" else ImmediateCopies()
-    tokens = config.model.seq_len // mesh.layout.tp_size * config.batch.micro_batch_size
-    for meta in metas:
-        offloader = Offloader(copies, smallest_numel=SMALLEST_ACTIVATION_WIDTH * tokens)
-        offloader.attach(meta.module, list(meta.module.blocks.values()), config.parallel.offload_layers)
-        meta.rematerializer.keeper = offloader
-
-
-def _decisions(meta: MetaChunk, scales: Fp8Scales | None) -> Hashable:
+def _decisions(chunk: BuiltChunk) -> Hashable:
     """Return what the model's Python decides by and what changes while it trains: see docs/adr/0029."""
-    return meta.module.training, scales is not None and scales.scaling.is_primed
+    scales = chunk.fp8_scales
+    return chunk.meta.module.training, scales is not None and scales.scaling.is_primed

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from megatrain.comm.queue import CommunicationQueue, Exchange, Lane, Pending, Work
+from megatrain.comm.queue import AwaitedLane, CommunicationQueue, Exchange, Lane, Pending, Work
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.operations import Operation
 
@@ -39,7 +39,7 @@ class Group:
     queue: CommunicationQueue
     number: int = 0
     process_group: dist.ProcessGroup | None = None
-    lane: Lane | None = None
+    lane: Lane | AwaitedLane | None = None
     num_calls: int = 0
     timeout: timedelta = timedelta(minutes=5)
 
@@ -84,24 +84,35 @@ class Group:
             return Pending(_copied(x, out))
         if out is None:
             out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        if x.device.type == "cpu" or (has_wide_sum and x.dtype in _HALF):
+        if self.device_type(x) == "cpu" or (has_wide_sum and x.dtype in _HALF):
             return self._exchange_parts(x, operation, out, chunk)
         return self._start(
             operation, out, x, lambda: _REDUCE_SCATTER(out, x, group=self.process_group, async_op=True), chunk
         )
 
+    def device_type(self, x: Tensor) -> str:
+        """Return what kind of device carries out exchanges of `x`."""
+        return x.device.type
+
     def _exchange_parts(self, x: Tensor, operation: Operation, out: Tensor, chunk: int) -> Pending:
-        arrived: list[Tensor] = []  # memory that is taken when the exchange's turn has come
+        arrived: list[Tensor] = []
 
         def start() -> Work:
-            arrived.append(torch.empty_like(x))
             if x.device.type != "cpu":
                 return dist.all_to_all_single(arrived[0], x, group=self.process_group, async_op=True)
             sent, parts = x.chunk(self.size), arrived[0].chunk(self.size)
             parts[self.rank].copy_(sent[self.rank])
             return self._swap(sent, parts)
 
-        return self._start(operation, out, x, start, chunk, then=lambda: _sum_parts(arrived.pop(), self.size, out))
+        return self._start(
+            operation,
+            out,
+            x,
+            start,
+            chunk,
+            prepare=lambda: arrived.append(torch.empty_like(x)),  # when the exchange's turn has come
+            then=lambda: _sum_parts(arrived.pop(), self.size, out),
+        )
 
     def _swap(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Work:
         """Start sending `sent[i]` to member i of a group on CPUs, and receiving `received[i]` from it.
@@ -159,6 +170,7 @@ class Group:
         sent: Tensor,
         start: Callable[[], Work],
         chunk: int = -1,
+        prepare: Callable[[], None] | None = None,
         then: Callable[[], None] | None = None,
     ) -> Pending:
         self.num_calls += 1
@@ -171,6 +183,7 @@ class Group:
             wait=lambda work: work.wait(),
             failure=lambda error: self.failure(what, error),
             chunk=chunk,
+            prepare=prepare,
             then=then,
         )
         return self.queue.submit(out, exchange, self.lane)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 from typing import Any, Protocol
@@ -58,6 +59,8 @@ class Exchange:
     """Names this rank's operation and the ranks involved."""
     chunk: int = -1
     microbatch: int = -1
+    prepare: Callable[[], None] | None = None
+    """Takes memory for what arrives, when it is about to start."""
     then: Callable[[], None] | None = None
     """Makes the result of what has arrived."""
 
@@ -102,7 +105,7 @@ class CommunicationQueue:
         """Whether the submitting thread may start an exchange itself: not while the lane is held."""
         return self._before is None
 
-    def submit(self, result: Tensor, exchange: Exchange, lane: Lane | None) -> Pending:
+    def submit(self, result: Tensor, exchange: Exchange, lane: Lane | AwaitedLane | None) -> Pending:
         """Start `exchange`, which fills `result`, now or when its turn in `lane` comes.
 
         Raises: CommunicationError where it could not be started; its Pending raises what goes wrong later.
@@ -118,7 +121,7 @@ class CommunicationQueue:
         if lane is not None:
             task = _Task(self, exchange, token)
             lane.add(task)
-            return Pending(result, task.finish, task.has_ended.is_set)
+            return Pending(result, partial(lane.finish, task), task.has_ended.is_set)
         work = self.started(exchange)
         self.recorder.launched(token)
 
@@ -133,7 +136,9 @@ class CommunicationQueue:
         if self._before is not None:
             self._before(exchange)
         try:
-            return exchange.start()
+            if exchange.prepare is not None:
+                exchange.prepare()
+            return self._begin(exchange)
         except torch.OutOfMemoryError:
             raise  # no peer's doing
         except RuntimeError as error:
@@ -142,12 +147,38 @@ class CommunicationQueue:
     def finish(self, exchange: Exchange, work: Work, token: int) -> None:
         """Wait for its end. Raises: CommunicationError."""
         try:
-            exchange.wait(work)
+            self._end(exchange, work)
         except RuntimeError as error:
             raise exchange.failure(error) from error
         if exchange.then is not None:
             exchange.then()
         self.recorder.end(token)
+
+    def _begin(self, exchange: Exchange) -> Work:
+        return exchange.start()
+
+    def _end(self, exchange: Exchange, work: Work) -> None:
+        exchange.wait(work)
+
+
+class DryQueue(CommunicationQueue):
+    """Takes and gives back the memory of exchanges, and carries none of them out: for runs without peers, on meta."""
+
+    def _begin(self, exchange: Exchange) -> Work:
+        return _Nothing()
+
+    def _end(self, exchange: Exchange, work: Work) -> None:
+        work.wait()
+
+
+class _Nothing:
+    """What a DryQueue has started."""
+
+    def wait(self) -> None:
+        """It has ended."""
+
+    def is_completed(self) -> bool:
+        return True
 
 
 class Lane:
@@ -182,6 +213,10 @@ class Lane:
             if not self._is_running:
                 self._is_running = True
                 Thread(target=self._run, name=f"lane-{self._name}", daemon=True).start()
+
+    def finish(self, task: _Task) -> None:
+        """Block until `task` has ended. Raises: what went wrong."""
+        task.finish()
 
     @torch.no_grad()  # a new thread starts with gradients enabled, whatever the submitting thread's setting
     def _run(self) -> None:
@@ -218,6 +253,38 @@ class Lane:
         task.is_started = True
         with self._lock:
             self._num_unstarted -= 1
+
+
+class AwaitedLane:
+    """A lane without a thread: its exchanges start and end, in their order, in the thread that awaits one of them.
+
+    So what is under way at any moment follows from the program alone, and not from how fast the peers are. It is what
+    plans of memory count by: nothing ends before it is awaited.
+    """
+
+    def __init__(self) -> None:
+        self._open: deque[_Task] = deque()
+        self._error: BaseException | None = None
+
+    def add(self, task: _Task) -> None:
+        """Start `task` if it is one of the first two that have not ended."""
+        self._open.append(task)
+        self._start_first()
+
+    def finish(self, task: _Task) -> None:
+        """Carry out all up to `task`. Raises: what went wrong."""
+        while not task.has_ended.is_set():
+            first = self._open.popleft()
+            self._error = self._error or first.carry_out()
+            first.end(self._error)
+            self._start_first()
+        task.finish()
+
+    def _start_first(self) -> None:
+        for task in [*self._open][:_MOST_STARTED]:
+            if not task.is_started:
+                self._error = self._error or task.start(has_turn=task is self._open[0])
+                task.is_started = True
 
 
 class _Task:

@@ -18,7 +18,7 @@ from megatrain.ops.fp8_linear import CurrentScaler, TensorwiseFp8Linear, rowwise
 from megatrain.ops.fp8_scaling import DelayedScaling
 from megatrain.ops.optional_backends import import_transformer_engine
 from megatrain.ops.quantization import E4M3, E5M2
-from megatrain.ops.transformer_engine_linear import TransformerEngineLinear
+from megatrain.ops.transformer_engine_linear import TransformerEngineLinear, planned_transformer_engine_linear
 
 OPERAND_FORMATS = (E4M3, E4M3, E5M2)
 """Of input, weight and gradient."""
@@ -42,6 +42,7 @@ def use_fp8(model: Transformer, config: Fp8Config, device: torch.device) -> Fp8S
     """Let the projections of `model`'s layers multiply in FP8, as `config` says.
 
     Returns the scales that go from step to step, where there are such.
+    On meta the backend need not be installed.
     Raises: ImportError where the backend is not installed.
     """
     layers = tuple(layer for layer in model.part.layers if config.covers(layer))
@@ -49,6 +50,10 @@ def use_fp8(model: Transformer, config: Fp8Config, device: torch.device) -> Fp8S
         module for layer in layers for module in model.blocks[str(layer)].modules() if isinstance(module, Projection)
     ]
     if config.backend == "transformer_engine":
+        if device.type == "meta":
+            for projection in projections:
+                projection.multiply = planned_transformer_engine_linear
+            return None
         engine = import_transformer_engine()
         for projection in projections:
             projection.multiply = TransformerEngineLinear(engine)

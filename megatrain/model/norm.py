@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from megatrain.config.kernels import KernelsConfig
 from megatrain.config.model import ModelConfig
-from megatrain.ops.apex_norm import ApexNorms
+from megatrain.ops.apex_norm import ApexNorms, PlannedApex
 from megatrain.ops.normalization import layer_norm, rms_norm
 from megatrain.ops.optional_backends import import_apex
 from megatrain.ops.residual import ResidualStream
@@ -57,14 +57,14 @@ def build_norm(config: ModelConfig) -> nn.Module:
     return kind(config.hidden_size, config.norm_eps)
 
 
-def use_norms(model: nn.Module, config: KernelsConfig) -> None:
-    """Let the norms of `model` be computed by what `config` names.
+def use_norms(model: nn.Module, config: KernelsConfig, device: torch.device) -> None:
+    """Let the norms of `model` be computed by what `config` names. On meta that need not be installed.
 
     Raises: ImportError where that is not installed.
     """
     if config.norm != "apex":
         return
-    norms = ApexNorms(import_apex())
+    norms = ApexNorms(PlannedApex() if device.type == "meta" else import_apex())
     for module in model.modules():
         if isinstance(module, LayerNorm):
             module.normalize = norms.layer_norm

@@ -19,6 +19,7 @@ from megatrain.model.head import LossHead
 from megatrain.model.positions import RotaryPositions
 from megatrain.ops.attention import AttentionPattern
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
+from megatrain.ops.device_kind import DeviceKind
 from megatrain.ops.residual import ResidualStream
 
 
@@ -49,10 +50,13 @@ class Transformer(nn.Module):
         dropout_seed: int = 0,
         kernels: KernelsConfig | None = None,
         loss_terms: LossTerms = CROSS_ENTROPY_ALONE,
+        device_kind: DeviceKind | None = None,
     ) -> None:
+        """device_kind: what kernels are chosen for; None: the device that the tensors are on."""
         super().__init__()
         self.config = config
         self.kernels = kernels or KernelsConfig()
+        self.device_kind = device_kind
         self.part = part or ModelPart.whole(config)
         self.embedding = Embedding(config, dropout_seed) if self.part.has_embedding else None
         self.blocks = nn.ModuleDict({str(layer): Block(config, layer, dropout_seed) for layer in self.part.layers})
@@ -70,7 +74,12 @@ class Transformer(nn.Module):
     def _stream(self, x: Tensor, context: TokenContext) -> ResidualStream:
         stream = ResidualStream(x if self.embedding is None else self.embedding(x, context))
         pattern = AttentionPattern(
-            context.seq_len, self.config.window_size, context.documents, self.kernels.attention, self.kernels.strict
+            context.seq_len,
+            self.config.window_size,
+            context.documents,
+            self.kernels.attention,
+            self.kernels.strict,
+            self.device_kind,
         )
         for block in self.blocks.values():
             stream = block(stream, context, pattern, self.positions)

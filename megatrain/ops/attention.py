@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from megatrain.ops.attention_choice import AttentionCase, AttentionChoice, Backend, choose_attention
+from megatrain.ops.device_kind import DeviceKind, kind_of
 from megatrain.ops.documents import PackedDocuments
 
 _logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class AttentionPattern:
 
     window_size w > 0: a token sees itself and the w - 1 before it. documents: a token sees its own document only.
     backend: "auto", or the name of the only one that may be used. is_strict: a slow path is an error.
+    device_kind: what kernels are chosen for; None: the device of the heads. Heads on meta need it.
     """
 
     seq_len: int
@@ -38,6 +40,7 @@ class AttentionPattern:
     documents: PackedDocuments | None = None
     backend: str = "auto"
     is_strict: bool = False
+    device_kind: DeviceKind | None = None
     _mask: Tensor | None = field(default=None, init=False)
     _choice: AttentionChoice | None = field(default=None, init=False)
 
@@ -56,9 +59,10 @@ class AttentionPattern:
         Raises: ConfigError as choose_attention does.
         """
         if self._choice is None:
+            kind = self.kind(q_SBND.device)
             case = AttentionCase(
-                q_SBND.device.type,
-                _capability(q_SBND.device),
+                kind.type,
+                kind.capability,
                 q_SBND.dtype,
                 q_SBND.shape[-1],
                 self.has_window,
@@ -67,6 +71,10 @@ class AttentionPattern:
             )
             self._choice = _checked_choice(case, self.backend, self.is_strict)
         return self._choice
+
+    def kind(self, device: torch.device) -> DeviceKind:
+        """Return the kind of device that kernels are chosen for, where the heads are on `device`."""
+        return self.device_kind or kind_of(device)
 
     def mask(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return what to add to the scores of each (query, key): 0 or -inf.
@@ -100,11 +108,13 @@ def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGD))
     mask = None if pattern.is_plain else pattern.mask(q.device, q.dtype)
     is_grouped = q.shape[1] != k.shape[1]
-    if is_grouped and choice.backend in (Backend.EFFICIENT, Backend.DENSE) and q.device.type == "cuda":
+    if is_grouped and choice.backend in (Backend.EFFICIENT, Backend.DENSE) and pattern.kind(q.device).type == "cuda":
         # these kernels take no grouped heads on CUDA: torch would go on to write out all S * S scores
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         is_grouped = False
-    if choice.backend in _KERNELS:
+    if q.is_meta:
+        out_BNSD = _as_planned(choice.backend, q, k, v, mask)
+    elif choice.backend in _KERNELS:
         with sdpa_kernel(_KERNELS[choice.backend]):
             out_BNSD = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
     else:
@@ -112,6 +122,25 @@ def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
         )
     return out_BNSD.permute(2, 0, 1, 3).flatten(2)
+
+
+def _as_planned(backend: Backend, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention on meta, by the operator that torch takes on the device of `backend`: it saves what that one saves.
+
+    On meta itself torch knows no device, and would write out all scores.
+    """
+    aten, is_causal = torch.ops.aten, mask is None
+    if backend is Backend.CPU:
+        return aten._scaled_dot_product_flash_attention_for_cpu(q_BNSD, k_BGSD, v_BGSD, 0.0, is_causal, attn_mask=mask)[
+            0
+        ]
+    if backend is Backend.CUDNN:
+        return aten._scaled_dot_product_cudnn_attention(q_BNSD, k_BGSD, v_BGSD, None, True, 0.0, is_causal)[0]
+    if q_BNSD.dtype == torch.float64:
+        return functional.scaled_dot_product_attention(q_BNSD, k_BGSD, v_BGSD, mask, is_causal=is_causal)
+    if mask is not None:
+        mask = mask.expand(*q_BNSD.shape[:2], *mask.shape[2:])
+    return aten._scaled_dot_product_efficient_attention(q_BNSD, k_BGSD, v_BGSD, mask, True, 0.0, is_causal)[0]
 
 
 def _flash_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: AttentionPattern) -> Tensor:
@@ -159,8 +188,3 @@ def _refused_by_torch(q_SBND: Tensor, k_SBGD: Tensor) -> frozenset[Backend]:
     parameters = torch.backends.cuda.SDPAParams(q, k, k, None, 0.0, True, q.shape[1] != k.shape[1])
     can_use = torch.backends.cuda.can_use_cudnn_attention(parameters)
     return frozenset() if can_use else frozenset({Backend.CUDNN})
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)

@@ -49,11 +49,14 @@ def inverse_frequencies(
 
 
 def rotary_table(seq_len: int, frequency: Tensor, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of every position's angles, computed in fp64 and rounded once.
+    """Return cos and sin of every position's angles, computed in fp64 on the CPU and rounded once; nothing for meta.
 
     Shapes: each [S, 1, 1, D / 2].
     """
-    angle = torch.outer(torch.arange(seq_len, dtype=torch.float64, device="cpu"), frequency)[:, None, None, :]
+    if device.type == "meta":
+        frequency = frequency.to(device)
+    position = torch.arange(seq_len, dtype=torch.float64, device=frequency.device)
+    angle = torch.outer(position, frequency)[:, None, None, :]
     return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
 
 

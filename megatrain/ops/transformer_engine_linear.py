@@ -8,6 +8,9 @@ Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened);
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -43,3 +46,33 @@ class TransformerEngineLinear:
         with self._engine.autocast(enabled=True, recipe=self._recipe):
             out = functional_call(self._module, parameters, (x_TI.flatten(0, -2),))
         return out.view(*x_TI.shape[:-1], -1)
+
+
+def planned_transformer_engine_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """Stand for TransformerEngineLinear on meta: it saves as many bytes, and makes as many in backward.
+
+    Shapes: as there.
+    """
+    return _Planned.apply(x_TI, weight_OI, bias_O)
+
+
+class _Planned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        # the weight is kept transposed as well, for backward: not so on Blackwell and later
+        ctx.save_for_backward(_in_8_bits(x_TI), _in_8_bits(weight_OI), _in_8_bits(weight_OI))
+        ctx.x_shape, ctx.weight_shape = x_TI.shape, weight_OI.shape
+        ctx.bias_shape = None if bias_O is None else bias_O.shape
+        return x_TI.new_empty(*x_TI.shape[:-1], weight_OI.shape[:-1].numel())
+
+    @staticmethod
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        _saved = ctx.saved_tensors
+        _in_both_forms = _in_8_bits(grad_TO), _in_8_bits(grad_TO)
+        grad_bias = None if ctx.bias_shape is None else grad_TO.new_empty(ctx.bias_shape)
+        return grad_TO.new_empty(ctx.x_shape), grad_TO.new_empty(ctx.weight_shape), grad_bias
+
+
+def _in_8_bits(x: Tensor) -> Tensor:
+    """Return the bytes of a quantized x."""
+    return x.new_empty(x.shape, dtype=torch.uint8)

@@ -1,25 +1,31 @@
-"""The chunks that a rank holds, built on the meta device as the trainer builds them, and what they need in memory.
+"""The chunks of a stage as planning has them: the trainer's own, on meta, with what they need in memory.
 
-The parameters come from the model and the tensor plan themselves, not from formulas: a plan that changes changes the
-plan's memory here. Nothing is allocated.
+Nothing is allocated: parameters, buckets and activations have their sizes alone. Chunks that differ in nothing but the
+numbers of their layers are run once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
+from megatrain.chunk_builder import build_chunks, hidden_shape, pipeline_input
+from megatrain.comm import Mesh
+from megatrain.comm.dry_group import dry_group
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
-from megatrain.contracts.layout import Layout
 from megatrain.model import ModelPart
-from megatrain.parallel.bucket import group_into_buckets, padded_numel
+from megatrain.ops.device_kind import DeviceKind
+from megatrain.parallel.bucket import Bucket
+from megatrain.parallel.offload import ImmediateCopies
+from megatrain.parallel.pipeline import PipelineInput
 from megatrain.parallel.sharding import LogicalParameter
-from megatrain.planning.blocks import block_footprint, fp8_staying, norm_kept
-from megatrain.planning.ends import embedding_footprint, head_footprint
-from megatrain.planning.footprint import Footprint, in_a_row
-from megatrain.planning.meta_chunk import build_meta_chunks
-from megatrain.planning.offload import offloaded_blocks
-from megatrain.planning.tensor_bytes import TensorBytes
+from megatrain.planning.footprint import HostCopies, MeasuredChunk, measure, standing_tensors, tensors_of
+
+_META = torch.device("meta")
+_ANY_GPU = DeviceKind("cuda", (9, 0))
+"""On a GPU that is not known here: torch's kernels for attention are the same from Ampere on, but cuDNN's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,48 +34,68 @@ class PlannedChunk:
 
     part: ModelPart
     parameters: tuple[LogicalParameter, ...]
+    buckets: tuple[Bucket, ...]
+    measured: MeasuredChunk
+    micro_batch_bytes: int
+    """Of a micro-batch before it is computed: tokens, labels, documents."""
 
     @property
     def num_parameters(self) -> int:
         """Elements that the rank holds, without padding."""
         return sum(logical.parameter.numel() for logical in self.parameters)
 
-    def bucket_sizes(self, bucket_size: int, dp_size: int) -> tuple[int, ...]:
-        """Return the elements of each bucket, padding included."""
-        return tuple(padded_numel(bucket, dp_size) for bucket in group_into_buckets(self.parameters, bucket_size))
 
-    def footprint(self, config: Config, sizes: TensorBytes) -> Footprint:
-        """Return what a micro-batch needs on this chunk."""
-        block = block_footprint(config, sizes)
-        num_norms = 1 if config.model.block == "parallel" else 2
-        parts = offloaded_blocks(
-            block,
-            len(self.part.layers),
-            config.parallel.offload_layers,
-            sizes,
-            staying=num_norms * (norm_kept(config, sizes) - sizes.hidden_local) + fp8_staying(config, sizes),
-            is_input_held=not self.part.has_embedding,
-        )
-        if self.part.has_embedding:
-            parts.insert(0, embedding_footprint(config, sizes))
-        if self.part.has_head:
-            parts.append(head_footprint(config, sizes))
-        return with_masks(sizes, in_a_row(parts))
+def planned_kind(config: Config) -> DeviceKind:
+    """Return the kind of device that a plan is for: "auto" counts as a GPU."""
+    return DeviceKind("cpu") if config.runtime.device == "cpu" else _ANY_GPU
 
 
-def with_masks(sizes: TensorBytes, chunk: Footprint) -> Footprint:
-    """Add the mask that all blocks of a chunk share and keep, and what makes it."""
-    mask = sizes.mask
-    if not mask:
-        return chunk
-    made_from = 2 * mask // sizes.element  # which pairs may meet, and one more condition
-    forward = max(chunk.forward + mask, mask + made_from)
-    return replace(chunk, kept=chunk.kept + mask, forward=forward, backward=chunk.backward + mask)
-
-
-def plan_stage(config: Config, layout: Layout, stage: int, tp: Group) -> list[PlannedChunk]:
-    """Return the chunks of `stage` as rank number tp.rank of its tensor-parallel group holds them.
+def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
+    """Return the chunks of the stage of `mesh`, whose groups need no peers.
 
     Raises: TopologyError when a parameter cannot be cut.
     """
-    return [PlannedChunk(chunk.part, chunk.parameters) for chunk in build_meta_chunks(config, layout, stage, tp)]
+    kind, host = planned_kind(config), HostCopies()
+    tp = dry_group(mesh.tp, kind.type, has_lane=config.parallel.num_sequence_chunks > 1)
+    copies = ImmediateCopies() if kind.type == "cpu" else host
+    built = build_chunks(config, replace(mesh, tp=tp), _META, copies, kind)
+    micro = planned_micro_batch(config, tp)
+    standing = [x for chunk in built for x in standing_tensors(chunk)]  # a tied head is another chunk's embedding
+    measured: dict[tuple[object, ...], MeasuredChunk] = {}
+    for chunk in built:
+        key = _kind(config, chunk.meta.part)
+        if key not in measured:
+            measured[key] = measure(
+                chunk,
+                micro,
+                hidden_shape(config, tp.size),
+                standing,
+                host.memory,
+                is_split=config.parallel.splits_backward,
+                is_added=config.parallel.zero_stage == 1 and config.num_microbatches(mesh.layout.dp_size) > 1,
+            )
+    num_bytes = sum(x.nbytes for x in tensors_of(micro))
+    return [
+        PlannedChunk(
+            chunk.meta.part,
+            chunk.meta.parameters,
+            tuple(chunk.data_parallel.buckets),
+            measured[_kind(config, chunk.meta.part)],
+            num_bytes,
+        )
+        for chunk in built
+    ]
+
+
+def planned_micro_batch(config: Config, tp: Group) -> PipelineInput:
+    """Return a micro-batch on meta. With documents each sample is one: how many there are is not known."""
+    shape = (config.model.seq_len, config.batch.micro_batch_size)
+    tokens_SB = torch.empty(shape, dtype=torch.int64, device=_META)
+    document_SB = torch.zeros(shape, dtype=torch.int64) if config.data.has_document_mask else None
+    sample_B = torch.empty(shape[1], dtype=torch.int64, device=_META)
+    return pipeline_input(tp, _META, tokens_SB, torch.empty_like(tokens_SB), sample_B, document_SB)
+
+
+def _kind(config: Config, part: ModelPart) -> tuple[object, ...]:
+    """Return all that two chunks must have in common to need the same memory."""
+    return (part.has_embedding, part.has_head, *(config.fp8.covers(layer) for layer in part.layers))

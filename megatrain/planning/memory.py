@@ -1,21 +1,28 @@
-"""How much memory a rank's tensors take in a training step, computed from configuration and layout alone.
+"""How much memory a rank's tensors take in a training step, found without running one.
 
 Standing: parameters, gradients, optimizer state, inputs. Passing: activations of the micro-batches in flight, what the
 running part works with, messages, gradients on their way. The peak is the largest moment of forward and backward; an
-update works in place. Not counted: what an allocator rounds up, what operations and communication libraries use inside.
+update works in place. What a chunk needs is counted while it runs on meta; what passes between chunks and ranks follows
+rules. No gradient's exchange ends before it is awaited: where peers are fast there is less, so this is the most.
+Not counted: what an allocator rounds up, what operations and communication libraries use inside.
 Measured against counted tensor bytes by benchmarks/memory.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import torch
+
+from megatrain.chunk_builder import hidden_shape
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
-from megatrain.planning.chunks import PlannedChunk
+from megatrain.ops.precision import DTYPES, accumulate_dtype
+from megatrain.planning.chunks import PlannedChunk, planned_kind
 from megatrain.planning.step_memory import ChunkMemory, StepWalk
-from megatrain.planning.tensor_bytes import ELEMENT_BYTES, TensorBytes, tensor_bytes
 from megatrain.schedule import peak_in_flight
 
 
@@ -68,23 +75,22 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
     chunks: from plan_stage.
     Raises: TopologyError when the schedule cannot be built.
     """
-    parallel, sizes = config.parallel, tensor_bytes(config, layout.tp_size)
-    buckets = [chunk.bucket_sizes(parallel.bucket_size, layout.dp_size) for chunk in chunks]
-    shares = [numel // layout.dp_size * sizes.sum_element for numels in buckets for numel in numels]
-    num_elements = sum(map(sum, buckets))
+    parallel, dtype = config.parallel, DTYPES[config.train.precision]
+    sum_bytes = accumulate_dtype(dtype).itemsize
+    buckets = [bucket for chunk in chunks for bucket in chunk.buckets]
+    num_elements, num_shared = sum(one.numel for one in buckets), sum(one.share_numel for one in buckets)
+    has_own_master = sum_bytes != dtype.itemsize
 
     num_microbatches = config.num_microbatches(layout.dp_size)
     schedule = parallel.build_schedule(num_microbatches)
-    chunk_memory = [
-        _chunk_memory(config, layout, chunk, numels, sizes) for chunk, numels in zip(chunks, buckets, strict=True)
-    ]
-    walk = StepWalk(config, stage, chunk_memory, sizes.hidden_local)
+    message = math.prod(hidden_shape(config, layout.tp_size)) * dtype.itemsize
+    walk = StepWalk(config, stage, [_chunk_memory(config, chunk) for chunk in chunks], message)
     peak = walk.run(schedule.stages[stage])
     return RankMemory(
-        parameters=num_elements * sizes.element,
-        gradients=sum(shares) if parallel.zero_stage == 2 else num_elements * sizes.sum_element,
-        optimizer=sum(shares) * (3 if sizes.is_mixed else 2),
-        inputs=num_microbatches * _input_bytes(config, sizes) + _table_bytes(config, sizes) * len(chunks),
+        parameters=num_elements * dtype.itemsize,
+        gradients=(num_shared if parallel.zero_stage == 2 else num_elements) * sum_bytes,
+        optimizer=num_shared * sum_bytes * (3 if has_own_master else 2),
+        inputs=num_microbatches * chunks[0].micro_batch_bytes + sum(chunk.measured.tables for chunk in chunks),
         activations=peak.activations,
         working=peak.working,
         messages=peak.messages,
@@ -95,36 +101,39 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
     )
 
 
-def _chunk_memory(
-    config: Config, layout: Layout, chunk: PlannedChunk, numels: Sequence[int], sizes: TensorBytes
-) -> ChunkMemory:
+def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
     """ZeRO-1 reduces gradients in place, ZeRO-2 lets them go and keeps its share; in another type a copy travels."""
-    is_copied = config.parallel.grad_reduce_dtype == "bf16" and layout.dp_size > 1
-    reduced = ELEMENT_BYTES["bf16"] if is_copied else sizes.sum_element
-    travelling = sum(numels) * reduced if is_copied or config.parallel.zero_stage == 2 else 0
-    exchanged = 0
-    if layout.dp_size > 1:
-        # where ranks exchange their parts and sum them themselves (Group.reduce_scatter), what arrives has memory of
-        # its own: on CPUs of the bucket that travels and the next one, else of all
-        if is_copied:
-            share = sum(numels) // layout.dp_size * sizes.sum_element if config.parallel.zero_stage == 2 else 0
-            travelling += share + (0 if sizes.is_on_cpu else sum(numels) * reduced)
-        if sizes.is_on_cpu:
-            exchanged = sum(sorted(numels)[-2:]) * reduced
+    sum_bytes = accumulate_dtype(DTYPES[config.train.precision]).itemsize
+    dp_size, is_zero_2 = chunk.buckets[0].dp.size, config.parallel.zero_stage == 2
+    is_copied = config.parallel.grad_reduce_dtype == "bf16" and dp_size > 1
+    reduced = torch.bfloat16.itemsize if is_copied else sum_bytes
+    sent = [bucket.numel * reduced for bucket in chunk.buckets]
+    travelling = sent if is_copied or is_zero_2 else [0] * len(sent)
+    if is_copied and is_zero_2:  # the share of a copy is no part of it
+        travelling = [size + bucket.share_numel * sum_bytes for size, bucket in zip(sent, chunk.buckets, strict=True)]
+    # where ranks exchange their parts and sum them themselves (Group.reduce_scatter), what arrives has memory of its
+    # own: on CPUs of the bucket that travels and the next one, else of all; half precision is summed in a wider copy
+    arriving, summed = [0] * len(sent), [0] * len(sent)
+    if dp_size > 1 and planned_kind(config).type == "cpu":
+        arriving = [sum(sent[first : first + 2]) for first in range(len(sent))]
+    elif is_copied:
+        travelling = [one + size for one, size in zip(travelling, sent, strict=True)]
+    if is_copied:
+        summed = [bucket.share_numel * torch.float32.itemsize for bucket in chunk.buckets]
+    exchanged = _most(arriving, travelling)
     return ChunkMemory(
-        footprint=chunk.footprint(config, sizes),
-        whole_gradients=sum(numels) * sizes.sum_element,
-        travelling=travelling,
+        footprint=chunk.measured.footprint,
+        whole_gradients=sum(bucket.numel for bucket in chunk.buckets) * sum_bytes,
+        travelling=sum(travelling),
         exchanged=exchanged,
-        copied=sum(numels) * reduced if is_copied else 0,
+        summed=_most([one + total for one, total in zip(arriving, summed, strict=True)], travelling) - exchanged,
+        copied=sum(sent) if is_copied else 0,
     )
 
 
-def _input_bytes(config: Config, sizes: TensorBytes) -> int:
-    return sizes.token * (3 if config.data.has_document_mask else 2)
+def _most(beside: Sequence[int], travelling: Sequence[int]) -> int:
+    """Return the most bytes beside all that travels, where bucket after bucket ends and lets go of what travelled.
 
-
-def _table_bytes(config: Config, sizes: TensorBytes) -> int:
-    if config.model.positions != "rope":
-        return 0
-    return config.model.seq_len * config.model.resolved_head_dim * sizes.sum_element
+    beside: of each bucket, what is there while it ends.
+    """
+    return max(now - ended for now, ended in zip(beside, accumulate(travelling, initial=0), strict=False))

@@ -101,7 +101,7 @@ def plan_run(config: Config) -> RunPlan:
         with dry_mesh(layout, rank, has_wrap_links=parallel.num_chunks > 1) as mesh:
             for group in _group_plans(mesh):
                 groups.setdefault(group.name, group)
-            chunks = plan_stage(config, layout, mesh.coordinate.pp, mesh.tp)
+            chunks = plan_stage(config, mesh)
         stages.append(
             StagePlan(
                 name=name,

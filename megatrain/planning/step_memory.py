@@ -28,6 +28,8 @@ class ChunkMemory:
     """What is alive from the start of a reduction to its end, beside gradients that stay."""
     exchanged: int
     """What arrives from other ranks, where chunks take turns, so that it is there for one of them at a time."""
+    summed: int
+    """What is made of it when that has arrived, for a moment, where half precision is summed."""
     copied: int
     """Of what travels, what is made of the gradients in another type: for a moment they are there beside it."""
 
@@ -50,13 +52,16 @@ class Moment:
 class StepWalk:
     """Counts along the actions of one stage."""
 
-    def __init__(self, config: Config, stage: int, chunks: Sequence[ChunkMemory], hidden_local: int) -> None:
+    def __init__(self, config: Config, stage: int, chunks: Sequence[ChunkMemory], message: int) -> None:
+        """message: bytes of what a chunk hands on."""
         self._chunks = chunks
-        self._hidden_local = hidden_local
+        self._message = message
         self._is_zero_2 = config.parallel.zero_stage == 2
         self._has_overlap = config.parallel.overlap
         self._is_only_stage = config.parallel.pp_size == 1
         self._activations = 0
+        self._newest: dict[int, int] = {}
+        """Of each chunk, the micro-batch that went forward last, while it is in flight."""
         self._messages = 0
         self._travelling: dict[int, int] = {}
         self._exchanged: dict[int, int] = {}
@@ -86,14 +91,16 @@ class StepWalk:
         return self.peak
 
     def _forward(self, action: Action, is_sent: bool) -> None:
-        footprint = self._chunks[action.chunk].footprint
+        footprint, chunk = self._chunks[action.chunk].footprint, action.chunk
         self._take(ActionKind.RECV_FORWARD, action)
-        self._see(f"forward of chunk {action.chunk}", footprint.forward)
-        self._activations += footprint.kept
+        is_after_newest = chunk in self._newest
+        self._see(f"forward of chunk {chunk}", footprint.forward_after_newest if is_after_newest else footprint.forward)
+        self._activations += footprint.kept + (0 if is_after_newest else footprint.kept_of_newest)
+        self._newest[chunk] = action.microbatch
         self._on_host += footprint.on_host
         self.most_on_host = max(self.most_on_host, self._on_host)
         if is_sent and self._is_only_stage:
-            self._hold_message((ActionKind.RECV_FORWARD, action.chunk + 1, action.microbatch))
+            self._hold_message((ActionKind.RECV_FORWARD, chunk + 1, action.microbatch))
             return
         self._finish_compute(is_sent)
 
@@ -104,10 +111,15 @@ class StepWalk:
             for earlier in list(self._travelling):
                 self._arrive(earlier)
             self._travelling[action.chunk] = chunk.whole_gradients
-        self._activations -= chunk.footprint.kept
-        self._on_host -= chunk.footprint.on_host
-        self._see(f"backward of chunk {action.chunk}", chunk.footprint.backward, of_which_kept=chunk.footprint.kept)
-        self._activations += chunk.footprint.put_off
+        footprint, what = chunk.footprint, f"backward of chunk {action.chunk}"
+        kept, most = footprint.kept, footprint.backward
+        if self._newest.get(action.chunk) == action.microbatch:
+            del self._newest[action.chunk]
+            kept, most = kept + footprint.kept_of_newest, footprint.backward_of_newest
+        self._activations -= kept
+        self._on_host -= footprint.on_host
+        self._see(what, most, of_which_kept=kept)
+        self._activations += footprint.put_off
         if self._is_zero_2:
             self._depart(action.chunk)
         if is_sent and self._is_only_stage:
@@ -116,26 +128,27 @@ class StepWalk:
         self._finish_compute(is_sent)
 
     def _backward_weight(self, action: Action) -> None:
-        self._see(f"weights' gradients of chunk {action.chunk}", 0)
-        self._activations -= self._chunks[action.chunk].footprint.put_off
+        footprint = self._chunks[action.chunk].footprint
+        self._see(f"weights' gradients of chunk {action.chunk}", footprint.weights)
+        self._activations -= footprint.put_off
         self._finish_compute(False)
 
     def _hold_message(self, key: tuple[ActionKind, int, int]) -> None:
         """Count what waits for its consumer: from another stage as of its receive, from this one as of its making."""
         self._receives.add(key)
-        self._messages += self._hidden_local
+        self._messages += self._message
 
     def _take(self, kind: ActionKind, action: Action) -> None:
         """A received tensor goes from the messages to what its consumer counts."""
         key = (kind, action.chunk, action.microbatch)
         if key in self._receives:
             self._receives.remove(key)
-            self._messages -= self._hidden_local
+            self._messages -= self._message
 
     def _finish_compute(self, is_sent: bool) -> None:
         """What was sent before this computation has arrived by now; its own result is on its way."""
         self._messages -= self._unsent
-        self._unsent = self._hidden_local if is_sent else 0
+        self._unsent = self._message if is_sent else 0
         self._messages += self._unsent
 
     def _depart(self, chunk: int) -> None:
@@ -148,6 +161,7 @@ class StepWalk:
             self._arrive(chunk)
 
     def _arrive(self, chunk: int) -> None:
+        self._see(f"reduction of chunk {chunk}", self._chunks[chunk].summed)
         self._travelling.pop(chunk, None)
         self._exchanged.pop(chunk, None)
 

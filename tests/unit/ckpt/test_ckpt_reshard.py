@@ -15,9 +15,9 @@ from megatrain.contracts.checkpoint_files import is_manifest_name, read_manifest
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation
 from megatrain.conversion.parts import parts_of
+from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from tests.helpers.checkpoint_tree import put_main
 from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job
-from tests.helpers.tensor_memory import PeakTensorBytes
 from tests.helpers.training_case import make_config
 
 UNTIED = {"model": {"has_tied_head": False}}

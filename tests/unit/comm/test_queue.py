@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megatrain.comm import queue
-from megatrain.comm.queue import CommunicationQueue, Exchange, Lane, Pending
+from megatrain.comm.queue import AwaitedLane, CommunicationQueue, Exchange, Lane, Pending
 from megatrain.contracts.black_box import read_black_box
 from megatrain.contracts.black_box_values import Identity, RecordFlag
 from megatrain.contracts.errors import CommunicationError
@@ -309,3 +309,38 @@ def test_who_is_called_before_sees_each_exchange_in_turn(lane: Lane | None) -> N
     pending.wait()
 
     assert seen == [8]
+
+
+def test_an_awaited_lane_moves_on_when_one_of_its_exchanges_is_awaited_and_no_sooner() -> None:
+    link, lane, made = Link(), AwaitedLane(), []
+    first, second, third, fourth = (
+        link.submit(name, lane, then=lambda name=name: made.append(name)) for name in ("1", "2", "3", "4")
+    )
+    for work in link.works.values():
+        work.has_ended.set()  # the peers are fast
+
+    assert (link.started, made) == (["1", "2"], [])
+    second.wait()
+    assert (link.started, made) == (["1", "2", "3", "4"], ["1", "2"])
+    assert first.is_done()
+    assert not third.is_done()
+    fourth.wait()
+    assert made == ["1", "2", "3", "4"]
+    assert all(work.waiting_thread is threading.current_thread() for work in link.works.values())
+
+
+def test_what_follows_a_failure_in_an_awaited_lane_fails_with_it() -> None:
+    link, lane = Link(), AwaitedLane()
+    pending = [
+        link.submit("1", lane),
+        link.submit("2", lane, error=RuntimeError("connection closed")),
+        link.submit("3", lane),
+    ]
+    for work in link.works.values():
+        work.has_ended.set()
+
+    pending[0].wait()
+    for one in pending[1:]:
+        with pytest.raises(CommunicationError, match="2: connection closed"):
+            one.wait()
+    assert link.started == ["1", "2", "3"]

@@ -18,6 +18,7 @@ from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.hf import export_model
 from megatrain.hf.export import plan_shards
 from megatrain.hf.tensor_map import HfTensor
+from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from tests.helpers.hf_models import (
     CASES,
     LLAMA,
@@ -30,7 +31,6 @@ from tests.helpers.hf_models import (
     tiny,
 )
 from tests.helpers.require import require_module
-from tests.helpers.tensor_memory import PeakTensorBytes
 
 safetensors = require_module("safetensors")
 transformers = require_module("transformers")

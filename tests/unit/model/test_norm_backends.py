@@ -39,7 +39,7 @@ class Norms:
     def build(self, kind: type[nn.Module], hidden_size: int = 8, device: torch.device | None = None) -> Any:
         with device or self.device:
             norm = kind(hidden_size, EPS)
-        use_norms(norm, self.config)
+        use_norms(norm, self.config, self.device)
         return norm
 
     def function(self, kind: type[nn.Module]) -> Normalize:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -24,14 +23,11 @@ from megatrain.contracts.operations import Operation
 from megatrain.model import TokenContext
 from megatrain.model.block import Branch
 from megatrain.ops.attention import AttentionPattern
-from megatrain.ops.gradient_sink import Addition, set_gradient_sink
 from megatrain.ops.residual import ResidualStream
 from megatrain.parallel.rematerialize import Rematerializer
 from megatrain.parallel.sequence_chunks import ChunkedMixing
-from megatrain.planning.blocks import ChunkedBranchMemory
-from megatrain.planning.tensor_bytes import tensor_bytes
-from tests.helpers.lone_rank import make_config, simulated_group
-from tests.helpers.tensor_memory import PeakTensorBytes
+from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
+from tests.helpers.lone_rank import simulated_group
 
 TP, K, LOCAL_ROWS, B, H = 2, 3, 6, 2, 8
 S = TP * LOCAL_ROWS
@@ -243,54 +239,3 @@ def test_nothing_of_a_micro_batch_stays(keeps_rows: bool, has_backward: bool) ->
 
         assert in_between > before
         assert memory.live_bytes == before
-
-
-class Sink:
-    """Memory that was there before."""
-
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self.total = torch.zeros_like(parameter)
-
-    def take(self) -> tuple[Tensor, bool]:
-        return self.total, False
-
-    def add_product(self, add: Addition) -> None:
-        add(*self.take())
-
-
-@pytest.mark.parametrize("keeps_rows", [False, True])
-@pytest.mark.parametrize(("attention", "mlp"), [(True, False), (False, True), (True, True)])
-def test_memory_is_what_planning_says(attention: bool, mlp: bool, keeps_rows: bool) -> None:
-    branch, _ = branch_of(attention=attention, mlp=mlp, keeps_rows=keeps_rows)
-    style = branch.mixing
-    assert isinstance(style, ChunkedMixing)
-    # the branch above is one rank's share: half of the heads and of the MLP's width
-    whole = {"num_heads": 4, "head_dim": H // 2, "ffn_size": 24, "seq_len": S, "hidden_size": H, "norm": "rmsnorm",
-             "mlp": "swiglu", "vocab_size": 8}  # fmt: skip
-    config = make_config(
-        model=whole,
-        parallel={"tp_size": TP, "num_sequence_chunks": K},
-        batch={"micro_batch_size": B, "global_batch_size": B},
-    )
-    sizes = tensor_bytes(config, TP)
-    planned = ChunkedBranchMemory(config, sizes, attention, mlp, has_recipes=not keeps_rows, is_selective=False)
-    x = torch.randn(LOCAL_ROWS, B, H, dtype=torch.float64, requires_grad=True)
-    for parameter in branch.parameters():
-        set_gradient_sink(parameter, Sink(parameter))
-    with PeakTensorBytes().include(branch) as memory:
-        before = memory.live_bytes
-        memory.include(x)
-        with nullcontext() if keeps_rows else style.rematerializer:
-            total = branch(ResidualStream(x), TokenContext(torch.arange(B), S), AttentionPattern(S), None).total()
-
-        kept = memory.live_bytes - before - total.nbytes
-        forward = memory.peak_bytes - before
-        memory.reset_peak()
-        total.backward(torch.ones_like(total))
-        backward = memory.peak_bytes - before
-
-    footprint = planned.footprint()
-    assert kept == footprint.kept
-    # beside the plan there are gradients of biases, the output of the branch, and a piece that the group above copies
-    assert 0 <= forward - footprint.forward < sizes.hidden
-    assert 0 <= backward - footprint.backward < sizes.hidden

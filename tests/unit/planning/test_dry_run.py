@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from benchmarks.memory import with_changes
+from megatrain.comm import dry_mesh
 from megatrain.config import load_config, parameters_by_part
 from megatrain.config.config import Config
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.memory import estimate_memory
 from megatrain.planning.run_plan import plan_run
-from tests.helpers.lone_rank import simulated_group
 from tests.helpers.source_tree import ROOT
 
 CONFIG = ROOT / "configs" / "megascale_175b.toml"
@@ -25,6 +25,7 @@ PASSING = ["activations", "working", "messages", "travelling"]
 SCRIPT = """
 import json, sys
 from pathlib import Path
+from megatrain.comm import dry_mesh
 from megatrain.config import load_config
 from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
@@ -126,10 +127,9 @@ def test_middle_stages_are_told_by_the_fullest_of_them(schedule: str, fullest: i
     changes = {"parallel.pp_size": 4, "parallel.recompute": "full", "parallel.schedule": schedule}
     config = Config.from_dict(with_changes(changes))
     layout = config.layout(None)
-    totals = {
-        stage: estimate_memory(config, layout, stage, plan_stage(config, layout, stage, simulated_group("tp", 1, 0)))
-        for stage in (1, 2)
-    }
+    with dry_mesh(layout, 1) as mesh:
+        chunks = plan_stage(config, mesh)
+    totals = {stage: estimate_memory(config, layout, stage, chunks) for stage in (1, 2)}
 
     assert max(totals, key=lambda stage: totals[stage].total) == fullest
     assert plan_run(config).stages[1].memory == totals[fullest]

@@ -20,11 +20,11 @@ from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.memory import estimate_memory
+from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
 from megatrain.schedule import build_schedule
 from tests.helpers.lone_rank import SilentRecorder, lone_mesh
-from tests.helpers.tensor_memory import PeakTensorBytes
 
 LLAMA: dict[str, Any] = {
     "model.positions": "rope",
@@ -35,12 +35,12 @@ LLAMA: dict[str, Any] = {
     "model.has_tied_head": False,
     "train.precision": "bf16",
 }
-# selective recompute is not among them: it knows tensors by address, and fakes have none
 CASES: dict[str, dict[str, Any]] = {
     "GPT": {},
     "GPT, bf16": {"train.precision": "bf16"},
     "parallel block, dropout": {"model.block": "parallel", "model.dropout": 0.1, "train.precision": "bf16"},
     "Llama": LLAMA,
+    "Llama, selective recompute": LLAMA | {"parallel.recompute": "selective"},
     "Llama, full recompute": LLAMA | {"parallel.recompute": "full"},
     "Llama, FP8": LLAMA | {"fp8.recipe": "tensorwise"},
     "Llama, FP8 by row": LLAMA | {"fp8.recipe": "rowwise"},
@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_estimate_is_what_kernels_would_hold(changes: dict[str, Any]) -> None:
     config = Config.from_dict(with_changes({**changes, "runtime.device": "cuda", "batch.global_batch_size": 4}))
     mesh = lone_mesh()
-    estimate = estimate_memory(config, Layout(), 0, plan_stage(config, Layout(), 0, mesh.tp))
+    estimate = estimate_memory(config, Layout(), 0, plan_stage(config, mesh))
     replica = build_replica(config, mesh, SilentRecorder(), torch.device("cpu"))
     replica.set_training(True)
 

@@ -1,9 +1,8 @@
-"""The estimate is what a real step holds: counted in this process, within the 10 % that the benchmark promises."""
+"""The estimate is what a real step holds, counted in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +12,7 @@ from torch import Tensor
 from benchmarks.memory import measure_rank, with_changes
 from megatrain import assembly
 from megatrain.planning import chunks
-from megatrain.planning.footprint import Footprint
-from megatrain.planning.offload import offloaded_blocks
-from megatrain.planning.tensor_bytes import TensorBytes
+from megatrain.planning.footprint import HostCopies
 from tests.helpers.rank_protocol import RankContext
 
 SMALL = {
@@ -38,7 +35,11 @@ LLAMA: dict[str, Any] = {
 CASES: dict[str, dict[str, Any]] = {
     "GPT": {},
     "Llama, bf16, untied": LLAMA,
+    "selective": LLAMA | {"parallel.recompute": "selective"},
+    "z-loss and label smoothing": {"train.z_loss": 1e-4, "train.label_smoothing": 0.1},
     "FP8": LLAMA | {"fp8.recipe": "tensorwise"},
+    "FP8, delayed, selective": LLAMA
+    | {"fp8.recipe": "tensorwise", "fp8.scaling": "delayed", "parallel.recompute": "selective"},
     "FP8 by row, full recompute": LLAMA | {"fp8.recipe": "rowwise", "parallel.recompute": "full"},
     "rotary in place, swiglu with bias": {"model.positions": "rope", "model.mlp": "swiglu"},
     "parallel block, window, dropout, selective": {
@@ -48,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
         "parallel.recompute": "selective",
     },
     "chunks on one stage": {"parallel.num_chunks": 2, "parallel.schedule": "interleaved"},
+    "ZeRO-2, gradients in bf16": LLAMA | {"parallel.zero_stage": 2, "parallel.grad_reduce_dtype": "bf16"},
     "offloaded": LLAMA | {"model.num_layers": 6, "parallel.offload_layers": 3},
     "documents, full recompute, LAMB, ZeRO-2": {
         "data.has_document_mask": True,
@@ -64,7 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_estimate_is_what_a_step_holds(changes: dict[str, Any]) -> None:
     counted, estimated, moment = measure_rank(RankContext(0, 1, ""), with_changes({**SMALL, **changes}))
 
-    assert abs(estimated / counted - 1) < 0.1, f"{counted:,} counted, {estimated:,} estimated: {moment}"
+    assert estimated == pytest.approx(counted, rel=0.001), moment
 
 
 class NumpyCopies:
@@ -85,11 +87,8 @@ class NumpyCopies:
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_offloaded_activations_are_off_the_device_as_estimated(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def blocks_of_a_gpu(block: Footprint, num_blocks: int, num_offloaded: int, sizes: TensorBytes, **rest: Any) -> Any:
-        return offloaded_blocks(block, num_blocks, num_offloaded, replace(sizes, is_on_cpu=False), **rest)
-
     monkeypatch.setattr(assembly, "ImmediateCopies", NumpyCopies)
-    monkeypatch.setattr(chunks, "offloaded_blocks", blocks_of_a_gpu)
+    monkeypatch.setattr(chunks, "ImmediateCopies", HostCopies)
     peaks = []
     for num_offloaded in (0, 2, 5, 6):
         changes = LLAMA | {
@@ -100,6 +99,6 @@ def test_offloaded_activations_are_off_the_device_as_estimated(recompute: str, m
         }
         counted, estimated, moment = measure_rank(RankContext(0, 1, ""), with_changes({**SMALL, **changes}))
         peaks.append(counted)
-        assert abs(estimated / counted - 1) < 0.1, f"{counted:,} counted, {estimated:,} estimated: {moment}"
+        assert estimated == pytest.approx(counted, rel=0.001), moment
 
     assert peaks[0] > peaks[1] > peaks[2] >= peaks[3]

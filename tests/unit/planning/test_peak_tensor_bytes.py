@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from tests.helpers.tensor_memory import PeakTensorBytes
+from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 
 MIB = 1 << 20
 

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.memory import with_changes
 from megatrain.assembly import build_replica
+from megatrain.chunk_builder import build_meta_chunks
 from megatrain.comm import create_mesh
 from megatrain.comm.group import Group
 from megatrain.config import load_config, num_parameters
@@ -18,7 +19,6 @@ from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import Layout
 from megatrain.parallel.sequence_chunks import ChunkedMixing
 from megatrain.planning.chunks import plan_stage
-from megatrain.planning.meta_chunk import build_meta_chunks
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from tests.helpers.lone_rank import simulated_group
@@ -37,7 +37,7 @@ def test_stages_together_are_the_model(path: Path) -> None:
     layout = config.layout(None)
     total, layers = 0, []
     for stage in range(layout.pp_size):
-        for chunk in plan_stage(config, layout, stage, tp_group(layout.tp_size)):
+        for chunk in build_meta_chunks(config, layout, stage, tp_group(layout.tp_size)):
             layers += chunk.part.layers
             total += sum(
                 one.parameter.numel() * (layout.tp_size if one.is_tp_sharded else 1)
@@ -56,20 +56,22 @@ def test_buckets_are_those_of_the_trainer() -> None:
     )
     layout, recorder = Layout(), Recorder(BlackBoxWriter.anonymous())
     mesh = create_mesh(layout, 0, torch.device("cpu"), recorder)
-    (chunk,) = plan_stage(config, layout, 0, mesh.tp)
+    (chunk,) = plan_stage(config, mesh)
     (built,) = build_replica(config, mesh, recorder, torch.device("cpu")).data_parallel
 
-    sizes = chunk.bucket_sizes(config.parallel.bucket_size, dp_size=1)
-    assert list(sizes) == [bucket.numel for bucket in built.buckets]
-    assert len(sizes) > 2
-    # each of 3 ranks has a share that is a multiple of 128
-    assert all(size % (3 * 128) == 0 for size in chunk.bucket_sizes(config.parallel.bucket_size, dp_size=3))
+    assert [bucket.numel for bucket in chunk.buckets] == [bucket.numel for bucket in built.buckets]
+    assert len(chunk.buckets) > 2
+    assert all(bucket.values.is_meta for bucket in chunk.buckets)
 
 
 def test_every_tensor_rank_holds_the_same_amount() -> None:
     config = Config.from_dict(with_changes({"parallel.tp_size": 4}))
     held = {
-        sum(chunk.num_parameters for chunk in plan_stage(config, Layout(tp_size=4), 0, tp_group(4, rank)))
+        sum(
+            one.parameter.numel()
+            for chunk in build_meta_chunks(config, Layout(tp_size=4), 0, tp_group(4, rank))
+            for one in chunk.parameters
+        )
         for rank in range(4)
     }
 
@@ -81,7 +83,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
     config = replace(config, parallel=replace(config.parallel, tp_size=3))
 
     with pytest.raises(TopologyError, match=r"cannot be cut in tp_size=3 parts"):
-        plan_stage(config, Layout(tp_size=3), 0, tp_group(3))
+        build_meta_chunks(config, Layout(tp_size=3), 0, tp_group(3))
 
 
 def test_layers_in_fp8_exchange_all_rows_at_once() -> None:

@@ -1,5 +1,6 @@
 """Count the bytes of all live tensors, and their peak, while code runs: a dispatch mode that works on any device.
 
+On real tensors it is the referee of plans; on meta tensors it makes them, as what these would take.
 The idea: every operation passes the mode, also those of backward passes and of custom autograd functions; the storage
 of each result is counted once, however many views share it, until a weak reference says that it died. What a kernel
 allocates and frees inside itself is not seen, and neither is what an allocator rounds up or caches.
@@ -21,8 +22,10 @@ from torch.utils._pytree import tree_leaves
 class PeakTensorBytes(TorchDispatchMode):
     """Bytes of the live tensors made inside the context, or named by `include`: now, and at most since `reset_peak`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_meta: bool = False) -> None:
+        """on_meta: count tensors on the meta device and no others; else those are the ones that cost nothing."""
         super().__init__()
+        self._on_meta = on_meta
         self.live_bytes = 0
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
@@ -59,7 +62,7 @@ class PeakTensorBytes(TorchDispatchMode):
         return result
 
     def _count(self, x: object) -> None:
-        if not isinstance(x, Tensor) or x.device.type == "meta":
+        if not isinstance(x, Tensor) or x.is_meta != self._on_meta:
             return
         storage = x.untyped_storage()
         key, size = storage._cdata, storage.nbytes()

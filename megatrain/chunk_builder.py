@@ -1,0 +1,182 @@
+"""The chunks of the model that one rank holds: built on meta, cut by the tensor plan, and given a device to run on.
+
+The only place that knows the model's parts, the tensor plan, and what stands around them. The trainer builds chunks on
+its device and trains them; planning builds the same ones on meta, for the kind of device that it plans for, and runs
+them there: both speak of the same parameters, buckets and saved tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from megatrain.comm import Mesh
+from megatrain.comm.group import Group
+from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
+from megatrain.model import ModelPart, TokenContext, Transformer
+from megatrain.model.fp8 import Fp8Scales, use_fp8
+from megatrain.model.norm import use_norms
+from megatrain.ops.cross_entropy import LossTerms
+from megatrain.ops.device_kind import DeviceKind
+from megatrain.ops.documents import pack_documents
+from megatrain.ops.precision import DTYPES, accumulate_dtype
+from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
+from megatrain.parallel.offload import Copies, Offloader
+from megatrain.parallel.pipeline import PipelineChunk, PipelineInput
+from megatrain.parallel.recompute import recompute_fully
+from megatrain.parallel.rematerialize import Rematerializer
+from megatrain.parallel.sharding import LogicalParameter
+from megatrain.parallel.stages import chunk_layers
+from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
+
+SMALLEST_ACTIVATION_WIDTH = 16
+"""Numbers a token of what is worth a way to host memory; a norm keeps one or two for backward."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MetaChunk:
+    """A cut chunk. `rematerializer` is the context in which the module's forward must run."""
+
+    part: ModelPart
+    module: Transformer
+    parameters: tuple[LogicalParameter, ...]
+    rematerializer: Rematerializer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltChunk:
+    """A chunk with its buckets and all that stands around its modules, on a device. Its weights are zero."""
+
+    meta: MetaChunk
+    data_parallel: ChunkDataParallel
+    fp8_scales: Fp8Scales | None
+
+    @property
+    def pipeline_chunk(self) -> PipelineChunk:
+        return PipelineChunk(self.meta.module, self.meta.rematerializer, self.data_parallel)
+
+
+def build_chunks(
+    config: Config, mesh: Mesh, device: torch.device, copies: Copies, device_kind: DeviceKind | None = None
+) -> list[BuiltChunk]:
+    """Return the chunks of this rank's stage on `device`; `copies` take what they offload to host memory and back.
+
+    device_kind: what kernels are chosen for, where `device` is meta.
+    Raises: TopologyError when a parameter cannot be cut; ImportError where a backend is not installed, but not on meta.
+    """
+    metas = build_meta_chunks(config, mesh.layout, mesh.coordinate.pp, mesh.tp, device_kind)
+    built = [_placed(config, mesh, number, meta, device) for number, meta in enumerate(metas)]
+    if config.parallel.offload_layers:
+        _offload_activations(config, mesh.tp, metas, copies)
+    return built
+
+
+def hidden_shape(config: Config, tp_size: int) -> tuple[int, int, int]:
+    """Return (S / tp, B, H): what a rank has of a micro-batch's hidden states outside of the mixers."""
+    return config.model.seq_len // tp_size, config.batch.micro_batch_size, config.model.hidden_size
+
+
+def pipeline_input(
+    tp: Group, device: torch.device, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
+    document_SB: torch.Tensor | None,
+) -> PipelineInput:  # fmt: skip
+    """Return a micro-batch, which is on the CPU, as the pipeline takes it, on `device`."""
+    seq_len = tokens_SB.shape[0]
+    context = TokenContext(
+        sample_B=sample_B.to(device, non_blocking=True),
+        seq_len=seq_len,
+        documents=None if document_SB is None else pack_documents(document_SB).to(device),
+        token_offset=tp.rank * (seq_len // tp.size),
+    )
+    return PipelineInput(tokens_SB.to(device, non_blocking=True), labels_SB.to(device, non_blocking=True), context)
+
+
+def build_meta_chunks(
+    config: Config, layout: Layout, stage: int, tp: Group, device_kind: DeviceKind | None = None
+) -> list[MetaChunk]:
+    """Return the chunks of `stage` as rank number tp.rank of its tensor-parallel group holds them.
+
+    Where both ends of a tied model are chunks of this stage, they have one parameter: the first chunk's.
+    Raises: TopologyError when a parameter cannot be cut.
+    """
+    chunks = [
+        _build_meta_chunk(config, layout, stage, chunk, tp, device_kind) for chunk in range(config.parallel.num_chunks)
+    ]
+    first, last = chunks[0], chunks[-1]
+    if first is last or not config.model.has_tied_head or layout.pp_size > 1:
+        return chunks
+    assert first.module.embedding is not None
+    assert last.module.loss_head is not None
+    copy = last.module.loss_head.weight
+    last.module.loss_head.weight = first.module.embedding.word.weight
+    own = tuple(logical for logical in last.parameters if logical.parameter is not copy)
+    return [*chunks[:-1], replace(last, parameters=own)]
+
+
+def _build_meta_chunk(
+    config: Config, layout: Layout, stage: int, chunk: int, tp: Group, device_kind: DeviceKind | None
+) -> MetaChunk:
+    part = _model_part(config, layout, stage, chunk)
+    loss_terms = LossTerms(z_loss=config.train.z_loss, label_smoothing=config.train.label_smoothing)
+    with torch.device("meta"):
+        module = Transformer(config.model, part, config.train.seed, config.kernels, loss_terms, device_kind)
+    plan = TensorPlan(
+        group=tp,
+        recompute=config.parallel.recompute,
+        vocab_size=config.model.vocab_size,
+        has_tied_head=config.model.has_tied_head,
+        is_head_elsewhere=layout.pp_size > 1,
+        loss_terms=loss_terms,
+        num_sequence_chunks=config.parallel.num_sequence_chunks,
+        has_overlap=config.parallel.overlap,
+        whole_layers=[layer for layer in part.layers if config.fp8.covers(layer)],
+    )
+    parameters, rematerializer = apply_tensor_plan(module, plan)
+    return MetaChunk(part, module, tuple(parameters), rematerializer)
+
+
+def _model_part(config: Config, layout: Layout, stage: int, chunk: int) -> ModelPart:
+    """Return which layers and ends the chunk holds."""
+    num_chunks = config.parallel.num_chunks
+    return ModelPart(
+        layers=chunk_layers(config.model.num_layers, layout.pp_size, num_chunks, stage, chunk),
+        has_embedding=stage == 0 and chunk == 0,
+        has_head=stage == layout.pp_size - 1 and chunk == num_chunks - 1,
+    )
+
+
+def _placed(config: Config, mesh: Mesh, number: int, meta: MetaChunk, device: torch.device) -> BuiltChunk:
+    """Give chunk `number` of the stage its buckets on `device`, and what its modules are computed by."""
+    use_norms(meta.module, config.kernels, device)
+    scales = use_fp8(meta.module, config.fp8, device)
+    if config.parallel.recompute == "full":
+        for block in meta.module.blocks.values():
+            recompute_fully(block)
+    options = _data_parallel_options(config)
+    data_parallel = ChunkDataParallel(meta.parameters, mesh.dp, mesh.tp, mesh.embedding, options, device, number)
+    return BuiltChunk(meta, data_parallel, scales)
+
+
+def _data_parallel_options(config: Config) -> DataParallelOptions:
+    dtype = DTYPES[config.train.precision]
+    gradient_dtype = accumulate_dtype(dtype)
+    return DataParallelOptions(
+        zero_stage=config.parallel.zero_stage,
+        dtype=dtype,
+        gradient_dtype=gradient_dtype,
+        reduce_dtype=torch.bfloat16 if config.parallel.grad_reduce_dtype == "bf16" else gradient_dtype,
+        bucket_size=config.parallel.bucket_size,
+        has_overlap=config.parallel.overlap,
+    )
+
+
+def _offload_activations(config: Config, tp: Group, metas: Sequence[MetaChunk], copies: Copies) -> None:
+    """Let the first layers of each chunk offload. The chunks, which have their memory by now, share the way there."""
+    rows, samples, _ = hidden_shape(config, tp.size)
+    for meta in metas:
+        offloader = Offloader(copies, smallest_numel=SMALLEST_ACTIVATION_WIDTH * rows * samples)
+        offloader.attach(meta.module, list(meta.module.blocks.values()), config.parallel.offload_layers)
+        meta.rematerializer.keeper = offloader

@@ -1,0 +1,41 @@
+"""The estimate is what each rank holds where several make a step: exchanges, messages, gradients on their way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.memory import BAR, CASES, measure_rank, with_changes
+from megatrain.config.config import Config
+from tests.helpers.rank_pool import RankPool
+
+SMALL = {"model.vocab_size": 1024, "model.seq_len": 128, "model.hidden_size": 128, "batch.global_batch_size": 8}
+NAMES = [
+    "parallel block, tp2, 4 sequence chunks",
+    "GPT, pp2, 2 chunks",
+    "Llama, tp2 pp2, zero bubble, selective",
+    "Llama, dp2, ZeRO-2, bf16",
+]
+LAYOUTS: dict[str, dict[str, Any]] = {name: CASES[name] for name in NAMES} | {
+    "FP8, pp2, zero bubble": {
+        "train.precision": "bf16", "fp8.recipe": "tensorwise", "parallel.pp_size": 2,
+        "parallel.schedule": "zero_bubble",
+    },
+    "dp2, gradients in bf16": {
+        "train.precision": "bf16", "parallel.dp_size": 2, "parallel.grad_reduce_dtype": "bf16",
+    },
+    "dp2, ZeRO-2, gradients in bf16": {
+        "train.precision": "bf16", "parallel.dp_size": 2, "parallel.zero_stage": 2,
+        "parallel.grad_reduce_dtype": "bf16",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", LAYOUTS.values(), ids=LAYOUTS)
+def test_estimate_is_what_each_rank_holds(changes: dict[str, Any], rank_pool: RankPool) -> None:
+    tables = with_changes({**SMALL, **changes})
+    world_size = Config.from_dict(tables).layout(None).world_size
+
+    for counted, estimated, moment in rank_pool.run(measure_rank, world_size, tables, timeout_s=60.0):
+        assert estimated == pytest.approx(counted, rel=BAR), moment
