@@ -184,6 +184,7 @@ def test_what_a_verification_found_damaged_is_read_only_where_nothing_else_is_le
         assert (warning in said) == (resumed == 2), said
 
 
+@pytest.mark.slow(kept=["flipped bit", "missing COMMIT", "of another branch"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=str)
 def test_a_damaged_checkpoint(damage: Damage, trained: Trained, ckpt: Ckpt, train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -43,6 +43,7 @@ def test_resumed_at_the_same_layout_continues_bitwise(jobs: TrainingJobs, train_
     assert_states_bitwise(after.final_state, straight.final_state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history_len", [2, 7])
 def test_resumed_with_another_length_of_history_keeps_the_newest_steps(
     history_len: int, jobs: TrainingJobs, train_data: Tables, tmp_path: Path

@@ -108,6 +108,7 @@ def wait_for_one_that_never_comes(context: RankContext, absent: tuple[int, ...],
     return text
 
 
+@pytest.mark.slow(kept=["absent0-rank 2"])
 @pytest.mark.parametrize(("absent", "named"), [((2,), "rank 2"), ((0, 3), "ranks 0, 3"), ((1, 2, 3), "ranks 1, 2, 3")])
 def test_who_never_comes_is_named(
     rank_pool: RankPool, server: dist.TCPStore, absent: tuple[int, ...], named: str
@@ -133,6 +134,7 @@ def only_half_of_a_mesh(context: RankContext) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_in_a_mesh_every_rank_names_whom_it_waits_for(rank_pool: RankPool) -> None:
     errors = rank_pool.run(only_half_of_a_mesh, 4)
     assert "rank 2 could not create group tp of ranks 2, 3" in errors[2]

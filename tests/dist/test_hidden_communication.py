@@ -101,6 +101,7 @@ def train_with_long_reductions(context: RankContext, config: Config, orders: Ord
         return train_on_rank(context, config, orders)
 
 
+@pytest.mark.slow
 def test_a_job_that_hides_nothing_of_its_reductions_says_so_once(jobs: TrainingJobs, train_data: Tables) -> None:
     long: Tables = {"train": {"steps": LEFT_OUT_STEPS + WATCHED_STEPS + 3}, "parallel": {"bucket_size": 10**6}}
     run = jobs.run(make_config(train_data, on_layout(1, 1, 2), long), worker=train_with_long_reductions)

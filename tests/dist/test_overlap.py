@@ -41,7 +41,7 @@ OPTIONS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
 RESTARTED = ("dp4", "dp2-chunks2-tied")
 
 
-@pytest.mark.slow(kept=["pp2-dp2-zero-bubble", "dp2-chunks2-tied"])
+@pytest.mark.slow(kept=["dp2-chunks2-tied"])
 @pytest.mark.parametrize("case", OPTIONS)
 def test_overlap_changes_no_bit(case: str, jobs: TrainingJobs, all_data: Tables, tmp_path: Path) -> None:
     layout, parallel, model = OPTIONS[case]
@@ -68,7 +68,7 @@ SEQUENCE_CHUNKS: dict[str, list[Tables]] = {
 }
 
 
-@pytest.mark.slow(kept=["tp4, parallel, selective"])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SEQUENCE_CHUNKS)
 def test_chunks_of_the_sequence_beneath_products_change_no_bit(
     case: str, jobs: TrainingJobs, train_data: Tables

@@ -75,6 +75,7 @@ def test_a_rank_that_dies_while_it_copies_spoils_that_snapshot_alone(
     wait_for_the_end_of_writers(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_skipped_by_all_ranks(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:

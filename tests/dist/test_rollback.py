@@ -116,6 +116,7 @@ def test_it_is_done_once_and_kept(
     assert again.losses + rest.losses == oracle.losses
 
 
+@pytest.mark.slow
 def test_before_the_first_checkpoint_the_run_begins_anew(
     jobs: TrainingJobs, train_data: Tables, trained: tuple[Path, Run], tmp_path: Path
 ) -> None:

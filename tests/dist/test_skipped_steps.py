@@ -61,6 +61,7 @@ def test_all_ranks_skip_the_step_and_train_on(case: str, jobs: TrainingJobs, tra
     assert max(distance(run.final, reference.final).values()) <= 1e-10
 
 
+@pytest.mark.slow
 def test_too_many_in_a_row_stop_all_ranks(rank_pool: RankPool, train_data: Tables) -> None:
     config = make_config(train_data, {"train": {"steps": 9, "max_skipped_steps": 3}}, on_layout(2, 2, 1))
     # two in a row are allowed; the count starts anew after a good step

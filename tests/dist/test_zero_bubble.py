@@ -97,6 +97,7 @@ def test_bits_of_1f1b_in_low_precision(jobs: TrainingJobs, train_data: Tables) -
     assert_same_bits(jobs.run(make_config(merged(tables, ZERO_BUBBLE))), jobs.run(make_config(tables)))
 
 
+@pytest.mark.slow
 def test_a_skipped_step_leaves_nothing_behind(jobs: TrainingJobs, train_data: Tables) -> None:
     tables = merged(train_data, on_layout(1, 2, 2))
     # the products of this weight are put off: the sum is spoilt before the first of them is added to it

@@ -25,19 +25,25 @@ Hook = Callable[[str, str], Fault | None]
 
 
 class FaultyS3:
-    """A WSGI program that asks `hook` what becomes of each request before moto has it."""
+    """A WSGI program that asks `hook` what becomes of each request before moto has it.
+
+    Requests reach moto one at a time: S3 decides a conditional write at once, while moto looks first and writes then.
+    """
 
     def __init__(self, application: Any) -> None:
         self._application = application
+        self._turn = threading.Lock()
         self.hook: Hook = lambda method, key: None
 
     def __call__(self, environment: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         key = environment["PATH_INFO"].lstrip("/").partition("/")[2]
         fault = self.hook(environment["REQUEST_METHOD"], key)
         if fault is None:
-            return list(self._application(environment, start_response))
+            with self._turn:
+                return list(self._application(environment, start_response))
         if fault is Fault.LOST:
-            list(self._application(environment, lambda *_: None))
+            with self._turn:
+                list(self._application(environment, lambda *_: None))
         start_response("503 Slow Down", [("Content-Type", "application/xml")])
         return [b"<Error><Code>SlowDown</Code><Message>injected</Message></Error>"]
 

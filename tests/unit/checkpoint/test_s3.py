@@ -91,6 +91,7 @@ def checkpoints(place: Location, tmp_path: Path) -> Location:
     return place
 
 
+@pytest.mark.slow(kept=["COMMIT"])
 @pytest.mark.parametrize("point", ["-metadata", "-manifest-", "COMMIT", ".done"])
 def test_an_older_round_whose_put_is_late(checkpoints: Location, s3: FaultyS3, tmp_path: Path, point: str) -> None:
     """The request is on its way while the newer round commits and its retention removes what was there before."""

@@ -29,6 +29,7 @@ def newest_step(job: Job) -> int | None:
     return found[0].step
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_killed_in_a_first_save(tmp_path: Path) -> None:
     points: list[str] = []

@@ -98,6 +98,7 @@ def nested_keys(value: object, prefix: Path = ()) -> Iterator[Path]:
             yield from nested_keys(item, (*prefix, name))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True)
 @given(documents())
 def test_lines_are_where_the_document_was_written(document: tuple[str, Mapping[Path, int]]) -> None:

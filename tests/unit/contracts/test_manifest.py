@@ -106,6 +106,7 @@ JSON = st.recursive(
 FIELDS = [field.name for field in dataclasses.fields(Manifest)]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3))
 def test_random_fields_are_accepted_or_refused_with_the_right_error(changes: dict[str, Any]) -> None:

@@ -180,6 +180,7 @@ UNARY = {name: (read, pieces(*frame)) for name, frame in FRAMES.items()} | {
 }
 
 
+@pytest.mark.slow
 def test_hostile_answer_to_a_call_is_an_error_of_coordination(etcd: EtcdServers) -> None:
     def check(name: str) -> None:
         call, garbage = UNARY[name]

@@ -73,6 +73,7 @@ def test_whoever_only_reaches_the_page_is_a_viewer_at_most(tmp_path: Path) -> No
         assert ask(server.port, "/api/v1/job").json["role"] == "viewer"
 
 
+@pytest.mark.slow
 def test_the_program_with_actions_knows_nobody_by_being_on_its_machine(tmp_path: Path) -> None:
     etcd_program()
     run = RunDirectory(tmp_path / "run")

@@ -148,6 +148,7 @@ CHANGES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=500, derandomize=True)
 @given(changes=st.lists(CHANGES, min_size=1, max_size=3), tail=st.binary(max_size=12), data=st.binary(max_size=24))
 def test_any_index_is_refused_or_read(

@@ -106,6 +106,7 @@ def settings_of(etcd: EtcdServers, run: Path, address: str = "127.0.0.1", port: 
     return DaemonSettings(run=run, job="other", etcd=EtcdSettings.of(etcd.urls), address=address, port=port)
 
 
+@pytest.mark.slow(kept=["192.0.2.1"])
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])
 def test_an_address_that_is_not_this_machines_is_refused_naming_the_key(
     etcd: EtcdServers, tmp_path: Path, address: str

@@ -69,6 +69,7 @@ def stuck(roster: Roster, late: int) -> dict[int, RankStanding]:
     return standings
 
 
+@pytest.mark.slow
 def test_the_late_one_of_12288_ranks_is_found_in_seconds() -> None:
     roster = make_roster(Layout(tp_size=8, pp_size=8, dp_size=192))
     groups = roster_groups(roster)

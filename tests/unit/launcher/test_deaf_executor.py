@@ -94,6 +94,7 @@ def eligible_now(client: EtcdClient) -> Eligible:
     )
 
 
+@pytest.mark.slow(kept=["commands"])
 @pytest.mark.parametrize("followed", FOLLOWED)
 def test_host_that_stays_deaf_is_in_no_new_round_until_it_hears(etcd: EtcdServers, followed: str) -> None:
     """One of its watches breaks each time it is opened, while its lease is renewed and all its calls are answered."""

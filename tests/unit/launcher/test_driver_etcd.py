@@ -82,6 +82,7 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
         assert client.get(KEYS.request("q")) is None
 
 
+@pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("is_dead", [True, False])
 def test_a_driver_whose_executor_refuses_connections_is_followed_before_its_lease_ends(
     etcd: EtcdServers, tmp_path: Path, is_dead: bool

@@ -124,6 +124,7 @@ def test_a_path_that_is_too_long_for_a_socket_has_another_place(tmp_path: Path, 
     assert not made.exists()
 
 
+@pytest.mark.slow
 def test_who_lacks_the_key_or_the_password_does_not_get_in(place: Path, tmp_path: Path, program: Path) -> None:
     tls = tls_in(place)
     authority = Authority.create(tmp_path)
@@ -172,6 +173,7 @@ def test_no_web_page_reads_an_answer(place: Path, program: Path, headers: dict[s
     assert "Access-Control-Allow-Origin" not in answer.headers
 
 
+@pytest.mark.slow
 def test_who_was_there_before_it_had_a_password_is_thrown_out(tmp_path: Path, program: Path) -> None:
     """The data of a launch whose etcd let everybody in."""
     place = tmp_path / "own"

@@ -147,6 +147,7 @@ def test_a_socket_that_somebody_removes_is_made_again(tmp_path: Path, program: P
         assert item.value == b"value"
 
 
+@pytest.mark.slow
 def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, program: Path) -> None:
     """Nothing of it is stopped before there is a copy."""
     real, root, other = tmp_path / "real", tmp_path / "run", tmp_path / "other"

@@ -182,6 +182,7 @@ def test_nothing_is_timed_beside_workers(tmp_path: Path) -> None:
     assert [finding.outcome for finding in findings] == ["skipped"] * 3
 
 
+@pytest.mark.slow
 def test_the_real_probe(tmp_path: Path) -> None:
     findings = timed.check_speed(context(tmp_path, device="cpu"), History())
     assert [(finding.name, finding.outcome) for finding in findings] == [(name, "passed") for name in timed.NAMES]

@@ -87,6 +87,7 @@ def test_the_name_of_a_launch_that_was_killed_is_free_when_its_leases_are_over(
     assert (again.launch_id, again.config) == ("second", {"steps": "6"})
 
 
+@pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("is_registered", [True, False])
 def test_a_host_without_a_launch_id_joins_no_launch_whose_hosts_are_all_dead(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership], is_registered: bool

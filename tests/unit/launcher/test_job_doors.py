@@ -74,6 +74,7 @@ def test_nobody_reads_the_token_of_a_job_alone_or_changes_anything_of_it(tmp_pat
     assert not got
 
 
+@pytest.mark.slow
 def test_a_racer_never_becomes_root_of_the_first_hosts_etcd(slurm: LaunchPlan) -> None:
     with racing() as racer:
 
@@ -86,6 +87,7 @@ def test_a_racer_never_becomes_root_of_the_first_hosts_etcd(slurm: LaunchPlan) -
     assert racer.won == []
 
 
+@pytest.mark.slow
 def test_a_password_is_in_no_command_line_and_no_environment(slurm: LaunchPlan) -> None:
     before = set(descendants(os.getpid()))
     found: list[bytes] = []

@@ -238,6 +238,7 @@ def test_a_receiver_that_does_not_answer_holds_no_recovery_up(story: Story) -> N
     assert topics(documents) == [(name, "open"), (name, "closed")]
 
 
+@pytest.mark.slow(kept=["500"])
 @pytest.mark.parametrize("reply", [Reply(500, body=b"boom"), Reply(is_dropped=True)], ids=["500", "dropped"])
 def test_a_receiver_that_fails_is_tried_again_and_complained_of(story: Story, reply: Reply) -> None:
     with HttpReceiver(usual=reply) as receiver:

@@ -220,6 +220,7 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.slow(kept=["True-True"])
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("keeps_rows", [False, True])
 @pytest.mark.parametrize("has_backward", [False, True])

@@ -53,6 +53,7 @@ def test_a_cycle_lives_until_the_planned_step() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_what_was_made_before_is_collected_once_and_then_frozen() -> None:
     gc.disable()  # else Python's own collector might come first
     alive = weakref.ref(Node())
@@ -72,6 +73,7 @@ def test_a_collection_is_a_span() -> None:
     assert recorder.ended == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_full_collection_that_nobody_planned_is_a_span_too() -> None:
     recorder = NotingRecorder()
     with PlannedGarbageCollection(0, recorder):
