@@ -70,8 +70,9 @@ def _memory(plan: RunPlan) -> list[str]:
         for stage in plan.stages
     ]
     return [
-        f"Memory of one rank in {unit}, at the fullest moment of a step (tensors; an allocator adds to that), at most:",
-        "  exchanges of gradients count until they are awaited; where peers are fast, they take less",
+        f"Memory of one rank in {unit}, at the fullest moment of a step (tensors; an allocator adds to that)",
+        "  an upper bound of gradients on their way: they count until they are awaited; messages count until the next "
+        "computation has ended",
         *_table(["stage with", *kinds, "total", "moment"], rows, num_left=1),
         *_host_memory(plan),
     ]

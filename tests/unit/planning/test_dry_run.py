@@ -116,6 +116,7 @@ def test_text_says_it_all(output: dict[str, Any]) -> None:
         "0, 8, 16, ..., 1528",
         "2,842,097,664",
         "Memory of one rank in GiB",
+        "an upper bound of gradients on their way",
     ):
         assert part in text
     assert all(line == line.rstrip() and len(line) <= 160 for line in text.splitlines())
