@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bars import at_most, must_hold
 from benchmarks.result import Result
 from megatrain.contracts.host_verdict import VerdictConfidence
 from tests.helpers.closed_loop import SPARE, ClosedLoop, closed_loop
@@ -27,6 +28,9 @@ NOISES = (0.01, 0.03, 0.06, 0.1)
 FACTOR = 1.3
 _PACE_S = 300.0
 _VERDICT_S = 60.0
+
+
+STEPS_BAR, PACE_BAR = 20, 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,16 @@ def run(calm_runs: int = CALM_RUNS, slow_runs: int = SLOW_RUNS) -> Result:
         },
         notes=[
             f"no slow host: {CALM_STEPS} steps a run; the driver may act upon verdicts of high confidence only",
-            "verdict: steps from the first slow one to the one at which the verdict was sure; asked: at most 20",
+            f"verdict: steps from the first slow one to the one at which the verdict was sure; asked: <= {STEPS_BAR}",
             "next step: seconds from the driver's decision until the job had completed a step on other hosts",
-            f"pace after: median time of {STEPS_AFTER} steps after the resume by that before; asked: at most 1.05",
+            f"pace after: median time of {STEPS_AFTER} steps after the resume by that before; asked: <= {PACE_BAR}",
+        ],
+        beyond_bar=[
+            *must_hold("nobody is evicted where nobody is slow", not any(one.evictions for one in calm)),
+            *must_hold("the slow host is evicted", all(one.is_host_right and one.is_evicted for one in slowed)),
+            *must_hold("no step is lost", not any(one.steps_lost for one in slowed)),
+            *(found for one in slowed for found in at_most("steps until the verdict", one.verdict_steps, STEPS_BAR)),
+            *(found for one in slowed for found in at_most("pace after / before", one.pace_after, PACE_BAR)),
         ],
     )  # fmt: skip
 

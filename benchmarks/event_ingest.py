@@ -23,6 +23,7 @@ from typing import Any
 
 import pyarrow.dataset
 
+from benchmarks.bars import at_least, must_hold
 from benchmarks.event_ingest_hosts import RANKS_A_HOST, Orders
 from benchmarks.process_memory import peak_resident_mb
 from benchmarks.result import Result
@@ -63,10 +64,21 @@ def run(seconds: float = SECONDS) -> Result:
             f"{HOSTS} streams of {RANKS_A_HOST} ranks each, rows of 14 columns (spans); the peer has one stream",
         ],
         settings={"seconds": seconds, "rows_per_s": RATE},
+        beyond_bar=[
+            *at_least(f"{rows[0]['side']}, million rows/s", rows[0]["million rows/s"], 0.97 * RATE / 1e6),
+            *(
+                one
+                for row in rows[:3]
+                for one in must_hold(
+                    f"{row['side']}: all rows are stored and none is dropped",
+                    row["stored"] == row["rows"] and not row["dropped"],
+                )
+            ),
+        ],
     )
 
 
-def _ours(side: str, seconds: float, batch_rows: int, rate: float) -> dict[str, object]:
+def _ours(side: str, seconds: float, batch_rows: int, rate: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory, EtcdServers(Path(directory)) as etcd:
         place = Path(directory)
         with _daemon(place / "run", etcd.urls[0]) as daemon:
@@ -85,7 +97,7 @@ def _ours(side: str, seconds: float, batch_rows: int, rate: float) -> dict[str, 
     return _row(side, found, daemon_cpu_s, daemon_mb, stored)
 
 
-def _peer(side: str, seconds: float, batch_rows: int) -> dict[str, object]:
+def _peer(side: str, seconds: float, batch_rows: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         found = _hosts(
             "benchmarks.event_ingest_peer", {"directory": directory, "batch_rows": batch_rows, "seconds": seconds}
@@ -93,7 +105,7 @@ def _peer(side: str, seconds: float, batch_rows: int) -> dict[str, object]:
         return _row(side, found, found["server_cpu_s"], found["server_mb"], _num_stored(Path(directory)))
 
 
-def _row(side: str, found: dict[str, Any], daemon_cpu_s: float, daemon_mb: float, stored: int) -> dict[str, object]:
+def _row(side: str, found: dict[str, Any], daemon_cpu_s: float, daemon_mb: float, stored: int) -> dict[str, Any]:
     seconds = found["acknowledged_s"]
     return {
         "side": side,

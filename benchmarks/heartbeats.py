@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bars import must_hold
 from benchmarks.heartbeat_hosts import Findings, Orders
 from benchmarks.result import Result
 from megatrain.config.recovery import RecoveryConfig
@@ -84,6 +85,13 @@ def run(num_hosts: int = HOSTS, seconds: float = SECONDS) -> Result:
             "status_s": recovery.status_interval_s,
             "processes": PROCESSES,
         },
+        beyond_bar=[
+            one
+            for row in rows
+            for one in must_hold(f"{row['side']}: no lease is lost", row["lost leases"] == "0 / 0")
+            + must_hold(f"{row['side']}: no write fails", row["failed writes"] == 0)
+            + must_hold(f"{row['side']}: all hosts are there at the end", row["hosts at the end"] == num_hosts)
+        ],
     )
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.bars import must_hold
 from benchmarks.overlap_ideal import ideal_of_schedule, measured_computes, sent_by_schedule
 from benchmarks.overlap_trace import Trace, ideal_of_calls, sent_by_calls
 from benchmarks.result import Result
@@ -111,6 +112,7 @@ def run() -> Result:
             "paced: forward and backward of a chunk, with TP the products of branches, wait until a time is over",
         ],
         settings={"model": MODEL, "paced model": SMALL},
+        beyond_bar=[one for row in rows for one in must_hold(f"{row['case']}: {row['wanted']}", row["met"] == "yes")],
     )
 
 

@@ -8,6 +8,7 @@ again have the same losses, bit by bit; every host that was not cut off keeps it
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import statistics
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bars import at_most, must_hold
 from benchmarks.result import Result
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.contracts.exit_codes import ExitCode
@@ -129,14 +131,17 @@ OUTAGES = (
 def run(num_runs: int = RUNS, titles: str = "") -> Result:
     """Break the job in every way, in turn. `titles`: only outages whose title has this text."""
     can_cut = os.geteuid() == 0 and shutil.which("ip") is not None
-    rows = []
+    rows: list[dict[str, Any]] = []
+    beyond: list[str] = []
     for outage in OUTAGES:
         if titles not in outage.title:
             continue
         is_possible = can_cut or not outage.has_network
         if not is_possible:
             print(f"{outage.title}: {SKIPPED}")
-        rows.append(_row(outage, [_measure(outage) for _ in range(num_runs if is_possible else 0)]))
+        found = [_measure(outage) for _ in range(num_runs if is_possible else 0)]
+        rows.append(_row(outage, found))
+        beyond += [sentence for one in found for sentence in _beyond_bar(outage, one)]
     return Result(
         name="recovery-network",
         title="Outages of networks and of etcd: 2 hosts of 2 gloo ranks and a spare, paced steps of 80 ms",
@@ -153,6 +158,7 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
             "same losses: of all steps that were done twice, bit by bit.",
             "left behind: processes and files in memory, 30 s after the end.",
         ],
+        beyond_bar=beyond,
     )
 
 
@@ -214,6 +220,21 @@ def _row(outage: Outage, found: Sequence[Found]) -> dict[str, Any]:
         "same losses": _all(one.has_same_losses for one in found) if found else "",
         "left behind": sum(one.num_left_behind for one in found) if found else "",
     }
+
+
+def _beyond_bar(outage: Outage, found: Found) -> list[str]:
+    """Return what of one run is not as asked for."""
+    detected_s, next_step_s = (math.inf if one is None else one for one in (found.detected_s, found.next_step_s))
+    return [
+        *at_most(f"{outage.title}: seconds until it is detected", detected_s, outage.detected_within_s or math.inf),
+        *at_most(f"{outage.title}: seconds until the next step", next_step_s, outage.next_step_within_s or math.inf),
+        *must_hold(
+            f"{outage.title}: nobody but a partitioned host is evicted", found.num_evicted == outage.is_partition
+        ),
+        *must_hold(f"{outage.title}: all others are as before", found.is_as_before),
+        *must_hold(f"{outage.title}: the same losses", found.has_same_losses),
+        *must_hold(f"{outage.title}: nothing is left behind", not found.num_left_behind),
+    ]
 
 
 def _all(answers: Iterable[bool]) -> str:

@@ -26,8 +26,8 @@ class Result:
     command: str
     rows: Sequence[Mapping[str, Any]]
     notes: Sequence[str]
+    beyond_bar: Sequence[str]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    beyond_bar: Sequence[str] = ()
 
 
 def machine() -> dict[str, Any]:

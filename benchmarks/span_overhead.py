@@ -11,7 +11,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from benchmarks.bars import at_most
 from benchmarks.result import Result
 from megatrain.contracts.black_box import write_control
 from megatrain.contracts.black_box_values import ControlPage, Identity
@@ -22,6 +24,7 @@ from megatrain.telemetry.recorder import Recorder, open_recorder
 
 BLOCKS = 60
 SPANS_A_BLOCK = 4096
+BAR_NS = 4000.0
 """As many as the recorder adds up at once, so that every block pays for that too."""
 RECORDS = 65536
 
@@ -73,9 +76,9 @@ def median_ns(case: Callable[[], None]) -> tuple[float, float]:
     return statistics.median(means), statistics.quantiles(means, n=10)[-1]
 
 
-def measure(title: str, recorder: Recorder, group: int) -> list[dict[str, object]]:
+def measure(title: str, recorder: Recorder, group: int) -> list[dict[str, Any]]:
     """Return a row for each case."""
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for name, case in cases(recorder, group).items():
         median, slow = median_ns(case)
         rows.append({"recorder": title, "case": name, "median ns": round(median), "p90 ns": round(slow)})
@@ -103,4 +106,7 @@ def run() -> Result:
         command="python -m benchmarks span_overhead --write",
         rows=rows,
         notes=[f"mean of {SPANS_A_BLOCK} calls a block, median and p90 over {BLOCKS} blocks, black box in {directory}"],
+        beyond_bar=[
+            one for row in rows for one in at_most(f"{row['recorder']}, {row['case']}, ns", row["median ns"], BAR_NS)
+        ],
     )

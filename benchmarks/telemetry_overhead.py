@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bars import at_most
 from benchmarks.result import Result
 from benchmarks.telemetry_rank import is_on
 from megatrain.commands.etcd_flags import etcd_words
@@ -72,6 +73,9 @@ def run(steps: int = STEPS, title: str = "") -> Result:
             ),
         ],
         settings={"micro_batches": NUM_MICROBATCHES, **MODEL, "vocab_size": VOCAB_SIZE},
+        beyond_bar=[
+            one for row in rows for one in at_most(f"{row['case']}, ratio, upper 95 %", row["upper 95 %"], BOUND)
+        ],
     )
 
 
