@@ -22,8 +22,18 @@ from benchmarks.result import Result
 from megatrain.contracts.layout import Layout
 from tests.helpers.rank_pool import RankPool
 
-MEASURED = (Layout(2, 2, 2), Layout(2, 4, 2), Layout(2, 4, 4), Layout(2, 8, 8))
-MODELLED = (Layout(8, 8, 16), Layout(8, 8, 32), Layout(8, 8, 64), Layout(8, 8, 192))
+MEASURED = (
+    Layout(tp_size=2, pp_size=2, dp_size=2),
+    Layout(tp_size=2, pp_size=4, dp_size=2),
+    Layout(tp_size=2, pp_size=4, dp_size=4),
+    Layout(tp_size=2, pp_size=8, dp_size=8),
+)
+MODELLED = (
+    Layout(tp_size=8, pp_size=8, dp_size=16),
+    Layout(tp_size=8, pp_size=8, dp_size=32),
+    Layout(tp_size=8, pp_size=8, dp_size=64),
+    Layout(tp_size=8, pp_size=8, dp_size=192),
+)
 NUM_CLIENTS, NUM_REQUESTS, FEW_KEYS, MANY_KEYS = 2, 1000, 2, 128
 _TIMEOUT_S = 300.0
 

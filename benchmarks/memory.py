@@ -161,7 +161,7 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
             grad_clip=config.optimizer.grad_clip,
             recorder=recorder,
         )
-    estimate = estimate_memory(config, layout, mesh.coordinate.pp, plan_stage(config, mesh))
+    estimate = estimate_memory(config, layout, mesh.coordinate["pp"], plan_stage(config, mesh))
     leave()
     return memory.peak_bytes, estimate.total, estimate.moment
 

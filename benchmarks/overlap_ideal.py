@@ -77,7 +77,7 @@ def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], int], int]:
     layout = config.layout(None)
     found = {}
     for stage in range(layout.pp_size):
-        rank = next(rank for rank in range(layout.world_size) if layout.coordinate(rank).pp == stage)
+        rank = next(rank for rank in range(layout.world_size) if layout.coordinate(rank)["pp"] == stage)
         with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1) as mesh:
             chunks = build_chunks(config, mesh, torch.device("meta"), ImmediateCopies())
         for number, chunk in enumerate(chunks):
@@ -124,26 +124,26 @@ class _Replay:
     def add_rank(self, step: int, rank: int, computes: Computes, last_update: int | None) -> int:
         """Add what a rank does in a step. Returns its update of the parameters, which all ranks begin together."""
         schedule, replay, at = self._schedule, self._replay, self._layout.coordinate(rank)
-        peers = (at.pp, at.tp)
+        peers = (at["pp"], at["tp"])
         gathers = []
         for chunk in range(schedule.num_chunks):
             after = [] if last_update is None else [last_update]
-            seconds = self._exchange_s[at.pp, chunk] if after else 0.0
+            seconds = self._exchange_s[at["pp"], chunk] if after else 0.0
             gathers.append(replay.send(rank, "dp", seconds, after, (step, "gather", chunk, peers)))
         last, reduced = -1, []
-        for action in schedule.stages[at.pp]:
+        for action in schedule.stages[at["pp"]]:
             if action.kind in _COMPUTES.values():
                 seconds = computes.parts[action.kind, action.chunk, action.microbatch]
                 last = replay.compute(rank, seconds, [gathers[action.chunk]])
                 self._consumers.append(((step, rank, action), last))
             elif action.kind in _SENDS:
                 consumer, direction = _SENDS[action.kind]
-                model_chunk = schedule.model_chunk(at.pp, action.chunk) + direction
+                model_chunk = schedule.model_chunk(at["pp"], action.chunk) + direction
                 chunk, stage = divmod(model_chunk, self._layout.pp_size)
-                receiver = self._layout.pp_ranks(rank)[stage]
+                receiver = self._layout.ranks_along(rank, "pp")[stage]
                 sent = replay.send(rank, direction, self._message_s, [last])
                 self._arrivals[step, receiver, Action(consumer, chunk, action.microbatch)] = sent
             elif action.kind is ActionKind.REDUCE:
-                seconds = self._exchange_s[at.pp, action.chunk]
+                seconds = self._exchange_s[at["pp"], action.chunk]
                 reduced.append(replay.send(rank, "dp", seconds, [last], (step, "reduce", action.chunk, peers)))
         return replay.compute(rank, computes.update, reduced, (step, "update"))

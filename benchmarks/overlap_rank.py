@@ -171,7 +171,7 @@ def _link_rate(mesh: Mesh) -> float:
 
 
 def _inputs(replica: Replica) -> list[PipelineInput]:
-    config, generator = replica.config, torch.Generator().manual_seed(replica.mesh.coordinate.dp)
+    config, generator = replica.config, torch.Generator().manual_seed(replica.mesh.coordinate["dp"])
     size, length = config.batch.micro_batch_size, config.model.seq_len
     inputs = []
     for _ in range(config.num_microbatches(replica.mesh.layout.dp_size)):

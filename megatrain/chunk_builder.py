@@ -67,7 +67,7 @@ def build_chunks(
     device_kind: what kernels are chosen for, where `device` is meta.
     Raises: TopologyError when a parameter cannot be cut; ImportError where a backend is not installed, but not on meta.
     """
-    metas = build_meta_chunks(config, mesh.layout, mesh.coordinate.pp, mesh.tp, device_kind)
+    metas = build_meta_chunks(config, mesh.layout, mesh.coordinate["pp"], mesh.tp, device_kind)
     built = [_placed(config, mesh, number, meta, device) for number, meta in enumerate(metas)]
     if config.parallel.offload_layers:
         _offload_activations(config, mesh.tp, metas, copies)

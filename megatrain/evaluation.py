@@ -49,7 +49,7 @@ def evaluate(replica: Replica, dataset: IndexedDataset, text_bytes: int | None) 
             dataset,
             config.model.seq_len,
             config.batch.micro_batch_size,
-            mesh.coordinate.dp,
+            mesh.coordinate["dp"],
             mesh.layout.dp_size,
             config.evaluation.num_samples,
             has_document_mask=config.data.has_document_mask,

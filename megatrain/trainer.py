@@ -74,7 +74,7 @@ class Trainer:
         self._validation = parts.validation
         self._replica_check = self._make_replica_check()
         mesh = parts.replica.mesh
-        self._overlap_watch = OverlapWatch(parts.config, mesh.layout, mesh.coordinate.pp)
+        self._overlap_watch = OverlapWatch(parts.config, mesh.layout, mesh.coordinate["pp"])
         self._cost = compute_cost(parts.config, device_name(parts.replica.device))
         self.is_stopped = False
         """Whether training ended early because it was asked to."""
@@ -161,7 +161,7 @@ class Trainer:
         return self._parts.reader.read_step(
             cursor,
             global_batch_size,
-            mesh.coordinate.dp,
+            mesh.coordinate["dp"],
             mesh.layout.dp_size,
             self._config.batch.micro_batch_size,
             self._skipped,

@@ -1,51 +1,58 @@
 """Who keeps a copy of whose snapshot, and from which memories a job can go on. Pure.
 
 The one idea: a host is evicted together with the group that makes it look guilty, so a copy is worth something only on
-a host that holds no rank of the owner's own tp, pp and dp groups. Source: ByteRobust (SOSP'25, arXiv:2509.16293).
+a host that holds no rank of the owner's own groups along any axis. Source: ByteRobust (SOSP'25, arXiv:2509.16293).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from megatrain.contracts.arena import SealedSnapshot
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import Coordinate, Layout
+from megatrain.contracts.layout import Layout, axis_named
 
 
 def choose_keepers(layout: Layout, host_of: Sequence[str]) -> tuple[int, ...]:
     """Return, for each rank, the rank that keeps a copy of its snapshot; every rank keeps exactly one.
 
-    host_of: the host of each rank. A copy never lies on a host of the owner's tp, pp or dp group.
+    host_of: the host of each rank. A copy never lies on a host of the owner's group along any axis.
     Raises: TopologyError when no shift of the mesh achieves that.
     """
-    coordinates = [layout.coordinate(rank) for rank in range(layout.world_size)]
     forbidden = [
-        {host_of[member] for member in (*layout.tp_ranks(rank), *layout.pp_ranks(rank), *layout.dp_ranks(rank))}
+        {host_of[member] for axis in layout.axes for member in layout.ranks_along(rank, axis)}
         for rank in range(layout.world_size)
     ]
-    for dp_shift, pp_shift in _shifts(layout):
-        keepers = tuple(_shifted(layout, at, dp_shift, pp_shift) for at in coordinates)
+    for shifts in _shifts(layout):
+        keepers = tuple(_shifted(layout, rank, shifts) for rank in range(layout.world_size))
         if all(host_of[keeper] not in hosts for keeper, hosts in zip(keepers, forbidden, strict=True)):
             return keepers
     raise TopologyError(
-        f"checkpoint.has_peer_copies=true: tp_size={layout.tp_size}, pp_size={layout.pp_size}, "
-        f"dp_size={layout.dp_size} on {len(set(host_of))} hosts leaves no host outside a rank's own tp, pp and dp "
-        "groups; use more hosts, pp_size and dp_size above 1, or set it to false"
+        f"checkpoint.has_peer_copies=true: {layout} on {len(set(host_of))} hosts leaves no host outside a rank's own "
+        f"groups along {', '.join(layout.axes)}; use more hosts, pp_size and dp_size above 1, or set it to false"
     )
 
 
-def _shifts(layout: Layout) -> list[tuple[int, int]]:
-    """Return shifts that leave both groups, far ones first: near ranks share hosts."""
-    far_dp = sorted(range(1, layout.dp_size), key=lambda shift: (-min(shift, layout.dp_size - shift), shift))
-    far_pp = sorted(range(1, layout.pp_size), key=lambda shift: (-min(shift, layout.pp_size - shift), shift))
-    return [(dp_shift, pp_shift) for dp_shift in far_dp for pp_shift in far_pp]
+def _shifts(layout: Layout) -> Iterator[dict[str, int]]:
+    """Yield shifts that leave every group, far ones first: near ranks share hosts.
+
+    A shift along one axis alone ends in the group along that axis. Along tp nobody is far.
+    """
+    axes = sorted((axis for axis in layout.grid if axis != "tp"), key=lambda axis: axis_named(axis).cuts_model)
+    for shifts in product(*(_far_first(layout.size(axis)) for axis in axes)):
+        if sum(shift > 0 for shift in shifts) > 1:
+            yield dict(zip(axes, shifts, strict=True))
 
 
-def _shifted(layout: Layout, at: Coordinate, dp_shift: int, pp_shift: int) -> int:
-    dp, pp = (at.dp + dp_shift) % layout.dp_size, (at.pp + pp_shift) % layout.pp_size
-    return layout.rank_of(Coordinate(dp=dp, pp=pp, tp=at.tp))
+def _far_first(size: int) -> list[int]:
+    return sorted(range(size), key=lambda shift: (-min(shift, size - shift), shift))
+
+
+def _shifted(layout: Layout, rank: int, shifts: Mapping[str, int]) -> int:
+    at = layout.coordinate(rank)
+    return layout.rank_of({axis: (at[axis] + shifts.get(axis, 0)) % layout.size(axis) for axis in layout.grid})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ group it is no member of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import Layout, axis_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +36,34 @@ class PlannedGroup:
 @dataclass(frozen=True, slots=True)
 class _Kind:
     name: str
-    ranks_of: Callable[[Layout, int], tuple[int, ...]]
+    axis: str
+    is_of_ends: bool = False
+    """Of the first and the last along the axis; those between them are alone."""
     is_on_host: bool = False
     is_link: bool = False
 
     def planned(self, layout: Layout, rank: int) -> PlannedGroup:
-        return PlannedGroup(self.name, self.ranks_of(layout, rank), self.is_on_host, self.is_link)
+        ranks = layout.ranks_along(rank, self.axis)
+        if self.is_of_ends:
+            ends = (ranks[0], ranks[-1])
+            ranks = ends if len(ranks) > 1 and rank in ends else (rank,)
+        return PlannedGroup(self.name, ranks, self.is_on_host, self.is_link)
 
 
-def _end_ranks(layout: Layout, rank: int) -> tuple[int, ...]:
-    """Return the first and last stage of this rank's pipeline; for a stage between them, itself."""
-    pp_ranks = layout.pp_ranks(rank)
-    ends = (pp_ranks[0], pp_ranks[-1])
-    return ends if layout.pp_size > 1 and rank in ends else (rank,)
+_EMBEDDING = _Kind("embedding", "pp", is_of_ends=True)
+_LINKS = tuple(_Kind(name, "pp", is_link=True) for name in ("pp-forward", "pp-backward"))
+_WRAP_LINKS = tuple(_Kind(f"{link.name}-wrap", link.axis, is_link=True) for link in _LINKS)
 
 
-_ALWAYS = (
-    _Kind("tp", Layout.tp_ranks),
-    _Kind("dp", Layout.dp_ranks),
-    _Kind("pp", Layout.pp_ranks),
-    _Kind("host-tp", Layout.tp_ranks, is_on_host=True),
-    _Kind("host-pp", Layout.pp_ranks, is_on_host=True),
-    _Kind("host-dp", Layout.dp_ranks, is_on_host=True),
-    _Kind("embedding", _end_ranks),
-)
-_LINKS = (_Kind("pp-forward", Layout.pp_ranks, is_link=True), _Kind("pp-backward", Layout.pp_ranks, is_link=True))
-_WRAP_LINKS = (
-    _Kind("pp-forward-wrap", Layout.pp_ranks, is_link=True),
-    _Kind("pp-backward-wrap", Layout.pp_ranks, is_link=True),
-)
+def summing_order(layout: Layout) -> tuple[str, ...]:
+    """Return the axes along which a number is summed, one after the other, until all ranks have the sum.
+
+    What holds parts of one copy of the model comes first, innermost axis first; the copies follow. The bits of a sum
+    depend on this order.
+    """
+    innermost_first = layout.grid[::-1]
+    parts = tuple(axis for axis in innermost_first if axis_named(axis).cuts_model)
+    return parts + tuple(axis for axis in innermost_first if axis not in parts)
 
 
 def planned_groups(layout: Layout, rank: int, *, has_wrap_links: bool = False) -> tuple[PlannedGroup, ...]:
@@ -90,8 +89,12 @@ def all_planned_groups(layout: Layout, *, has_wrap_links: bool = False) -> Itera
 
 
 def _kinds(layout: Layout, has_wrap_links: bool) -> tuple[_Kind, ...]:
+    along = [_Kind(axis, axis) for axis in reversed(layout.grid)]
+    along += [_Kind(axis, axis) for axis in reversed(layout.axes) if axis not in layout.grid]
+    on_host = (_Kind(f"host-{axis}", axis, is_on_host=True) for axis in summing_order(layout))
+    always = (*along, *on_host, _EMBEDDING)
     if layout.pp_size == 1:
-        return _ALWAYS
+        return always
     # two stages are each other's neighbour on both sides: there the wrap link would share a pair with the other
     wrap_links = _WRAP_LINKS if has_wrap_links and layout.pp_size == 2 else ()
-    return (*_ALWAYS, *_LINKS, *wrap_links)
+    return (*always, *_LINKS, *wrap_links)

@@ -2,13 +2,13 @@
 
 Plans travel as JSON, agreements as small integers, shards of a checkpoint as bytes. These groups are gloo's, also where
 the mesh's are NCCL's: a checkpoint neither queues behind training's collectives nor needs device memory. No group joins
-all ranks, which at 10,000 would be a mesh of connections; whoever speaks to all goes along tp, pp and dp in turn.
+all ranks, which at 10,000 would be a mesh of connections; whoever speaks to all goes along one axis after the other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,17 @@ _EXCHANGE = Operation.CHECKPOINT_EXCHANGE
 
 @dataclass(frozen=True, slots=True)
 class HostGroups:
-    """This rank's groups along the three axes. Tensors are on the CPU; every call blocks and takes all ranks."""
+    """This rank's groups by axis, in the order of sums. Tensors are on the CPU. Each call blocks and takes all."""
 
-    tp: Group
-    pp: Group
-    dp: Group
+    along: Mapping[str, Group]
 
     @property
-    def groups(self) -> tuple[Group, Group, Group]:
-        return self.tp, self.pp, self.dp
+    def groups(self) -> tuple[Group, ...]:
+        return tuple(self.along.values())
+
+    @property
+    def dp(self) -> Group:
+        return self.along["dp"]
 
     @property
     def num_calls(self) -> int:
@@ -65,13 +67,13 @@ class HostGroups:
         Communication: two broadcasts an axis, of the length and of the content.
         """
         size = torch.tensor([len(raw)])
-        # rank 0 is the first of its dp group, whose members are the first of their pp groups, and so on
-        for group in (self.dp, self.pp, self.tp):
+        # rank 0 is the first along one axis, the members of that group are the first along the next one, and so on
+        for group in reversed(self.groups):
             group.broadcast(size, _EXCHANGE, source=0).wait()
         if int(size.item()) == 0:
             return b""
         content = _padded(raw[: int(size.item())], int(size.item()))
-        for group in (self.dp, self.pp, self.tp):
+        for group in reversed(self.groups):
             group.broadcast(content, _EXCHANGE, source=0).wait()
         return content.numpy().tobytes()
 

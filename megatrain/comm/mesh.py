@@ -1,13 +1,13 @@
-"""The 3D mesh: this rank's groups along each axis, and its channels to the neighbouring stages.
+"""The mesh: this rank's groups along each axis, and its channels to the neighbouring stages.
 
-Which groups there are, and in which order each rank creates its own, is computed (group_plan.py).
-Axes: tp, dp, pp; `host` has the same once more, on CPU memory. The `embedding` group joins the first and last stage of
-a pipeline, which both hold a tied embedding.
+Which groups there are, and in which order each rank creates its own, is computed (group_plan.py) from the layout's
+axes; `host` has the same once more, on CPU memory. The `embedding` group joins the first and last stage of a pipeline,
+which both hold a tied embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -18,20 +18,20 @@ from torch import distributed as dist
 from megatrain.comm.channel import Channel
 from megatrain.comm.group import Group
 from megatrain.comm.group_creation import create_process_group
-from megatrain.comm.group_plan import PlannedGroup, planned_groups
+from megatrain.comm.group_plan import PlannedGroup, planned_groups, summing_order
 from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.host_groups import HostGroups
 from megatrain.comm.link_warmup import warm_up
 from megatrain.comm.links import Links, create_links
 from megatrain.comm.queue import CommunicationQueue, Exchange, Lane
 from megatrain.contracts.layout import Coordinate, Layout
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.operations import Operation, all_reduce_along
 from megatrain.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """This rank's place, groups and links. `links` is None where one stage has the whole model as one chunk.
+    """This rank's place, groups by axis and links. `links` is None where one stage has the whole model as one chunk.
 
     `stores` is where the groups met; the one that this rank serves, if it does, lasts as long.
     """
@@ -41,17 +41,27 @@ class Mesh:
     coordinate: Coordinate
     device: torch.device
     recorder: Recorder
-    tp: Group
-    dp: Group
-    pp: Group
+    along: Mapping[str, Group]
     embedding: Group
     host: HostGroups
     links: Links | None
     stores: GroupStores | None = None
 
     @property
+    def tp(self) -> Group:
+        return self.along["tp"]
+
+    @property
+    def dp(self) -> Group:
+        return self.along["dp"]
+
+    @property
+    def pp(self) -> Group:
+        return self.along["pp"]
+
+    @property
     def is_last_stage(self) -> bool:
-        return self.coordinate.pp == self.layout.pp_size - 1
+        return self.coordinate["pp"] == self.layout.pp_size - 1
 
     @property
     def is_alone(self) -> bool:
@@ -60,7 +70,7 @@ class Mesh:
     @property
     def groups(self) -> tuple[Group, ...]:
         """All groups of this rank, each once."""
-        found = [self.tp, self.dp, self.pp, self.embedding, *self.host.groups]
+        found = [*self.along.values(), self.embedding, *self.host.groups]
         if self.links is not None:
             channels = (self.links.forward_to_next, self.links.forward_from_previous,
                         self.links.backward_to_previous, self.links.backward_from_next)  # fmt: skip
@@ -77,11 +87,11 @@ class Mesh:
     def sum_over_all(self, x: Tensor) -> Tensor:
         """Return the sum of `x` over all ranks, made axis by axis. In place, blocks.
 
-        Communication: a small all-reduce over tp, pp and dp in turn; no group of all ranks is needed.
+        Communication: a small all-reduce an axis; no group of all ranks is needed.
         """
-        self.tp.all_reduce(x, Operation.TP_ALL_REDUCE).wait()
-        self.pp.all_reduce(x, Operation.PP_ALL_REDUCE).wait()
-        return self.dp.all_reduce(x, Operation.DP_ALL_REDUCE).wait()
+        for axis in summing_order(self.layout):
+            self.along[axis].all_reduce(x, all_reduce_along(axis)).wait()
+        return x
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -138,13 +148,13 @@ def create_mesh(
             timeout=timedelta(seconds=timeout_s),
         )
     coordinate = layout.coordinate(rank)
-    links = create_links(coordinate.pp, groups, recorder, lane, has_wrap_links=has_wrap_links)
+    links = create_links(coordinate["pp"], groups, recorder, lane, has_wrap_links=has_wrap_links)
     if layout.pp_size > 1 and device.type == "cuda":
         assert links is not None
         meeting = {planned.name: planned for planned in planned_groups(layout, rank, has_wrap_links=has_wrap_links)}
         warm_up(
             links,
-            coordinate.pp,
+            coordinate["pp"],
             layout.pp_size,
             device,
             lambda group: store_of(meeting[group.name]),
@@ -156,11 +166,9 @@ def create_mesh(
         coordinate=coordinate,
         device=device,
         recorder=recorder,
-        tp=groups["tp"],
-        dp=groups["dp"],
-        pp=groups["pp"],
+        along={axis: groups[axis] for axis in layout.axes},
         embedding=groups["embedding"],
-        host=HostGroups(tp=groups["host-tp"], pp=groups["host-pp"], dp=groups["host-dp"]),
+        host=HostGroups({axis: groups[f"host-{axis}"] for axis in summing_order(layout)}),
         links=links,
         stores=stores,
     )

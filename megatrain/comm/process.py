@@ -53,7 +53,7 @@ def join(meeting: Meeting | None, *, network_interface: str = "") -> None:
     """Take this process's place among all ranks. Nothing when the process is alone.
 
     torch wants a world group; ours knows the store and the ranks and connects none of them: whoever speaks to all goes
-    along tp, pp and dp in turn, and 12,288 ranks connected to each other would be 75 million connections.
+    along one axis after the other, and 12,288 ranks connected to each other would be 75 million connections.
     Communication: none.
     """
     if meeting is None:

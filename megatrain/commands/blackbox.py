@@ -76,7 +76,7 @@ def json_text(box: BlackBox, records: Sequence[Record], now_ns: int) -> str:
     document = {
         "schema_version": SCHEMA_VERSION,
         "file": str(box.path),
-        "identity": {**asdict(box.identity), "coordinate": asdict(at)},
+        "identity": {**asdict(box.identity), "layout": box.identity.layout.sizes, "coordinate": at},
         "clock": asdict(box.clock),
         "state": box.state.name.lower(),
         "is_running": is_running(box),
@@ -123,7 +123,7 @@ def _facts(box: BlackBox, now_ns: int) -> list[str]:
     identity, at, progress = box.identity, box.identity.coordinate, box.progress
     layout = identity.layout
     state = {State.RUNNING: "running" if is_running(box) else "killed, or running on another host"}
-    grid = f"dp {at.dp}/{layout.dp_size}, pp {at.pp}/{layout.pp_size}, tp {at.tp}/{layout.tp_size}"
+    grid = ", ".join(f"{axis} {place}/{layout.size(axis)}" for axis, place in at.items())
     phase = f"{progress.phase.name.lower()} for {_seconds(now_ns - progress.phase_since_ns)}"
     steps = f"step {_known(progress.current_step)}, completed {_known(progress.completed_step)}"
     times = f"last step {_milliseconds(progress.last_step_ns)}, typical {_milliseconds(progress.median_step_ns)}"

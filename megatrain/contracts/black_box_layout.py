@@ -146,7 +146,7 @@ def encode_header(identity: Identity, clock: ClockBase, capacity: int) -> bytes:
     body = _HEADER.pack(
         *(MAGIC, VERSION, RECORD_BYTES, capacity, RING_OFFSET),
         *(identity.rank, layout.world_size, identity.pid),
-        *(at.dp, at.pp, at.tp, layout.dp_size, layout.pp_size, layout.tp_size),
+        *(at["dp"], at["pp"], at["tp"], layout.dp_size, layout.pp_size, layout.tp_size),
         *(MAX_GROUPS, identity.round, clock.monotonic_ns, clock.unix_ns, clock.error_ns),
         *(_encode_text(name, getattr(identity, name)) for name in _TEXT_BYTES),
     )

@@ -58,6 +58,7 @@ class Operation(StrEnum):
     # The weights' half of a backward that a schedule splits; BACKWARD_COMPUTE is then the half that messages wait for.
     BACKWARD_WEIGHT_COMPUTE = "backward-weight-compute", 26, "compute"
     CHECKSUM = "checksum", 27, "host-collective"
+    CP_ALL_REDUCE = "cp-all-reduce", 28, "collective"
 
 
 MODEL_COMPUTES = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)
@@ -67,6 +68,12 @@ MAX_OPERATIONS = 64
 """Numbers are below this: one bit each in the span mask."""
 
 _BY_NUMBER = {operation.number: operation for operation in Operation}
+_BY_NAME = {operation.value: operation for operation in Operation}
+
+
+def all_reduce_along(axis: str) -> Operation:
+    """Return the sum of a small tensor over the ranks along an axis of the mesh."""
+    return _BY_NAME[f"{axis}-all-reduce"]
 
 
 def operation_name(number: int) -> str:

@@ -109,7 +109,7 @@ class Pipeline:
         self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor] | None
     ) -> Tensor:
         run = _Run(inputs, loss_scale)
-        for action in schedule.stages[self.mesh.coordinate.pp]:
+        for action in schedule.stages[self.mesh.coordinate["pp"]]:
             self._execute(action, run)
             _let_go(run.forward_sends)
             _let_go(run.backward_sends)
@@ -136,7 +136,7 @@ class Pipeline:
                 self.chunks[action.chunk].data_parallel.reduce()
 
     def _model_chunk(self, chunk: int) -> int:
-        return chunk * self.mesh.layout.pp_size + self.mesh.coordinate.pp
+        return chunk * self.mesh.layout.pp_size + self.mesh.coordinate["pp"]
 
     def _forward(self, action: Action, run: _Run) -> None:
         chunk, key = self.chunks[action.chunk], (action.chunk, action.microbatch)

@@ -15,7 +15,7 @@ from typing import Any
 from megatrain.comm import Mesh, dry_mesh
 from megatrain.config.config import Config
 from megatrain.config.model_size import num_parameters
-from megatrain.contracts.layout import Coordinate, Layout
+from megatrain.contracts.layout import Layout
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.memory import RankMemory, estimate_memory
 from megatrain.schedule import bubble_fraction
@@ -81,6 +81,7 @@ class RunPlan:
         ]
         return {
             **asdict(self),
+            "layout": self.layout.sizes,
             "world_size": self.layout.world_size,
             "flops_per_step": self.flops_per_step,
             "stages": stages,
@@ -97,7 +98,7 @@ def plan_run(config: Config) -> RunPlan:
     groups: dict[str, GroupPlan] = {}
     stages = []
     for name, alike in _stage_kinds(layout.pp_size):
-        rank = layout.rank_of(Coordinate(dp=0, pp=alike[0], tp=0))
+        rank = layout.rank_of({"pp": alike[0]})
         with dry_mesh(layout, rank, has_wrap_links=parallel.num_chunks > 1) as mesh:
             for group in _group_plans(mesh):
                 groups.setdefault(group.name, group)

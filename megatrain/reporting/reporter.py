@@ -54,8 +54,7 @@ class Reporter:
         self._builder = IntervalBuilder(cost)
         self._first_step = 0
         self._first_at = 0.0
-        sizes = f"tp_size={layout.tp_size}, pp_size={layout.pp_size}, dp_size={layout.dp_size}"
-        self.note(f"ranks: {layout.world_size} ({sizes}), each on {name}")
+        self.note(f"ranks: {layout.world_size} ({layout}), each on {name}")
         self.note(cost.formula)
 
     def __enter__(self) -> Self:

@@ -45,9 +45,9 @@ def check_message(rank: int, text: str, config: Config) -> re.Match[str]:
     assert found, f"rank {rank} said: {text}"
     members = [int(member) for member in found["ranks"].split(", ")]
     layout = config.layout(None)
-    axis = {"tp": layout.tp_ranks, "dp": layout.dp_ranks}.get(found["group"], layout.pp_ranks)
+    axis = found["group"] if found["group"] in layout.axes else "pp"
     assert int(found["rank"]) == rank
-    assert members == list(axis(rank))
+    assert members == list(layout.ranks_along(rank, axis))
     return found
 
 
@@ -99,8 +99,7 @@ def test_a_rank_that_dies_in_the_middle_of_overlapped_traffic_is_named_by_its_pe
 
     assert sorted(messages) == [rank for rank in range(layout.world_size) if rank != dead]
     found = {rank: check_message(rank, message, config) for rank, message in messages.items()}
-    peers = {"tp": layout.tp_ranks, "dp": layout.dp_ranks, "pp": layout.pp_ranks}[axis](dead)
-    for peer in set(peers) - {dead}:  # the others follow when these have gone
+    for peer in set(layout.ranks_along(dead, axis)) - {dead}:  # the others follow when these have gone
         assert str(dead) in found[peer]["ranks"].split(", "), messages
 
 

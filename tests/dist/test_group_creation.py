@@ -159,7 +159,7 @@ def say_hello_to_neighbours(context: RankContext, layout: Layout, has_wrap_links
     )
     assert mesh.links is not None
     store = dist.PrefixStore(meeting.prefix, meeting.store)
-    warm_up(mesh.links, mesh.coordinate.pp, layout.pp_size, CPU, lambda group: store, has_wrap_links=has_wrap_links)
+    warm_up(mesh.links, mesh.coordinate["pp"], layout.pp_size, CPU, lambda group: store, has_wrap_links=has_wrap_links)
     found = list(noted)
     mesh.barrier()
     return found
@@ -167,7 +167,7 @@ def say_hello_to_neighbours(context: RankContext, layout: Layout, has_wrap_links
 
 @pytest.mark.parametrize(("pp_size", "has_wrap_links"), [(2, False), (2, True), (3, True)])
 def test_first_messages_go_over_every_link(rank_pool: RankPool, pp_size: int, has_wrap_links: bool) -> None:
-    found = rank_pool.run(say_hello_to_neighbours, pp_size, Layout(1, pp_size, 1), has_wrap_links)
+    found = rank_pool.run(say_hello_to_neighbours, pp_size, Layout(pp_size=pp_size), has_wrap_links)
 
     num_links = pp_size if has_wrap_links else pp_size - 1
     counts = Counter(operation for rank in found for operation in rank)
@@ -178,7 +178,7 @@ def test_first_messages_go_over_every_link(rank_pool: RankPool, pp_size: int, ha
 def come_to_links_alone(context: RankContext) -> str:
     """Return what stage 0 of two is told that waits for the other's first message; stage 1 never sends any."""
     meeting = come(context)
-    layout = Layout(1, 2, 1)
+    layout = Layout(pp_size=2)
     mesh = create_mesh(layout, context.rank, CPU, Recorder(BlackBoxWriter.anonymous()))
     store = dist.PrefixStore(meeting.prefix, meeting.store)
     error = ""

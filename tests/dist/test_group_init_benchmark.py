@@ -26,7 +26,9 @@ def without_set(requests: Counter[str]) -> Counter[str]:
     return Counter({kind: count for kind, count in requests.items() if kind != "set" and count})
 
 
-@pytest.mark.parametrize("layout", [Layout(2, 2, 2), Layout(1, 4, 1), Layout(1, 1, 3)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [Layout(tp_size=2, pp_size=2, dp_size=2), Layout(pp_size=4), Layout(dp_size=3)], ids=str
+)
 @pytest.mark.parametrize("side", SIDES)
 def test_the_model_is_what_ranks_ask(rank_pool: RankPool, server: dist.TCPStore, layout: Layout, side: str) -> None:
     orders = Orders(side, layout, server.port, f"{layout}/{side}", is_counted=True)
@@ -50,7 +52,7 @@ def test_the_model_is_what_ranks_ask(rank_pool: RankPool, server: dist.TCPStore,
 
 @pytest.mark.parametrize("side", SIDES)
 def test_the_server_is_busy_with_all_requests_of_all_ranks(side: str) -> None:
-    layout = Layout(2, 3, 2)
+    layout = Layout(tp_size=2, pp_size=3, dp_size=2)
     ranks = range(layout.world_size)
     groups = sum((group_requests(side, layout, rank) for rank in ranks), Counter[str]())
     world = sum((world_requests(side, layout, rank) for rank in ranks), Counter[str]())
@@ -61,9 +63,9 @@ def test_the_server_is_busy_with_all_requests_of_all_ranks(side: str) -> None:
 
 
 def test_requests_of_a_rank_do_not_grow_with_the_world() -> None:
-    worlds = [Layout(8, 8, dp_size) for dp_size in (16, 32, 64, 128)]
+    worlds = [Layout(tp_size=8, pp_size=8, dp_size=dp_size) for dp_size in (16, 32, 64, 128)]
     assert {group_requests(OURS, layout, 0).total() for layout in worlds} == {18}
     assert {nccl_requests(layout, 0).total() for layout in worlds} == {24}
     # groups of more members than are read at once: one request more for each 128
-    assert group_requests(OURS, Layout(8, 8, 192), 0).total() == 18 + 2
-    assert not world_requests(OURS, Layout(8, 8, 192), 0)
+    assert group_requests(OURS, Layout(tp_size=8, pp_size=8, dp_size=192), 0).total() == 18 + 2
+    assert not world_requests(OURS, Layout(tp_size=8, pp_size=8, dp_size=192), 0)

@@ -16,7 +16,14 @@ from megatrain.telemetry.recorder import open_recorder
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 
-LAYOUTS = [(2, 2, 2), (1, 4, 2), (8, 1, 1), (1, 1, 3), (1, 1, 1)]
+LAYOUTS = [
+    Layout(tp_size=2, pp_size=2, dp_size=2),
+    Layout(pp_size=4, dp_size=2),
+    Layout(tp_size=8),
+    Layout(dp_size=3),
+    Layout(),
+    Layout(pp_size=2, cp_size=2, tp_size=2, ep_size=2),
+]
 
 
 def plan_of(rank: int) -> dict[str, Any]:
@@ -24,8 +31,7 @@ def plan_of(rank: int) -> dict[str, Any]:
     return {"rank": rank, "items": [[rank, "caf\u00e9"]] * (rank * 37)}
 
 
-def talk(context: RankContext, sizes: tuple[int, int, int]) -> dict[str, Any]:
-    layout = Layout(*sizes)
+def talk(context: RankContext, layout: Layout) -> dict[str, Any]:
     rank, world_size = context.rank, layout.world_size
     if world_size > 1:
         process = Process(rank, world_size, rank, world_size, 0, context.init_method)
@@ -45,13 +51,14 @@ def talk(context: RankContext, sizes: tuple[int, int, int]) -> dict[str, Any]:
         "in dp": gather_json_in(host.dp, plan_of(rank)),
         "dp ranks": host.dp.ranks,
         "num_calls": host.num_calls,
+        "sum": mesh.sum_over_all(torch.tensor([float(rank)])).item(),
     }
 
 
-@pytest.mark.parametrize("sizes", LAYOUTS)
-def test_ranks_tell_each_other(sizes: tuple[int, int, int], rank_pool: RankPool) -> None:
-    world_size = Layout(*sizes).world_size
-    answers = rank_pool.run(talk, world_size, sizes)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_ranks_tell_each_other(layout: Layout, rank_pool: RankPool) -> None:
+    world_size = layout.world_size
+    answers = rank_pool.run(talk, world_size, layout)
 
     assert [answer["gathered"] for answer in answers] == [
         [plan_of(rank) for rank in range(world_size)],
@@ -62,6 +69,7 @@ def test_ranks_tell_each_other(sizes: tuple[int, int, int], rank_pool: RankPool)
         assert answer["nothing"] is None
         assert answer["minimum"] == [0, 1 - world_size, 7]
         assert answer["all"]
+        assert answer["sum"] == sum(range(world_size))
         assert not answer["one refuses"]
         assert answer["in dp"] == [plan_of(rank) for rank in answer["dp ranks"]]
         assert (answer["num_calls"] > 0) == (world_size > 1)

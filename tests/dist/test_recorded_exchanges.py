@@ -61,7 +61,7 @@ def test_messages_and_computes_are_those_of_the_schedule(config: Config, boxes: 
     schedule = build_schedule(parallel.schedule, parallel.pp_size, parallel.num_chunks, num_microbatches)
     hidden_bytes = model.seq_len // parallel.tp_size * config.batch.micro_batch_size * model.hidden_size * FP64_BYTES
     for rank, box in boxes.items():
-        actions = schedule.stages[box.identity.coordinate.pp]
+        actions = schedule.stages[box.identity.coordinate["pp"]]
         for kind, operation in (MESSAGES | COMPUTES).items():
             found = Counter((span.step, span.chunk, span.microbatch) for span in spans(box, operation))
             expected = Counter(
@@ -77,8 +77,8 @@ def test_messages_and_computes_are_those_of_the_schedule(config: Config, boxes: 
 
 def test_messages_go_over_links_of_two_ranks_sender_first(config: Config, boxes: dict[int, BlackBox]) -> None:
     for rank, box in boxes.items():
-        is_last = box.identity.coordinate.pp == 1
-        next_or_first = box.identity.layout.pp_ranks(rank)[0 if is_last else 1]
+        is_last = box.identity.coordinate["pp"] == 1
+        next_or_first = box.identity.layout.ranks_along(rank, "pp")[0 if is_last else 1]
         links = {
             operation: {
                 (box.groups[span.group].name, tuple(box.groups[span.group].ranks)) for span in spans(box, operation)

@@ -130,7 +130,7 @@ def test_each_half_is_a_span_of_its_own(jobs: TrainingJobs, train_data: Tables, 
     # on_layout makes micro-batches of 2 of the 8 samples
     schedule = build_schedule("zero_bubble", 2, 1, 4)
     for box in boxes_by_rank(tmp_path).values():
-        actions = schedule.stages[box.identity.coordinate.pp]
+        actions = schedule.stages[box.identity.coordinate["pp"]]
         expected = [(OPERATIONS[one.kind], one.microbatch) for one in actions if one.kind in OPERATIONS]
         found = sorted(
             (span for operation in OPERATIONS.values() for span in spans(box, operation) if span.step == 1),

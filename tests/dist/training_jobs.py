@@ -54,7 +54,7 @@ class Run:
 
     def samples_by_step(self) -> dict[int, list[int]]:
         """Return the numbers of the samples that each step trained on, by cursor, of all pipelines, sorted."""
-        pipelines = {record.coordinate.dp: record.samples for record in self.ranks}
+        pipelines = {record.coordinate["dp"]: record.samples for record in self.ranks}
         cursors = self.ranks[0].samples
         return {cursor: sorted(n for samples in pipelines.values() for n in samples[cursor]) for cursor in cursors}
 

@@ -72,8 +72,8 @@ class Drawing:
         if Ranks not in self.rows:
             for rank in range(self.layout.world_size):
                 at = self.layout.coordinate(rank)
-                self._add(Ranks, rank=rank, dp_rank=at.dp, pp_rank=at.pp, tp_rank=at.tp, dp_size=self.layout.dp_size,
-                          pp_size=self.layout.pp_size, tp_size=self.layout.tp_size, pid=100 + rank, at_ns=BASE_NS,
+                self._add(Ranks, rank=rank, dp_rank=at["dp"], pp_rank=at["pp"], tp_rank=at["tp"],
+                          **self.layout.sizes, pid=100 + rank, at_ns=BASE_NS,
                           host=f"host-{rank // self.ranks_a_host}", branch="main")  # fmt: skip
         return {kind: _table(kind, rows) for kind, rows in self.rows.items()}
 
@@ -109,7 +109,7 @@ def draw_job(layout: Layout, steps: Sequence[int], num_microbatches: int, *, see
             for rank in range(layout.world_size):
                 _forward(drawing, layout, rank, step, micro, ready, free, random, next_place)
         for rank in range(layout.world_size):
-            members = layout.dp_ranks(rank)
+            members = layout.ranks_along(rank, "dp")
             scatter = drawing.group("dp", members)
             end = max(free[member] for member in members) + 500.0
             drawing.span(Operation.GRADS_REDUCE_SCATTER, free[rank], end - free[rank], rank=rank, step=step,
@@ -121,7 +121,7 @@ def draw_job(layout: Layout, steps: Sequence[int], num_microbatches: int, *, see
 
 def _forward(drawing: Drawing, layout: Layout, rank: int, step: int, micro: int, ready: dict[tuple[int, int], float],
              free: dict[int, float], random: np.random.Generator, next_place: Any) -> None:  # fmt: skip
-    chain = layout.pp_ranks(rank)
+    chain = layout.ranks_along(rank, "pp")
     stage = chain.index(rank)
     begin = free[rank]
     if stage:
@@ -134,7 +134,7 @@ def _forward(drawing: Drawing, layout: Layout, rank: int, step: int, micro: int,
     drawing.span(Operation.FORWARD_COMPUTE, begin, work, rank=rank, step=step, microbatch=micro, chunk=0)
     drawing.span(Operation.BACKWARD_COMPUTE, begin + work, work, rank=rank, step=step, microbatch=micro, chunk=0)
     if layout.tp_size > 1:
-        tp = drawing.group("tp", layout.tp_ranks(rank))
+        tp = drawing.group("tp", layout.ranks_along(rank, "tp"))
         drawing.span(Operation.TP_ALL_GATHER, begin + 100.0, 50.0, rank=rank, step=step, group=tp,
                      collective=next_place(rank, tp), num_bytes=100_000)  # fmt: skip
     end = begin + 2 * work

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ def build_rank(
 
     `options` are the optimizer's.
     """
-    mesh = mesh or replace(lone_mesh(), dp=simulated_group("dp", dp_size, dp_rank))
+    mesh = mesh or lone_mesh(dp=simulated_group("dp", dp_size, dp_rank))
     logical = [_logical(name, shape, mesh.tp) for name, shape in SHAPES.items()]
     gradient_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     settings = DataParallelOptions(

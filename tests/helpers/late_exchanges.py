@@ -172,7 +172,7 @@ def _train(replica: Replica, recorder: Recorder) -> str:
     digest = hashlib.blake2b()
     for step in range(NUM_STEPS):
         recorder.set_step(step)
-        generator = torch.Generator().manual_seed(1000 * step + replica.mesh.coordinate.dp)
+        generator = torch.Generator().manual_seed(1000 * step + replica.mesh.coordinate["dp"])
         shape = (config.model.seq_len + 1, config.batch.micro_batch_size)
         tokens = [
             torch.randint(0, config.model.vocab_size, shape, generator=generator) for _ in range(num_microbatches)

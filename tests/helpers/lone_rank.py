@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,9 +52,10 @@ def simulated_group(name: str, size: int, rank: int) -> Group:
     return Group(name, tuple(range(size)), rank, CommunicationQueue(SilentRecorder()))
 
 
-def lone_mesh(device: str = "cpu") -> Mesh:
-    """Return the mesh of a process that is alone."""
-    return create_mesh(Layout(), 0, torch.device(device), SilentRecorder())
+def lone_mesh(device: str = "cpu", **along: Group) -> Mesh:
+    """Return the mesh of a process that is alone, but for the groups given along some axes."""
+    mesh = create_mesh(Layout(), 0, torch.device(device), SilentRecorder())
+    return replace(mesh, along={**mesh.along, **along})
 
 
 def make_config(**tables: dict[str, Any]) -> Config:

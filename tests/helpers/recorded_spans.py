@@ -107,9 +107,9 @@ def who_ran(shape: JobShape, ranks_per_host: int = 2) -> Ranks:
         {
             "round": [ROUND] * count,
             "rank": list(range(count)),
-            "dp_rank": [one.dp for one in at],
-            "pp_rank": [one.pp for one in at],
-            "tp_rank": [one.tp for one in at],
+            "dp_rank": [one["dp"] for one in at],
+            "pp_rank": [one["pp"] for one in at],
+            "tp_rank": [one["tp"] for one in at],
             "dp_size": [layout.dp_size] * count,
             "pp_size": [layout.pp_size] * count,
             "tp_size": [layout.tp_size] * count,

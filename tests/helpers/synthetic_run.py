@@ -73,7 +73,7 @@ def _told(layout: Layout, step: int) -> Values:
 def spans_of_step(layout: Layout, step: int, ranks: range, num_microbatches: int = _NUM_MICROBATCHES) -> Spans:
     """Return the spans of these ranks: all forward passes, then all backward passes (GPipe), and the optimizer."""
     rank = np.array(ranks)
-    stage = np.array([layout.coordinate(one).pp for one in ranks])
+    stage = np.array([layout.coordinate(one)["pp"] for one in ranks])
     begin = np.full(len(rank), START_NS + int(step * STEP_S * 1e9), dtype=np.float64)
     forward_ns, backward_ns = FORWARD * 1e9 / num_microbatches, BACKWARD * 1e9 / num_microbatches
     gap_ns = 0.04 * forward_ns

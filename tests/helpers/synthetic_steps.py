@@ -66,9 +66,9 @@ class SyntheticJob:
             {
                 "round": [self.round] * num,
                 "rank": list(range(num)),
-                "dp_rank": [one.dp for one in at],
-                "pp_rank": [one.pp for one in at],
-                "tp_rank": [one.tp for one in at],
+                "dp_rank": [one["dp"] for one in at],
+                "pp_rank": [one["pp"] for one in at],
+                "tp_rank": [one["tp"] for one in at],
                 "dp_size": [self.layout.dp_size] * num,
                 "pp_size": [self.layout.pp_size] * num,
                 "tp_size": [self.layout.tp_size] * num,
@@ -85,9 +85,9 @@ class SyntheticJob:
     def step(self, step: int, extra: dict[Operation, Array] | None = None) -> tuple[StepTotals, Values]:
         """Return what all ranks stream of a step. `extra`: seconds of other operations by rank."""
         num, random = self.world_size, self._random
-        stage = np.array([self.layout.coordinate(rank).pp for rank in range(num)])
-        tp = np.array([self.layout.coordinate(rank).tp for rank in range(num)])
-        dp = np.array([self.layout.coordinate(rank).dp for rank in range(num)])
+        stage = np.array([self.layout.coordinate(rank)["pp"] for rank in range(num)])
+        tp = np.array([self.layout.coordinate(rank)["tp"] for rank in range(num)])
+        dp = np.array([self.layout.coordinate(rank)["dp"] for rank in range(num)])
         factor = np.array([self.compute_factor.get(rank, 1.0) for rank in range(num)])
         factor *= np.array([self.stage_factor.get(int(one), 1.0) for one in stage])
         # the ranks of a tensor-parallel group have the same samples

@@ -58,7 +58,7 @@ def _metadata(timeline: Timeline) -> Iterator[dict[str, Any]]:
         at = timeline.roster.coordinate(rank)
         name = printable(rank_name(timeline.roster, rank))
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_labels", "pid": rank, "args": {"labels": f"stage {at.pp}"}}
+        yield {"ph": "M", "name": "process_labels", "pid": rank, "args": {"labels": f"stage {at['pp']}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
     for track in timeline.tracks:
         of_track = {"ph": "M", "pid": track.rank, "tid": track.number}

@@ -187,4 +187,6 @@ def _suspect(
         verb = "never entered" if rank in missed.absent else "does not wait for the end of"
         evidence = f"{verb} collective {missed.sequence} of {missed.group}; {len(missed.waiting)} wait in it"
     doing = "" if one is None else one.in_flight or one.phase
-    return Suspect(rank, roster.host_of(rank), at.dp, at.pp, at.tp, -1 if one is None else one.step, doing, evidence)
+    return Suspect(
+        rank, roster.host_of(rank), at["dp"], at["pp"], at["tp"], -1 if one is None else one.step, doing, evidence
+    )

@@ -140,11 +140,11 @@ def smallest_group(ranks: Iterable[int], roster: Roster) -> SharedGroup | None:
     if host := roster.host_of(first):
         candidates.append(SharedGroup("host", host, roster.ranks_on(host)))
     candidates += [
-        SharedGroup("tp", f"tp group of dp {at.dp}, stage {at.pp}", tuple(layout.tp_ranks(first))),
-        SharedGroup("pp", f"pipeline of dp {at.dp}, tp {at.tp}", tuple(layout.pp_ranks(first))),
-        SharedGroup("dp", f"dp group of stage {at.pp}, tp {at.tp}", tuple(layout.dp_ranks(first))),
-        SharedGroup("replica", f"dp {at.dp}", tuple(r for r in world if roster.coordinate(r).dp == at.dp)),
-        SharedGroup("stage", f"stage {at.pp}", tuple(r for r in world if roster.coordinate(r).pp == at.pp)),
+        SharedGroup("tp", f"tp group of dp {at['dp']}, stage {at['pp']}", tuple(layout.ranks_along(first, "tp"))),
+        SharedGroup("pp", f"pipeline of dp {at['dp']}, tp {at['tp']}", tuple(layout.ranks_along(first, "pp"))),
+        SharedGroup("dp", f"dp group of stage {at['pp']}, tp {at['tp']}", tuple(layout.ranks_along(first, "dp"))),
+        SharedGroup("replica", f"dp {at['dp']}", tuple(r for r in world if roster.coordinate(r)["dp"] == at["dp"])),
+        SharedGroup("stage", f"stage {at['pp']}", tuple(r for r in world if roster.coordinate(r)["pp"] == at["pp"])),
     ]
     holding = [one for one in candidates if wanted <= set(one.ranks) and len(one.ranks) < max(2, layout.world_size)]
     return min(holding, key=lambda one: len(one.ranks), default=None)

@@ -208,7 +208,7 @@ def rank_name(roster: Roster, rank: int) -> str:
     """Return "rank 00777 dp=3 pp=5 tp=1 host-2": padded, so that sorting by name is sorting by rank."""
     at = roster.coordinate(rank)
     width = max(2, len(str(roster.layout.world_size - 1)))
-    return f"rank {rank:0{width}d} dp={at.dp} pp={at.pp} tp={at.tp} {roster.host_of(rank)}".rstrip()
+    return f"rank {rank:0{width}d} dp={at['dp']} pp={at['pp']} tp={at['tp']} {roster.host_of(rank)}".rstrip()
 
 
 def counter_names(values: Values) -> Sequence[str]:

@@ -48,7 +48,7 @@ class Roster:
     @cached_property
     def stage_of(self) -> Int32:
         """Return the stage of each rank of the layout."""
-        return np.array([self.coordinate(rank).pp for rank in range(self.layout.world_size)], dtype=np.int32)
+        return np.array([self.coordinate(rank)["pp"] for rank in range(self.layout.world_size)], dtype=np.int32)
 
     def coordinate(self, rank: int) -> Coordinate:
         return self.layout.coordinate(rank)

@@ -26,9 +26,9 @@ def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankRe
     signs = (progress.phase_since_ns, progress.step_started_ns, progress.completed_ns)
     return RankReading(
         rank=tail.identity.rank,
-        dp_rank=at.dp,
-        pp_rank=at.pp,
-        tp_rank=at.tp,
+        dp_rank=at["dp"],
+        pp_rank=at["pp"],
+        tp_rank=at["tp"],
         gpu_uuid=gpu_uuid,
         step=progress.completed_step,
         last_step_unix_s=None if progress.completed_ns is None else _unix_s(progress.completed_ns, clock),

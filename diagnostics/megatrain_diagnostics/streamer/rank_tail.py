@@ -126,7 +126,7 @@ class RankTail:
         identity, at, layout = self.identity, self.identity.coordinate, self.identity.layout
         row = {
             "round": identity.round, "rank": identity.rank,
-            "dp_rank": at.dp, "pp_rank": at.pp, "tp_rank": at.tp,
+            "dp_rank": at["dp"], "pp_rank": at["pp"], "tp_rank": at["tp"],
             "dp_size": layout.dp_size, "pp_size": layout.pp_size, "tp_size": layout.tp_size,
             "pid": identity.pid, "at_ns": self._reader.clock.monotonic_ns + self._clock.offset_ns,
             "host": identity.host, "branch": identity.branch,

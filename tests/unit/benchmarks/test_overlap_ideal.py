@@ -35,7 +35,7 @@ def computes_of(config: Config) -> list[Computes]:
     seconds = {ActionKind.FORWARD: FORWARD_S, ActionKind.BACKWARD: BACKWARD_S}
     found = []
     for rank in range(layout.world_size):
-        actions = schedule.stages[layout.coordinate(rank).pp]
+        actions = schedule.stages[layout.coordinate(rank)["pp"]]
         parts = {(a.kind, a.chunk, a.microbatch): seconds[a.kind] for a in actions if a.kind in seconds}
         found.append(Computes(parts, UPDATE_S))
     return found

@@ -22,6 +22,7 @@ from megatrain.contracts.arena import Arena, SealedSnapshot, create_arena, seale
 from megatrain.contracts.arena_layout import Persist, SlotHeader, SlotState
 from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.errors import CheckpointError, CommunicationError
+from megatrain.contracts.layout import Layout
 from tests.helpers.lone_rank import simulated_group
 from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, Hosts, serving, whole_image
 
@@ -114,7 +115,7 @@ def test_half_a_snapshot_is_none(
 
 
 def lone_groups() -> HostGroups:
-    return HostGroups(*(simulated_group(axis, 1, 0) for axis in ("tp", "pp", "dp")))
+    return HostGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid})
 
 
 def fetch_alone(arena: Arena, hosts: Hosts, missing: list[int]) -> str | None:

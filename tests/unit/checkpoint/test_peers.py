@@ -17,7 +17,7 @@ def hosts(layout: Layout, ranks_per_host: int) -> list[str]:
 
 
 def groups_of(layout: Layout, rank: int) -> list[tuple[int, ...]]:
-    return [layout.tp_ranks(rank), layout.pp_ranks(rank), layout.dp_ranks(rank)]
+    return [layout.ranks_along(rank, "tp"), layout.ranks_along(rank, "pp"), layout.ranks_along(rank, "dp")]
 
 
 @given(

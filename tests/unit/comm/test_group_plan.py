@@ -9,14 +9,23 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from megatrain.comm.group_plan import PlannedGroup, all_planned_groups, planned_groups
-from megatrain.contracts.layout import Layout
+from megatrain.comm.group_plan import PlannedGroup, all_planned_groups, planned_groups, summing_order
+from megatrain.contracts.layout import DENSE, Layout
 
 SIZES = (1, 2, 4)
 SMALL = [
-    (Layout(*sizes), has_wrap_links) for sizes in itertools.product(SIZES, repeat=3) for has_wrap_links in (False, True)
+    (Layout(tp_size=tp_size, pp_size=pp_size, dp_size=dp_size), has_wrap_links)
+    for tp_size, pp_size, dp_size in itertools.product(SIZES, repeat=3)
+    for has_wrap_links in (False, True)
+] + [
+    (Layout(cp_size=2, pp_size=pp_size, dp_size=2, tp_size=tp_size, ep_size=ep_size), True)
+    for pp_size, tp_size, ep_size in itertools.product((1, 2), (1, 2), SIZES)
 ]
-LARGE = [(Layout(8, 8, 192), True), (Layout(8, 2, 768), True), (Layout(8, 48, 32), False)]
+LARGE = [
+    (Layout(tp_size=8, pp_size=8, dp_size=192), True),
+    (Layout(tp_size=8, pp_size=2, dp_size=768), True),
+    (Layout(tp_size=8, pp_size=48, dp_size=32), False),
+]
 
 
 def plans(layout: Layout, has_wrap_links: bool, ranks: Sequence[int]) -> dict[int, list[PlannedGroup]]:
@@ -79,20 +88,29 @@ def test_ranks_that_took_another_order_would_wait_in_a_circle() -> None:
     assert created_in_turn({0: [one, other], 1: [other, one]}) == set()
 
 
+def partitions_of(layout: Layout, axes: Sequence[str]) -> dict[str, set[tuple[int, ...]]]:
+    """Return the ranks dealt along each of the axes that number them, where there are several along it."""
+    grid = np.arange(layout.world_size).reshape([layout.size(axis) for axis in axes])
+    return {
+        name: {tuple(members) for members in np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis]).tolist()}
+        if grid.shape[axis] > 1
+        else set()
+        for axis, name in enumerate(axes)
+    }
+
+
 @pytest.mark.parametrize(("layout", "has_wrap_links"), SMALL + LARGE, ids=str)
 def test_the_groups_of_a_name_are_those_of_the_layout(layout: Layout, has_wrap_links: bool) -> None:
     found: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for group in all_planned_groups(layout, has_wrap_links=has_wrap_links):
         assert not found[group.name].intersection([group.ranks])
         found[group.name].add(group.ranks)
-    grid = np.arange(layout.world_size).reshape(layout.pp_size, layout.dp_size, layout.tp_size)
-    partitions = {
-        name: {tuple(members) for members in np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis]).tolist()}
-        if grid.shape[axis] > 1
-        else set()
-        for axis, name in enumerate(("pp", "dp", "tp"))
-    }
+    partitions = partitions_of(layout, ("pp", *DENSE))
     expected = {**partitions, **{f"host-{name}": groups for name, groups in partitions.items()}}
+    if layout.size("ep") > 1:
+        expected |= {
+            name: groups for name, groups in partitions_of(layout, ("pp", "edp", "ep")).items() if name != "pp"
+        }
     pipelines = partitions["pp"]
     expected["embedding"] = {(members[0], members[-1]) for members in pipelines}
     expected |= dict.fromkeys(("pp-forward", "pp-backward"), pipelines)
@@ -104,8 +122,22 @@ def test_the_groups_of_a_name_are_those_of_the_layout(layout: Layout, has_wrap_l
         assert len(set(members)) == len(members), "no rank is in two groups of a name"
 
 
+def test_the_order_of_sums_and_of_creation() -> None:
+    """The bits of a sum over all ranks depend on the one, who waits for whom on the other."""
+    assert summing_order(Layout()) == ("tp", "pp", "dp")
+    layout = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=2)
+    assert summing_order(layout) == ("tp", "pp", "cp", "dp")
+    assert [planned.name for planned in planned_groups(layout, 0)] == [
+        *("tp", "cp", "dp", "pp", "ep", "edp", "host-tp", "host-pp", "host-cp", "host-dp", "embedding"),
+        *("pp-forward", "pp-backward"),
+    ]
+    assert [planned.name for planned in planned_groups(Layout(), 0)] == [
+        *("tp", "dp", "pp", "host-tp", "host-pp", "host-dp", "embedding")
+    ]
+
+
 def test_groups_on_the_host_and_links_are_marked() -> None:
-    planned = planned_groups(Layout(2, 2, 2), 5, has_wrap_links=True)
+    planned = planned_groups(Layout(tp_size=2, pp_size=2, dp_size=2), 5, has_wrap_links=True)
     names = {plan.name: plan for plan in planned}
     assert {name for name, plan in names.items() if plan.is_on_host} == {"host-tp", "host-pp", "host-dp"}
     assert {name for name, plan in names.items() if plan.is_link} == {

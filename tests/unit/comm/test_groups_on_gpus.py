@@ -41,7 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_who_is_connected_by_what_and_when(asked: list[tuple[Any, ...]]) -> None:
     store = dist.HashStore()
-    for planned in planned_groups(Layout(1, 2, 1), 0):
+    for planned in planned_groups(Layout(pp_size=2), 0):
         if len(planned.ranks) > 1:
             store.set(f"{planned.key}/arrived/1", b"1")
             create_process_group(planned, 0, GPU, store, timeout_s=TIMEOUT_S)

@@ -9,6 +9,7 @@ from megatrain.comm.local_address import is_loopback, local_address
 from megatrain.comm.peer_link import PeerAddress
 from megatrain.comm.peer_meeting import meet_peers, unreachable
 from megatrain.contracts.errors import CommunicationError
+from megatrain.contracts.layout import Layout
 from tests.helpers.lone_rank import simulated_group
 
 
@@ -49,7 +50,7 @@ def test_a_loopback_address_is_of_use_on_one_machine_only() -> None:
 
 
 def lone_groups() -> HostGroups:
-    return HostGroups(*(simulated_group(axis, 1, 0) for axis in ("tp", "pp", "dp")))
+    return HostGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid})
 
 
 def test_a_meeting_has_a_secret_of_its_own() -> None:

@@ -52,7 +52,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("layout", "device", "is_warmed_up"),
     [
-        (Layout(1, 1, 8), "cuda", False),  # a stage that is alone with its chunks hands over in memory
+        (Layout(dp_size=8), "cuda", False),  # a stage that is alone with its chunks hands over in memory
         (LAYOUT, "cpu", False),  # gloo connects when a group is created
         (LAYOUT, "cuda", True),
     ],

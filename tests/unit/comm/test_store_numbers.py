@@ -11,7 +11,15 @@ from megatrain.comm.group_stores import serving_ranks, store_number
 from megatrain.contracts.layout import Layout
 
 
-@pytest.mark.parametrize("layout", [Layout(8, 8, 192), Layout(8, 16, 96), Layout(4, 3, 1024)], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(tp_size=8, pp_size=8, dp_size=192),
+        Layout(tp_size=8, pp_size=16, dp_size=96),
+        Layout(tp_size=4, pp_size=3, dp_size=1024),
+    ],
+    ids=str,
+)
 def test_requests_are_dealt_to_the_stores(layout: Layout) -> None:
     serving = serving_ranks(layout.world_size, 2048)
     members: Counter[int] = Counter()
@@ -23,7 +31,7 @@ def test_requests_are_dealt_to_the_stores(layout: Layout) -> None:
 
 def test_a_group_always_meets_at_the_same_store() -> None:
     """Every rank computes it: by Python's own hash, each process would have another answer."""
-    numbers = [store_number(planned, 5) for planned in planned_groups(Layout(2, 2, 2), 5)]
+    numbers = [store_number(planned, 5) for planned in planned_groups(Layout(tp_size=2, pp_size=2, dp_size=2), 5)]
     assert numbers == [4, 2, 4, 3, 4, 4, 1, 4, 0]
 
 

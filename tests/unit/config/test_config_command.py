@@ -60,7 +60,7 @@ def test_check_sums_up(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert lines[0] == ["OK"]
     facts = dict(line for line in lines if len(line) == 2)
-    assert facts["layout"] == "tp_size=2 pp_size=2 dp_size=2: 8 ranks"
+    assert facts["layout"] == "pp_size=2 dp_size=2 tp_size=2: 8 ranks"
     assert facts["pipeline"] == "interleaved, 2 chunks a stage, 2 layers a chunk"
     assert facts["batch"].endswith(", 4 micro-batches of 8 a pipeline")
     assert facts["bubble"].startswith("12.5% ")  # (2 - 1) / (2 * 4)

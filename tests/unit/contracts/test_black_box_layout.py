@@ -78,7 +78,7 @@ def test_header_round_trip() -> None:
     clock = ClockBase(10, 20, 3)
     page = layout.encode_header(identity, clock, capacity=99).ljust(layout.PAGE_BYTES, b"\0")
     assert layout.decode_header(page, "box") == (identity, clock, 99)
-    assert identity.coordinate.pp == 7
+    assert identity.coordinate["pp"] == 7
 
 
 def test_a_name_that_does_not_fit_is_refused() -> None:

@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     for rank in range(4):
         identity = Identity("demo", "main", ROUND, rank, LAYOUT, os.getpid(), f"host-{rank // 2}")
         recorder = open_recorder(identity, directory=str(boxes), run_key=run.key, num_records=256)
-        group = recorder.add_group("dp", LAYOUT.dp_ranks(rank))
+        group = recorder.add_group("dp", LAYOUT.ranks_along(rank, "dp"))
         recorder.set_step(120)
         if rank == LATE:
             recorder.begin(Operation.FORWARD_COMPUTE)

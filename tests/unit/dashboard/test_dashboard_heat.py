@@ -68,8 +68,8 @@ def value_of(rank: int, step: int, operation: int = FORWARD) -> float | None:
 
 def peers_of(rank: int) -> list[int]:
     """Return the ranks of the same stage: more than eight hosts have one, so all of them are compared."""
-    stage = LAYOUT.coordinate(rank).pp
-    return [other for other in range(LAYOUT.world_size) if LAYOUT.coordinate(other).pp == stage]
+    stage = LAYOUT.coordinate(rank)["pp"]
+    return [other for other in range(LAYOUT.world_size) if LAYOUT.coordinate(other)["pp"] == stage]
 
 
 def expected(rank: int, step: int) -> tuple[float, float]:

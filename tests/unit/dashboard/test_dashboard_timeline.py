@@ -227,8 +227,8 @@ def test_ranks_of_a_large_job_are_a_pipeline_and_its_neighbours() -> None:
 
     chosen = default_ranks(layout, 777)
 
-    assert set(layout.pp_ranks(777)) <= set(chosen)
-    assert set(layout.tp_ranks(layout.pp_ranks(777)[0])) <= set(chosen)
+    assert set(layout.ranks_along(777, "pp")) <= set(chosen)
+    assert set(layout.ranks_along(layout.ranks_along(777, "pp")[0], "tp")) <= set(chosen)
     assert len(chosen) <= 32
     assert default_ranks(Layout(dp_size=8)) == tuple(range(8))
 

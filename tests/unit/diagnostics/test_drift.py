@@ -48,7 +48,7 @@ class Job:
             spent = [self._spent(rank, step, random) for rank in range(LAYOUT.world_size)]
             step_ms = max(sum(one.values()) for one in spent)
             for rank, own in enumerate(spent):
-                of_group = max(sum(spent[member].values()) for member in LAYOUT.dp_ranks(rank))
+                of_group = max(sum(spent[member].values()) for member in LAYOUT.ranks_along(rank, "dp"))
                 wait = of_group - sum(own.values())
                 sums = {**own, Op.GRADS_REDUCE_SCATTER: own[Op.GRADS_REDUCE_SCATTER] + wait,
                         Op.PP_ALL_REDUCE: step_ms - of_group, Op.STEP: step_ms - own[Op.DATA_WAIT]}  # fmt: skip

@@ -31,9 +31,9 @@ def make_roster(layout: Layout, hosts_of: int = 8) -> Roster:
     groups: dict[tuple[int, int], GroupMembers] = {}
     for rank in range(layout.world_size):
         for number, name, ranks in (
-            (TP, "tp", layout.tp_ranks(rank)),
-            (DP, "dp", layout.dp_ranks(rank)),
-            (PP, "pp", layout.pp_ranks(rank)),
+            (TP, "tp", layout.ranks_along(rank, "tp")),
+            (DP, "dp", layout.ranks_along(rank, "dp")),
+            (PP, "pp", layout.ranks_along(rank, "pp")),
         ):
             stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
             groups[rank, number] = GroupMembers(name, ranks[0], stride, len(ranks))
@@ -58,7 +58,7 @@ def make_spans(rows: list[Mapping[str, Any]]) -> Spans:
 
 def stuck(roster: Roster, late: int) -> dict[int, RankStanding]:
     """Return a job whose rank `late` never came to its tensor group: its row waits there, all others in dp."""
-    row = set(roster.layout.tp_ranks(late))
+    row = set(roster.layout.ranks_along(late, "tp"))
     standings = {}
     for rank in range(roster.layout.world_size):
         is_in_row = rank in row

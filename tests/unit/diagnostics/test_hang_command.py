@@ -42,7 +42,7 @@ def boxes(tmp_path: Path) -> Iterator[Path]:
 def stuck_rank(directory: Path, rank: int, round_number: int = 3, run_key: str = "key") -> Recorder:
     identity = Identity("demo", "main", round_number, rank, LAYOUT, os.getpid(), f"host-{rank // 2}")
     recorder = open_recorder(identity, directory=str(directory), run_key=run_key, num_records=256)
-    groups = {"tp": LAYOUT.tp_ranks(rank), "dp": LAYOUT.dp_ranks(rank)}
+    groups = {"tp": LAYOUT.ranks_along(rank, "tp"), "dp": LAYOUT.ranks_along(rank, "dp")}
     numbers = {name: recorder.add_group(name, ranks) for name, ranks in groups.items()}
     recorder.set_step(7)
     if rank == LATE:

@@ -37,7 +37,7 @@ def open_box(tmp_path: Path) -> Iterator[OpenBox]:
     opened: list[Recorder] = []
 
     def make(num_records: int = 64, rank: int = 2, round_number: int = 5) -> tuple[Recorder, Path]:
-        identity = Identity("demo", "main", round_number, rank, Layout(2, 2, 1), os.getpid(), "host-1")
+        identity = Identity("demo", "main", round_number, rank, Layout(tp_size=2, pp_size=2), os.getpid(), "host-1")
         opened.append(open_recorder(identity, directory=str(tmp_path), run_key="key", num_records=num_records))
         return opened[-1], black_box_path(tmp_path, "demo", "key", "main", round_number, rank)
 

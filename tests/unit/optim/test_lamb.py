@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -86,7 +85,7 @@ def make_ranks(dp_size: int, tp_size: int = 1, **options: object) -> list[Rank]:
     for dp_rank, tp_rank in product(range(dp_size), range(tp_size)):
         dp = MeetingGroup("dp", dp_meetings[tp_rank], dp_rank)
         tp = MeetingGroup("tp", tp_meetings[dp_rank], tp_rank)
-        ranks.append(build_rank(mesh=replace(lone_mesh(), dp=dp, tp=tp), name="lamb", eps=1e-6, **options))
+        ranks.append(build_rank(mesh=lone_mesh(dp=dp, tp=tp), name="lamb", eps=1e-6, **options))
     return ranks
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from megatrain.comm.queue import Pending
-from megatrain.contracts.layout import Coordinate, Layout
+from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
 from megatrain.parallel.weight_products import WeightProducts
@@ -132,9 +132,7 @@ class Stage:
         self.modules = [Module(losses) for _ in range(num_chunks)]
         chunks = [PipelineChunk(module, nullcontext(), Buckets(self.log, chunk))  # type: ignore[arg-type]
                   for chunk, module in enumerate(self.modules)]  # fmt: skip
-        mesh: Any = SimpleNamespace(
-            layout=Layout(pp_size=pp_size), coordinate=Coordinate(0, stage, 0), links=self.links
-        )
+        mesh: Any = SimpleNamespace(layout=Layout(pp_size=pp_size), coordinate={"pp": stage}, links=self.links)
         recorder: Any = self.recorder
         cpu = torch.device("cpu")
         self.pipeline = Pipeline(mesh, chunks, recorder, hidden_shape=SHAPE, dtype=torch.float32, device=cpu)

@@ -109,7 +109,7 @@ def test_text_says_it_all(output: dict[str, Any]) -> None:
     text = output["text"]
 
     for part in (
-        "tp_size=8 pp_size=8 dp_size=192: 12,288 ranks",
+        "pp_size=8 dp_size=192 tp_size=8: 12,288 ranks",
         "interleaved, 6 chunks a stage, 32 microbatches of 1 a pipeline, bubble 3.6%",
         "12,582,912 tokens",
         "174,770,774,016 parameters",

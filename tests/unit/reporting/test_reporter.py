@@ -90,7 +90,7 @@ def test_the_formula_is_printed_once_at_the_start(
     with make_reporter(telemetry={"peak_tflops": 5}) as reporter:
         run(reporter, clock, [make_step(step) for step in range(1, 11)])
 
-    assert stream.lines[0] == "ranks: 4 (tp_size=2, pp_size=1, dp_size=2), each on cpu"
+    assert stream.lines[0] == "ranks: 4 (pp_size=1 dp_size=2 tp_size=2), each on cpu"
     assert stream.lines[1].startswith("FLOPs/token = ")
     assert stream.lines[1].endswith(
         "; MFU tokens/s/device * FLOPs/token / peak, peak = 5 TFLOP/s (telemetry.peak_tflops)"

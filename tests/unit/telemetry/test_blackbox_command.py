@@ -53,7 +53,7 @@ def hung(boxed: Callable[..., Boxed]) -> Boxed:
 
 def test_the_table_says_who_what_and_what_hangs(hung: Boxed, show: Print) -> None:
     text = show(hung.path)
-    assert "rank      2 of 4  (dp 0/1, pp 1/2, tp 0/2)" in text
+    assert "rank      2 of 4  (pp 1/2, dp 0/1, tp 0/2)" in text
     assert "running" in text
     assert "step for" in text
     assert "step 4, completed 3" in text

@@ -155,9 +155,9 @@ def heat_cell(cells: HeatCells, by: By, rank: int, step: int, num_steps: int = 1
         measure=cells.subject.measure,
         rank=chosen,
         host=cells.roster.host_of(chosen),
-        dp=at.dp,
-        pp=at.pp,
-        tp=at.tp,
+        dp=at["dp"],
+        pp=at["pp"],
+        tp=at["tp"],
         step=cells.first_step + row,
         unit=cells.subject.unit,
         value=value,
@@ -212,7 +212,7 @@ def heat_csv(cells: HeatCells, scale: Scale, by: By, order: Order) -> Generator[
     for unit, rank in zip(rows.unit.tolist(), rows.rank.tolist(), strict=True):
         at = cells.roster.coordinate(rank)
         values = ["" if np.isnan(value) else f"{value:.9g}" for value in shown[:, unit]]
-        writer.writerow([rank, safe_text(cells.roster.host_of(rank)), at.dp, at.pp, at.tp, *values])
+        writer.writerow([rank, safe_text(cells.roster.host_of(rank)), at["dp"], at["pp"], at["tp"], *values])
         if text.tell() > 1 << 16:
             yield text.getvalue()
             text.seek(0)
@@ -231,9 +231,9 @@ def _outlier(cells: HeatCells, rank: int, row: int, num_far: int) -> HeatOutlier
     return HeatOutlierDocument(
         rank=rank,
         host=cells.roster.host_of(rank),
-        dp=at.dp,
-        pp=at.pp,
-        tp=at.tp,
+        dp=at["dp"],
+        pp=at["pp"],
+        tp=at["tp"],
         step=cells.first_step + row,
         value=value,
         peers_median=median,

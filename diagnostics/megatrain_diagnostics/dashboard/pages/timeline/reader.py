@@ -74,8 +74,8 @@ class TimelineReader:
         where = Where((roster.round,), query.first, query.last)
         if num_spans_told(self._events, where) > MOST_SPANS_READ:
             layout = roster.layout
-            drawn = {roster.coordinate(track.rank).dp for track in timeline.tracks}
-            ranks = [rank for rank in range(layout.world_size) if layout.coordinate(rank).dp in drawn]
+            drawn = {roster.coordinate(track.rank)["dp"] for track in timeline.tracks}
+            ranks = [rank for rank in range(layout.world_size) if layout.coordinate(rank)["dp"] in drawn]
             where = Where((roster.round,), query.first, query.last, ranks=tuple(ranks))
             count = num_spans_told(self._events, where)
             if count > MOST_SPANS_READ:

@@ -48,9 +48,9 @@ def default_ranks(layout: Layout, around: int | None = None) -> tuple[int, ...]:
     if layout.world_size <= MOST_DEFAULT_RANKS:
         return tuple(range(layout.world_size))
     centre = 0 if around is None else around
-    chosen = list(dict.fromkeys([centre, *layout.pp_ranks(centre)]))[:MOST_DEFAULT_RANKS]
-    for rank in layout.pp_ranks(centre):
-        group = [one for one in layout.tp_ranks(rank) if one not in chosen]
+    chosen = list(dict.fromkeys([centre, *layout.ranks_along(centre, "pp")]))[:MOST_DEFAULT_RANKS]
+    for rank in layout.ranks_along(centre, "pp"):
+        group = [one for one in layout.ranks_along(rank, "tp") if one not in chosen]
         if len(chosen) + len(group) <= MOST_DEFAULT_RANKS:
             chosen += group
     return tuple(sorted(chosen))

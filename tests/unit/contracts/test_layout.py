@@ -1,0 +1,106 @@
+"""Places, peers and sizes along named axes, against numpy's own reshaping of the ranks."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from megatrain.contracts.errors import TopologyError
+from megatrain.contracts.layout import AXES, FACTORISATIONS, Layout
+from megatrain.contracts.operations import Operation, all_reduce_along
+
+SIZES = (1, 2, 3)
+LAYOUTS = [
+    Layout(pp_size=pp, dp_size=dp, cp_size=cp, tp_size=tp, ep_size=ep)
+    for pp, dp, cp, tp, ep in itertools.product(SIZES, repeat=5)
+    if dp * cp * tp % ep == 0
+]
+
+
+def grids(layout: Layout) -> dict[str, tuple[NDArray[np.int64], int]]:
+    """Return, for each axis, the ranks as an array and which of its dimensions the axis is."""
+    ranks, found = np.arange(layout.world_size), {}
+    for axes in FACTORISATIONS.values():
+        shape = [layout.size(axis) for axis in ("pp", *axes)]
+        found |= {axis: (ranks.reshape(shape), place) for place, axis in enumerate(("pp", *axes))}
+    return found
+
+
+def test_places_and_peers_are_those_of_the_reshaped_ranks() -> None:
+    for layout in LAYOUTS:
+        for axis, (grid, dim) in grids(layout).items():
+            for place in np.ndindex(grid.shape):
+                rank = int(grid[place])
+                assert layout.index(axis, rank) == place[dim], (layout, axis)
+                line = grid[(*place[:dim], slice(None), *place[dim + 1 :])]
+                assert layout.ranks_along(rank, axis) == tuple(line.tolist()), (layout, axis)
+
+
+def test_a_layout_is_told_by_the_axes_that_cut_something() -> None:
+    assert Layout().axes == Layout().grid == ("pp", "dp", "tp")
+    both = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=4)
+    assert both.axes == ("pp", "dp", "cp", "tp", "edp", "ep")
+    assert both.grid == ("pp", "dp", "cp", "tp")
+    assert both.coordinate(13) == {"pp": 1, "dp": 1, "cp": 0, "tp": 1, "edp": 1, "ep": 1}
+    assert both.place_text(13) == "stage 1, dp 1, cp 0, tp 1, edp 1, ep 1"
+    assert str(both) == "pp_size=2 dp_size=2 cp_size=2 tp_size=2 ep_size=4"
+    assert both.size("edp") == 2
+
+
+def test_ranks_of_the_layouts_of_before_are_where_they_were() -> None:
+    layout = Layout(tp_size=2, pp_size=3, dp_size=4)
+    for pp, dp, tp in itertools.product(range(3), range(4), range(2)):
+        rank = (pp * 4 + dp) * 2 + tp
+        assert layout.coordinate(rank) == {"pp": pp, "dp": dp, "tp": tp}
+
+
+def test_rank_of_coordinate_and_sizes_lead_back() -> None:
+    for layout in LAYOUTS:
+        assert [layout.rank_of(layout.coordinate(rank)) for rank in range(layout.world_size)] == list(
+            range(layout.world_size)
+        )
+        assert Layout(**layout.sizes) == layout
+        assert pickle.loads(pickle.dumps(layout)) == layout
+    assert Layout(pp_size=3, tp_size=2).rank_of({"pp": 2}) == 4
+
+
+def test_ranks_along_several_axes() -> None:
+    layout = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2)
+    assert layout.ranks_along(13, "dp", "cp") == (9, 11, 13, 15)
+    assert layout.ranks_along(13, "dp", "cp", "tp") == tuple(range(8, 16))
+    assert layout.ranks_along(13, "pp", "tp") == (4, 5, 12, 13)
+    assert layout.ranks_along(13) == (13,)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"tp_size": 0}, r"parallel\.tp_size=0 must be at least 1"),
+        ({"tp": 2}, r"not given tp=2; it is given pp_size, dp_size, cp_size, tp_size, ep_size"),
+        ({"edp_size": 2}, r"not given edp_size=2"),
+        ({"dp_size": 3, "ep_size": 2}, r"ep_size = 2 must divide the 3 ranks of a stage \(dp_size \* cp_size"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_refused(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        Layout(**sizes)
+
+
+def test_a_rank_or_an_axis_that_is_not_there_is_refused() -> None:
+    with pytest.raises(TopologyError, match=r"rank 4 is outside the layout of 4 ranks \(pp_size=1 dp_size=4 tp_size=1"):
+        Layout(dp_size=4).coordinate(4)
+    with pytest.raises(TopologyError, match=r"no axis 'xp'; the axes are pp, dp, cp, tp, edp, ep"):
+        Layout().size("xp")
+
+
+def test_what_is_summed_over_the_ranks_of_an_axis_has_a_name() -> None:
+    """Of every axis that numbers ranks: `Mesh.sum_over_all` looks it up."""
+    grid = Layout(cp_size=2).grid
+    assert {all_reduce_along(axis) for axis in grid} == {
+        Operation.PP_ALL_REDUCE, Operation.DP_ALL_REDUCE, Operation.CP_ALL_REDUCE, Operation.TP_ALL_REDUCE
+    }  # fmt: skip
+    assert {axis.name for axis in AXES} >= set(grid)
