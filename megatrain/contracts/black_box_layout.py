@@ -1,8 +1,9 @@
-"""The bytes of a black box, version 1: where each field lies, and the pure functions from values to bytes and back.
+"""The bytes of a black box, version 2: where each field lies, and the pure functions from values to bytes and back.
 
 A black box is one file a rank: a header page, a control page, a page of process groups, then a ring of 64-byte
 records. All integers are little endian and aligned to their size, so that one store or load is one machine word.
-Bytes not named here are zero; a later writer of version 1 may give them a meaning in which zero says "not said".
+Bytes not named here are zero; a later writer of version 2 may give them a meaning in which zero says "not said".
+Version 1 had the sizes of three axes where version 2 counts the entries of its list of axes; it is read too.
 docs/reference/black-box.md is this file in prose, and a test compares the two. Reading files: black_box.py.
 """
 
@@ -27,10 +28,10 @@ from megatrain.contracts.black_box_values import (
     StepTotal,
 )
 from megatrain.contracts.errors import DataError, TopologyError
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import SIZED_AXES, Layout
 
 MAGIC = b"MTBLKBOX"
-VERSION = 1
+VERSION = 2
 PAGE_BYTES = 4096
 HEADER_OFFSET = 0
 CONTROL_OFFSET = PAGE_BYTES
@@ -47,13 +48,20 @@ NOT_SAID = 2**64 - 1
 _LOW_32_BITS = 2**32 - 1
 
 # Header page: the fixed part is written before the file gets its name and never again.
-_HEADER = struct.Struct("<8sIIII II I III III I QQQQ 128s 64s 128s")
+_HEADER = struct.Struct("<8sIIII II I I 20s I QQQQ 128s 64s 128s")
 _HEADER_CRC = struct.Struct("<I")
 HEADER_FIELDS = (
-    *("magic", "version", "record_bytes", "capacity", "ring_offset", "rank", "world_size", "pid", "dp", "pp", "tp"),
-    *("dp_size", "pp_size", "tp_size", "num_groups_max", "round", "monotonic_ns", "unix_ns", "clock_error_ns"),
-    *("job", "branch", "host"),
+    *("magic", "version", "record_bytes", "capacity", "ring_offset", "rank", "world_size", "pid", "num_axes"),
+    *("unused", "num_groups_max", "round", "monotonic_ns", "unix_ns", "clock_error_ns", "job", "branch", "host"),
 )
+_AXIS = struct.Struct("<12s I")
+AXIS_FIELDS = ("name", "size")
+MAX_AXES = 16
+"""Entries of the list of axes, which follows the texts: all axes but those whose sizes follow from the others'."""
+_FORMER_VERSION = 1
+_FORMER_SIZES = struct.Struct("<12x III")
+"""Of version 1, from `num_axes` on: the rank's three places, then the sizes along these axes."""
+_FORMER_AXES = ("dp", "pp", "tp")
 _TEXT_BYTES = {"job": 128, "branch": 64, "host": 128}
 
 
@@ -130,7 +138,12 @@ def field_offsets(layout: struct.Struct, names: tuple[str, ...]) -> dict[str, tu
 
 
 def header_offsets() -> dict[str, tuple[int, str]]:
-    return {**field_offsets(_HEADER, HEADER_FIELDS), "crc32": (_HEADER.size, "I")}
+    fields = field_offsets(_HEADER, HEADER_FIELDS)
+    return {**fields, "axes": (_HEADER.size, f"{MAX_AXES * _AXIS.size}s"), "crc32": (_crc_offset(VERSION), "I")}
+
+
+def axis_offsets() -> dict[str, tuple[int, str]]:
+    return field_offsets(_AXIS, AXIS_FIELDS)
 
 
 def group_offsets() -> dict[str, tuple[int, str]]:
@@ -142,15 +155,21 @@ def encode_header(identity: Identity, clock: ClockBase, capacity: int) -> bytes:
 
     Raises: DataError when a name is too long for its field.
     """
-    at, layout = identity.coordinate, identity.layout
+    layout = identity.layout
+    sizes = {axis.name: layout.size(axis.name) for axis in SIZED_AXES if axis.name in layout.axes}
     body = _HEADER.pack(
         *(MAGIC, VERSION, RECORD_BYTES, capacity, RING_OFFSET),
         *(identity.rank, layout.world_size, identity.pid),
-        *(at["dp"], at["pp"], at["tp"], layout.dp_size, layout.pp_size, layout.tp_size),
-        *(MAX_GROUPS, identity.round, clock.monotonic_ns, clock.unix_ns, clock.error_ns),
+        *(len(sizes), b"", MAX_GROUPS, identity.round, clock.monotonic_ns, clock.unix_ns, clock.error_ns),
         *(_encode_text(name, getattr(identity, name)) for name in _TEXT_BYTES),
     )
+    body += b"".join(_AXIS.pack(name.encode(), size) for name, size in sizes.items())
+    body = body.ljust(_crc_offset(VERSION), b"\0")
     return body + _HEADER_CRC.pack(zlib.crc32(body))
+
+
+def _crc_offset(version: int) -> int:
+    return _HEADER.size + (0 if version == _FORMER_VERSION else MAX_AXES * _AXIS.size)
 
 
 def _encode_text(name: str, text: str) -> bytes:
@@ -165,29 +184,30 @@ def _encode_text(name: str, text: str) -> bytes:
 def decode_header(page: bytes, place: str) -> tuple[Identity, ClockBase, int]:
     """Return identity, clock and capacity from a header page; `place` names the file in errors.
 
-    Raises: DataError for anything but an intact version 1 header.
+    Raises: DataError for anything but an intact header of this version or the one before.
     """
     if page[: len(MAGIC)] != MAGIC[: len(page)]:
         raise DataError(f"{place}: starts with {page[:8]!r}, expected {MAGIC!r}; this is not a black box")
     if len(page) < PAGE_BYTES:
         raise DataError(f"{place}: {len(page)} bytes, a black box has at least {box_bytes(1)}; the file is truncated")
     values = dict(zip(HEADER_FIELDS, _HEADER.unpack_from(page), strict=True))
-    if values["version"] != VERSION:
+    version = values["version"]
+    if version not in (_FORMER_VERSION, VERSION):
         raise DataError(
-            f"{place}: black box version {values['version']}, this program reads version {VERSION}; use the program"
-            " that wrote it"
+            f"{place}: black box version {version}, this program reads versions {_FORMER_VERSION} and {VERSION}; use "
+            "the program that wrote it"
         )
-    (found,) = _HEADER_CRC.unpack_from(page, _HEADER.size)
-    expected = zlib.crc32(page[: _HEADER.size])
+    (found,) = _HEADER_CRC.unpack_from(page, _crc_offset(version))
+    expected = zlib.crc32(page[: _crc_offset(version)])
     if found != expected:
         raise DataError(f"{place}: header checksum {found:#010x}, expected {expected:#010x}; the header is damaged")
     for name, needed in (("record_bytes", RECORD_BYTES), ("ring_offset", RING_OFFSET), ("num_groups_max", MAX_GROUPS)):
         if values[name] != needed:
-            raise DataError(f"{place}: header field {name}={values[name]}, version {VERSION} has {needed}")
+            raise DataError(f"{place}: header field {name}={values[name]}, version {version} has {needed}")
     if not 1 <= values["capacity"] <= MAX_RECORDS:
         raise DataError(f"{place}: header field capacity={values['capacity']}, expected 1 to {MAX_RECORDS}")
     try:
-        layout = Layout(tp_size=values["tp_size"], pp_size=values["pp_size"], dp_size=values["dp_size"])
+        layout = Layout(**_decode_sizes(page, version, values["num_axes"]))
         layout.coordinate(values["rank"])
         texts = {name: values[name].rstrip(b"\0").decode() for name in _TEXT_BYTES}
     except (TopologyError, UnicodeDecodeError) as error:
@@ -203,6 +223,17 @@ def decode_header(page: bytes, place: str) -> tuple[Identity, ClockBase, int]:
     )
     clock = ClockBase(values["monotonic_ns"], values["unix_ns"], values["clock_error_ns"])
     return identity, clock, values["capacity"]
+
+
+def _decode_sizes(page: bytes, version: int, num_axes: int) -> dict[str, int]:
+    if version == _FORMER_VERSION:
+        sizes = _FORMER_SIZES.unpack_from(page, header_offsets()["num_axes"][0])
+        return {f"{axis}_size": size for axis, size in zip(_FORMER_AXES, sizes, strict=True)}
+    if num_axes > MAX_AXES:
+        raise TopologyError(f"num_axes={num_axes}, there is room for {MAX_AXES}")
+    places = range(_HEADER.size, _HEADER.size + num_axes * _AXIS.size, _AXIS.size)
+    entries = (_AXIS.unpack_from(page, place) for place in places)
+    return {f"{name.rstrip(bytes(1)).decode()}_size": size for name, size in entries}
 
 
 def header_words(page: bytes) -> tuple[int, ...]:

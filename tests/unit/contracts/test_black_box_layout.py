@@ -26,7 +26,7 @@ U16 = st.integers(0, 2**16 - 1)
 
 def documented(heading: str) -> dict[str, tuple[int, str]]:
     """Return field -> (offset, type) of the table below a heading of the document."""
-    section = DOCUMENT.read_text(encoding="ascii").split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    section = re.split(r"\n###? ", DOCUMENT.read_text(encoding="ascii").split(f"# {heading}\n", 1)[1])[0]
     rows = re.findall(r"^\| (\d+) \| ([\w ]+) \| (\w+) \|", section, re.MULTILINE)
     return {name: (int(offset), kind) for offset, kind, name in rows}
 
@@ -39,6 +39,7 @@ def coded(offsets: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
     ("heading", "offsets"),
     [
         ("Header page, fixed part", layout.header_offsets()),
+        ("An entry of the list of axes", layout.axis_offsets()),
         ("Header page, words that change", {word.name: (8 * word, "Q") for word in layout.Word}),
         ("Control page", layout.field_offsets(layout.CONTROL, layout.CONTROL_FIELDS)),
         ("Group page", layout.group_offsets()),
@@ -52,6 +53,7 @@ def test_the_document_says_what_the_code_does(heading: str, offsets: dict[str, t
 def test_every_field_is_aligned_to_its_size() -> None:
     tables = (
         layout.header_offsets(),
+        layout.axis_offsets(),
         layout.group_offsets(),
         layout.field_offsets(layout.CONTROL, layout.CONTROL_FIELDS),
         layout.field_offsets(layout.RECORD, layout.RECORD_FIELDS),
@@ -72,8 +74,15 @@ def test_sizes() -> None:
     assert layout.header_offsets()["crc32"][0] < 8 * min(layout.Word)
 
 
-def test_header_round_trip() -> None:
-    grid = Layout(tp_size=8, pp_size=8, dp_size=192)
+@pytest.mark.parametrize(
+    "grid",
+    [
+        Layout(tp_size=8, pp_size=8, dp_size=192),
+        Layout(tp_size=4, cp_size=2, pp_size=8, dp_size=192, ep_size=16),
+    ],
+    ids=str,
+)
+def test_header_round_trip(grid: Layout) -> None:
     identity = make_identity(job="tr\u00e4um/1", layout=grid, rank=12_287)
     clock = ClockBase(10, 20, 3)
     page = layout.encode_header(identity, clock, capacity=99).ljust(layout.PAGE_BYTES, b"\0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from megatrain.contracts.black_box_layout import (
     Word,
     box_bytes,
     encode_record,
+    header_offsets,
 )
 from megatrain.contracts.black_box_values import ControlPage, Group, Phase, Record, RecordFlag, State
 from megatrain.contracts.errors import DataError
@@ -35,6 +37,13 @@ def patch(path: Path, offset: int, raw: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(raw)
+
+
+def with_header(image: bytes, offset: int, word: int) -> bytes:
+    """Return a black box with another word in the fixed part of its header, and the checksum of that."""
+    header = bytearray(image[: header_offsets()["crc32"][0]])
+    struct.pack_into("<I", header, offset, word)
+    return bytes(header) + struct.pack("<I", zlib.crc32(header)) + image[len(header) + 4 :]
 
 
 def put_record(path: Path, record: Record) -> None:
@@ -146,7 +155,11 @@ def test_a_control_page_whose_writer_died_is_said_and_healed_by_the_next(write_b
         (lambda image: image[:-1], r"13311 bytes, expected 13312 for 16 records; the file is truncated"),
         (lambda image: image + b"x", r"13313 bytes, expected 13312"),
         (lambda image: b"\x7fELF" + image[4:], r"starts with b'\\x7fELFKBOX', expected b'MTBLKBOX'; this is not"),
-        (lambda image: image[:8] + b"\2" + image[9:], r"black box version 2, this program reads version 1"),
+        (lambda image: image[:8] + b"\3" + image[9:], r"black box version 3, this program reads versions 1 and 2"),
+        (lambda image: with_header(image, 36, 17), r"num_axes=17, there is room for 16"),
+        (lambda image: with_header(image, 416, 0x7078), r"does not make sense: a layout is not given xp_size=2; it is"),
+        (lambda image: with_header(image, 416 + 12, 0), r"does not make sense: parallel\.pp_size=0 must be at least 1"),
+        (lambda image: with_header(image, 416 + 12, 1), r"does not make sense: rank 5 is outside the layout of 4"),
         (
             lambda image: image[:24] + b"\1" + image[25:],
             r"header checksum 0x\w+, expected 0x\w+; the header is damaged",
