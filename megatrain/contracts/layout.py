@@ -64,6 +64,8 @@ _BY_NAME = {axis.name: axis for axis in AXES}
 _LEFT_OVER = tuple(axes[0] for axes in FACTORISATIONS.values() if axes is not DENSE)
 SIZED_AXES = tuple(axis for axis in AXES if axis.name not in _LEFT_OVER)
 """The axes whose sizes a layout is given; the sizes of the others follow."""
+NUMBERING_AXES = tuple(axis for axis in AXES if axis.name == STAGES or axis.name in DENSE)
+"""The axes that number the ranks, outermost first: the product of their sizes is the world size."""
 
 
 def axis_named(name: str) -> Axis:
@@ -146,7 +148,8 @@ class Layout:
     @property
     def grid(self) -> tuple[str, ...]:
         """The told axes that number the ranks, outermost first: the product of their sizes is the world size."""
-        return tuple(name for name in self.axes if name == STAGES or name in DENSE)
+        told = self.axes
+        return tuple(axis.name for axis in NUMBERING_AXES if axis.name in told)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -183,9 +186,15 @@ class Layout:
             found = [start + place * placed.stride for start in starts for place in range(placed.size)]
         return tuple(found)
 
-    def place_text(self, rank: int) -> str:
-        """Return a rank's place in words: "stage 0, dp 3, tp 1"."""
-        return ", ".join(f"{_BY_NAME[axis].word or axis} {index}" for axis, index in self.coordinate(rank).items())
+    def others_of(self, axis: str) -> tuple[str, ...]:
+        """Return the told axes that number the ranks together with this one, without it."""
+        together = next(axes for axes in FACTORISATIONS.values() if axis in (STAGES, *axes))
+        return tuple(one for one in self.axes if one in (STAGES, *together) and one != axis)
+
+    def place_text(self, rank: int, *axes: str) -> str:
+        """Return a rank's place in words: "stage 0, dp 3, tp 1". axes: along these alone, in the order of all."""
+        at = self.coordinate(rank)
+        return ", ".join(f"{_BY_NAME[axis].word or axis} {at[axis]}" for axis in axes or self.axes)
 
     def _placed(self, axis: str) -> PlacedAxis:
         for placed in self.placed:

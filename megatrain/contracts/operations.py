@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from megatrain.contracts.layout import NUMBERING_AXES
+
 
 class Operation(StrEnum):
     """One kind of span. The value is the name people see; `number` is its id in binary records and the span mask."""
@@ -72,8 +74,11 @@ _BY_NAME = {operation.value: operation for operation in Operation}
 
 
 def all_reduce_along(axis: str) -> Operation:
-    """Return the sum of a small tensor over the ranks along an axis of the mesh."""
+    """Return the sum of a small tensor over the ranks along an axis of the mesh, of those that number the ranks."""
     return _BY_NAME[f"{axis}-all-reduce"]
+
+
+AXIS_ALL_REDUCES = tuple(all_reduce_along(axis.name) for axis in NUMBERING_AXES)
 
 
 def operation_name(number: int) -> str:

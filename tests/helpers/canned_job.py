@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from megatrain_diagnostics.dashboard.answers.document import Document, ThresholdsDocument
+from megatrain.contracts.layout import Layout
+from megatrain_diagnostics.dashboard.answers.document import Document, ThresholdsDocument, layout_document
 from megatrain_diagnostics.dashboard.pages.hosts.document import (
     CheckDocument,
     HostDocument,
@@ -19,7 +20,6 @@ from megatrain_diagnostics.dashboard.pages.hosts.document import (
 )
 from megatrain_diagnostics.dashboard.pages.job.document import (
     JobDocument,
-    LayoutDocument,
     OperationDocument,
     RoundDocument,
 )
@@ -65,7 +65,7 @@ def job_document(*, can_act: bool = False, is_recorded: bool = False, has_sessio
         job=JOB,
         run_directory="/data/runs/gpt-13b-demo",
         is_recorded=is_recorded,
-        layout=LayoutDocument(tp_size=8, pp_size=8, dp_size=6, world_size=384),
+        layout=layout_document(Layout(tp_size=8, pp_size=8, dp_size=6)),
         rounds=(
             RoundDocument(number=1, began_unix_s=NOW_S - 90_000, world_size=384, first_step=1, last_step=31_000),
             RoundDocument(number=2, began_unix_s=NOW_S - 30_000, world_size=384, first_step=30_801, last_step=STEP),

@@ -18,6 +18,7 @@ from megatrain_diagnostics.events.tables import (
     StepTotals,
     Table,
     Values,
+    axis_values,
     columns_of,
     from_columns,
 )
@@ -71,9 +72,7 @@ class Drawing:
         """Return all tables, every rank of the layout among the ranks."""
         if Ranks not in self.rows:
             for rank in range(self.layout.world_size):
-                at = self.layout.coordinate(rank)
-                self._add(Ranks, rank=rank, dp_rank=at["dp"], pp_rank=at["pp"], tp_rank=at["tp"],
-                          **self.layout.sizes, pid=100 + rank, at_ns=BASE_NS,
+                self._add(Ranks, rank=rank, **axis_values(self.layout, rank), pid=100 + rank, at_ns=BASE_NS,
                           host=f"host-{rank // self.ranks_a_host}", branch="main")  # fmt: skip
         return {kind: _table(kind, rows) for kind, rows in self.rows.items()}
 

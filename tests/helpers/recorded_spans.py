@@ -10,6 +10,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.whatif.operations import JobShape, OperationTable
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, from_columns, joined
+from tests.helpers.rank_columns import axis_columns
 
 BEGIN_NS = 1_780_000_000_000_000_000
 STEP_NS = 60_000_000_000
@@ -99,20 +100,14 @@ def recorded_spans(table: OperationTable, shape: JobShape) -> Spans:
 
 def who_ran(shape: JobShape, ranks_per_host: int = 2) -> Ranks:
     """Return the row of each rank of a made job."""
-    layout = Layout(tp_size=shape.tp_size, pp_size=shape.pp_size, dp_size=shape.dp_size)
-    at = [layout.coordinate(rank) for rank in range(layout.world_size)]
-    count = len(at)
+    layout = Layout(tp_size=shape.tp_size, cp_size=shape.dsp_size, pp_size=shape.pp_size, dp_size=shape.dp_size)
+    count = layout.world_size
     return from_columns(
         Ranks,
         {
             "round": [ROUND] * count,
             "rank": list(range(count)),
-            "dp_rank": [one["dp"] for one in at],
-            "pp_rank": [one["pp"] for one in at],
-            "tp_rank": [one["tp"] for one in at],
-            "dp_size": [layout.dp_size] * count,
-            "pp_size": [layout.pp_size] * count,
-            "tp_size": [layout.tp_size] * count,
+            **axis_columns(layout),
             "pid": [1000 + rank for rank in range(count)],
             "at_ns": [BEGIN_NS] * count,
             "host": [f"host{rank // ranks_per_host}" for rank in range(count)],

@@ -17,6 +17,7 @@ from megatrain.contracts.operations import Operation
 from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, from_columns, joined
+from tests.helpers.rank_columns import axis_columns
 
 START_NS = 1_700_000_000_000_000_000
 STEP_S = 1.0
@@ -59,19 +60,13 @@ class SyntheticJob:
         return f"host-{rank // self.ranks_per_host}"
 
     def ranks(self) -> Ranks:
-        at = [self.layout.coordinate(rank) for rank in range(self.world_size)]
         num = self.world_size
         return from_columns(
             Ranks,
             {
                 "round": [self.round] * num,
                 "rank": list(range(num)),
-                "dp_rank": [one["dp"] for one in at],
-                "pp_rank": [one["pp"] for one in at],
-                "tp_rank": [one["tp"] for one in at],
-                "dp_size": [self.layout.dp_size] * num,
-                "pp_size": [self.layout.pp_size] * num,
-                "tp_size": [self.layout.tp_size] * num,
+                **axis_columns(self.layout),
                 "pid": [1000 + rank for rank in range(num)],
                 "at_ns": [START_NS] * num,
                 "host": [self.host_of(rank) for rank in range(num)],

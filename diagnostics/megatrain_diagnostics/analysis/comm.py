@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.black_box_values import RecordFlag
-from megatrain.contracts.operations import Operation, operation_name
+from megatrain.contracts.operations import AXIS_ALL_REDUCES, Operation, operation_name
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns, find_exchanges
 from megatrain_diagnostics.analysis.exposure import COMMUNICATION, Category, expose
 from megatrain_diagnostics.analysis.overlap import Overlap, knows_end, overlaps
@@ -29,7 +29,7 @@ _LIMITS_BYTES = (4 * 2**10, 64 * 2**10, 2**20, 16 * 2**20, 256 * 2**20)
 _BUCKETS = ("< 4 KiB", "4-64 KiB", "64 KiB-1 MiB", "1-16 MiB", "16-256 MiB", ">= 256 MiB")
 _GATHERS = (Operation.PARAMS_ALL_GATHER, Operation.TP_ALL_GATHER)
 _SCATTERS = (Operation.GRADS_REDUCE_SCATTER, Operation.TP_REDUCE_SCATTER)
-_SUMS = (Operation.TP_ALL_REDUCE, Operation.DP_ALL_REDUCE, Operation.PP_ALL_REDUCE, Operation.EMBEDDING_ALL_REDUCE)
+_SUMS = (*AXIS_ALL_REDUCES, Operation.EMBEDDING_ALL_REDUCE)
 _LINKS = (Operation.FORWARD_SEND, Operation.BACKWARD_SEND)
 _KNOWN = (*_GATHERS, *_SCATTERS, *_SUMS, *_LINKS)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain.contracts.operations import MODEL_COMPUTES, Operation
-from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.roster import Roster, places_along
 from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
 
 EXPLAINS = 0.4
@@ -123,12 +123,10 @@ def _rank_medians(totals: StepTotals, operation: Operation, world_size: int) -> 
 
 def _groups_of(operation: Operation, roster: Roster) -> Int64:
     """Return a number for each rank: equal for those who exchange by this operation."""
-    layout, ranks = roster.layout, np.arange(roster.layout.world_size)
-    tp, rest = ranks % layout.tp_size, ranks // layout.tp_size
-    dp, pp = rest % layout.dp_size, rest // layout.dp_size
-    if operation in _OF_TP:
-        return pp * layout.dp_size + dp
-    return pp * layout.tp_size + tp if operation in _OF_DP else dp * layout.tp_size + tp
+    layout = roster.layout
+    axis = "tp" if operation in _OF_TP else "dp" if operation in _OF_DP else "pp"
+    first: Int64 = np.arange(layout.world_size) - places_along(layout, axis) * layout.stride(axis)
+    return first
 
 
 def _of_groups(change: Float64, groups: Int64, delta_s: float) -> Float64:

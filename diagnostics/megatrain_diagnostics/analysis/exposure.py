@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.black_box_values import ATTENDED_MASK, ATTENDED_SHIFT, ATTENDED_STEPS
-from megatrain.contracts.operations import MAX_OPERATIONS, MODEL_COMPUTES, Operation
+from megatrain.contracts.operations import AXIS_ALL_REDUCES, MAX_OPERATIONS, MODEL_COMPUTES, Operation
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns
 from megatrain_diagnostics.events.tables import NO_DURATION, Int32, Int64, Spans
 
@@ -68,19 +68,18 @@ _COMMUNICATION_OF: dict[Operation, Category] = {
     Operation.PARAMS_ALL_GATHER: Category.ALL_GATHER,
     Operation.TP_ALL_GATHER: Category.TP,
     Operation.TP_REDUCE_SCATTER: Category.TP,
-    Operation.TP_ALL_REDUCE: Category.TP,
     Operation.FORWARD_SEND: Category.PP,
     Operation.FORWARD_RECV: Category.PP,
     Operation.BACKWARD_SEND: Category.PP,
     Operation.BACKWARD_RECV: Category.PP,
-    Operation.DP_ALL_REDUCE: Category.OTHER_COMMUNICATION,
-    Operation.PP_ALL_REDUCE: Category.OTHER_COMMUNICATION,
+    **dict.fromkeys(AXIS_ALL_REDUCES, Category.OTHER_COMMUNICATION),
+    Operation.TP_ALL_REDUCE: Category.TP,
     Operation.EMBEDDING_ALL_REDUCE: Category.OTHER_COMMUNICATION,
     Operation.BARRIER: Category.OTHER_COMMUNICATION,
     Operation.CHECKSUM: Category.OTHER_COMMUNICATION,
 }
 _IN_COMPUTE = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
-_IN_OPTIMIZER = (Operation.TP_ALL_REDUCE, Operation.DP_ALL_REDUCE, Operation.PP_ALL_REDUCE)
+_IN_OPTIMIZER = AXIS_ALL_REDUCES
 _NOBODY = -1
 
 
@@ -330,7 +329,7 @@ def _categories(spans: Spans, owner: NDArray[np.int8], blamed: NDArray[np.int64]
     category = owner.copy()
     held = np.flatnonzero(blamed != _NOBODY)
     category[held] = of_operation[spans.operation[blamed[held]]]
-    # the norm of the gradients is summed over tp, pp and dp: no tensor parallelism of layers
+    # the norm of the gradients is summed along every axis: no tensor parallelism of layers
     in_optimizer = held[owner[held] == _INDEX[Category.OPTIMIZER]]
     category[in_optimizer] = _INDEX[Category.OTHER_COMMUNICATION]
     return category

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatrain.contracts.layout import Coordinate
 from megatrain.contracts.operations import operation_name
 from megatrain.failures.culprit import Culprit, culprit_of_positions
 from megatrain.failures.hang import IMMOBILE, HangReport, Position, closest, hang_suspects, is_own_work
@@ -41,9 +42,7 @@ class Suspect:
 
     rank: int
     host: str
-    dp: int
-    pp: int
-    tp: int
+    place: Coordinate
     step: int
     doing: str
     evidence: str
@@ -187,6 +186,4 @@ def _suspect(
         verb = "never entered" if rank in missed.absent else "does not wait for the end of"
         evidence = f"{verb} collective {missed.sequence} of {missed.group}; {len(missed.waiting)} wait in it"
     doing = "" if one is None else one.in_flight or one.phase
-    return Suspect(
-        rank, roster.host_of(rank), at["dp"], at["pp"], at["tp"], -1 if one is None else one.step, doing, evidence
-    )
+    return Suspect(rank, roster.host_of(rank), at, -1 if one is None else one.step, doing, evidence)

@@ -1,7 +1,7 @@
-"""All ranks of a job drawn as letters on the tp x pp x dp grid: who waits, who is suspected, who says nothing.
+"""All ranks of a job drawn as letters on the grid of its axes: who waits, who is suspected, who says nothing.
 
-A line is one replica (dp), a block one stage, a letter one tp rank (MegaScale fig. 8). Lines that look alike are drawn
-once: of 12,288 ranks few are news.
+A line is one replica (dp), a block one stage, a letter one of the ranks that share both (MegaScale fig. 8). Lines that
+look alike are drawn once: of 12,288 ranks few are news.
 """
 
 from __future__ import annotations
@@ -34,22 +34,20 @@ def rank_letters(
 
 def grid_lines(layout: Layout, letters: str) -> list[str]:
     """Return the drawing: a heading, then replicas, those in a row that look alike as one line."""
-    tp, dp, pp = layout.tp_size, layout.dp_size, layout.pp_size
-    rows = [
-        [letters[(stage * dp + replica) * tp : (stage * dp + replica + 1) * tp] for stage in range(pp)]
-        for replica in range(dp)
-    ]
+    block, num_replicas = layout.stride("dp"), layout.dp_size
+    starts = [layout.ranks_along(replica * block, "pp") for replica in range(num_replicas)]
+    rows = [[letters[start : start + block] for start in of_replica] for of_replica in starts]
     names: list[str] = []
     drawn: list[list[str]] = []
     first = 0
-    for replica in range(1, dp + 1):
-        if replica < dp and rows[replica] == rows[first]:
+    for replica in range(1, num_replicas + 1):
+        if replica < num_replicas and rows[replica] == rows[first]:
             continue
         names.append(f"dp {first}" if replica == first + 1 else f"dp {first}-{replica - 1}")
         drawn.append(rows[first])
         first = replica
-    heads = [f"pp {stage}" for stage in range(pp)]
-    width, cell = max(map(len, names)), max(tp, max(map(len, heads)))
+    heads = [f"pp {stage}" for stage in range(layout.pp_size)]
+    width, cell = max(map(len, names)), max(block, max(map(len, heads)))
     lines = [" " * width + "  " + "  ".join(head.ljust(cell) for head in heads).rstrip()]
     lines += [
         f"{name:<{width}}  " + "  ".join(c.ljust(cell) for c in row).rstrip()

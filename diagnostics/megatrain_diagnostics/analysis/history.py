@@ -16,6 +16,8 @@ from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.own_time import Aspect, aspects, scale_of, typical_step_s
 from megatrain_diagnostics.analysis.peers import Flags, Floats, Peers
 from megatrain_diagnostics.analysis.step_ring import WORK_KINDS, StepRow
+from megatrain_diagnostics.events.roster import groups_along
+from megatrain_diagnostics.events.tables import Int64
 
 _NUM_ASPECTS = len(Aspect)
 DP_TRANSFERS = (Operation.GRADS_REDUCE_SCATTER.number, Operation.PARAMS_ALL_GATHER.number)
@@ -71,8 +73,8 @@ class History:
     """Keeps the newest `num_steps` compared steps, and the first `num_first`."""
 
     def __init__(self, layout: Layout, num_steps: int, num_first: int) -> None:
-        ranks, dp, pp, tp = layout.world_size, layout.dp_size, layout.pp_size, layout.tp_size
-        self._layout = layout
+        ranks = layout.world_size
+        self._of_dp, self._of_tp = groups_along(layout, "dp"), groups_along(layout, "tp")
         self._num_steps = num_steps
         self._num_first = num_first
         self._first: Window | None = None
@@ -84,8 +86,8 @@ class History:
         self._work = np.zeros((num_steps, len(WORK_KINDS), ranks))
         self._has_come = np.zeros((num_steps, ranks), dtype=bool)
         self._step_s = np.zeros(num_steps)
-        self._dp_transfer_s = np.zeros((num_steps, pp, tp))
-        self._tp_transfer_s = np.zeros((num_steps, pp, dp))
+        self._dp_transfer_s = np.zeros((num_steps, *self._of_dp.shape[:2]))
+        self._tp_transfer_s = np.zeros((num_steps, *self._of_tp.shape[:2]))
 
     def __len__(self) -> int:
         return min(self._count, self._num_steps)
@@ -102,10 +104,8 @@ class History:
         self._work[slot] = row.work
         self._has_come[slot] = row.has_come
         self._step_s[slot] = step_s
-        grid = (self._layout.pp_size, self._layout.dp_size, self._layout.tp_size)
-        came = row.has_come.reshape(grid)
-        self._dp_transfer_s[slot] = _least(row.sum_of(DP_TRANSFERS).reshape(grid), came, axis=1)
-        self._tp_transfer_s[slot] = _least(row.sum_of(TP_TRANSFERS).reshape(grid), came, axis=2)
+        self._dp_transfer_s[slot] = _least(row.sum_of(DP_TRANSFERS), row.has_come, self._of_dp)
+        self._tp_transfer_s[slot] = _least(row.sum_of(TP_TRANSFERS), row.has_come, self._of_tp)
         self._count += 1
         if self._count == self._num_first:
             self._first = self.window(self._num_first)
@@ -134,8 +134,8 @@ class History:
         return np.arange(self._count - min(count, len(self)), self._count) % self._num_steps
 
 
-def _least(seconds: Floats, has_come: Flags, axis: int) -> Floats:
-    """Return what the rank took that came last: nearly the transfer alone. 0 where no rank came."""
-    least = np.where(has_come, seconds, np.inf).min(axis=axis)
+def _least(seconds: Floats, has_come: Flags, groups: Int64) -> Floats:
+    """Return what the rank of each group took that came last: nearly the transfer alone. 0 where no rank came."""
+    least = np.where(has_come, seconds, np.inf)[groups].min(axis=-1)
     found: Floats = np.where(np.isfinite(least), least, 0.0)
     return found

@@ -16,7 +16,7 @@ from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.history import Window
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.peers import Floats, Peers
-from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.roster import Roster, groups_along
 
 _TIMES = 1.5
 """A transfer is slow that takes so many times what it did, or what that of its peers does."""
@@ -57,15 +57,15 @@ def slow_groups(
     `longer`: more of the newest steps, to see how long it lasts; `bytes_of`: of a kind, the bytes of each rank a step.
     """
     layout = roster.layout
-    grid = np.arange(layout.world_size).reshape(layout.pp_size, layout.dp_size, layout.tp_size)
-    stage_scale = np.median(window.scale, axis=0)[grid[:, 0, 0]].astype(np.float64)
+    of_tp = groups_along(layout, "tp")
+    stage_scale = np.median(window.scale, axis=0)[of_tp[:, 0, 0]].astype(np.float64)
     found = []
     for kind, now, lately, before, members in (
         (
             *("data-parallel", window.dp_transfer_s, longer.dp_transfer_s, past.dp_transfer_s),
-            grid.transpose(0, 2, 1),
+            groups_along(layout, "dp"),
         ),
-        ("tensor-parallel", window.tp_transfer_s, longer.tp_transfer_s, past.tp_transfer_s, grid),
+        ("tensor-parallel", window.tp_transfer_s, longer.tp_transfer_s, past.tp_transfer_s, of_tp),
     ):
         if members.shape[2] < 2 or not len(window.steps):
             continue

@@ -25,10 +25,9 @@ _MEANS = {
 
 
 def place_of(rank: int, roster: Roster) -> str:
-    """Return "rank 5 (dp 1, stage 0, tp 0) on host-2"."""
-    at = roster.coordinate(rank)
+    """Return "rank 5 (stage 0, dp 1, tp 0) on host-2"."""
     host = roster.host_of(rank) or "a host that is not known"
-    return f"rank {rank} (dp {at['dp']}, stage {at['pp']}, tp {at['tp']}) on {host}"
+    return f"rank {rank} ({roster.layout.place_text(rank)}) on {host}"
 
 
 def rank_sentences(finding: Finding, one: Candidates, roster: Roster) -> Finding:

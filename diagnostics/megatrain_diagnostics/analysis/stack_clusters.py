@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Stacks
 
@@ -43,7 +44,7 @@ class StackCluster:
 
 @dataclass(frozen=True, slots=True)
 class SharedGroup:
-    """The smallest parallel group that holds some ranks. `kind`: rank, host, tp, pp, dp, replica or stage."""
+    """The smallest parallel group that holds some ranks. `kind`: rank, host, an axis, replica or stage."""
 
     kind: str
     name: str
@@ -134,20 +135,24 @@ def smallest_group(ranks: Iterable[int], roster: Roster) -> SharedGroup | None:
     """Return the smallest parallel group that holds all these ranks, None where there is none but the whole job."""
     wanted = set(ranks)
     first = min(wanted)
-    layout, at = roster.layout, roster.coordinate(first)
-    world = range(layout.world_size)
+    layout = roster.layout
     candidates = [SharedGroup("rank", f"rank {first}", (first,))]
     if host := roster.host_of(first):
         candidates.append(SharedGroup("host", host, roster.ranks_on(host)))
+    candidates += [_group_along(axis, first, layout) for axis in reversed(layout.axes)]
     candidates += [
-        SharedGroup("tp", f"tp group of dp {at['dp']}, stage {at['pp']}", tuple(layout.ranks_along(first, "tp"))),
-        SharedGroup("pp", f"pipeline of dp {at['dp']}, tp {at['tp']}", tuple(layout.ranks_along(first, "pp"))),
-        SharedGroup("dp", f"dp group of stage {at['pp']}, tp {at['tp']}", tuple(layout.ranks_along(first, "dp"))),
-        SharedGroup("replica", f"dp {at['dp']}", tuple(r for r in world if roster.coordinate(r)["dp"] == at["dp"])),
-        SharedGroup("stage", f"stage {at['pp']}", tuple(r for r in world if roster.coordinate(r)["pp"] == at["pp"])),
+        SharedGroup(kind, layout.place_text(first, axis), layout.ranks_along(first, *layout.others_of(axis)))
+        for kind, axis in (("replica", "dp"), ("stage", "pp"))
     ]
     holding = [one for one in candidates if wanted <= set(one.ranks) and len(one.ranks) < max(2, layout.world_size)]
     return min(holding, key=lambda one: len(one.ranks), default=None)
+
+
+def _group_along(axis: str, first: int, layout: Layout) -> SharedGroup:
+    kind = "pipeline" if axis == "pp" else f"{axis} group"
+    return SharedGroup(
+        axis, f"{kind} of {layout.place_text(first, *layout.others_of(axis))}", layout.ranks_along(first, axis)
+    )
 
 
 def _are_alike(left: tuple[str, ...], right: tuple[str, ...]) -> bool:

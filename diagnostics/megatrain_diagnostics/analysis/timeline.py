@@ -1,6 +1,6 @@
 """The timeline of ranks x steps as tracks of slices, flows from send to receive, and counters (MegaScale sec. 5.1).
 
-Each rank has tracks by what may run beside each other: compute, tp, pp-send, pp-recv, dp, host. Viewers draw slices of
+Each rank has a track for each lane (LANES): what may run beside the others. Viewers draw slices of
 one track as a stack of calls, so on a track they must nest; what overlaps without nesting goes to a further track of
 the same name. Communication never nests: a slice inside another would look like a part of it.
 """
@@ -41,6 +41,7 @@ _LANE_OF: dict[Operation, str] = {
     Operation.PARAMS_ALL_GATHER: "dp",
     Operation.GRADS_REDUCE_SCATTER: "dp",
     Operation.DP_ALL_REDUCE: "dp",
+    Operation.CP_ALL_REDUCE: "dp",
 }
 _SENDS = (Operation.FORWARD_SEND.number, Operation.BACKWARD_SEND.number)
 
@@ -205,10 +206,10 @@ def _flows(spans: Spans, exchanges: Exchanges) -> Int64:
 
 
 def rank_name(roster: Roster, rank: int) -> str:
-    """Return "rank 00777 dp=3 pp=5 tp=1 host-2": padded, so that sorting by name is sorting by rank."""
-    at = roster.coordinate(rank)
+    """Return "rank 00777 pp=5 dp=3 tp=1 host-2": padded, so that sorting by name is sorting by rank."""
+    place = " ".join(f"{axis}={index}" for axis, index in roster.coordinate(rank).items())
     width = max(2, len(str(roster.layout.world_size - 1)))
-    return f"rank {rank:0{width}d} dp={at['dp']} pp={at['pp']} tp={at['tp']} {roster.host_of(rank)}".rstrip()
+    return f"rank {rank:0{width}d} {place} {roster.host_of(rank)}".rstrip()
 
 
 def counter_names(values: Values) -> Sequence[str]:

@@ -79,8 +79,8 @@ def _alone(layout: Layout, rank: int) -> int:
 
 
 def _by_replica(layout: Layout, rank: int) -> int:
-    return rank // layout.tp_size
+    return rank // layout.stride("dp")
 
 
 def _by_stage(layout: Layout, rank: int) -> int:
-    return rank // (layout.tp_size * layout.dp_size)
+    return rank // layout.stride("pp")

@@ -15,12 +15,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.layout import SIZED_AXES
 from megatrain.contracts.operations import MAX_OPERATIONS
 from megatrain_diagnostics.collector.counters import Reason
 from megatrain_diagnostics.collector.flood import FloodGate
 from megatrain_diagnostics.collector.rounds_known import MAX_RANKS, KnownRounds
 from megatrain_diagnostics.columns.schema import table_named, time_column, to_arrow
-from megatrain_diagnostics.events.tables import DEVICE_TABLES, Ranks, Table, columns_of, num_rows, select
+from megatrain_diagnostics.events.tables import DEVICE_TABLES, Ranks, Table, columns_of, num_rows, select, world_sizes
 from megatrain_diagnostics.wire.messages import BatchHeader, read_batch
 
 _FUTURE_NS = 3_600 * 10**9
@@ -46,12 +47,8 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "num_bytes": (0, _LARGE),
     "flags": (0, 2**15 - 1),
     "pid": (0, _LARGE),
-    "dp_rank": (0, MAX_RANKS - 1),
-    "pp_rank": (0, MAX_RANKS - 1),
-    "tp_rank": (0, MAX_RANKS - 1),
-    "dp_size": (1, MAX_RANKS),
-    "pp_size": (1, MAX_RANKS),
-    "tp_size": (1, MAX_RANKS),
+    **{axis.rank_name: (0, MAX_RANKS - 1) for axis in SIZED_AXES},
+    **{axis.size_name: (1, MAX_RANKS) for axis in SIZED_AXES},
     "first_rank": (0, MAX_RANKS - 1),
     "stride": (-MAX_RANKS, MAX_RANKS),
     "num_ranks": (0, MAX_RANKS),
@@ -149,11 +146,10 @@ class Admission:
             if size is not None:
                 good &= (rounds != round_number) | (ranks < size)
                 if isinstance(table, Ranks):
-                    told = table.dp_size.astype(np.int64) * table.pp_size * table.tp_size
-                    good &= (rounds != round_number) | (told == size)
+                    good &= (rounds != round_number) | (world_sizes(table) == size)
         if isinstance(table, Ranks):
-            for axis in ("dp", "pp", "tp"):
-                good &= _column(table, f"{axis}_rank") < _column(table, f"{axis}_size")
+            for axis in SIZED_AXES:
+                good &= _column(table, axis.rank_name) < _column(table, axis.size_name)
 
     def _not_flooding(self, host: str, table: Table, kept: Mask, header: BatchHeader) -> Mask | None:
         rows = np.flatnonzero(kept)

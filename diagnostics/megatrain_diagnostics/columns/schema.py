@@ -7,7 +7,7 @@ need no list of numbers. Both say which table they are, and of which version.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +15,17 @@ import pyarrow as pa
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.operations import operation_name
 from megatrain.contracts.step_values import StepValue
-from megatrain_diagnostics.events.tables import TABLES, Int8, Table, TableType, columns_of, from_columns
+from megatrain_diagnostics.events.tables import (
+    TABLES,
+    Int8,
+    Table,
+    TableType,
+    absent_values,
+    columns_of,
+    from_columns,
+)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 TABLE_KEY = b"megatrain_table"
 VERSION_KEY = b"megatrain_schema_version"
 NOT_KNOWN = 0
@@ -25,8 +33,9 @@ NOT_KNOWN = 0
 
 FORMER_COLUMNS = {"incarnation": "round"}
 """Of version 1, which is read too: former name -> name."""
-_VERSIONS_READ = ("1", str(SCHEMA_VERSION))
+_VERSIONS_READ = ("1", "2", str(SCHEMA_VERSION))
 
+DataType = TypeVar("DataType", pa.RecordBatch, pa.Table)
 _ARROW_TYPES = {
     "u1": pa.uint8(),
     "i2": pa.int16(),
@@ -87,7 +96,7 @@ def kind_of(schema: pa.Schema) -> type[Table]:
         raise DataError(f"table {name!r} is not known; there are {', '.join(_KINDS)}")
     version = metadata.get(VERSION_KEY, b"").decode(errors="replace")
     if version not in _VERSIONS_READ:
-        raise DataError(f"table {name} of version {version!r}; this program reads {' and '.join(_VERSIONS_READ)}")
+        raise DataError(f"table {name} of version {version!r}; this program reads 1, 2 and {SCHEMA_VERSION}")
     return kind
 
 
@@ -112,7 +121,7 @@ def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableT
 
     Raises: DataError naming a column that is missing, too much, of another type, or that holds nulls.
     """
-    check_columns(kind, data.schema)
+    data = completed(kind, data)
     columns: dict[str, Any] = {}
     for place, (name, dtype) in enumerate(columns_of(kind).items()):
         array = _one_chunk(data.column(place))
@@ -125,13 +134,36 @@ def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableT
     return from_columns(kind, columns)
 
 
+def completed(kind: type[Table], data: DataType) -> DataType:
+    """Return data with the columns of now in their order: what it was written without is added.
+
+    Raises: as check_columns.
+    """
+    check_columns(kind, data.schema)
+    names = schema_of_now(data.schema).names
+    if names == list(columns_of(kind)):
+        return data
+    arrays = {name: data.column(place) for place, name in enumerate(names)}
+    for name in columns_of(kind):
+        if name not in arrays:
+            dtype = _ARROW_TYPES[columns_of(kind)[name]]
+            arrays[name] = pa.repeat(pa.scalar(absent_values(kind)[name], dtype), data.num_rows)
+    schema = pa.schema(
+        [pa.field(name, arrays[name].type, nullable=False) for name in columns_of(kind)], metadata=data.schema.metadata
+    )
+    return type(data).from_arrays([arrays[name] for name in columns_of(kind)], schema=schema)
+
+
 def check_columns(kind: type[Table], schema: pa.Schema) -> None:
-    """Raise DataError unless a schema has the table's columns, in their order and of their types, in either form."""
-    wanted = columns_of(kind)
-    if schema_of_now(schema).names != list(wanted):
+    """Raise DataError unless a schema has the table's columns, of their types, in either form.
+
+    Columns that came later may be missing.
+    """
+    wanted, names = columns_of(kind), schema_of_now(schema).names
+    if sorted(names) != sorted(name for name in wanted if name in names or name not in absent_values(kind)):
         raise DataError(f"{kind.NAME}: columns {schema.names}; expected {list(wanted)}")
-    for place, (name, dtype) in enumerate(wanted.items()):
-        found = schema.field(place).type
+    for place, name in enumerate(names):
+        dtype, found = wanted[name], schema.field(place).type
         is_name = name in _NAMES and (
             pa.types.is_string(found) or (pa.types.is_dictionary(found) and pa.types.is_string(found.value_type))
         )

@@ -161,7 +161,7 @@ def _as_json(answer: HangAnswer) -> dict[str, Any]:
     return {
         "source": answer.source,
         "round": answer.roster.round,
-        "layout": {"tp_size": layout.tp_size, "pp_size": layout.pp_size, "dp_size": layout.dp_size},
+        "layout": layout.sizes,
         "confidence": culprit.confidence,
         "reason": culprit.reason,
         "incident": culprit.incident,
@@ -196,12 +196,17 @@ def _as_text(answer: HangAnswer) -> list[str]:
         ]
     )
     if answer.finding.suspects:
-        rows = [("rank", "host", "dp", "pp", "tp", "step", "in", "evidence")]
+        axes = roster.layout.axes
+        rows = [("rank", "host", *axes, "step", "in", "evidence")]
         rows += [
-            (str(one.rank), one.host, str(one.dp), str(one.pp), str(one.tp), str(one.step), one.doing, one.evidence)
+            (str(one.rank), one.host, *(str(one.place[axis]) for axis in axes), str(one.step), one.doing, one.evidence)
             for one in answer.finding.suspects[:_MOST_ROWS]
         ]
-        lines += ["", *table(rows, left=(1, 6, 7)), *_more(len(answer.finding.suspects) - _MOST_ROWS, "suspects")]
+        lines += [
+            "",
+            *table(rows, left=(1, len(axes) + 3, len(axes) + 4)),
+            *_more(len(answer.finding.suspects) - _MOST_ROWS, "suspects"),
+        ]
     if report.missing:
         lines += ["", "collectives that some wait in:"]
         for entry in report.missing[:_MOST_ROWS]:

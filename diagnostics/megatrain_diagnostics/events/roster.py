@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
-from megatrain.contracts.errors import DataError
-from megatrain.contracts.layout import Coordinate, Layout
-from megatrain_diagnostics.events.tables import Groups, Int32, Ranks
+from megatrain.contracts.errors import DataError, TopologyError
+from megatrain.contracts.layout import SIZED_AXES, Coordinate, Layout
+from megatrain_diagnostics.events.tables import Groups, Int64, Ranks, axis_column, world_sizes
 
 MOST_RANKS = 2**20
 """Largest accepted layout: a reader makes a table of all its ranks, also of those that sent nothing."""
@@ -46,9 +46,9 @@ class Roster:
     branch: str = ""
 
     @cached_property
-    def stage_of(self) -> Int32:
+    def stage_of(self) -> Int64:
         """Return the stage of each rank of the layout."""
-        return np.array([self.coordinate(rank)["pp"] for rank in range(self.layout.world_size)], dtype=np.int32)
+        return places_along(self.layout, "pp")
 
     def coordinate(self, rank: int) -> Coordinate:
         return self.layout.coordinate(rank)
@@ -59,6 +59,19 @@ class Roster:
 
     def ranks_on(self, host: str) -> tuple[int, ...]:
         return tuple(sorted(rank for rank, name in self.hosts.items() if name == host))
+
+
+def places_along(layout: Layout, axis: str) -> Int64:
+    """Return the place of each rank along an axis. Shape: [ranks]."""
+    ranks = np.arange(layout.world_size, dtype=np.int64)
+    return ranks // layout.stride(axis) % layout.size(axis)
+
+
+def groups_along(layout: Layout, axis: str) -> Int64:
+    """Return the ranks of each group along an axis inside stages. Shape: [stages, groups of a stage, members]."""
+    ranks = np.arange(layout.world_size, dtype=np.int64).reshape([layout.size(one) for one in layout.grid])
+    last = np.moveaxis(ranks, layout.grid.index(axis), -1)
+    return last.reshape(layout.pp_size, -1, layout.size(axis))
 
 
 def newest_round(ranks: Ranks) -> int:
@@ -74,8 +87,7 @@ def newest_round(ranks: Ranks) -> int:
 
 def _has_half(ranks: Ranks, round_number: int) -> bool:
     rows = ranks.round == round_number
-    sizes = ranks.tp_size[rows].astype(np.int64) * ranks.pp_size[rows] * ranks.dp_size[rows]
-    return bool(2 * len(np.unique(ranks.rank[rows])) >= np.median(sizes))
+    return bool(2 * len(np.unique(ranks.rank[rows])) >= np.median(world_sizes(ranks)[rows]))
 
 
 def make_roster(ranks: Ranks, groups: Groups, round_number: int) -> Roster:
@@ -88,20 +100,23 @@ def make_roster(ranks: Ranks, groups: Groups, round_number: int) -> Roster:
     if not len(rows):
         raise DataError(f"round {round_number} has no ranks; there are {sorted(set(ranks.round.tolist()))}")
     rows = rows[np.argsort(ranks.at_ns[rows], kind="stable")]
-    said = {int(ranks.rank[row]): (int(ranks.tp_size[row]), int(ranks.pp_size[row]), int(ranks.dp_size[row]))
-            for row in rows}  # fmt: skip
+    names = [axis.size_name for axis in SIZED_AXES]
+    told = np.stack([axis_column(ranks, name) for name in names], axis=1)
+    said = {int(ranks.rank[row]): tuple(told[row].tolist()) for row in rows}
     (sizes, count), *_ = Counter(said.values()).most_common(1)
-    if 2 * count <= len(said) or min(sizes) < 1:
+    if 2 * count <= len(said):
         raise DataError(
-            f"round {round_number}: ranks tell of different layouts (tp, pp, dp): {sorted(set(said.values()))}"
+            f"round {round_number}: ranks tell of different layouts ({', '.join(names)}): {sorted(set(said.values()))}"
         )
-    tp_size, pp_size, dp_size = sizes
-    if tp_size * pp_size * dp_size > MOST_RANKS:
+    try:
+        layout = Layout(**dict(zip(names, sizes, strict=True)))
+    except TopologyError as error:
+        raise DataError(f"round {round_number}: ranks tell of a layout that there cannot be: {error}") from error
+    if layout.world_size > MOST_RANKS:
         raise DataError(
-            f"round {round_number}: ranks tell of a layout (tp, pp, dp)={sizes}, more than {MOST_RANKS:,} ranks; "
+            f"round {round_number}: ranks tell of a layout {layout}, more than {MOST_RANKS:,} ranks; "
             "no job is as large, and these events are nonsense"
         )
-    layout = Layout(tp_size=tp_size, pp_size=pp_size, dp_size=dp_size)
     rows = np.array([row for row in rows if said[int(ranks.rank[row])] == sizes
                      and 0 <= ranks.rank[row] < layout.world_size])  # fmt: skip
     members = {

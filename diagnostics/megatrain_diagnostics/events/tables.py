@@ -14,6 +14,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.contracts.layout import NUMBERING_AXES, SIZED_AXES, Layout
+
 Int8 = NDArray[np.uint8]
 Int16 = NDArray[np.int16]
 Int32 = NDArray[np.int32]
@@ -26,9 +28,28 @@ NO_DURATION = -1
 """In `duration_ns`: the span is open."""
 
 
-def column(dtype: str, doc: str) -> Any:
-    """Declare a column: a numpy dtype, or "text"."""
-    return field(metadata={"dtype": dtype, "doc": doc})
+def column(dtype: str, doc: str, absent: int | None = None) -> Any:
+    """Declare a column: a numpy dtype, or "text". absent: what rows have that were written before there was such."""
+    return field(metadata={"dtype": dtype, "doc": doc, "absent": absent})
+
+
+def with_columns_of_axes(kind: type[Any]) -> type[Any]:
+    """Give a table a rank's place on each axis, and its size. Rows of before an axis was listed are at place 0 of 1."""
+    for axis in SIZED_AXES:
+        is_new = not axis.is_always_told
+        for name, absent, doc in (
+            (axis.rank_name, 0, f"place among the {axis.about}"),
+            (axis.size_name, 1, f"number of {axis.about}"),
+        ):
+            kind.__annotations__[name] = Int32
+            setattr(kind, name, column("i4", doc, absent if is_new else None))
+    return kind
+
+
+def axis_column(ranks: Ranks, name: str) -> Int32:
+    """Return a column of an axis, by its `rank_name` or `size_name`."""
+    found: Int32 = getattr(ranks, name)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,19 +108,14 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+@with_columns_of_axes
 class Ranks:
-    """Who is who: a row for each rank of each round."""
+    """Who is who: a row for each rank of each round, with columns for each axis of the mesh."""
 
     NAME: ClassVar[str] = "ranks"
 
     round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
-    dp_rank: Int32 = column("i4", "")
-    pp_rank: Int32 = column("i4", "the stage")
-    tp_rank: Int32 = column("i4", "")
-    dp_size: Int32 = column("i4", "")
-    pp_size: Int32 = column("i4", "")
-    tp_size: Int32 = column("i4", "")
     pid: Int64 = column("i8", "")
     at_ns: Int64 = column("i8", "when its black box was opened, unix ns by the host's clock")
     host: Texts = column("text", "name of the host in the job")
@@ -252,6 +268,24 @@ TableType = TypeVar("TableType", Spans, StepTotals, Values, Ranks, Groups, Clock
 def columns_of(kind: type[Table]) -> dict[str, str]:
     """Return column -> numpy dtype, or "text", in their order."""
     return {one.name: _dtype(one) for one in fields(kind)}
+
+
+def axis_values(layout: Layout, rank: int) -> dict[str, int]:
+    """Return what the columns of axes have in the row of a rank."""
+    names = [axis.name for axis in SIZED_AXES]
+    places = {f"{name}_rank": layout.index(name, rank) for name in names}
+    return {**places, **{f"{name}_size": layout.size(name) for name in names}}
+
+
+def absent_values(kind: type[Table]) -> dict[str, int]:
+    """Return the columns that rows of programs of before may lack, and what is true of these rows."""
+    return {one.name: one.metadata["absent"] for one in fields(kind) if one.metadata["absent"] is not None}
+
+
+def world_sizes(ranks: Ranks) -> Float64:
+    """Return how many ranks the layout has that each row tells of: as floats, since anybody may tell of any sizes."""
+    sizes: Float64 = np.prod([axis_column(ranks, axis.size_name) for axis in NUMBERING_AXES], axis=0, dtype=np.float64)
+    return sizes
 
 
 def num_rows(table: Table) -> int:

@@ -132,10 +132,11 @@ class HostCollector(Collector):
             yield from device_metrics(host.devices, labels)
 
     def _rank_info(self, host: HostReading) -> Metric:
-        names = ["job_name", "host", "rank", "dp", "pp", "tp", "gpu_uuid"]
+        axes = list(host.ranks[0].place) if host.ranks else []
+        names = ["job_name", "host", "rank", *axes, "gpu_uuid"]
         family = GaugeMetricFamily("megatrain_rank_info", "Who a rank is: 1, to be joined with.", labels=names)
         for one in host.ranks:
-            place = [str(one.dp_rank), str(one.pp_rank), str(one.tp_rank)]
+            place = [str(one.place[axis]) for axis in axes]
             family.add_metric([host.job, host.host, str(one.rank), *place, one.gpu_uuid], 1)
         return family
 

@@ -18,7 +18,7 @@ from megatrain.contracts.operations import Operation
 from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.analysis.witnesses import Witnesses
 from megatrain_diagnostics.collector.counters import Reason
-from megatrain_diagnostics.events.tables import Ranks, StepTotals, Table, Values
+from megatrain_diagnostics.events.tables import Ranks, StepTotals, Table, Values, world_sizes
 from megatrain_diagnostics.metrics.readings import STEP_BUCKETS_S, JobReading
 
 _NS = 1_000_000_000
@@ -76,7 +76,7 @@ class JobBook:
     def _take_ranks(self, table: Ranks) -> None:
         self._begin(int(table.round.max(initial=-1)))
         now = table.round == self._round
-        sizes = table.tp_size[now].astype(np.int64) * table.pp_size[now] * table.dp_size[now]
+        sizes = world_sizes(table)[now]
         self._witnesses.num_needed = max(self._witnesses.num_needed, min(2, int(sizes.max(initial=1))))
 
     def _take_values(self, table: Values) -> None:

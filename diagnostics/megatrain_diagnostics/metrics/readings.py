@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from megatrain.contracts.layout import Coordinate
 from megatrain.jobs.health import Health
 from megatrain_diagnostics.devices.sample import HostSample
 
@@ -18,9 +19,7 @@ class RankReading:
     """One rank of this host, in the newest round. None: not known yet. Unix seconds and seconds."""
 
     rank: int
-    dp_rank: int
-    pp_rank: int
-    tp_rank: int
+    place: Coordinate
     gpu_uuid: str = ""
     step: int | None = None
     """Completed."""

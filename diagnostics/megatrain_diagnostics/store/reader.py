@@ -22,7 +22,7 @@ import pyarrow as pa
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.schema import FORMER_COLUMNS, NOT_KNOWN, from_arrow, names_of, time_column
 from megatrain_diagnostics.events.source import Where, in_order
-from megatrain_diagnostics.events.tables import Table, TableType, columns_of, from_columns
+from megatrain_diagnostics.events.tables import Table, TableType, absent_values, columns_of, from_columns
 from megatrain_diagnostics.store.catalog import Catalog
 from megatrain_diagnostics.store.heat import HeatMap, HeatQuestion, heat_map, heat_sql
 from megatrain_diagnostics.store.segments import Segment, fault_in_rows
@@ -128,7 +128,7 @@ class StoredEvents:
                 continue
             if not segments:
                 return None
-            source, files = _source(segments, len(values) + 1)
+            source, files = _source(kind, segments, len(values) + 1)
             is_late = threading.Event()
             try:
                 with self._lock:
@@ -213,17 +213,24 @@ def sql_conditions(kind: type[Table], where: Where) -> tuple[str, list[Any]]:
     return " AND ".join(parts) or "1 = 1", values
 
 
-def _source(segments: Sequence[Segment], number: int) -> tuple[str, list[list[str]]]:
-    """Return the rows of segments as SQL with their names of now, and the lists of files for $number and the next."""
-    renames = ", ".join(f"{former} AS {now}" for former, now in FORMER_COLUMNS.items())
-    parts: list[str] = []
-    lists: list[list[str]] = []
-    for has_former_names, chosen in ((False, "*"), (True, f"* RENAME ({renames})")):
-        files = [_GLOB.sub(r"[\g<0>]", str(one.path)) for one in segments if one.has_former_names is has_former_names]
-        if files:
-            parts.append(f"SELECT {chosen} FROM read_parquet(${number + len(lists)}, hive_partitioning = false)")
-            lists.append(files)
-    return " UNION ALL ".join(parts), lists
+def _source(kind: type[Table], segments: Sequence[Segment], number: int) -> tuple[str, list[list[str]]]:
+    """Return the rows of segments as SQL with the columns of now, and the lists of files for $number and the next."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for one in segments:
+        alike.setdefault(one.columns, []).append(_GLOB.sub(r"[\g<0>]", str(one.path)))
+    parts = [
+        f"SELECT {_columns_of_now(kind, written)} FROM read_parquet(${number + place}, hive_partitioning = false)"
+        for place, written in enumerate(alike)
+    ]
+    return " UNION ALL ".join(parts), list(alike.values())
+
+
+def _columns_of_now(kind: type[Table], written: tuple[str, ...]) -> str:
+    if written == tuple(columns_of(kind)):
+        return "*"
+    written_as = {FORMER_COLUMNS.get(name, name): f'"{name}"' for name in written}
+    found = {**{name: f"{value}::INTEGER" for name, value in absent_values(kind).items()}, **written_as}
+    return ", ".join(f'{found[name]} AS "{name}"' for name in columns_of(kind))
 
 
 def _among(column: str, wanted: tuple[int, ...]) -> str:

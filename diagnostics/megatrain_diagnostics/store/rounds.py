@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.layout import NUMBERING_AXES
 from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Groups, Ranks, Table, num_rows
@@ -29,7 +30,8 @@ class RoundSeen:
 
 def rounds_seen(events: StoredEvents) -> tuple[RoundSeen, ...]:
     """Return all rounds that ranks reported, the oldest first. Raises: DataError."""
-    sizes = "median(CAST(tp_size AS BIGINT) * pp_size * dp_size)"
+    product = " * ".join(f"CAST({axis.size_name} AS DOUBLE)" for axis in NUMBERING_AXES)
+    sizes = f"median({product})"
     found = events.query(
         Ranks,
         ALL,

@@ -84,8 +84,8 @@ class Segment:
     bounds: Mapping[str, tuple[int, int]]
     ahead_ns: int
     """How far its rows' times are ahead of the time that they were written at, by the daemon's clock."""
-    has_former_names: bool
-    """Of columns: see FORMER_COLUMNS."""
+    columns: tuple[str, ...]
+    """As they are in the file: a former program wrote other names (FORMER_COLUMNS), and fewer."""
 
 
 def parse_name(name: str) -> SegmentName | None:
@@ -153,7 +153,7 @@ def read_footer(path: Path) -> Segment:
         num_plain_bytes=sum(group.total_byte_size for group in groups),
         bounds=_bounds(schema, groups),
         ahead_ns=int(ahead) if re.fullmatch(rb"-?\d{1,18}", ahead) else 0,
-        has_former_names=schema.names != written.names,
+        columns=tuple(written.names),
     )
 
 

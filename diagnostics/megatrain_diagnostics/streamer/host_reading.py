@@ -22,13 +22,11 @@ _EXCHANGES = tuple(one for one in Operation if one.is_collective or one.is_point
 
 def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankReading:
     """Return what one rank's box says."""
-    progress, at = tail.progress, tail.identity.coordinate
+    progress = tail.progress
     signs = (progress.phase_since_ns, progress.step_started_ns, progress.completed_ns)
     return RankReading(
         rank=tail.identity.rank,
-        dp_rank=at["dp"],
-        pp_rank=at["pp"],
-        tp_rank=at["tp"],
+        place=tail.identity.coordinate,
         gpu_uuid=gpu_uuid,
         step=progress.completed_step,
         last_step_unix_s=None if progress.completed_ns is None else _unix_s(progress.completed_ns, clock),

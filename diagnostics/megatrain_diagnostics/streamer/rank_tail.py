@@ -12,7 +12,17 @@ from pathlib import Path
 from megatrain.contracts.black_box import BlackBoxReader
 from megatrain.contracts.black_box_values import Progress, State
 from megatrain.contracts.errors import DataError
-from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Table, Values, from_columns, select
+from megatrain_diagnostics.events.tables import (
+    Groups,
+    Ranks,
+    Spans,
+    StepTotals,
+    Table,
+    Values,
+    axis_values,
+    from_columns,
+    select,
+)
 from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.record_tables import (
     Writer,
@@ -123,11 +133,10 @@ class RankTail:
         self._reader.close()
 
     def _ranks_row(self) -> Ranks:
-        identity, at, layout = self.identity, self.identity.coordinate, self.identity.layout
+        identity = self.identity
         row = {
             "round": identity.round, "rank": identity.rank,
-            "dp_rank": at["dp"], "pp_rank": at["pp"], "tp_rank": at["tp"],
-            "dp_size": layout.dp_size, "pp_size": layout.pp_size, "tp_size": layout.tp_size,
+            **axis_values(identity.layout, identity.rank),
             "pid": identity.pid, "at_ns": self._reader.clock.monotonic_ns + self._clock.offset_ns,
             "host": identity.host, "branch": identity.branch,
         }  # fmt: skip

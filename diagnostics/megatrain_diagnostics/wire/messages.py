@@ -13,7 +13,14 @@ import pyarrow as pa
 
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.ipc_message import batch_shape
-from megatrain_diagnostics.columns.schema import arrow_schema, check_columns, from_arrow, to_arrow
+from megatrain_diagnostics.columns.schema import (
+    arrow_schema,
+    check_columns,
+    completed,
+    from_arrow,
+    schema_of_now,
+    to_arrow,
+)
 from megatrain_diagnostics.events.tables import Table, TableType
 
 MAX_FRAME_BYTES = 64 << 20
@@ -83,7 +90,8 @@ def read_batch(kind: type[TableType], content: pa.Buffer) -> tuple[pa.RecordBatc
         messages = pa.ipc.MessageReader.open_stream(content)
         schema = pa.ipc.read_schema(messages.read_next_message())
         check_columns(kind, schema)
-        if schema.types != arrow_schema(kind).types:
+        of_wire = arrow_schema(kind)
+        if any(one.type != of_wire.field(one.name).type for one in schema_of_now(schema)):
             raise DataError(f"{kind.NAME}: columns in the form of files, not in that of the wire")
         message = messages.read_next_message()
         shape = batch_shape(message.metadata)
@@ -95,5 +103,5 @@ def read_batch(kind: type[TableType], content: pa.Buffer) -> tuple[pa.RecordBatc
         batch.validate(full=True)
     except (pa.ArrowException, ValueError, StopIteration, OSError, EOFError, MemoryError) as error:
         raise DataError(f"{kind.NAME}: no batch of Arrow's: {error}") from error  # names that are no text too
-    table = from_arrow(kind, batch)
-    return pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema(kind)), table
+    batch = completed(kind, batch)
+    return pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema(kind)), from_arrow(kind, batch)

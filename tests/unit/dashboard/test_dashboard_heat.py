@@ -30,7 +30,7 @@ from megatrain_diagnostics.analysis.heat_scale import (
 from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.dashboard.answers.binary import unpack
 from megatrain_diagnostics.dashboard.pages.heat import subject as heat_subject
-from megatrain_diagnostics.dashboard.pages.heat.order import By, Order
+from megatrain_diagnostics.dashboard.pages.heat.order import By
 from megatrain_diagnostics.dashboard.pages.heat.route import router
 from megatrain_diagnostics.dashboard.pages.heat.subject import Measure, subject_of
 from megatrain_diagnostics.dashboard.pages.heat.view import HeatCells, heat_picture, safe_text
@@ -173,7 +173,7 @@ def test_host_shows_its_slowest_rank(client: TestClient) -> None:
 def test_columns_share_by_the_greatest_and_rows_never(client: TestClient) -> None:
     whole, cells = picture(client, "scale=absolute&first=5&last=24&low=0&high=1&max_cells=1000")
     book = HeatCells(*_cells_of(range(5, 25)))
-    body = heat_picture(book, Scale.ABSOLUTE, By.RANK, Order.RANK, 160)
+    body = heat_picture(book, Scale.ABSOLUTE, By.RANK, "rank", 160)
     few_fields, few = unpack(body)
 
     assert whole["steps_per_bin"] == 1
@@ -201,7 +201,7 @@ def test_one_bad_rank_of_many_stays_visible_where_rows_have_to_share() -> None:
     roster = made.roster()
     cells = HeatCells(roster, Peers(roster), FORWARD_SUM, 0, values)
 
-    fields, arrays = unpack(heat_picture(cells, Scale.RELATIVE, By.RANK, Order.RANK, 1_300_000))
+    fields, arrays = unpack(heat_picture(cells, Scale.RELATIVE, By.RANK, "rank", 1_300_000))
 
     assert fields["rows_per_bin"] == 2
     assert arrays["cells"].shape == (10_000, 3)

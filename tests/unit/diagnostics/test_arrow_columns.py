@@ -157,7 +157,7 @@ def test_other_columns_are_refused(change, message: str) -> None:
     [
         (None, "does not say which table"),
         ({"megatrain_table": "spans"}, "spans of version ''"),
-        ({"megatrain_table": "spans", "megatrain_schema_version": "3"}, "version '3'; this program reads 1 and 2"),
+        ({"megatrain_table": "spans", "megatrain_schema_version": "4"}, "version '4'; this program reads 1, 2 and 3"),
         ({"megatrain_table": "pancakes", "megatrain_schema_version": "1"}, "'pancakes' is not known"),
     ],
 )

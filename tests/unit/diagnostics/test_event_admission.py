@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError
 from megatrain_diagnostics.collector.counters import Ledger, Reason, Teller
 from megatrain_diagnostics.collector.flood import FloodGate
@@ -21,6 +22,7 @@ from megatrain_diagnostics.events.tables import (
     Spans,
     StepTotals,
     Table,
+    axis_values,
     columns_of,
     from_columns,
     num_rows,
@@ -95,13 +97,16 @@ def test_a_round_far_ahead_of_the_newest_is_no_round() -> None:
 
 def rank_row(**columns: int) -> Ranks:
     values: dict[str, Any] = {
-        "round": 2, "rank": 1, "dp_rank": 1, "pp_rank": 0, "tp_rank": 0, "dp_size": 2, "pp_size": 1, "tp_size": 2,
+        "round": 2, "rank": 1, **axis_values(Layout(dp_size=2, tp_size=2), 1),
         "pid": 5, "at_ns": 1, "host": "host-1", "branch": "main",
     }  # fmt: skip
     return from_columns(Ranks, {name: [value] for name, value in (values | columns).items()})
 
 
-@pytest.mark.parametrize("columns", [{"dp_size": 0}, {"dp_rank": 2}, {"tp_rank": -1}, {"pp_size": 7}, {"pid": -1}])
+@pytest.mark.parametrize(
+    "columns",
+    [{"dp_size": 0}, {"dp_rank": 2}, {"tp_rank": -1}, {"pp_size": 7}, {"cp_size": 2}, {"ep_rank": 1}, {"pid": -1}],
+)
 def test_a_layout_that_is_none_or_not_the_rounds_is_left_out(columns: dict[str, int]) -> None:
     rounds = KnownRounds()
     rounds.note(2, world_size=4)

@@ -80,7 +80,7 @@ def test_the_late_one_of_12288_ranks_is_found_in_seconds() -> None:
 
     (suspect,) = finding.suspects
     assert (suspect.rank, suspect.host, suspect.step, suspect.doing) == (7001, "host-875", 9, "forward-compute")
-    assert (suspect.dp, suspect.pp, suspect.tp) == (107, 4, 1)
+    assert suspect.place == {"pp": 4, "dp": 107, "tp": 1}
     assert suspect.evidence.startswith("never entered collective 8 of tp:7000+8x1")
     assert finding.report.confidence is Confidence.CERTAIN
     letters = rank_letters(roster.layout, [7001], [], finding.silent, finding.waiting)

@@ -20,7 +20,16 @@ from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory, own_box_directory, own_box_paths
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, Stacks, Table, columns_of, from_columns
+from megatrain_diagnostics.events.tables import (
+    Groups,
+    Ranks,
+    Spans,
+    Stacks,
+    Table,
+    axis_values,
+    columns_of,
+    from_columns,
+)
 from megatrain_diagnostics.store.segment_store import SegmentStore
 
 LAYOUT = Layout(tp_size=2, dp_size=2)
@@ -166,7 +175,7 @@ def test_spans_and_stacks_of_the_events(tmp_path: Path, capsys: pytest.CaptureFi
     wait = "/x/megatrain/trainer.py:1 train\n/x/megatrain/comm/group.py:9 finish"
     tables = {
         Ranks: [
-            {"rank": rank, "dp_rank": rank, "dp_size": 3, "pp_size": 1, "tp_size": 1, "host": f"h{rank}"}
+            {"rank": rank, **axis_values(Layout(dp_size=3), rank), "host": f"h{rank}"}
             for rank in range(3)
         ],
         Groups: [{"rank": rank, "group": 1, "stride": 1, "num_ranks": 3, "name": "dp"} for rank in range(3)],

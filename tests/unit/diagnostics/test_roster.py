@@ -35,7 +35,7 @@ def test_a_rank_that_corrects_itself_counts_once() -> None:
 
 def test_without_a_majority_there_is_no_answer() -> None:
     split = np.where(RANKS.rank < 2, 4, RANKS.dp_size).astype(np.int32)
-    with pytest.raises(DataError, match=r"different layouts .*\(2, 1, 2\), \(2, 1, 4\)"):
+    with pytest.raises(DataError, match=r"different layouts .*\(1, 2, 1, 2, 1\), \(1, 4, 1, 2, 1\)"):
         make_roster(replace(RANKS, dp_size=split), empty_groups(), 1)
 
 

@@ -143,7 +143,7 @@ def test_ids_are_numbers_of_one_track_each_and_names_sort_by_rank(job: Timeline)
         assert owners.setdefault(event["tid"], event["pid"]) == event["pid"]
     process_names = names(trace, "process_name")
 
-    assert process_names[9] == "rank 09 dp=0 pp=2 tp=1 host-1"
+    assert process_names[9] == "rank 09 pp=2 dp=0 tp=1 host-1"
     assert [process_names[rank] for rank in range(16)] == sorted(process_names.values())
     indices = {e["pid"]: e["args"]["sort_index"] for e in of_kind(trace, "M") if e["name"] == "process_sort_index"}
     assert indices == {rank: rank for rank in range(16)}

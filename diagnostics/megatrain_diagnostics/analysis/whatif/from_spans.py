@@ -76,7 +76,7 @@ def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTabl
     spans: of the roster's round, times by one clock. Raises: DataError where no step was recorded in full.
     """
     rows, cells, bounds = _numbered_rows(spans, roster)
-    rows = _reduced_over_tp(_one_after_the_other(rows, bounds), roster.layout.tp_size)
+    rows = _reduced_over_cells(_one_after_the_other(rows, bounds), cells.width)
     rows = _received_before_use(rows, cells)
     rows = add_missing_rows(rows, cells)
     return _table(rows, cells), _shape(roster, job, cells)
@@ -187,8 +187,8 @@ def _one_after_the_other(rows: Rows, bounds: _Bounds) -> Rows:
     return replace(rows, start=moved)
 
 
-def _reduced_over_tp(rows: Rows, tp_size: int) -> Rows:
-    """Return one row for each operation that all tensor-parallel ranks have; a lone one is left out."""
+def _reduced_over_cells(rows: Rows, width: int) -> Rows:
+    """Return one row for each operation that all ranks of a cell have; a lone one is left out."""
     order = np.lexsort((rows.tp_rank, rows.sequence, rows.kind, rows.cell))
     rows = rows.where(order)
     is_first = np.ones(len(order), dtype=bool)
@@ -200,7 +200,7 @@ def _reduced_over_tp(rows: Rows, tp_size: int) -> Rows:
     earliest, latest = np.minimum.reduceat(rows.start, firsts), np.maximum.reduceat(rows.start, firsts)
     start = np.where(is_compute, earliest, latest)
     end = np.maximum.reduceat(rows.end, firsts)
-    return replace(reduced, start=start, end=end).where(counts == tp_size)
+    return replace(reduced, start=start, end=end).where(counts == width)
 
 
 def _received_before_use(rows: Rows, cells: Cells) -> Rows:
@@ -222,7 +222,7 @@ def _table(rows: Rows, cells: Cells) -> OperationTable:
         kinds=KINDS,
         dp_rank=dp_rank,
         stage=stage,
-        rank=(stage * cells.layout.dp_size + dp_rank) * cells.layout.tp_size,
+        rank=stage * cells.layout.stride("pp") + dp_rank * cells.width,
         step=cells.steps[step].astype(np.int64),
         kind=rows.kind,
         start_s=(rows.start - begin[step]) / _NS_PER_S,
@@ -242,6 +242,7 @@ def _shape(roster: Roster, job: str, cells: Cells) -> JobShape:
         dp_size=layout.dp_size,
         pp_size=layout.pp_size,
         tp_size=layout.tp_size,
+        dsp_size=layout.size("cp"),
         num_chunks=cells.num_chunks,
         world_size=layout.world_size,
     )

@@ -65,20 +65,26 @@ class Cells:
 
     def of_ranks(self, rank: NDArray[Any], step: NDArray[Any]) -> Ints:
         """Return the cells of ranks' steps; the steps must be known."""
-        group = rank.astype(np.int64) // self.layout.tp_size
-        stage, dp_rank = group // self.layout.dp_size, group % self.layout.dp_size
+        stage, in_stage = np.divmod(rank.astype(np.int64), self.layout.stride("pp"))
+        dp_rank = in_stage // self.width
         return (dp_rank * self.layout.pp_size + stage) * len(self.steps) + np.searchsorted(self.steps, step)
 
     @property
     def num_lines(self) -> int:
-        return self.num_cells * self.layout.tp_size
+        return self.num_cells * self.width
+
+    @property
+    def width(self) -> int:
+        """Ranks that share a cell: those of a stage who compute the same samples together."""
+        return self.layout.stride("dp")
 
     def tp_rank(self, rank: NDArray[Any]) -> Ints:
-        return rank.astype(np.int64) % self.layout.tp_size
+        """Return the places of ranks in their cells, along tp and what else lies inside dp."""
+        return rank.astype(np.int64) % self.width
 
     def line(self, cell: Ints, tp_rank: Ints) -> Ints:
-        """Return the number of a tensor-parallel rank's part of a cell."""
-        return cell * self.layout.tp_size + tp_rank
+        """Return the number of a rank's part of a cell."""
+        return cell * self.width + tp_rank
 
     def places(self, cell: Ints) -> tuple[Ints, Ints, Ints]:
         """Return data-parallel rank, stage and place of the step."""

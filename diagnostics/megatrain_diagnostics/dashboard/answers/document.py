@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from megatrain.contracts.layout import AXES, Layout
+
 
 class Document(BaseModel):
     """Cannot be changed once made; holds no number that is none: JSON has no NaN."""
@@ -19,6 +21,33 @@ class ErrorDocument(Document):
     conflict."""
     text: str
     """A sentence for people: what was found, the rule, the way out."""
+
+
+class AxisDocument(Document):
+    """An axis of the mesh. The place of a rank along it is rank // stride % size."""
+
+    name: str
+    word: str
+    """What people call a place on it."""
+    size: int
+    stride: int
+
+
+class LayoutDocument(Document):
+    """How the ranks are laid out: the axes that a layout is told by, in their order (contracts/layout.py)."""
+
+    axes: tuple[AxisDocument, ...]
+    world_size: int
+
+
+def layout_document(layout: Layout) -> LayoutDocument:
+    """Return a layout as pages have it."""
+    axes = tuple(
+        AxisDocument(name=axis.name, word=axis.word or axis.name, size=layout.size(axis.name),
+                     stride=layout.stride(axis.name))
+        for axis in AXES if axis.name in layout.axes
+    )  # fmt: skip
+    return LayoutDocument(axes=axes, world_size=layout.world_size)
 
 
 class ThresholdsDocument(Document):

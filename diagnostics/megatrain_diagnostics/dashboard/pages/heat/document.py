@@ -13,9 +13,8 @@ class HeatCellDocument(Document):
     measure: str
     rank: int
     host: str
-    dp: int
-    pp: int
-    tp: int
+    place: dict[str, int]
+    """Along each axis."""
     step: int
     unit: str
     """Of `value`, `peers_median` and `peers_spread`: s, spans or bytes."""
@@ -34,9 +33,8 @@ class HeatOutlierDocument(Document):
 
     rank: int
     host: str
-    dp: int
-    pp: int
-    tp: int
+    place: dict[str, int]
+    """Along each axis."""
     step: int
     value: float
     peers_median: float

@@ -8,9 +8,10 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.contracts.layout import AXES
 from megatrain_diagnostics.analysis.heat_scale import Floats, Ints, pooled_by
 from megatrain_diagnostics.dashboard.sources.rank_hosts import Hosts
-from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.roster import Roster, places_along
 
 
 class By(StrEnum):
@@ -20,15 +21,9 @@ class By(StrEnum):
     HOST = "host"
 
 
-class Order(StrEnum):
-    """What rows are sorted and grouped by."""
-
-    RANK = "rank"
-    HOST = "host"
-    DP = "dp"
-    PP = "pp"
-    TP = "tp"
-    SCORE = "score"
+BY_RANK, BY_HOST, BY_SCORE = "rank", "host", "score"
+ORDERS = (BY_RANK, BY_HOST, *(axis.name for axis in AXES), BY_SCORE)
+"""What rows are sorted by; by host, or by their place along an axis, they are grouped too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,31 +42,22 @@ def rows_of(values: Floats, by: By, hosts: Hosts) -> Floats:
     return values if by is By.RANK else pooled_by(values, hosts.of_rank, len(hosts.names))
 
 
-def arrange(roster: Roster, hosts: Hosts, by: By, order: Order, z: Floats) -> Arrangement:
+def arrange(roster: Roster, hosts: Hosts, by: By, order: str, z: Floats) -> Arrangement:
     """Return the order of the rows. Shapes: z [steps, ranks]; only the order by score looks at it."""
-    layout = roster.layout
-    ranks = np.arange(layout.world_size)
+    ranks = np.arange(roster.layout.world_size)
     if by is By.HOST:
         _, ranks = np.unique(hosts.of_rank, return_index=True)
     unit = np.arange(len(ranks))
-    tp, replica = ranks % layout.tp_size, ranks // layout.tp_size
-    dp, pp = replica % layout.dp_size, replica // layout.dp_size
-    if order is Order.SCORE:
+    if order == BY_SCORE:
         score = scores(rows_of(z, by, hosts))
         chosen = np.lexsort((ranks, -score))
         return Arrangement(unit[chosen], ranks[chosen], np.zeros(0, dtype=np.int64), ())
-    keys: dict[Order, tuple[Ints, ...]] = {
-        Order.RANK: (ranks,),
-        Order.HOST: (hosts.of_rank[ranks], ranks),
-        Order.DP: (dp, pp, tp),
-        Order.PP: (pp, dp, tp),
-        Order.TP: (tp, pp, dp),
-    }
-    chosen = np.lexsort(keys[order][::-1])
-    is_grouped = order is not Order.RANK and not (order is Order.HOST and by is By.HOST)
-    if not is_grouped:
+    if order == BY_RANK or (order == BY_HOST and by is By.HOST):
+        chosen = np.argsort(ranks if order == BY_RANK else hosts.of_rank[ranks], kind="stable")
         return Arrangement(unit[chosen], ranks[chosen], np.zeros(0, dtype=np.int64), ())
-    group = keys[order][0][chosen]
+    group_of = hosts.of_rank[ranks] if order == BY_HOST else places_along(roster.layout, order)[ranks]
+    chosen = np.lexsort((ranks, group_of))
+    group = group_of[chosen]
     begin = np.flatnonzero(np.concatenate(([True], np.diff(group) != 0)))
     labels = tuple(_label(order, int(group[row]), hosts) for row in begin)
     return Arrangement(unit[chosen], ranks[chosen], begin, labels)
@@ -84,7 +70,7 @@ def scores(z: Floats) -> NDArray[np.float64]:
     return np.median(np.nan_to_num(z, nan=0.0), axis=0)
 
 
-def _label(order: Order, number: int, hosts: Hosts) -> str:
-    if order is Order.HOST:
+def _label(order: str, number: int, hosts: Hosts) -> str:
+    if order == BY_HOST:
         return hosts.names[number] or "host not known"
-    return f"{order.value} {number}"
+    return f"{order} {number}"

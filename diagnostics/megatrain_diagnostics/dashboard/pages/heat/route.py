@@ -23,7 +23,7 @@ from megatrain_diagnostics.dashboard.pages.heat.cells import (
     TooManyCellsError,
 )
 from megatrain_diagnostics.dashboard.pages.heat.document import HeatCellDocument, HeatOutliersDocument
-from megatrain_diagnostics.dashboard.pages.heat.order import By, Order
+from megatrain_diagnostics.dashboard.pages.heat.order import BY_RANK, ORDERS, By
 from megatrain_diagnostics.dashboard.pages.heat.subject import DEVICE_SUBJECTS, Measure, Subject, subject_of
 from megatrain_diagnostics.dashboard.pages.heat.view import (
     Ends,
@@ -43,6 +43,7 @@ _MOST_COLUMN_STEPS = 100_000
 _FRESH_S = 1.0
 
 Step = Annotated[int | None, Query(ge=0, le=_LAST_STEP)]
+Sort = Annotated[str, Query(pattern=f"^({'|'.join(ORDERS)})$")]
 MaxCells = Annotated[int, Query(ge=1000, le=_MOST_CELLS)]
 
 
@@ -120,7 +121,7 @@ def router(parts: Parts) -> APIRouter:
         choice: Choice,
         scale: Scale = Scale.RELATIVE,
         by: By = By.RANK,
-        sort: Order = Order.RANK,
+        sort: Sort = BY_RANK,
         low: float | None = None,
         high: float | None = None,
     ) -> Response:
@@ -139,9 +140,7 @@ def router(parts: Parts) -> APIRouter:
         responses={200: {"content": {"text/csv": {}}}},
         dependencies=[parts.download],
     )
-    def heat_table(
-        choice: Choice, scale: Scale = Scale.RELATIVE, by: By = By.RANK, sort: Order = Order.RANK
-    ) -> Download:
+    def heat_table(choice: Choice, scale: Scale = Scale.RELATIVE, by: By = By.RANK, sort: Sort = BY_RANK) -> Download:
         """Return the picture as CSV: a line a row, a column a step; no step shares a column here."""
         cells = questions.read(choice)
         name = f"heat-{cells.roster.round}-{choice.subject.name}-{scale.value}.csv"

@@ -33,12 +33,13 @@ from megatrain_diagnostics.analysis.heat_scale import (
 )
 from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.dashboard.answers.binary import pack
+from megatrain_diagnostics.dashboard.answers.document import layout_document
 from megatrain_diagnostics.dashboard.pages.heat.document import (
     HeatCellDocument,
     HeatOutlierDocument,
     HeatOutliersDocument,
 )
-from megatrain_diagnostics.dashboard.pages.heat.order import By, Order, arrange, rows_of
+from megatrain_diagnostics.dashboard.pages.heat.order import BY_SCORE, By, arrange, rows_of
 from megatrain_diagnostics.dashboard.pages.heat.subject import Subject
 from megatrain_diagnostics.dashboard.sources.rank_hosts import Hosts, hosts_of
 from megatrain_diagnostics.events.roster import Roster
@@ -90,11 +91,9 @@ class HeatCells:
         return self.z if scale is Scale.Z else scaled(self.values, self.against, scale, self.subject.least_spread)
 
 
-def heat_picture(
-    cells: HeatCells, scale: Scale, by: By, order: Order, max_cells: int, ends: Ends | None = None
-) -> bytes:
+def heat_picture(cells: HeatCells, scale: Scale, by: By, order: str, max_cells: int, ends: Ends | None = None) -> bytes:
     """Return the picture as a container of arrays: cells [rows, columns], and whose and when they are."""
-    z = cells.z if order is Order.SCORE else cells.values
+    z = cells.z if order == BY_SCORE else cells.values
     rows = arrange(cells.roster, cells.hosts, by, order, z)
     shown = rows_of(cells.shown(scale), by, cells.hosts)[:, rows.unit]
     per_row = -(-len(rows.unit) // MOST_ROWS)
@@ -103,16 +102,15 @@ def heat_picture(
     shown = pooled(shown, per_column, axis=0)
     found = colour_range(shown, scale)
     low, high = (found.low, found.high) if ends is None else (ends.low, ends.high)
-    layout = cells.roster.layout
     fields: dict[str, Any] = {
         "round": cells.roster.round,
-        "layout": {"tp_size": layout.tp_size, "pp_size": layout.pp_size, "dp_size": layout.dp_size},
+        "layout": layout_document(cells.roster.layout).model_dump(),
         "operation": cells.subject.name,
         "measure": cells.subject.measure,
         "unit": cells.subject.unit,
         "scale": scale.value,
         "by": by.value,
-        "sort": order.value,
+        "sort": order,
         "first_step": cells.first_step,
         "last_step": cells.first_step + cells.num_steps - 1,
         "rows_per_bin": per_row,
@@ -144,7 +142,6 @@ def heat_cell(cells: HeatCells, by: By, rank: int, step: int, num_steps: int = 1
     z = np.where(np.isnan(cells.z[place][:, ranks]), -np.inf, cells.z[place][:, ranks])
     row, column = (int(found) for found in np.unravel_index(int(z.argmax()), z.shape))
     row, chosen = first + row, int(ranks[column])
-    at = cells.roster.coordinate(chosen)
     value = _number(cells.values[row, chosen])
     num_peers = int(cells.peers.num_peers[chosen])
     has_peers = num_peers > 0 and not np.isnan(cells.against.median[row, chosen])
@@ -155,9 +152,7 @@ def heat_cell(cells: HeatCells, by: By, rank: int, step: int, num_steps: int = 1
         measure=cells.subject.measure,
         rank=chosen,
         host=cells.roster.host_of(chosen),
-        dp=at["dp"],
-        pp=at["pp"],
-        tp=at["tp"],
+        place=dict(cells.roster.coordinate(chosen)),
         step=cells.first_step + row,
         unit=cells.subject.unit,
         value=value,
@@ -199,20 +194,20 @@ def heat_outliers(cells: HeatCells, thresholds: Thresholds) -> HeatOutliersDocum
     )
 
 
-def heat_csv(cells: HeatCells, scale: Scale, by: By, order: Order) -> Generator[str]:
+def heat_csv(cells: HeatCells, scale: Scale, by: By, order: str) -> Generator[str]:
     """Yield the picture as CSV, a line a row and a column a step, all of them; empty cells: nothing is known."""
-    z = cells.z if order is Order.SCORE else cells.values
+    z = cells.z if order == BY_SCORE else cells.values
     rows = arrange(cells.roster, cells.hosts, by, order, z)
     shown = rows_of(cells.shown(scale), by, cells.hosts)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     steps = range(cells.first_step, cells.first_step + cells.num_steps)
     name = "rank" if by is By.RANK else "first rank"
-    writer.writerow([name, "host", "dp", "pp", "tp", *(f"step {step}" for step in steps)])
+    writer.writerow([name, "host", *cells.roster.layout.axes, *(f"step {step}" for step in steps)])
     for unit, rank in zip(rows.unit.tolist(), rows.rank.tolist(), strict=True):
-        at = cells.roster.coordinate(rank)
+        place = cells.roster.coordinate(rank).values()
         values = ["" if np.isnan(value) else f"{value:.9g}" for value in shown[:, unit]]
-        writer.writerow([rank, safe_text(cells.roster.host_of(rank)), at["dp"], at["pp"], at["tp"], *values])
+        writer.writerow([rank, safe_text(cells.roster.host_of(rank)), *place, *values])
         if text.tell() > 1 << 16:
             yield text.getvalue()
             text.seek(0)
@@ -226,14 +221,11 @@ def safe_text(text: str) -> str:
 
 
 def _outlier(cells: HeatCells, rank: int, row: int, num_far: int) -> HeatOutlierDocument:
-    at = cells.roster.coordinate(rank)
     value, median = float(cells.values[row, rank]), float(cells.against.median[row, rank])
     return HeatOutlierDocument(
         rank=rank,
         host=cells.roster.host_of(rank),
-        dp=at["dp"],
-        pp=at["pp"],
-        tp=at["tp"],
+        place=dict(cells.roster.coordinate(rank)),
         step=cells.first_step + row,
         value=value,
         peers_median=median,

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from megatrain_diagnostics.dashboard.answers.document import Document
-
-
-class LayoutDocument(Document):
-    """How many ranks there are of each kind. Rank numbers: tp runs fastest, then dp, then pp (contracts/layout.py)."""
-
-    tp_size: int
-    pp_size: int
-    dp_size: int
-    world_size: int
+from megatrain_diagnostics.dashboard.answers.document import Document, LayoutDocument
 
 
 class RoundDocument(Document):

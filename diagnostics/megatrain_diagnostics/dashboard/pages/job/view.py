@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.timeline import lane_of
-from megatrain_diagnostics.dashboard.pages.job.document import LayoutDocument, OperationDocument, RoundDocument
+from megatrain_diagnostics.dashboard.answers.document import LayoutDocument, layout_document
+from megatrain_diagnostics.dashboard.pages.job.document import OperationDocument, RoundDocument
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 
@@ -16,18 +16,10 @@ JobParts = tuple[LayoutDocument | None, tuple[RoundDocument, ...], tuple[Operati
 def job_facts(source: JobSource) -> JobParts:
     """Return layout, rounds and operations of a job."""
     try:
-        layout = source.roster(None).layout
+        layout = layout_document(source.roster(None).layout)
     except DataError:
         layout = None
-    return layout_document(layout), round_documents(source.facts()), operation_documents()
-
-
-def layout_document(layout: Layout | None) -> LayoutDocument | None:
-    if layout is None:
-        return None
-    return LayoutDocument(
-        tp_size=layout.tp_size, pp_size=layout.pp_size, dp_size=layout.dp_size, world_size=layout.world_size
-    )
+    return layout, round_documents(source.facts()), operation_documents()
 
 
 def round_documents(facts: JobFacts) -> tuple[RoundDocument, ...]:

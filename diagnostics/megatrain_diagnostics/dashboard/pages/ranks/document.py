@@ -33,9 +33,8 @@ class RankDocument(Document):
     round: int
     rank: int
     host: str
-    dp: int
-    pp: int
-    tp: int
+    place: dict[str, int]
+    """Along each axis."""
     pid: int | None
     step: int | None
     operation: str
@@ -57,9 +56,8 @@ class RankDocument(Document):
 class HangSuspectDocument(Document):
     rank: int
     host: str
-    dp: int
-    pp: int
-    tp: int
+    place: dict[str, int]
+    """Along each axis."""
     step: int
     doing: str
     evidence: str

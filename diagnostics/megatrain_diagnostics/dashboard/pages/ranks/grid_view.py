@@ -1,4 +1,4 @@
-"""The 3D picture: pp columns x dp rows with tp cells, what is known of each rank, and who waits for whom.
+"""The picture of all ranks: what is known of each, and who waits for whom. Stages lie beside, replicas below another.
 
 Source: MegaScale fig. 8.
 """
@@ -16,6 +16,7 @@ from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.hang_grid import OUTLIER, SILENT, SUSPECT, WAITING
 from megatrain_diagnostics.analysis.waiting import Awaited, waiting_arrows
 from megatrain_diagnostics.dashboard.answers.binary import pack
+from megatrain_diagnostics.dashboard.answers.document import layout_document
 from megatrain_diagnostics.dashboard.sources.rank_hosts import hosts_of
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.rank_progress import RankProgress
@@ -78,7 +79,7 @@ def grid_picture(
     newest = int(progress.step.max(initial=-1))
     fields: dict[str, Any] = {
         "round": roster.round,
-        "layout": {"tp_size": layout.tp_size, "pp_size": layout.pp_size, "dp_size": layout.dp_size},
+        "layout": layout_document(layout).model_dump(),
         "states": [{"name": name, "letter": letter} for name, letter in STATES],
         "arrow_kinds": [kind.name.lower() for kind in Awaited],
         "operations": {str(one.number): one.value for one in Operation},

@@ -31,7 +31,7 @@ def hang_document(round_number: int, answer: HangAnswer | None) -> HangDocument:
         incident_id=finding.culprit.incident,
         suspects=tuple(
             HangSuspectDocument(
-                rank=one.rank, host=one.host, dp=one.dp, pp=one.pp, tp=one.tp, step=one.step, doing=one.doing,
+                rank=one.rank, host=one.host, place=dict(one.place), step=one.step, doing=one.doing,
                 evidence=one.evidence,
             )
             for one in finding.suspects[:_MOST_SHOWN]

@@ -45,14 +45,11 @@ class RankInputs:
 def rank_document(given: RankInputs) -> RankDocument:
     """Return what is known of a rank."""
     roster, rank, standing = given.roster, given.rank, given.standing
-    at = roster.coordinate(rank)
     return RankDocument(
         round=roster.round,
         rank=rank,
         host=roster.host_of(rank),
-        dp=at["dp"],
-        pp=at["pp"],
-        tp=at["tp"],
+        place=dict(roster.coordinate(rank)),
         pid=given.pid,
         step=given.step if standing is None or standing.step < 0 else standing.step,
         operation=_operation(given),

@@ -71,7 +71,7 @@ class WhatIfReader:
         for step in reversed(full[-_MOST_STEPS:]):
             where = Where((roster.round,), step, step, operations=SPAN_OPERATIONS)
             num_spans += num_spans_told(self._events, where)
-            most = min(_MOST_SPANS, self._most_operations * roster.layout.tp_size)
+            most = min(_MOST_SPANS, self._most_operations * roster.layout.stride("dp"))
             if chosen and num_spans > most:
                 break
             chosen.append(step)

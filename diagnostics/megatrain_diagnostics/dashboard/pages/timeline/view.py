@@ -19,6 +19,7 @@ from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.ideal_timeline import IdealTimes
 from megatrain_diagnostics.analysis.timeline import LANES, Timeline
 from megatrain_diagnostics.dashboard.answers.binary import pack
+from megatrain_diagnostics.dashboard.answers.document import layout_document
 from megatrain_diagnostics.dashboard.pages.timeline.document import FullStepDocument, TimelineStepsDocument
 from megatrain_diagnostics.events.tables import NO_DURATION, Int64, Spans
 from megatrain_diagnostics.store.full_steps import FullStep
@@ -96,9 +97,7 @@ def timeline_picture(timeline: Timeline, first_step: int, last_step: int, ranks:
     steps, step_begin, step_end = _steps(timeline)
     fields: dict[str, Any] = {
         "round": roster.round,
-        "layout": {
-            "tp_size": roster.layout.tp_size, "pp_size": roster.layout.pp_size, "dp_size": roster.layout.dp_size
-        },
+        "layout": layout_document(roster.layout).model_dump(),
         "first_step": first_step,
         "last_step": last_step,
         "ranks_asked": list(ranks),
