@@ -12,7 +12,7 @@ const NO_VALUE = 255;
 function picture(rows: number[][], firstStep = 10, more: Partial<HeatPicture> = {}): HeatPicture {
   const numColumns = rows[0]?.length ?? 0;
   return {
-    round: 1, layout: { tp_size: 1, pp_size: 1, dp_size: rows.length }, operation: "gc", measure: "sum", unit: "s",
+    round: 1, layout: { axes: [{ name: "dp", word: "dp", size: rows.length, stride: 1 }], world_size: rows.length }, operation: "gc", measure: "sum", unit: "s",
     scale: "absolute", by: "rank", sort: "rank", firstStep, lastStep: firstStep + numColumns - 1, rowsPerBin: 1,
     stepsPerBin: 1, low: 0, high: 1, least: 0, greatest: 1, noValue: NO_VALUE, numLevels: 255, hosts: [], groupLabels: [],
     numRows: rows.length, numColumns, cells: Uint8Array.from(rows.flat()), rowRank: Int32Array.from(rows.keys()),

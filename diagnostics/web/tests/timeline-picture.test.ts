@@ -14,7 +14,7 @@ function picture(): TimelinePicture {
   const slices = [[0, 10, 3, 0], [20, 10, 4, 0], [35, 1, 3, 1], [5, 20, 3, 2], [6, 2, 19, -1]] as const;
   const of = (place: 0 | 1 | 2 | 3): number[] => slices.map((one) => one[place]);
   return {
-    round: 1, layout: { tp_size: 1, pp_size: 1, dp_size: 8 }, firstStep: 1, lastStep: 1, endNs: 36,
+    round: 1, layout: { axes: [{ name: "dp", word: "dp", size: 8, stride: 1 }], world_size: 8 }, firstStep: 1, lastStep: 1, endNs: 36,
     lanes: ["compute", "tp", "pp-send", "pp-recv", "dp", "host"],
     operations: { "3": "forward-compute", "4": "backward-compute", "19": "gc" }, hosts: ["h"], leftOut: [], notes: [],
     numSlices: 5, begin: Float64Array.from(of(0)), length: Float64Array.from(of(1)), sequence: new Float64Array(5),

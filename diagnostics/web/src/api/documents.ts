@@ -23,6 +23,18 @@ export interface ErrorDocument {
   text: string;
 }
 
+export interface AxisDocument {
+  name: string;
+  word: string;
+  size: number;
+  stride: number;
+}
+
+export interface LayoutDocument {
+  axes: readonly AxisDocument[];
+  world_size: number;
+}
+
 export interface ThresholdsDocument {
   excess: number;
   score: number;
@@ -198,9 +210,7 @@ export interface HeatCellDocument {
   measure: string;
   rank: number;
   host: string;
-  dp: number;
-  pp: number;
-  tp: number;
+  place: Record<string, number>;
   step: number;
   unit: string;
   value: number | null;
@@ -214,9 +224,7 @@ export interface HeatCellDocument {
 export interface HeatOutlierDocument {
   rank: number;
   host: string;
-  dp: number;
-  pp: number;
-  tp: number;
+  place: Record<string, number>;
   step: number;
   value: number;
   peers_median: number;
@@ -402,13 +410,6 @@ export interface IncidentLogsDocument {
   telling_rank: number | null;
   problem: string;
   log_file: string;
-}
-
-export interface LayoutDocument {
-  tp_size: number;
-  pp_size: number;
-  dp_size: number;
-  world_size: number;
 }
 
 export interface RoundDocument {
@@ -736,9 +737,7 @@ export interface RankDocument {
   round: number;
   rank: number;
   host: string;
-  dp: number;
-  pp: number;
-  tp: number;
+  place: Record<string, number>;
   pid: number | null;
   step: number | null;
   operation: string;
@@ -756,9 +755,7 @@ export interface RankDocument {
 export interface HangSuspectDocument {
   rank: number;
   host: string;
-  dp: number;
-  pp: number;
-  tp: number;
+  place: Record<string, number>;
   step: number;
   doing: string;
   evidence: string;

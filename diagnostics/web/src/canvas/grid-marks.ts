@@ -37,7 +37,7 @@ export function paintPeers(context: CanvasRenderingContext2D, scene: GridScene, 
   const height = Math.max(2, view.line - 1);
   context.beginPath();
   for (const rank of scene.peers) {
-    const { x, y } = centreOf(scene.picture.layout, view, rank);
+    const { x, y } = centreOf(scene.picture.shape, view, rank);
     context.rect(x - width / 2, y - height / 2, width, height);
   }
   context.stroke();
@@ -47,8 +47,8 @@ export function paintArrows(context: CanvasRenderingContext2D, scene: GridScene,
   const { picture } = scene;
   const count = picture.arrowKind.length;
   for (let arrow = 0; arrow < count; arrow += 1) {
-    const from = centreOf(picture.layout, view, picture.arrows[2 * arrow] ?? 0);
-    const to = centreOf(picture.layout, view, picture.arrows[2 * arrow + 1] ?? 0);
+    const from = centreOf(picture.shape, view, picture.arrows[2 * arrow] ?? 0);
+    const to = centreOf(picture.shape, view, picture.arrows[2 * arrow + 1] ?? 0);
     const kind = picture.arrowKinds[picture.arrowKind[arrow] ?? 0];
     const isBlamed = kind === "suspect" || kind === "silent";
     context.strokeStyle = isBlamed ? style.bad : style.inkSoft;
@@ -125,7 +125,7 @@ export function paintMarks(
   const isCard = hasCards(view);
   const named: { x: number; y: number }[] = [];
   for (const rank of markedRanks(picture)) {
-    const { x: middle, y } = centreOf(picture.layout, view, rank);
+    const { x: middle, y } = centreOf(picture.shape, view, rank);
     const x = isCard ? middle + view.cell / 2 - MOST_RADIUS_PX - 6 : middle; // beside the words
     if (x < 0 || x > width || y < 0 || y > height) {
       continue;
@@ -194,7 +194,7 @@ export function paintGridCursor(context: CanvasRenderingContext2D, scene: GridSc
   if (scene.cursor < 0 || scene.cursor >= scene.picture.numRanks) {
     return;
   }
-  const { x, y } = centreOf(scene.picture.layout, view, scene.cursor);
+  const { x, y } = centreOf(scene.picture.shape, view, scene.cursor);
   const width = Math.max(9, view.cell + 2);
   const height = Math.max(9, view.line + 2);
   context.lineWidth = 4;

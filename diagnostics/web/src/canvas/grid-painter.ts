@@ -1,12 +1,11 @@
-// The 3D grid on its canvas: a pixel a rank, stretched to cells, then letters, and what stands on them. Who is to blame is a
+// The grid on its canvas: a pixel a rank, stretched to cells, then letters, and what stands on them. Who is to blame is a
 // shape with a name beside it, at any size; colour only repeats it.
 
 import { againstPeers, cssOf, inkOn, operationColour, packed, sequential, type Theme, type Triple } from "./colours.ts";
 import { paintArrows, paintGridCursor, paintMarks, paintPeers, type GridScene, type GridStyle } from "./grid-marks.ts";
 import {
-  hasCards, leftOf, placeOfRank, UNHEARD, type GridPicture, type GridView,
+  hasCards, leftOf, placeOfRank, rankOfPlace, UNHEARD, type GridPicture, type GridShape, type GridView,
 } from "./grid-picture.ts";
-import type { Layout } from "./heat-picture.ts";
 import type { Size } from "./surface.ts";
 import { cutText } from "./text.ts";
 
@@ -67,14 +66,14 @@ export function leastStep(picture: GridPicture): number {
 }
 
 /** Return the grid as an image of one pixel a rank, stage beside stage. */
-export function gridImage(layout: Layout, colours: readonly Triple[]): { pixels: Uint32Array; width: number; height: number } {
-  const width = layout.pp_size * layout.tp_size;
-  const pixels = new Uint32Array(width * layout.dp_size);
+export function gridImage(shape: GridShape, colours: readonly Triple[]): { pixels: Uint32Array; width: number; height: number } {
+  const width = shape.stages * shape.inner;
+  const pixels = new Uint32Array(width * shape.replicas);
   colours.forEach((colour, rank) => {
-    const place = placeOfRank(layout, rank);
-    pixels[place.dp * width + place.pp * layout.tp_size + place.tp] = packed(colour);
+    const place = placeOfRank(shape, rank);
+    pixels[place.replica * width + place.stage * shape.inner + place.inner] = packed(colour);
   });
-  return { pixels, width, height: layout.dp_size };
+  return { pixels, width, height: shape.replicas };
 }
 
 export interface GridPainted {
@@ -88,7 +87,7 @@ export function paintGridPicture(
   context: CanvasRenderingContext2D, scene: GridScene, view: GridView, size: Size, style: GridStyle,
 ): GridPainted {
   const { picture } = scene;
-  const { layout } = picture;
+  const { shape } = picture;
   context.clearRect(0, 0, size.width, size.height);
   const width = size.width - GRID_LEFT;
   const height = size.height - GRID_TOP;
@@ -98,15 +97,15 @@ export function paintGridPicture(
   context.clip();
   context.translate(GRID_LEFT, GRID_TOP);
   context.imageSmoothingEnabled = false;
-  const across = layout.tp_size * view.cell;
-  for (let pp = 0; pp < layout.pp_size; pp += 1) {
-    const from = pp * layout.tp_size;
-    const left = leftOf(layout, view, { pp, tp: 0 });
+  const across = shape.inner * view.cell;
+  for (let stage = 0; stage < shape.stages; stage += 1) {
+    const from = stage * shape.inner;
+    const left = leftOf(shape, view, { stage, inner: 0 });
     context.drawImage(
-      scene.image, from, 0, layout.tp_size, layout.dp_size, left, view.y, across, layout.dp_size * view.line,
+      scene.image, from, 0, shape.inner, shape.replicas, left, view.y, across, shape.replicas * view.line,
     );
   }
-  paintGaps(context, layout, view, width, height, style);
+  paintGaps(context, shape, view, width, height, style);
   const numCards = hasCards(view) ? paintCards(context, scene, view, width, height, style) : 0;
   const numLetters = numCards === 0 ? paintLetters(context, scene, view, width, height, style) : 0;
   paintPeers(context, scene, view, style);
@@ -114,29 +113,29 @@ export function paintGridPicture(
   const numMarks = paintMarks(context, scene, view, width, height, style);
   paintGridCursor(context, scene, view, style);
   context.restore();
-  paintHeads(context, layout, view, size, style);
+  paintHeads(context, shape, view, size, style);
   return { numArrows, numLetters, numCards, numMarks };
 }
 
 const LEAST_GAP_PX = 6;
 
 function paintGaps(
-  context: CanvasRenderingContext2D, layout: Layout, view: GridView, width: number, height: number, style: GridStyle,
+  context: CanvasRenderingContext2D, shape: GridShape, view: GridView, width: number, height: number, style: GridStyle,
 ): void {
   context.fillStyle = cssOf(style.background);
-  const down = Math.min(height, view.y + layout.dp_size * view.line);
+  const down = Math.min(height, view.y + shape.replicas * view.line);
   const top = Math.max(0, view.y);
   if (view.cell >= LEAST_GAP_PX) {
-    for (let column = 0; column < layout.pp_size * layout.tp_size; column += 1) {
-      const x = leftOf(layout, view, { pp: Math.floor(column / layout.tp_size), tp: column % layout.tp_size });
+    for (let column = 0; column < shape.stages * shape.inner; column += 1) {
+      const x = leftOf(shape, view, { stage: Math.floor(column / shape.inner), inner: column % shape.inner });
       if (x > -view.cell && x < width) {
         context.fillRect(x, top, 1, down - top);
       }
     }
   }
   if (view.line >= LEAST_GAP_PX) {
-    for (let dp = 0; dp <= layout.dp_size; dp += 1) {
-      const y = view.y + dp * view.line;
+    for (let replica = 0; replica <= shape.replicas; replica += 1) {
+      const y = view.y + replica * view.line;
       if (y >= 0 && y < height) {
         context.fillRect(0, y, width, 1);
       }
@@ -145,16 +144,16 @@ function paintGaps(
 }
 
 function eachInSight(
-  layout: Layout, view: GridView, width: number, height: number, visit: (rank: number, x: number, y: number) => void,
+  shape: GridShape, view: GridView, width: number, height: number, visit: (rank: number, x: number, y: number) => void,
 ): void {
-  const firstDp = Math.max(0, Math.floor(-view.y / view.line));
-  const lastDp = Math.min(layout.dp_size, Math.ceil((height - view.y) / view.line));
-  for (let dp = firstDp; dp < lastDp; dp += 1) {
-    for (let pp = 0; pp < layout.pp_size; pp += 1) {
-      for (let tp = 0; tp < layout.tp_size; tp += 1) {
-        const x = leftOf(layout, view, { pp, tp });
+  const first = Math.max(0, Math.floor(-view.y / view.line));
+  const last = Math.min(shape.replicas, Math.ceil((height - view.y) / view.line));
+  for (let replica = first; replica < last; replica += 1) {
+    for (let stage = 0; stage < shape.stages; stage += 1) {
+      for (let inner = 0; inner < shape.inner; inner += 1) {
+        const x = leftOf(shape, view, { stage, inner });
         if (x > -view.cell && x < width) {
-          visit((pp * layout.dp_size + dp) * layout.tp_size + tp, x, view.y + dp * view.line);
+          visit(rankOfPlace(shape, { stage, replica, inner }), x, view.y + replica * view.line);
         }
       }
     }
@@ -174,7 +173,7 @@ function paintLetters(
   const hasNumbers = Math.min(view.cell, view.line) >= NUMBERED_PX;
   const isWide = !hasNumbers && view.cell >= NUMBERED_WIDE_PX;
   let drawn = 0;
-  eachInSight(picture.layout, view, width, height, (rank, x, y) => {
+  eachInSight(picture.shape, view, width, height, (rank, x, y) => {
     const letter = picture.states[picture.state[rank] ?? 0]?.letter ?? "";
     context.fillStyle = cssOf(inkOn(scene.colours[rank] ?? [128, 128, 128]));
     const text = isWide ? `${rank} ${letter}`.trim() : letter;
@@ -206,7 +205,7 @@ function paintCards(
   const most = Math.max(1, Math.floor((view.line - CARD_PAD_PX) / high));
   const above = Math.min(CARD_PAD_PX, (view.line - most * high) / 2);
   let drawn = 0;
-  eachInSight(picture.layout, view, width, height, (rank, x, y) => {
+  eachInSight(picture.shape, view, width, height, (rank, x, y) => {
     context.fillStyle = cssOf(inkOn(scene.colours[rank] ?? [128, 128, 128]));
     const lines = cardLines(picture, rank);
     const shown = most === 1 ? [lines.slice(0, MOST_IN_A_LINE).join(", ")] : lines.slice(0, most);
@@ -233,25 +232,25 @@ function cardLines(picture: GridPicture, rank: number): string[] {
   return lines.filter((text) => text !== "");
 }
 
-function paintHeads(context: CanvasRenderingContext2D, layout: Layout, view: GridView, size: Size, style: GridStyle): void {
+function paintHeads(context: CanvasRenderingContext2D, shape: GridShape, view: GridView, size: Size, style: GridStyle): void {
   context.font = style.font;
   context.fillStyle = style.inkFaint;
   context.textBaseline = "middle";
   context.textAlign = "center";
-  const stageWidth = layout.tp_size * view.cell;
+  const stageWidth = shape.inner * view.cell;
   const every = Math.max(1, Math.ceil(40 / (stageWidth + view.cell)));
-  for (let pp = 0; pp < layout.pp_size; pp += every) {
-    const x = GRID_LEFT + leftOf(layout, view, { pp, tp: 0 }) + stageWidth / 2;
+  for (let stage = 0; stage < shape.stages; stage += every) {
+    const x = GRID_LEFT + leftOf(shape, view, { stage, inner: 0 }) + stageWidth / 2;
     if (x > GRID_LEFT && x < size.width) {
-      context.fillText(`pp ${pp}`, x, GRID_TOP / 2);
+      context.fillText(`pp ${stage}`, x, GRID_TOP / 2);
     }
   }
   context.textAlign = "right";
   const step = Math.max(1, Math.ceil(16 / view.line));
-  for (let dp = 0; dp < layout.dp_size; dp += step) {
-    const y = GRID_TOP + view.y + (dp + 0.5) * view.line;
+  for (let replica = 0; replica < shape.replicas; replica += step) {
+    const y = GRID_TOP + view.y + (replica + 0.5) * view.line;
     if (y >= GRID_TOP && y < size.height) {
-      context.fillText(`dp ${dp}`, GRID_LEFT - 8, y);
+      context.fillText(`dp ${replica}`, GRID_LEFT - 8, y);
     }
   }
 }

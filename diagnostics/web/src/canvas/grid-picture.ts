@@ -1,7 +1,8 @@
-// The 3D grid as data: what is known of each rank, and where its cell stands: pp columns, dp rows, tp cells in each.
+// The grid as data: what is known of each rank, and where its cell stands: stages beside, replicas below one another, and in
+// each the cells of the ranks that share both.
 
 import type { Arrays } from "./arrays.ts";
-import type { Layout } from "./heat-picture.ts";
+import { sizeOf, type Layout } from "./layout.ts";
 
 export interface RankState {
   name: string;
@@ -11,6 +12,7 @@ export interface RankState {
 export interface GridPicture {
   round: number;
   layout: Layout;
+  shape: GridShape;
   states: readonly RankState[];
   arrowKinds: readonly string[];
   operations: Readonly<Record<string, string>>;
@@ -35,10 +37,12 @@ export interface GridPicture {
 
 export function gridPicture(arrays: Arrays): GridPicture {
   const fields = arrays.fields;
+  const layout = fields["layout"] as Layout;
   const state = arrays.bytes("state");
   return {
     round: Number(fields["round"]),
-    layout: fields["layout"] as Layout,
+    layout,
+    shape: shapeOf(layout),
     states: fields["states"] as RankState[],
     arrowKinds: fields["arrow_kinds"] as string[],
     operations: fields["operations"] as Record<string, string>,
@@ -60,35 +64,37 @@ export function gridPicture(arrays: Arrays): GridPicture {
   };
 }
 
+/** A cell of the grid. */
 export interface Place {
-  dp: number;
-  pp: number;
-  tp: number;
+  stage: number;
+  replica: number;
+  /** Among the ranks of a stage and replica. */
+  inner: number;
 }
 
-/** rank = (pp * dp_size + dp) * tp_size + tp, as everywhere in megatrain. */
-export function placeOfRank(layout: Layout, rank: number): Place {
+/** How many cells there are in each direction. Ranks count inner cells first, then replicas, then stages. */
+export interface GridShape {
+  stages: number;
+  replicas: number;
+  inner: number;
+}
+
+export function shapeOf(layout: Layout): GridShape {
+  const stages = sizeOf(layout, "pp");
+  const replicas = sizeOf(layout, "dp");
+  return { stages, replicas, inner: layout.world_size / (stages * replicas) };
+}
+
+export function placeOfRank(shape: GridShape, rank: number): Place {
   return {
-    tp: rank % layout.tp_size,
-    dp: Math.floor(rank / layout.tp_size) % layout.dp_size,
-    pp: Math.floor(rank / (layout.tp_size * layout.dp_size)),
+    inner: rank % shape.inner,
+    replica: Math.floor(rank / shape.inner) % shape.replicas,
+    stage: Math.floor(rank / (shape.inner * shape.replicas)),
   };
 }
 
-export function rankOfPlace(layout: Layout, place: Place): number {
-  return (place.pp * layout.dp_size + place.dp) * layout.tp_size + place.tp;
-}
-
-/** The ranks that share a group with a rank, by kind of group. */
-export function peersOfRank(layout: Layout, rank: number): { tp: number[]; dp: number[]; pp: number[] } {
-  const at = placeOfRank(layout, rank);
-  const of = (size: number, make: (index: number) => Place): number[] =>
-    Array.from({ length: size }, (_, index) => rankOfPlace(layout, make(index)));
-  return {
-    tp: of(layout.tp_size, (tp) => ({ ...at, tp })),
-    dp: of(layout.dp_size, (dp) => ({ ...at, dp })),
-    pp: of(layout.pp_size, (pp) => ({ ...at, pp })),
-  };
+export function rankOfPlace(shape: GridShape, place: Place): number {
+  return (place.stage * shape.replicas + place.replica) * shape.inner + place.inner;
 }
 
 /** How the grid lies on the screen. Cells are `cell` wide and `line` high; stages have a gap between them. */
@@ -110,90 +116,90 @@ function gapOf(cell: number): number {
   return Math.min(cell, MOST_GAP_PX);
 }
 
-function stageWidth(layout: Layout, cell: number): number {
-  return layout.tp_size * cell + gapOf(cell);
+function stageWidth(shape: GridShape, cell: number): number {
+  return shape.inner * cell + gapOf(cell);
 }
 
 /** Return how wide the grid is, in pixels. */
-export function gridWidth(layout: Layout, view: GridView): number {
-  return layout.pp_size * stageWidth(layout, view.cell) - gapOf(view.cell);
+export function gridWidth(shape: GridShape, view: GridView): number {
+  return shape.stages * stageWidth(shape, view.cell) - gapOf(view.cell);
 }
 
 /** Return where a place's cell begins, in pixels. */
-export function leftOf(layout: Layout, view: GridView, place: Pick<Place, "pp" | "tp">): number {
-  return view.x + place.pp * stageWidth(layout, view.cell) + place.tp * view.cell;
+export function leftOf(shape: GridShape, view: GridView, place: Pick<Place, "stage" | "inner">): number {
+  return view.x + place.stage * stageWidth(shape, view.cell) + place.inner * view.cell;
 }
 
 /** Return the view that shows the whole grid. */
-export function wholeGrid(layout: Layout, width: number, height: number): GridView {
-  const columns = layout.pp_size * layout.tp_size;
-  const gaps = layout.pp_size - 1;
+export function wholeGrid(shape: GridShape, width: number, height: number): GridView {
+  const columns = shape.stages * shape.inner;
+  const gaps = shape.stages - 1;
   const small = width / (columns + gaps);
   const cell = small <= MOST_GAP_PX ? small : (width - gaps * MOST_GAP_PX) / columns;
-  const line = Math.min(MOST_WHOLE_LINE, Math.max(height / layout.dp_size, 0.25), cell * 2.2);
+  const line = Math.min(MOST_WHOLE_LINE, Math.max(height / shape.replicas, 0.25), cell * 2.2);
   return { cell, line, x: 0, y: 0 };
 }
 
 /** Return the rank at a point; -1: none. */
-export function rankAt(layout: Layout, view: GridView, x: number, y: number): number {
-  const stage = stageWidth(layout, view.cell);
-  const pp = Math.floor((x - view.x) / stage);
-  const tp = Math.floor((x - view.x - pp * stage) / view.cell);
-  const dp = Math.floor((y - view.y) / view.line);
-  if (pp < 0 || dp < 0 || dp >= layout.dp_size || pp >= layout.pp_size || tp >= layout.tp_size) {
+export function rankAt(shape: GridShape, view: GridView, x: number, y: number): number {
+  const width = stageWidth(shape, view.cell);
+  const stage = Math.floor((x - view.x) / width);
+  const inner = Math.floor((x - view.x - stage * width) / view.cell);
+  const replica = Math.floor((y - view.y) / view.line);
+  if (stage < 0 || replica < 0 || replica >= shape.replicas || stage >= shape.stages || inner >= shape.inner) {
     return -1;
   }
-  return rankOfPlace(layout, { dp, pp, tp });
+  return rankOfPlace(shape, { stage, replica, inner });
 }
 
 /** Return where the middle of a rank's cell is. */
-export function centreOf(layout: Layout, view: GridView, rank: number): { x: number; y: number } {
-  const place = placeOfRank(layout, rank);
-  return { x: leftOf(layout, view, place) + 0.5 * view.cell, y: view.y + (place.dp + 0.5) * view.line };
+export function centreOf(shape: GridShape, view: GridView, rank: number): { x: number; y: number } {
+  const place = placeOfRank(shape, rank);
+  return { x: leftOf(shape, view, place) + 0.5 * view.cell, y: view.y + (place.replica + 0.5) * view.line };
 }
 
 /** Return the view at another size with a point staying where it is, neither smaller than the whole nor huge. */
-export function zoomedGrid(layout: Layout, view: GridView, factor: number, x: number, y: number, whole: GridView): GridView {
+export function zoomedGrid(shape: GridShape, view: GridView, factor: number, x: number, y: number, whole: GridView): GridView {
   const cell = Math.min(Math.max(view.cell * factor, whole.cell), Math.max(MOST_ZOOMED, whole.cell));
   const by = cell / view.cell;
   const line = Math.min(Math.max(view.line * by, whole.line), Math.max(MOST_ZOOMED, whole.line));
-  const stage = stageWidth(layout, view.cell);
-  const pp = Math.min(Math.max(0, Math.floor((x - view.x) / stage)), layout.pp_size - 1);
-  const within = (x - view.x - pp * stage) * by;
-  return { cell, line, x: x - pp * stageWidth(layout, cell) - within, y: y - ((y - view.y) * line) / view.line };
+  const width = stageWidth(shape, view.cell);
+  const stage = Math.min(Math.max(0, Math.floor((x - view.x) / width)), shape.stages - 1);
+  const within = (x - view.x - stage * width) * by;
+  return { cell, line, x: x - stage * stageWidth(shape, cell) - within, y: y - ((y - view.y) * line) / view.line };
 }
 
 /** Return the view moved so that part of the grid is always in sight. */
-export function clampedGrid(layout: Layout, view: GridView, width: number, height: number): GridView {
-  const across = gridWidth(layout, view);
-  const down = view.line * layout.dp_size;
+export function clampedGrid(shape: GridShape, view: GridView, width: number, height: number): GridView {
+  const across = gridWidth(shape, view);
+  const down = view.line * shape.replicas;
   const keep = (at: number, size: number, room: number): number =>
     size <= room ? 0 : Math.min(0, Math.max(room - size, at));
   return { ...view, x: keep(view.x, across, width), y: keep(view.y, down, height) };
 }
 
 /** Return the rank that a key leads to from another. */
-export function rankBeside(layout: Layout, rank: number, key: string): number {
-  const at = placeOfRank(layout, rank);
-  const across = at.pp * layout.tp_size + at.tp;
-  const most = layout.pp_size * layout.tp_size - 1;
+export function rankBeside(shape: GridShape, rank: number, key: string): number {
+  const at = placeOfRank(shape, rank);
+  const across = at.stage * shape.inner + at.inner;
+  const most = shape.stages * shape.inner - 1;
   const moved: Record<string, [number, number]> = {
-    ArrowLeft: [across - 1, at.dp],
-    ArrowRight: [across + 1, at.dp],
-    ArrowUp: [across, at.dp - 1],
-    ArrowDown: [across, at.dp + 1],
-    PageUp: [across, at.dp - 10],
-    PageDown: [across, at.dp + 10],
-    Home: [0, at.dp],
-    End: [most, at.dp],
+    ArrowLeft: [across - 1, at.replica],
+    ArrowRight: [across + 1, at.replica],
+    ArrowUp: [across, at.replica - 1],
+    ArrowDown: [across, at.replica + 1],
+    PageUp: [across, at.replica - 10],
+    PageDown: [across, at.replica + 10],
+    Home: [0, at.replica],
+    End: [most, at.replica],
   };
   const next = moved[key];
   if (next === undefined) {
     return rank;
   }
   const column = Math.min(Math.max(0, next[0]), most);
-  const dp = Math.min(Math.max(0, next[1]), layout.dp_size - 1);
-  return rankOfPlace(layout, { dp, pp: Math.floor(column / layout.tp_size), tp: column % layout.tp_size });
+  const replica = Math.min(Math.max(0, next[1]), shape.replicas - 1);
+  return rankOfPlace(shape, { replica, stage: Math.floor(column / shape.inner), inner: column % shape.inner });
 }
 
 /** Numbers of the states, as dashboard/pages/ranks/grid_view.py has them. */

@@ -4,12 +4,7 @@
 // as it is alone. A mean would hide it, and leaving rows out would lose it.
 
 import type { Arrays } from "./arrays.ts";
-
-export interface Layout {
-  tp_size: number;
-  pp_size: number;
-  dp_size: number;
-}
+import type { Layout } from "./layout.ts";
 
 export interface HeatPicture {
   round: number;

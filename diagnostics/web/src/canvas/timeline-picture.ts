@@ -1,7 +1,7 @@
 // The timeline as data: slices by line and time, where lines stand on the screen, and what is looked for.
 
 import type { Arrays } from "./arrays.ts";
-import type { Layout } from "./heat-picture.ts";
+import type { Layout } from "./layout.ts";
 
 export const IS_OPEN = 1;
 export const HAS_FAILED = 2;

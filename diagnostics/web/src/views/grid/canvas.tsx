@@ -6,11 +6,12 @@ import { useEffect, useMemo, useRef } from "preact/hooks";
 import { shownTheme, token } from "../../app/preferences";
 import { tripleOfHex } from "../../canvas/colours";
 import {
-  clampedGrid, peersOfRank, rankAt, rankBeside, centreOf, wholeGrid, zoomedGrid, type GridPicture, type GridView,
+  clampedGrid, rankAt, rankBeside, centreOf, wholeGrid, zoomedGrid, type GridPicture, type GridView,
 } from "../../canvas/grid-picture";
 import {
   gridImage, GRID_FONT_PX, GRID_LEFT, GRID_TOP, paintGridPicture, rankColours, type GridColour,
 } from "../../canvas/grid-painter";
+import { peersOf } from "../../canvas/layout";
 import type { GridStyle } from "../../canvas/grid-marks";
 import { fitted, fontOf, useFrame, useSize } from "../../canvas/surface";
 
@@ -48,33 +49,32 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
   const canvas = useRef<HTMLCanvasElement>(null);
   const size = useSize(box);
   const theme = shownTheme.value;
-  const { layout } = picture;
+  const { layout, shape } = picture;
   const width = Math.max(1, size.width - GRID_LEFT - 8);
   const height = Math.max(1, size.height - GRID_TOP - 4);
-  const shape = `${layout.tp_size} ${layout.pp_size} ${layout.dp_size}`;
-  const whole = useMemo(() => wholeGrid(layout, width, height), [shape, width, height]);
+  const shapeKey = `${shape.inner} ${shape.stages} ${shape.replicas}`;
+  const whole = useMemo(() => wholeGrid(shape, width, height), [shapeKey, width, height]);
   // null: the whole grid, whatever its size is by then
   const moved = useRef<GridView | null>(null);
-  const viewNow = (): GridView => (moved.current === null ? whole : clampedGrid(layout, moved.current, width, height));
+  const viewNow = (): GridView => (moved.current === null ? whole : clampedGrid(shape, moved.current, width, height));
   const drag = useRef<{ x: number; y: number; view: GridView; hasMoved: boolean } | null>(null);
 
   const colours = useMemo(() => rankColours(picture, colour, theme), [picture, colour, theme]);
   const image = useMemo(() => {
-    const drawn = gridImage(layout, colours);
+    const drawn = gridImage(shape, colours);
     const target = document.createElement("canvas");
     target.width = drawn.width;
     target.height = drawn.height;
     const pixels = new Uint8ClampedArray(drawn.pixels.buffer as ArrayBuffer);
     target.getContext("2d")?.putImageData(new ImageData(pixels, drawn.width, drawn.height), 0, 0);
     return target;
-  }, [colours, shape]);
+  }, [colours, shapeKey]);
   const peers = useMemo(() => {
     if (rank === null || rank >= picture.numRanks) {
       return new Set<number>();
     }
-    const found = peersOfRank(layout, rank);
-    return new Set([...found.tp, ...found.dp, ...found.pp].filter((other) => other !== rank));
-  }, [rank, shape, picture.numRanks]);
+    return new Set(Object.values(peersOf(layout, rank)).flat().filter((other) => other !== rank));
+  }, [rank, shapeKey, picture.numRanks]);
 
   const paint = useFrame(() => {
     const target = canvas.current;
@@ -100,7 +100,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
   useEffect(paint, [picture, colours, image, hasArrows, rank, peers, size, theme, whole]);
 
   const show = (next: GridView): void => {
-    moved.current = clampedGrid(layout, next, width, height);
+    moved.current = clampedGrid(shape, next, width, height);
     paint();
   };
   const pointOf = (event: { clientX: number; clientY: number; currentTarget: Element }): { x: number; y: number } => {
@@ -117,7 +117,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
     if (event.shiftKey) {
       show({ ...view, y: view.y - (delta || event.deltaX) });
     } else {
-      show(zoomedGrid(layout, view, WHEEL_ZOOM ** -delta, x, y, whole));
+      show(zoomedGrid(shape, view, WHEEL_ZOOM ** -delta, x, y, whole));
     }
   };
   const wheel = useRef(onWheel);
@@ -131,7 +131,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
   }, []);
   const reveal = (next: number): void => {
     const view = viewNow();
-    const { x, y } = centreOf(layout, view, next);
+    const { x, y } = centreOf(shape, view, next);
     const byX = x < 0 ? -x + view.cell : x > width ? width - x - view.cell : 0;
     const byY = y < 0 ? -y + view.line : y > height ? height - y - view.line : 0;
     if (byX !== 0 || byY !== 0) {
@@ -143,14 +143,14 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
       return;
     }
     const here = rank ?? 0;
-    const next = rank === null && event.key.startsWith("Arrow") ? 0 : rankBeside(layout, here, event.key);
+    const next = rank === null && event.key.startsWith("Arrow") ? 0 : rankBeside(shape, here, event.key);
     if (next !== here || (rank === null && event.key.startsWith("Arrow"))) {
       setRank(next);
       reveal(next);
     } else if (event.key === "+" || event.key === "=" || event.key === "-") {
       const view = viewNow();
-      const at = centreOf(layout, view, here);
-      show(zoomedGrid(layout, view, event.key === "-" ? 1 / KEY_ZOOM : KEY_ZOOM, at.x, at.y, whole));
+      const at = centreOf(shape, view, here);
+      show(zoomedGrid(shape, view, event.key === "-" ? 1 / KEY_ZOOM : KEY_ZOOM, at.x, at.y, whole));
       reveal(here);
     } else if (event.key === "0") {
       moved.current = null;
@@ -168,7 +168,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
         tabIndex={0}
         role="application"
         aria-roledescription="grid of ranks"
-        aria-label={`${picture.numRanks} ranks: ${layout.pp_size} stages across, ${layout.dp_size} replicas down, ${layout.tp_size} tensor-parallel ranks in each. Arrow keys move, plus and minus zoom. The table of ranks says the same.`}
+        aria-label={`${picture.numRanks} ranks: ${shape.stages} stages across, ${shape.replicas} replicas down, ${shape.inner} ranks in each. Arrow keys move, plus and minus zoom. The table of ranks says the same.`}
         data-testid="grid-canvas"
         onPointerDown={(event) => {
           event.currentTarget.setPointerCapture(event.pointerId);
@@ -179,7 +179,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
           const at = pointOf(event);
           const began = drag.current;
           if (began === null) {
-            setHovered(rankAt(layout, viewNow(), at.x, at.y));
+            setHovered(rankAt(shape, viewNow(), at.x, at.y));
             return;
           }
           began.hasMoved ||= Math.abs(at.x - began.x) > CLICK_PX || Math.abs(at.y - began.y) > CLICK_PX;
@@ -189,7 +189,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
         }}
         onPointerUp={(event) => {
           const at = pointOf(event);
-          const found = rankAt(layout, viewNow(), at.x, at.y);
+          const found = rankAt(shape, viewNow(), at.x, at.y);
           if (drag.current !== null && !drag.current.hasMoved && found >= 0) {
             setRank(found);
           }

@@ -10,8 +10,9 @@ import { RoundSelect } from "../../app/round_select";
 import { hrefOf, setParams, useNumberParam, useParam } from "../../app/location";
 import { shownTheme } from "../../app/preferences";
 import { cssOf, operationColour, sequential } from "../../canvas/colours";
-import { placeOfRank, SUSPECT, type GridPicture } from "../../canvas/grid-picture";
+import { SUSPECT, type GridPicture } from "../../canvas/grid-picture";
 import { leastStep, stateColour, type GridColour } from "../../canvas/grid-painter";
+import { axesText, placeOf, placeText } from "../../canvas/layout";
 import { CopyButton, Segmented, Switch, TextField } from "../../ui/controls";
 import { countOf, countText, numberText } from "../../ui/format";
 import { ViewHead } from "../../ui/section";
@@ -91,8 +92,7 @@ interface RankRow {
 
 function columnsOf(picture: GridPicture): Column<RankRow>[] {
   const at = (row: RankRow): string => {
-    const place = placeOfRank(picture.layout, row.rank);
-    return `${place.dp} ${place.pp} ${place.tp}`;
+    return Object.values(placeOf(picture.layout, row.rank)).join(" ");
   };
   const hostOf = (row: RankRow): string => picture.hosts[picture.host[row.rank] ?? 0] ?? "";
   const stateOf = (row: RankRow): number => picture.state[row.rank] ?? 0;
@@ -115,7 +115,7 @@ function columnsOf(picture: GridPicture): Column<RankRow>[] {
     },
     { key: "host", label: "Host", className: "host", sort: hostOf, render: hostOf },
     { key: "state", label: "State", sort: stateOf, render: (row) => picture.states[stateOf(row)]?.name ?? "" },
-    { key: "place", label: "dp pp tp", render: at },
+    { key: "place", label: axesText(picture.layout), render: at },
     { key: "step", label: "Step", isNumber: true, sort: stepOf, render: (row) => countText(stepOf(row)) },
     { key: "operation", label: "Last operation", sort: operationOf, render: operationOf },
     { key: "score", label: "Score", isNumber: true, sort: scoreOf, render: (row) => numberText(scoreOf(row)) },
@@ -139,14 +139,13 @@ function RankTable({ picture, rank }: { picture: GridPicture; rank: number | nul
 }
 
 function rankLine(picture: GridPicture, rank: number): string {
-  const place = placeOfRank(picture.layout, rank);
   const host = picture.hosts[picture.host[rank] ?? 0] ?? "";
   const step = picture.step[rank] ?? -1;
   const operation = picture.operations[String(picture.operation[rank])] ?? "";
   const parts = [
     `rank ${rank}`,
     host === "" ? "host not known" : host,
-    `dp ${place.dp} pp ${place.pp} tp ${place.tp}`,
+    placeText(placeOf(picture.layout, rank)),
     picture.states[picture.state[rank] ?? 0]?.name ?? "",
     step < 0 ? "" : `step ${step}`,
     operation,
@@ -185,8 +184,7 @@ export function GridView(): JSX.Element {
   const chosen = picture !== null && rank !== null && rank >= 0 && rank < picture.numRanks ? rank : null;
   const isUnknown = picture !== null && rank !== null && chosen === null;
   const shown = hovered >= 0 ? hovered : (chosen ?? -1);
-  const layout = picture?.layout;
-  const note = layout === undefined ? "" : `${countOf(layout.pp_size, "stage")} \u00d7 ${countOf(layout.dp_size, "replica")} \u00d7 ${layout.tp_size} tp`;
+  const note = picture === null ? "" : picture.layout.axes.map((one) => `${one.size} ${one.name}`).join(" \u00d7 ");
   return (
     <>
       <ViewHead title="Ranks" note={note}>

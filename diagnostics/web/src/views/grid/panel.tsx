@@ -5,6 +5,7 @@ import type { JSX } from "preact";
 import type { LogLinesDocument, RankDocument } from "../../api/documents";
 import { useResource } from "../../api/resource";
 import { hrefOf } from "../../app/location";
+import { placeText } from "../../canvas/layout";
 import { Fact, Facts, TimeText } from "../../ui/figures";
 import { countText, ranksText, scoreText } from "../../ui/format";
 import { Section } from "../../ui/section";
@@ -29,9 +30,7 @@ function RankFacts({ rank }: { rank: RankDocument }): JSX.Element {
       ))}
       <Facts>
         <Fact label="host">{rank.host === "" ? "not known" : <a href={hrefOf(["hosts", rank.host])}>{rank.host}</a>}</Fact>
-        <Fact label="place">
-          dp {rank.dp}, pp {rank.pp}, tp {rank.tp}
-        </Fact>
+        <Fact label="place">{placeText(rank.place, ", ")}</Fact>
         <Fact label="step">{countText(rank.step)}</Fact>
         <Fact label="in">{rank.operation === "" ? "not known" : rank.operation}</Fact>
         {rank.phase === "" ? null : <Fact label="phase">{rank.phase}</Fact>}

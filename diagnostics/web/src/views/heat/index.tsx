@@ -20,7 +20,7 @@ import { useLivePicture } from "./live-picture";
 import { Outliers } from "./outliers";
 import { cursorOf, Picture, type Spot } from "./picture";
 import {
-  cellsQuery, DEVICE_METRICS, isOfDevices, MEASURES, ORDERS, pictureQuery, ROWS, SCALES, useHeatChoice, type HeatChoice,
+  cellsQuery, DEVICE_METRICS, isOfDevices, MEASURES, orders, pictureQuery, ROWS, SCALES, useHeatChoice, type HeatChoice,
 } from "./question";
 import { Readout, useCell, valueText } from "./readout";
 import { useZoom } from "./zoom";
@@ -36,7 +36,7 @@ function Controls({ choice }: { choice: HeatChoice }): JSX.Element {
       )}
       <Segmented label="scale" options={SCALES} value={choice.scale} onChange={(value) => choice.set("scale", value)} />
       <Segmented label="rows" options={ROWS} value={choice.by} onChange={(value) => choice.set("by", value)} />
-      <Select label="by" options={ORDERS} value={choice.order} onChange={(value) => choice.set("order", value)} />
+      <Select label="by" options={orders()} value={choice.order} onChange={(value) => choice.set("order", value)} />
     </div>
   );
 }

@@ -27,8 +27,7 @@ async function nextPicture(old: HeatPicture, query: Query, stop: AbortSignal): P
   if (canContinue) {
     const more = { ...query, first, low: old.low, high: old.high };
     const next = heatPicture(readArrays(await getArrays("heat", more, stop)));
-    const { tp_size: tp, pp_size: pp, dp_size: dp } = old.layout;
-    const most = Math.max(1, Math.min(MOST_COLUMNS, Math.floor(MOST_CELLS / (tp * pp * dp))));
+    const most = Math.max(1, Math.min(MOST_COLUMNS, Math.floor(MOST_CELLS / old.layout.world_size)));
     const joined = next.numColumns === 0 ? old : continued(old, next, most);
     if (joined !== null) {
       return joined;

@@ -13,7 +13,9 @@ import { Table, type Column } from "../../ui/table";
 import { cellsQuery, type HeatChoice } from "./question";
 import { valueText } from "./readout";
 
-function columnsOf(unit: string, farZ: number, show: (rank: number, step: number) => void): Column<HeatOutlierDocument>[] {
+function columnsOf(
+  axes: string, unit: string, farZ: number, show: (rank: number, step: number) => void,
+): Column<HeatOutlierDocument>[] {
   return [
     {
       key: "rank",
@@ -28,8 +30,8 @@ function columnsOf(unit: string, farZ: number, show: (rank: number, step: number
     },
     { key: "host", label: "Host", className: "host", sort: (row) => row.host, render: (row) => row.host },
     {
-      key: "place", label: "dp pp tp", title: "place in the grid",
-      render: (row) => <span class="faint">{`${row.dp} ${row.pp} ${row.tp}`}</span>,
+      key: "place", label: axes, title: "place along each axis",
+      render: (row) => <span class="faint">{Object.values(row.place).join(" ")}</span>,
     },
     {
       key: "step",
@@ -61,7 +63,8 @@ export function Outliers({ choice, chosenRank, show }: OutliersProps): JSX.Eleme
   const resource = useResource<HeatOutliersDocument>("heat/outliers", cellsQuery(choice), "heat");
   const unit = resource.data?.unit ?? "s";
   const farZ = resource.data?.far_z ?? 0;
-  const columns = useMemo(() => columnsOf(unit, farZ, show), [unit, farZ, show]);
+  const axes = Object.keys(resource.data?.outliers[0]?.place ?? {}).join(" ");
+  const columns = useMemo(() => columnsOf(axes, unit, farZ, show), [axes, unit, farZ, show]);
   return (
     <Section title="Farthest above their peers" note="at most 20 ranks, each in its worst step" className="heat-outliers">
       <Loaded resource={resource} lines={8}>

@@ -28,14 +28,15 @@ export const DEVICE_METRICS = [
   { value: "gpu-nvlink-errors", label: "NVLink errors" },
   { value: "link-errors", label: "network errors" },
 ];
-export const ORDERS = [
-  { value: "rank", label: "rank" },
-  { value: "host", label: "host" },
-  { value: "dp", label: "dp" },
-  { value: "pp", label: "pp" },
-  { value: "tp", label: "tp" },
-  { value: "score", label: "score, slowest first" },
-];
+/** What rows can be sorted by: among others, their place along each axis of the job. */
+export function orders(): { value: string; label: string }[] {
+  return [
+    { value: "rank", label: "rank" },
+    { value: "host", label: "host" },
+    ...(job.value?.layout?.axes ?? []).map(({ name }) => ({ value: name, label: name })),
+    { value: "score", label: "score, slowest first" },
+  ];
+}
 export const ROWS = [
   { value: "rank", label: "ranks" },
   { value: "host", label: "hosts" },
@@ -71,7 +72,7 @@ export function useHeatChoice(): HeatChoice {
     measure: known(measure, MEASURES, "sum"),
     scale: known(scale, SCALES, "relative"),
     by: known(by, ROWS, "rank"),
-    order: known(order, ORDERS, "rank"),
+    order: operations.length === 0 ? order : known(order, orders(), "rank"),
     set: (name, value) => setters[name](value),
   };
 }

@@ -8,6 +8,7 @@ import type { HeatCellDocument } from "../../api/documents";
 import { hrefOf } from "../../app/location";
 import type { HeatPicture } from "../../canvas/heat-picture";
 import type { HeatCursor } from "../../canvas/heat-painter";
+import { placeOf, placeText } from "../../canvas/layout";
 import { bytesText, countOf, durationText, memoryText, numberText, timesText } from "../../ui/format";
 
 const STILL_MS = 90;
@@ -98,15 +99,12 @@ export function Readout({ picture, cursor, cell }: ReadoutProps): JSX.Element {
   }
   const rank = cell?.rank ?? picture.rowRank[cursor.row] ?? 0;
   const step = cell?.step ?? picture.columnStep[cursor.column] ?? 0;
-  const { tp_size: tp, dp_size: dp } = picture.layout;
   const host = cell?.host ?? picture.hosts[picture.rowHost[cursor.row] ?? 0] ?? "";
   return (
     <p class="picture-readout" data-testid="heat-readout">
       <strong>rank {rank}</strong>
       <span>{host === "" ? "host not known" : host}</span>
-      <span class="faint">
-        dp {Math.floor(rank / tp) % dp} pp {Math.floor(rank / (tp * dp))} tp {rank % tp}
-      </span>
+      <span class="faint">{placeText(placeOf(picture.layout, rank))}</span>
       <span>step {step}</span>
       <strong>{cell === null ? levelText(picture, cursor) : valueText(cell.value, cell.unit)}</strong>
       {cell === null || cell.peers_median === null ? null : (

@@ -3,17 +3,17 @@
 import type { JSX } from "preact";
 
 import { hrefOf } from "../../app/location";
+import { placeOf, placeText } from "../../canvas/layout";
 import {
   HAS_FAILED, IS_OPEN, lineOfSlice, NO_CHUNK, operationName, rankOfLine, type IdealPicture, type TimelinePicture,
 } from "../../canvas/timeline-picture";
 import { bytesText, durationText, timesText } from "../../ui/format";
 
-/** "rank 3 on host-1, dp 1 pp 0 tp 1" */
+/** "rank 3   pp 0  dp 1  tp 1   host-1" */
 export function rankText(picture: TimelinePicture, rank: number): string {
-  const { tp_size: tp, dp_size: dp } = picture.layout;
   const place = picture.rank.indexOf(rank);
   const host = picture.hosts[picture.rankHost[place] ?? 0] ?? "";
-  const at = `dp ${Math.floor(rank / tp) % dp}  pp ${Math.floor(rank / (tp * dp))}  tp ${rank % tp}`;
+  const at = placeText(placeOf(picture.layout, rank), "  ");
   return `rank ${rank}   ${at}${host === "" ? "" : `   ${host}`}`;
 }
 

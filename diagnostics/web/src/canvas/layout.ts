@@ -1,0 +1,35 @@
+// Where a rank sits: the axes of a layout as the server lists them, and places along them.
+
+import type { LayoutDocument } from "../api/documents.ts";
+
+export type Layout = LayoutDocument;
+
+/** Return how many ranks lie along an axis; 1 where the layout is not told by it. */
+export function sizeOf(layout: Layout, axis: string): number {
+  return layout.axes.find((one) => one.name === axis)?.size ?? 1;
+}
+
+/** Return a rank's place on each axis, in the order in which a layout is told. */
+export function placeOf(layout: Layout, rank: number): Record<string, number> {
+  return Object.fromEntries(layout.axes.map((one) => [one.name, Math.floor(rank / one.stride) % one.size]));
+}
+
+/** Return a place as "pp 0 dp 1 tp 3". */
+export function placeText(place: Readonly<Record<string, number>>, between = " "): string {
+  return Object.entries(place).map(([axis, index]) => `${axis} ${index}`).join(between);
+}
+
+/** Return "pp dp tp", the head of columns that hold places. */
+export function axesText(layout: Layout): string {
+  return layout.axes.map((one) => one.name).join(" ");
+}
+
+/** Return the ranks that share a group with a rank, by axis. */
+export function peersOf(layout: Layout, rank: number): Record<string, number[]> {
+  return Object.fromEntries(
+    layout.axes.map((one) => {
+      const first = rank - (Math.floor(rank / one.stride) % one.size) * one.stride;
+      return [one.name, Array.from({ length: one.size }, (_, index) => first + index * one.stride)];
+    }),
+  );
+}
