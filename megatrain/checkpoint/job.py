@@ -435,7 +435,7 @@ class JobCheckpoints:
             manifest=ManifestTemplate(
                 config=config.to_dict(),
                 config_hash=config_hash(config),
-                mesh=CheckpointMesh(layout.tp_size, layout.pp_size, layout.dp_size, config.parallel.num_chunks),
+                mesh=CheckpointMesh(layout, config.parallel.num_chunks),
                 versions=CheckpointVersions(megatrain.__version__, torch.__version__, platform.python_version()),
                 has_optimizer=True,
                 data=self._data,

@@ -65,7 +65,7 @@ class CheckpointConfig:
     has_peer_copies: bool = field(
         default=False,
         metadata=option(
-            "Whether each snapshot is copied to the memory of a host outside the tp, pp and dp groups of its rank, so "
+            "Whether each snapshot is copied to the memory of a host outside every group of its rank, so "
             "that losing any one group loses nothing. It needs pp_size and dp_size above 1, and room for two more "
             "snapshots a rank."
         ),

@@ -132,11 +132,11 @@ class Config:
         """
         parallel = self.parallel
         dp_size = parallel.dp_size or max(1, (world_size or 1) // parallel.ranks_per_replica)
-        layout = Layout(tp_size=parallel.tp_size, pp_size=parallel.pp_size, dp_size=dp_size)
+        layout = Layout(**{**parallel.sizes, "dp_size": dp_size})
         if world_size is not None and layout.world_size != world_size:
             raise TopologyError(
                 f"{layout} needs {layout.world_size} ranks, but there are {world_size}; start {layout.world_size} "
-                f"processes or change parallel.tp_size, pp_size or dp_size"
+                f"processes or change one of parallel.{', '.join(layout.sizes)}"
             )
         return layout
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import prod
 from typing import Literal
 
 from megatrain.config.options import option
+from megatrain.contracts.layout import SIZED_AXES, Axis
 from megatrain.schedule import Schedule, build_schedule, forward_only
 
 LARGEST_SIZE = 10_000_000
@@ -126,9 +128,14 @@ class ParallelConfig:
         return self.schedule == "zero_bubble"
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each axis that can be configured, as a layout is given it; dp_size may be 0 here."""
+        return {axis.size_name: getattr(self, axis.size_name) for axis in configurable_axes()}
+
+    @property
     def ranks_per_replica(self) -> int:
         """Ranks that hold one replica of the model."""
-        return self.tp_size * self.pp_size
+        return prod(size for name, size in self.sizes.items() if name != "dp_size")
 
     def build_schedule(self, num_microbatches: int) -> Schedule:
         """Return what each stage does in a training step of so many micro-batches.
@@ -151,3 +158,9 @@ class ParallelConfig:
     @property
     def _receives_ahead(self) -> int:
         return 1 if self.overlap else 0
+
+
+def configurable_axes() -> tuple[Axis, ...]:
+    """Return the axes whose size is an option: those to which comm and parallel give a meaning."""
+    options = {one.name for one in fields(ParallelConfig)}
+    return tuple(axis for axis in SIZED_AXES if axis.size_name in options)

@@ -73,7 +73,8 @@ class HostPlan:
 
     def write(self, path: Path) -> None:
         """Put the plan in place. Raises: CheckpointError naming the file."""
-        _write(path, asdict(self))
+        manifest = {**asdict(self.manifest), "mesh": self.manifest.mesh.to_dict()}
+        _write(path, {**asdict(self), "manifest": manifest})
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -108,13 +109,12 @@ class HostPlan:
 
 def _manifest_template(reader: JsonObject) -> ManifestTemplate:
     reader.check_names(ManifestTemplate)
-    mesh, versions = reader.section("mesh"), reader.section("versions")
-    mesh.check_names(CheckpointMesh)
+    mesh, versions = CheckpointMesh.read(reader.section("mesh")), reader.section("versions")
     versions.check_names(CheckpointVersions)
     return ManifestTemplate(
         config=reader.mapping("config"),
         config_hash=reader.text("config_hash"),
-        mesh=CheckpointMesh(**{field.name: mesh.count(field.name, least=1) for field in fields(CheckpointMesh)}),
+        mesh=mesh,
         versions=CheckpointVersions(**{field.name: versions.text(field.name) for field in fields(CheckpointVersions)}),
         has_optimizer=reader.flag("has_optimizer"),
         data=SampleStream.read(reader.section("data")),

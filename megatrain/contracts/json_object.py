@@ -7,7 +7,7 @@ integer, and a field that this program does not know is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Self
 
@@ -81,7 +81,10 @@ class JsonObject:
 
     def check_names(self, kind: type[Any], *more: str) -> None:
         """Refuse a field that is neither one of the dataclass `kind` nor one of `more`."""
-        known = {field.name for field in fields(kind)}.union(more)
+        self.check_known({field.name for field in fields(kind)}.union(more))
+
+    def check_known(self, known: Collection[str]) -> None:
+        """Refuse a field that is not one of these."""
         for name in self._raw:
             if name not in known:
                 raise self.error(name, f"no such field in schema version {self._schema_version}")

@@ -25,12 +25,13 @@ Coordinate = Mapping[str, int]
 class Axis:
     """A row of the list of axes.
 
-    about: what the ranks along it are to each other. cuts_model: they hold parts of one copy of the model; along other
-    axes they compute other samples or tokens. is_always_told: files, pages and messages have it also where its size is
-    1. word: what people call a place on it, if it is not the name.
+    title: the kind of parallelism, in full. about: what the ranks along it are to each other. cuts_model: they hold
+    parts of one copy of the model; along other axes they compute other samples or tokens. is_always_told: files, pages
+    and messages have it also where its size is 1. word: what people call a place on it, if it is not the name.
     """
 
     name: str
+    title: str
     about: str
     cuts_model: bool = False
     is_always_told: bool = False
@@ -48,12 +49,12 @@ class Axis:
 
 
 AXES = (
-    Axis("pp", "stages of a pipeline, first stage first", cuts_model=True, is_always_told=True, word="stage"),
-    Axis("dp", "holders of the same parameters, who see other samples", is_always_told=True),
-    Axis("cp", "holders of the same parameters, who see other tokens of the same samples"),
-    Axis("tp", "holders of the other shards of the same layers", cuts_model=True, is_always_told=True),
-    Axis("edp", "holders of the same experts, who see other tokens"),
-    Axis("ep", "holders of the other experts of the same layers", cuts_model=True),
+    Axis("pp", "pipeline", "stages of a pipeline, in order", cuts_model=True, is_always_told=True, word="stage"),
+    Axis("dp", "data", "holders of the same parameters, who see other samples", is_always_told=True),
+    Axis("cp", "context", "holders of the same parameters, who see other tokens of the same samples"),
+    Axis("tp", "tensor", "holders of the other shards of the same layers", cuts_model=True, is_always_told=True),
+    Axis("edp", "expert-data", "holders of the same experts, who see other tokens"),
+    Axis("ep", "expert", "holders of the other experts of the same layers", cuts_model=True),
 )
 """Every axis there is, in the order in which they are told."""
 STAGES = "pp"
@@ -141,7 +142,7 @@ class Layout:
         """The axes by which this layout is told: those that always are, and what is cut besides."""
         cut = {axis.name for axis in SIZED_AXES if axis.is_always_told or self.size(axis.name) > 1}
         for axes in FACTORISATIONS.values():
-            if axes[0] in _LEFT_OVER and cut.intersection(axes):
+            if axes[0] in _LEFT_OVER and cut.intersection(axes).difference(DENSE):
                 cut.add(axes[0])
         return tuple(axis.name for axis in AXES if axis.name in cut)
 
@@ -155,6 +156,11 @@ class Layout:
     def sizes(self) -> dict[str, int]:
         """The sizes as options and files name them. `Layout(**layout.sizes) == layout`."""
         return {f"{name}_size": self.size(name) for name in self.axes if name not in _LEFT_OVER}
+
+    @property
+    def sizes_text(self) -> str:
+        """The sizes for people: "pp 2, dp 4, tp 1"."""
+        return ", ".join(f"{name} {self.size(name)}" for name in self.axes if name not in _LEFT_OVER)
 
     def size(self, axis: str) -> int:
         return self._placed(axis).size

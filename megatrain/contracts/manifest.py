@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.json_object import JsonObject
+from megatrain.contracts.layout import SIZED_AXES, Layout
 from megatrain.contracts.location import is_relative_name
 from megatrain.contracts.sample_ranges import SampleRanges
 
@@ -33,10 +35,24 @@ def name_without_round(name: str) -> str:
 class CheckpointMesh:
     """The layout that wrote a checkpoint. Any other may read it."""
 
-    tp_size: int
-    pp_size: int
-    dp_size: int
+    layout: Layout
     num_chunks: int
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the mesh as files have it: the size of each axis by which its layout is told, and num_chunks."""
+        return {**self.layout.sizes, "num_chunks": self.num_chunks}
+
+    @classmethod
+    def read(cls, reader: JsonObject) -> Self:
+        """Return the mesh that a JSON object holds. Raises: CheckpointError naming the field."""
+        reader.check_known(["num_chunks", *(axis.size_name for axis in SIZED_AXES)])
+        told = [axis.size_name for axis in SIZED_AXES if axis.is_always_told or axis.size_name in reader]
+        sizes = {name: reader.count(name, least=1) for name in told}
+        try:
+            layout = Layout(**sizes)
+        except TopologyError as error:
+            raise reader.error(told[-1], str(error)) from error
+        return cls(layout, reader.count("num_chunks", least=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,7 @@ class Manifest:
         return in_round if in_round in self.files or name not in self.files else name
 
     def to_json(self) -> str:
-        raw = asdict(self)
+        raw = {**asdict(self), "mesh": self.mesh.to_dict()}
         if not self.data.skipped:
             del raw["data"]["skipped"]  # programs that know of no such field read all other checkpoints
         return json.dumps(raw, indent=2, sort_keys=True) + "\n"
@@ -124,8 +140,6 @@ class Manifest:
         """
         reader = JsonObject.parse(content, place, MANIFEST_SCHEMA_VERSION, "the checkpoint is damaged", FORMER_NAMES)
         reader.check_names(cls)
-        mesh = reader.section("mesh")
-        mesh.check_names(CheckpointMesh)
         versions = reader.section("versions")
         versions.check_names(CheckpointVersions)
         return cls(
@@ -140,7 +154,7 @@ class Manifest:
             written_unix_s=reader.seconds("written_unix_s"),
             has_optimizer=reader.flag("has_optimizer"),
             data=SampleStream.read(reader.section("data")),
-            mesh=CheckpointMesh(**{field.name: mesh.count(field.name, least=1) for field in fields(CheckpointMesh)}),
+            mesh=CheckpointMesh.read(reader.section("mesh")),
             config_hash=reader.text("config_hash"),
             config=reader.mapping("config"),
             versions=CheckpointVersions(

@@ -27,6 +27,7 @@ from megatrain.config.train import TrainConfig
 from megatrain.config.wording import value_text
 from megatrain.contracts.branches import MAIN_BRANCH
 from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.layout import Layout
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, Manifest, SampleStream
 from megatrain.conversion.software import current_versions
@@ -123,7 +124,7 @@ def _manifest(opened: HfModel) -> Manifest:
         written_unix_s=time.time(),
         has_optimizer=False,
         data=SampleStream(num_tokens=0, seed=0),
-        mesh=CheckpointMesh(tp_size=1, pp_size=1, dp_size=1, num_chunks=1),
+        mesh=CheckpointMesh(Layout(), num_chunks=1),
         config_hash=config_hash(config),
         config=config.to_dict(),
         versions=current_versions(),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import torch
 
@@ -59,7 +60,7 @@ def reshard(source: Location, output: Location, layout: Layout, num_chunks: int)
     written = replace(
         manifest,
         written_unix_s=time.time(),
-        mesh=CheckpointMesh(layout.tp_size, layout.pp_size, layout.dp_size, num_chunks),
+        mesh=CheckpointMesh(layout, num_chunks),
         config=config.to_dict(),
         config_hash=config_hash(config),
         versions=current_versions(),
@@ -109,14 +110,8 @@ def _with_layout(config: Config, layout: Layout, num_chunks: int) -> Config:
         schedule = "interleaved" if num_chunks > 1 else "1f1b"
     elif schedule == "zero_bubble" and layout.pp_size == 1:
         schedule = "1f1b"
-    parallel = replace(
-        config.parallel,
-        tp_size=layout.tp_size,
-        pp_size=layout.pp_size,
-        dp_size=layout.dp_size,
-        num_chunks=num_chunks,
-        schedule=schedule,
-    )
+    sizes: dict[str, Any] = layout.sizes
+    parallel = replace(config.parallel, **sizes, num_chunks=num_chunks, schedule=schedule)
     changed = replace(config, parallel=parallel)
     problems = check(changed, {}, layout.world_size)
     if problems:

@@ -25,6 +25,7 @@ from megatrain.contracts.arena_locks import create_wake
 from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan
 from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.checkpoint_files import step_directory_name
+from megatrain.contracts.layout import Layout
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, SampleStream
 from tests.helpers.checkpoint_tree import put_main
@@ -55,7 +56,7 @@ def host_plan(checkpoints: str, **changes: Any) -> HostPlan:
         manifest=ManifestTemplate(
             config={"model": {"hidden_size": 64}},
             config_hash="abc123",
-            mesh=CheckpointMesh(tp_size=1, pp_size=1, dp_size=2, num_chunks=1),
+            mesh=CheckpointMesh(Layout(tp_size=1, pp_size=1, dp_size=2), num_chunks=1),
             versions=CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"),
             has_optimizer=True,
             data=SampleStream(num_tokens=100_000, seed=1234),

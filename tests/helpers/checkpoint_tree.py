@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.contracts.checkpoint_files import manifest_place, step_directory_name, write_commit, write_manifest
+from megatrain.contracts.layout import Layout
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, FileEntry, Manifest, SampleStream
@@ -26,7 +27,7 @@ def make_manifest(**changes: Any) -> Manifest:
         "written_unix_s": 1_790_000_000.5,
         "has_optimizer": True,
         "data": SampleStream(num_tokens=100_000, seed=1234),
-        "mesh": CheckpointMesh(tp_size=2, pp_size=2, dp_size=2, num_chunks=2),
+        "mesh": CheckpointMesh(Layout(tp_size=2, pp_size=2, dp_size=2), num_chunks=2),
         "config_hash": "abc123",
         "config": {"model": {"hidden_size": 64}, "profile": {"ranks": (0, 1)}},
         "versions": CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"),

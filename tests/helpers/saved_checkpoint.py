@@ -89,7 +89,7 @@ def write_as_job(
         items[rank] = plan.items_json()
     files[".metadata"] = metadata_bytes(items, lambda rank: data_file_name(2, rank))
     entries[".metadata"] = FileEntry(len(files[".metadata"]), content_digest(files[".metadata"]))
-    mesh_sizes = CheckpointMesh(layout.tp_size, layout.pp_size, layout.dp_size, config.parallel.num_chunks)
+    mesh_sizes = CheckpointMesh(layout, config.parallel.num_chunks)
     values = {"step": step, "files": entries, "mesh": mesh_sizes, "config": config.to_dict(),
               "config_hash": config_hash(config)}  # fmt: skip
     manifest = make_manifest(**values)

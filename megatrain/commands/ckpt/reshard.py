@@ -11,7 +11,7 @@ from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoi
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.orderly_end import orderly_end
 from megatrain.commands.printing import print_json, print_lines
-from megatrain.config.parallel import LARGEST_SIZE
+from megatrain.config.parallel import LARGEST_SIZE, configurable_axes
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.texts import bytes_text
@@ -21,9 +21,9 @@ def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser("reshard", help="write a checkpoint in another layout, offline", allow_abbrev=False)
     add_checkpoint(parser)
     parser.add_argument("--output", type=utf8_text, required=True, metavar="DIR", help="the checkpoint to make")
-    for option, axis in (("--tp", "tensor"), ("--pp", "pipeline"), ("--dp", "data")):
-        parser.add_argument(option, type=whole_number(1, LARGEST_SIZE), default=1, metavar="N",
-                            help=f"{axis}-parallel size (default 1)")  # fmt: skip
+    for axis in configurable_axes():
+        parser.add_argument(f"--{axis.name}", type=whole_number(1, LARGEST_SIZE), default=1, metavar="N",
+                            help=f"{axis.title}-parallel size (default 1)")  # fmt: skip
     parser.add_argument("--chunks", type=whole_number(1, LARGEST_SIZE), default=1, metavar="N",
                         help="chunks of a pipeline stage (default 1)")  # fmt: skip
     add_json(parser)
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from megatrain.conversion.reshard import reshard
 
     source = chosen_checkpoint(args)
-    layout = Layout(tp_size=args.tp, pp_size=args.pp, dp_size=args.dp)
+    layout = Layout(**{axis.size_name: getattr(args, axis.name) for axis in configurable_axes()})
     with orderly_end(), reading(source):
         report = reshard(source, open_location(args.output), layout, args.chunks)
     num_bytes = stored_bytes(report.manifest)
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         })  # fmt: skip
     else:
         written = f"{bytes_text(num_bytes)} in {len(report.manifest.files)} files, step {report.manifest.step}"
-        mesh = f"tp {args.tp}, pp {args.pp}, dp {args.dp}, chunks {args.chunks}"
+        mesh = f"{layout.sizes_text}, chunks {args.chunks}"
         print_lines(
             [f"{args.output}: {written}, {mesh}", f"read {bytes_text(report.bytes_read)} from {source}"],
         )

@@ -137,7 +137,7 @@ def test_inspect_as_text(ckpt: Ckpt, run: Path) -> None:
     text = ckpt("inspect", run, "--tensors")
 
     assert "parameters   5, weights only" in text
-    assert "mesh         tp 2, pp 2, dp 2, 2 chunks a stage" in text
+    assert "mesh         pp 2, dp 2, tp 2, 2 chunks a stage" in text
     assert "tokens       983,040 in 3,840 samples" in text
     assert text.splitlines()[-1].split() == ["model.word", "bfloat16", "5", "10", "B", "1", "box"]
 

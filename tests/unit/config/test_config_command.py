@@ -70,7 +70,7 @@ def test_check_says_what_it_assumed(small: Path, capsys: pytest.CaptureFixture[s
     run("check", str(small))
     assert "1 rank (dp_size follows the world size; 1 is assumed here)" in capsys.readouterr().out
     run("check", str(small), "--world-size=3")
-    assert "dp_size=3: 3 ranks\n" in capsys.readouterr().out
+    assert "dp_size=3 tp_size=1: 3 ranks\n" in capsys.readouterr().out
 
 
 def test_check_raises_every_problem() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan, WriterStatus
 from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.layout import Layout
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, SampleStream
 
 HOST_PLAN = HostPlan(
@@ -30,7 +31,7 @@ HOST_PLAN = HostPlan(
     manifest=ManifestTemplate(
         config={"model": {"hidden_size": 64}},
         config_hash="abc",
-        mesh=CheckpointMesh(tp_size=2, pp_size=2, dp_size=2, num_chunks=1),
+        mesh=CheckpointMesh(Layout(tp_size=2, pp_size=2, dp_size=2), num_chunks=1),
         versions=CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"),
         has_optimizer=True,
         data=SampleStream(num_tokens=1000, seed=7),

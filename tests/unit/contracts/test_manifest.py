@@ -64,7 +64,7 @@ def with_file(name: str, entry: Any) -> str:
         (spoiled("config", []), r"config=\[\]; expected an object"),
         (spoiled("mesh", 3), r"mesh=3; expected an object"),
         (spoiled("mesh/tp_size", 0), r"mesh\.tp_size=0; expected an integer of at least 1"),
-        (spoiled("mesh/cp_size", 1), r"mesh\.cp_size=1; no such field in schema version 3"),
+        (spoiled("mesh/xp_size", 1), r"mesh\.xp_size=1; no such field in schema version 3"),
         (spoiled("versions/torch", ...), r"versions\.torch is missing; expected a string"),
         (spoiled("loss", 1), r"loss=1; no such field in schema version 3"),
         (spoiled("step", 2**63), r"step=9223372036854775808; expected an integer of at least 0 and below 2\^63"),

@@ -144,9 +144,9 @@ def test_rows_are_sorted_and_grouped(client: TestClient, order: str) -> None:
     keys = {
         "rank": lambda rank: (rank,),
         "host": lambda rank: (rank // 2, rank),
-        "dp": lambda rank: (at[rank].dp, at[rank].pp, at[rank].tp),
-        "pp": lambda rank: (at[rank].pp, at[rank].dp, at[rank].tp),
-        "tp": lambda rank: (at[rank].tp, at[rank].pp, at[rank].dp),
+        "dp": lambda rank: (at[rank]["dp"], at[rank]["pp"], at[rank]["tp"]),
+        "pp": lambda rank: (at[rank]["pp"], at[rank]["dp"], at[rank]["tp"]),
+        "tp": lambda rank: (at[rank]["tp"], at[rank]["pp"], at[rank]["dp"]),
     }
     assert ranks == sorted(range(40), key=keys[order])
     assert [fields["hosts"][host] for host in arrays["row_host"]] == [f"host-{rank // 2}" for rank in ranks]
@@ -273,7 +273,7 @@ def test_cell_is_told_exactly(client: TestClient) -> None:
     assert document["peers_spread"] == pytest.approx(spread, rel=1e-12)
     assert document["ratio"] == pytest.approx(value / median, rel=1e-12)
     assert document["z"] == pytest.approx((value - median) / max(spread, 0.01 * median), rel=1e-12)
-    assert (document["host"], document["dp"], document["pp"], document["tp"]) == ("host-3", 3, 0, 1)
+    assert (document["host"], document["place"]) == ("host-3", {"pp": 0, "dp": 3, "tp": 1})
     assert (document["unit"], document["step"], document["num_peers"]) == ("s", 12, 19)
 
 
@@ -350,7 +350,7 @@ def test_csv_has_all_cells_and_no_formula(client: TestClient, tmp_path: Path) ->
 
     assert answer.headers["content-type"].startswith("text/csv")
     assert "attachment" in answer.headers["content-disposition"]
-    assert rows[0] == ["rank", "host", "dp", "pp", "tp", *(f"step {step}" for step in STEPS)]
+    assert rows[0] == ["rank", "host", "pp", "dp", "tp", *(f"step {step}" for step in STEPS)]
     assert len(rows) == 41
     for row in rows[1:]:
         for step, cell in zip(STEPS, row[5:], strict=True):

@@ -291,7 +291,7 @@ def test_stragglers_are_what_the_verb_says(page: Page, capsys: pytest.CaptureFix
 
 def test_a_rank_tells_its_place_its_peers_and_its_stacks(page: Page) -> None:
     found = page.ask("ranks/3")
-    assert (found["host"], found["dp"], found["pid"], found["step"]) == ("host-1", 3, 1003, 119)
+    assert (found["host"], found["place"]["dp"], found["pid"], found["step"]) == ("host-1", 3, 1003, 119)
     assert found["groups"] == [{"name": "dp", "first_rank": 0, "num_ranks": 4, "stride": 1}]
     (stack,) = found["stacks"]
     assert stack["frames"][-1] == "megatrain/data/loader.py:7 read"
