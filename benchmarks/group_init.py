@@ -154,7 +154,7 @@ def _modelled(layout: Layout, side: str, costs: Costs) -> Row:
 def _row(layout: Layout, side: str, groups: Requests, world: Requests, costs: Costs) -> Row:
     return {
         "ranks": layout.world_size,
-        "layout": f"tp{layout.tp_size} pp{layout.pp_size} dp{layout.dp_size}",
+        "layout": layout.sizes_text,
         "side": side,
         "seconds": "not measured",
         "fastest": "",
@@ -175,11 +175,11 @@ def in_words(requests: Requests) -> str:
 def _notes(num_rounds: int, costs: Costs) -> list[str]:
     largest = MODELLED[-1]
     each = ", ".join(f"{kind} {seconds * 1e6:.1f}" for kind, seconds in costs.by_kind.items())
-    at_ends = [in_words(nccl_requests(largest, rank)) for rank in (0, largest.tp_size * largest.dp_size)]
+    at_ends = [in_words(nccl_requests(largest, rank)) for rank in (0, largest.stride("pp"))]
     return [
         f"seconds: median of {num_rounds} rounds, from when all processes are there and connected to the store",
         "they end when the last process has a sum from each of its groups; times ours: median of the rounds' ratios",
-        "all sides create tp, dp, pp, the same on host memory, two links and the tied embedding's group",
+        "all sides create a group along each axis, the same on host memory, two links and the tied embedding's group",
         "torch's sides create a group of the world too, on which no collective is timed",
         "requests: of the rank that has most, counted at the store object in a round of their own",
         "one get is two messages to the server (a wait and a get), as is one multi_get of up to 128 keys",

@@ -159,7 +159,7 @@ def _obey(job: Job, sides: dict[str, Side | PeerSide], mesh: Mesh) -> None:
 
 def _link_rate(mesh: Mesh) -> float:
     """Return bytes a second that a rank sends while its group gathers: the link's rate as gloo gets it."""
-    group = next(group for group in (mesh.dp, mesh.pp, mesh.tp) if group.size > 1)
+    group = next(group for group in mesh.along.values() if group.size > 1)
     share = torch.zeros(PROBE_BYTES // 4)
     rates = []
     for _ in range(3):

@@ -89,8 +89,7 @@ def all_planned_groups(layout: Layout, *, has_wrap_links: bool = False) -> Itera
 
 
 def _kinds(layout: Layout, has_wrap_links: bool) -> tuple[_Kind, ...]:
-    along = [_Kind(axis, axis) for axis in reversed(layout.grid)]
-    along += [_Kind(axis, axis) for axis in reversed(layout.axes) if axis not in layout.grid]
+    along = (_Kind(axis, axis) for axis in layout.innermost_first)
     on_host = (_Kind(f"host-{axis}", axis, is_on_host=True) for axis in summing_order(layout))
     always = (*along, *on_host, _EMBEDDING)
     if layout.pp_size == 1:

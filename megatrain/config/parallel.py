@@ -133,9 +133,14 @@ class ParallelConfig:
         return {axis.size_name: getattr(self, axis.size_name) for axis in configurable_axes()}
 
     @property
+    def replica_sizes(self) -> dict[str, int]:
+        """The sizes of the axes along which one replica of the model is spread."""
+        return {name: size for name, size in self.sizes.items() if name != "dp_size"}
+
+    @property
     def ranks_per_replica(self) -> int:
         """Ranks that hold one replica of the model."""
-        return prod(size for name, size in self.sizes.items() if name != "dp_size")
+        return prod(self.replica_sizes.values())
 
     def build_schedule(self, num_microbatches: int) -> Schedule:
         """Return what each stage does in a training step of so many micro-batches.

@@ -153,6 +153,11 @@ class Layout:
         return tuple(axis.name for axis in NUMBERING_AXES if axis.name in told)
 
     @property
+    def innermost_first(self) -> tuple[str, ...]:
+        """The told axes, those that number the ranks before the others, and neighbours' before those of far ranks."""
+        return (*reversed(self.grid), *(axis for axis in reversed(self.axes) if axis not in self.grid))
+
+    @property
     def sizes(self) -> dict[str, int]:
         """The sizes as options and files name them. `Layout(**layout.sizes) == layout`."""
         return {f"{name}_size": self.size(name) for name in self.axes if name not in _LEFT_OVER}

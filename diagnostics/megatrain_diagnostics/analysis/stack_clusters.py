@@ -139,7 +139,7 @@ def smallest_group(ranks: Iterable[int], roster: Roster) -> SharedGroup | None:
     candidates = [SharedGroup("rank", f"rank {first}", (first,))]
     if host := roster.host_of(first):
         candidates.append(SharedGroup("host", host, roster.ranks_on(host)))
-    candidates += [_group_along(axis, first, layout) for axis in reversed(layout.axes)]
+    candidates += [_group_along(axis, first, layout) for axis in layout.innermost_first]
     candidates += [
         SharedGroup(kind, layout.place_text(first, axis), layout.ranks_along(first, *layout.others_of(axis)))
         for kind, axis in (("replica", "dp"), ("stage", "pp"))

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from megatrain.config.batch import BatchConfig, rampup_levels
 from megatrain.config.checks.context import Context
+from megatrain.config.parallel import configurable_axes
 from megatrain.config.problem import Problem
 from megatrain.config.wording import alternatives, multiples_around
 from megatrain.schedule import infeasibility
 
 BATCH_KEYS = ("batch.global_batch_size", "batch.micro_batch_size")
 RAMPUP_KEYS = ("batch.rampup_start", "batch.rampup_increment", "batch.rampup_samples", "batch.global_batch_size")
-LAYOUT_KEYS = ("parallel.dp_size", "parallel.tp_size", "parallel.pp_size")
+LAYOUT_KEYS = tuple(f"parallel.{axis.size_name}" for axis in configurable_axes())
 PIPELINE_KEYS = ("parallel.schedule", "parallel.pp_size", "parallel.num_chunks")
 
 

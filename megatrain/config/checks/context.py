@@ -27,7 +27,7 @@ class Context:
             return None
         if parallel.dp_size:
             return parallel.dp_size
-        is_replica_known = self.knows("parallel.tp_size", "parallel.pp_size")
+        is_replica_known = self.knows(*(f"parallel.{name}" for name in parallel.replica_sizes))
         if self.world_size is None or not is_replica_known or self.world_size % parallel.ranks_per_replica:
             return None
         return self.world_size // parallel.ranks_per_replica

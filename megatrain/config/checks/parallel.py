@@ -208,7 +208,6 @@ def _world_size_problems(context: Context) -> Iterator[Problem]:
     parallel, world_size = context.config.parallel, context.world_size
     if world_size is None:
         return
-    keys = ("parallel.dp_size", "parallel.tp_size", "parallel.pp_size")
     replica = parallel.ranks_per_replica
     needed = replica * max(1, parallel.dp_size)
     if world_size == needed or (parallel.dp_size == 0 and world_size % replica == 0):
@@ -218,18 +217,14 @@ def _world_size_problems(context: Context) -> Iterator[Problem]:
         ways_out.append(f"set dp_size={world_size // replica}, or 0 to have it follow the world size")
     else:
         fitting = alternatives(nearest(divisors(world_size), replica))
-        ways_out.append(f"use tp_size and pp_size whose product is {fitting}")
+        ways_out.append(f"use {' and '.join(parallel.replica_sizes)} whose product is {fitting}")
+    sizes = {"dp_size": parallel.dp_size, **parallel.replica_sizes} if parallel.dp_size else parallel.replica_sizes
+    product = f"parallel.{' * '.join(sizes)} = {' * '.join(map(str, sizes.values()))}"
     if parallel.dp_size:
-        rule = (
-            f"parallel.tp_size * pp_size * dp_size = {parallel.tp_size} * {parallel.pp_size} * {parallel.dp_size} = "
-            f"{needed} must equal the world size of {world_size} processes"
-        )
+        rule = f"{product} = {needed} must equal the world size of {world_size} processes"
     else:
-        rule = (
-            f"parallel.tp_size * pp_size = {parallel.tp_size} * {parallel.pp_size} = {replica} must divide the world "
-            f"size of {world_size} processes"
-        )
-        keys = keys[1:] + keys[:1]
+        rule = f"{product} = {replica} must divide the world size of {world_size} processes"
+    keys = tuple(f"parallel.{name}" for name in dict.fromkeys([*sizes, "dp_size"]))
     yield Problem(keys, f"{rule}; {', or '.join(ways_out)}")
 
 

@@ -80,7 +80,7 @@ def test_check_raises_every_problem() -> None:
         "log.interval=0",
         "model.num_heads=5",
         "parallel.tp_size=2",
-        "parallel.tp_size",
+        "parallel.dp_size",
     ]
 
 

@@ -156,15 +156,15 @@ def test_rule_of_the_layout(problems_of, overrides: list[str], expected: str | N
             (2, 2, 2),
             6,
             (
-                "parallel.tp_size * pp_size * dp_size = 2 * 2 * 2 = 8 must equal the world size of 6 processes; start "
-                "8 processes, or use tp_size and pp_size whose product is 1, 2, 3 or 6"
+                "parallel.dp_size * pp_size * tp_size = 2 * 2 * 2 = 8 must equal the world size of 6 processes; start "
+                "8 processes, or use pp_size and tp_size whose product is 1, 2, 3 or 6"
             ),
         ),
         (
             (2, 2, 2),
             12,
             (
-                "parallel.tp_size * pp_size * dp_size = 2 * 2 * 2 = 8 must equal the world size of 12 processes; "
+                "parallel.dp_size * pp_size * tp_size = 2 * 2 * 2 = 8 must equal the world size of 12 processes; "
                 "start 8 processes, or set dp_size=3, or 0 to have it follow the world size"
             ),
         ),
@@ -172,8 +172,8 @@ def test_rule_of_the_layout(problems_of, overrides: list[str], expected: str | N
             (2, 2, 0),
             6,
             (
-                "parallel.tp_size * pp_size = 2 * 2 = 4 must divide the world size of 6 processes; start 4 or 8 "
-                "processes, or use tp_size and pp_size whose product is 1, 2, 3 or 6"
+                "parallel.pp_size * tp_size = 2 * 2 = 4 must divide the world size of 6 processes; start 4 or 8 "
+                "processes, or use pp_size and tp_size whose product is 1, 2, 3 or 6"
             ),
         ),
     ],
@@ -183,7 +183,7 @@ def test_world_size(problems_of, sizes: tuple[int, int, int], world_size: int, e
     overrides = [f"--parallel.tp_size={tp_size}", f"--parallel.pp_size={pp_size}", f"--parallel.dp_size={dp_size}"]
     found = problems_of(*overrides, world_size=world_size)
 
-    place = " (--parallel.dp_size on the command line)" if dp_size else " (--parallel.tp_size on the command line)"
+    place = f" (--parallel.{'dp_size' if dp_size else 'pp_size'} on the command line)"
     assert found == (() if expected is None else (expected + place,))
 
 

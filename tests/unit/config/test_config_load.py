@@ -206,7 +206,7 @@ def test_all_problems_are_collected(small: Path, problems_of) -> None:
         "log.interval=0",
         "model.window_size=100",
         "parallel.tp_size=8",
-        "parallel.tp_size",
+        "parallel.pp_size",
         "batch.global_batch_size=48",
     ]
     assert "must divide model.num_heads=20; use 1, 2 or 4" in problems[7]

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.layout import AXES
 from megatrain.jobs.health import Reason, ReasonCode, health_of
 from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector, registry_of
 from megatrain_diagnostics.metrics.readings import MAX_SCORES
@@ -24,7 +25,7 @@ from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 from tests.helpers.metric_readings import make_host_reading, make_job_reading, make_rank_reading
 
 LABELS_ALLOWED = {
-    *("job_name", "host", "rank", "dp", "pp", "tp", "gpu_uuid"),
+    *("job_name", "host", "rank", *(axis.name for axis in AXES), "gpu_uuid"),
     *("table", "reason", "kind", "cause", "confidence", "version", "le", "level", "code"),
 }
 MAX_RANK_GAUGES = 10

@@ -1,0 +1,72 @@
+"""The pages of a job that is cut along cp and ep too."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.findings import Thresholds
+from megatrain_diagnostics.analysis.heat_scale import Scale
+from megatrain_diagnostics.analysis.peers import Peers
+from megatrain_diagnostics.dashboard.answers.binary import unpack
+from megatrain_diagnostics.dashboard.answers.document import layout_document
+from megatrain_diagnostics.dashboard.pages.heat.order import By
+from megatrain_diagnostics.dashboard.pages.heat.subject import Measure, subject_of
+from megatrain_diagnostics.dashboard.pages.heat.view import HeatCells, heat_csv, heat_outliers, heat_picture
+from megatrain_diagnostics.dashboard.pages.ranks.grid_view import grid_picture
+from megatrain_diagnostics.store.rank_progress import RankProgress
+from tests.helpers.synthetic_steps import SyntheticJob
+
+LAYOUT = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=2)
+SLOW = 13
+AXES = [("pp", 2, 8), ("dp", 2, 4), ("cp", 2, 2), ("tp", 2, 1), ("edp", 4, 2), ("ep", 2, 1)]
+
+
+def cells() -> HeatCells:
+    roster = SyntheticJob(LAYOUT).roster()
+    values = np.random.default_rng(0).normal(0.5, 0.001, size=(3, 16))
+    values[1, SLOW] = 0.9
+    subject = subject_of(Operation.FORWARD_COMPUTE.value, Measure.SUM)
+    assert subject is not None
+    return HeatCells(roster, Peers(roster), subject, 0, values)
+
+
+def told(layout: dict[str, Any]) -> list[tuple[str, int, int]]:
+    return [(axis["name"], axis["size"], axis["stride"]) for axis in layout["axes"]]
+
+
+def test_the_layout_is_told_axis_by_axis() -> None:
+    document = layout_document(LAYOUT).model_dump()
+    assert told(document) == AXES
+    assert document["world_size"] == 16
+
+
+@pytest.mark.parametrize("axis", LAYOUT.axes)
+def test_the_heat_map_groups_by_every_axis(axis: str) -> None:
+    fields, arrays = unpack(heat_picture(cells(), Scale.RELATIVE, By.RANK, axis, 100_000))
+
+    assert told(fields["layout"]) == AXES
+    ranks = arrays["row_rank"].tolist()
+    assert ranks == sorted(range(16), key=lambda rank: (LAYOUT.index(axis, rank), rank))
+    assert fields["group_labels"] == [f"{axis} {place}" for place in range(LAYOUT.size(axis))]
+
+
+def test_tables_of_the_heat_map_tell_the_place_on_every_axis() -> None:
+    outliers = heat_outliers(cells(), Thresholds()).outliers
+    assert (outliers[0].rank, outliers[0].place) == (SLOW, dict(LAYOUT.coordinate(SLOW)))
+    rows = list(csv.reader(io.StringIO("".join(heat_csv(cells(), Scale.ABSOLUTE, By.RANK, "rank")))))
+    assert rows[0][:8] == ["rank", "host", *LAYOUT.axes]
+    assert rows[1 + SLOW][2:8] == [str(place) for place in LAYOUT.coordinate(SLOW).values()]
+
+
+def test_the_picture_of_ranks_tells_the_axes() -> None:
+    progress = RankProgress(np.full(16, 5, dtype=np.int32), np.zeros(16, dtype=np.uint8))
+    fields, arrays = unpack(grid_picture(SyntheticJob(LAYOUT).roster(), progress, scores=None, silent=(), hang=None))
+    assert told(fields["layout"]) == AXES
+    assert len(arrays["state"]) == 16

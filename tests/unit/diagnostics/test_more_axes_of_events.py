@@ -1,0 +1,106 @@
+"""What the diagnosis says of a job that is cut along cp and ep too: rows, groups, places and names of all axes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.drift_causes import _groups_of
+from megatrain_diagnostics.analysis.hang_grid import grid_lines, rank_letters
+from megatrain_diagnostics.analysis.sentences import place_of
+from megatrain_diagnostics.analysis.stack_clusters import smallest_group
+from megatrain_diagnostics.analysis.timeline import rank_name
+from megatrain_diagnostics.analysis.whatif.span_rows import Cells
+from megatrain_diagnostics.events.roster import groups_along, places_along
+from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
+from tests.helpers.metric_readings import make_host_reading, make_rank_reading
+from tests.helpers.synthetic_steps import SyntheticJob
+
+LAYOUT = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=2)
+ROSTER = SyntheticJob(LAYOUT, ranks_per_host=1).roster()
+RANKS = np.arange(16)
+
+
+def test_the_rows_of_ranks_tell_the_layout() -> None:
+    assert ROSTER.layout == LAYOUT
+
+
+@pytest.mark.parametrize("axis", LAYOUT.axes)
+def test_places_are_those_of_the_layout(axis: str) -> None:
+    assert places_along(LAYOUT, axis).tolist() == [LAYOUT.index(axis, rank) for rank in RANKS.tolist()]
+
+
+@pytest.mark.parametrize("axis", ["dp", "cp", "tp"])
+def test_groups_inside_stages_are_those_of_the_layout(axis: str) -> None:
+    groups = groups_along(LAYOUT, axis)
+    assert groups.shape == (2, 4, 2)
+    for stage, of_stage in enumerate(groups.tolist()):
+        for members in of_stage:
+            assert tuple(members) == LAYOUT.ranks_along(members[0], axis)
+            assert LAYOUT.index("pp", members[0]) == stage
+    assert sorted(groups.ravel().tolist()) == RANKS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("operation", "axis"),
+    [(Operation.TP_ALL_GATHER, "tp"), (Operation.GRADS_REDUCE_SCATTER, "dp"), (Operation.FORWARD_RECV, "pp")],
+)
+def test_ranks_that_exchange_share_a_number(operation: Operation, axis: str) -> None:
+    numbers = _groups_of(operation, ROSTER)
+    for rank in RANKS.tolist():
+        assert tuple(np.flatnonzero(numbers == numbers[rank])) == LAYOUT.ranks_along(rank, axis)
+
+
+def test_a_rank_is_named_by_its_place_on_every_axis() -> None:
+    assert place_of(13, ROSTER) == "rank 13 (stage 1, dp 1, cp 0, tp 1, edp 2, ep 1) on host-13"
+    assert rank_name(ROSTER, 13) == "rank 13 pp=1 dp=1 cp=0 tp=1 edp=2 ep=1 host-13"
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind", "name"),
+    [
+        ((8, 10), "cp", "cp group of stage 1, dp 0, tp 0"),
+        ((8, 12), "dp", "dp group of stage 1, cp 0, tp 0"),
+        ((2, 10), "pp", "pipeline of dp 0, cp 1, tp 0"),
+        ((8, 9), "tp", "tp group of stage 1, dp 0, cp 0"),
+        ((8, 10, 12), "edp", "edp group of stage 1, ep 0"),
+        ((8, 11, 12), "stage", "stage 1"),
+        ((3, 8), "replica", "dp 0"),
+    ],
+)
+def test_the_smallest_group_of_outliers(odd: tuple[int, ...], kind: str, name: str) -> None:
+    found = smallest_group(odd, ROSTER)
+    assert found is not None
+    assert (found.kind, found.name) == (kind, name)
+    assert set(odd) <= set(found.ranks)
+
+
+def test_the_drawn_grid_has_a_letter_for_each_rank_of_a_stage_and_replica() -> None:
+    letters = rank_letters(LAYOUT, [13], [], [], [])
+    assert grid_lines(LAYOUT, letters) == ["      pp 0  pp 1", "dp 0  ....  ....", "dp 1  ....  .X.."]
+
+
+def test_a_cell_of_the_replay_is_a_stage_of_a_replica() -> None:
+    cells = Cells(LAYOUT, np.array([7]), 1)
+    found = cells.of_ranks(RANKS, np.full(16, 7))
+    dp_rank, stage, _ = cells.places(found)
+    assert dp_rank.tolist() == places_along(LAYOUT, "dp").tolist()
+    assert stage.tolist() == places_along(LAYOUT, "pp").tolist()
+    lines = cells.line(found, cells.tp_rank(RANKS))
+    assert sorted(lines.tolist()) == list(range(cells.num_lines)) == RANKS.tolist()
+
+
+def test_metrics_have_a_label_an_axis() -> None:
+    ranks = tuple(replace(make_rank_reading(rank), place=LAYOUT.coordinate(rank)) for rank in (12, 13))
+    text = generate_latest(registry_of(HostCollector(lambda: replace(make_host_reading(), ranks=ranks)))).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    found = families["megatrain_rank_info"].samples[1].labels
+    assert {axis: found[axis] for axis in LAYOUT.axes} == {
+        "pp": "1", "dp": "1", "cp": "0", "tp": "1", "edp": "2", "ep": "1"
+    }  # fmt: skip

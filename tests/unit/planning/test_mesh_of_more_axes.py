@@ -1,0 +1,49 @@
+"""A mesh that is cut along cp and ep too: its groups, who keeps whose copies, and what a checkpoint says of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from megatrain.checkpoint.peers import choose_keepers
+from megatrain.comm import dry_mesh
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.manifest import CheckpointMesh, Manifest
+from tests.helpers.checkpoint_tree import make_manifest
+
+LAYOUT = Layout(pp_size=2, cp_size=2, tp_size=2, ep_size=4)
+
+
+def test_a_rank_of_a_dry_run_has_a_group_along_every_axis() -> None:
+    with dry_mesh(LAYOUT, 5) as mesh:
+        assert {axis: group.ranks for axis, group in mesh.along.items()} == {
+            axis: LAYOUT.ranks_along(5, axis) for axis in LAYOUT.axes
+        }
+        assert list(mesh.host.along) == ["tp", "pp", "cp", "dp"]
+        assert mesh.coordinate == {"pp": 1, "dp": 0, "cp": 0, "tp": 1, "edp": 0, "ep": 1}
+        names = [group.name for group in mesh.groups if group.size > 1]
+    assert names == [
+        *("pp", "cp", "tp", "ep", "embedding", "host-tp", "host-pp", "host-cp", "pp-forward", "pp-backward")
+    ]
+
+
+def test_copies_lie_outside_of_the_groups_along_every_axis() -> None:
+    layout = Layout(pp_size=2, cp_size=2, tp_size=2)
+    host_of = [f"host-{rank // 2}" for rank in range(layout.world_size)]
+    keepers = choose_keepers(layout, host_of)
+    assert sorted(keepers) == list(range(8))
+    for rank, keeper in enumerate(keepers):
+        near = {host_of[member] for axis in layout.axes for member in layout.ranks_along(rank, axis)}
+        assert host_of[keeper] not in near
+
+
+def test_a_manifest_tells_the_axes_that_are_cut() -> None:
+    manifest = make_manifest(mesh=CheckpointMesh(LAYOUT, num_chunks=1))
+    raw = json.loads(manifest.to_json())
+    assert raw["mesh"] == {"pp_size": 2, "dp_size": 1, "cp_size": 2, "tp_size": 2, "ep_size": 4, "num_chunks": 1}
+    assert Manifest.from_json(json.dumps(raw), "m.json").mesh == manifest.mesh
+    assert manifest.mesh.layout.sizes_text == "pp 2, dp 1, cp 2, tp 2, ep 4"
+    with pytest.raises(CheckpointError, match=r"m\.json: mesh\.ep_size=3; ep_size = 3 must divide the 4 ranks"):
+        Manifest.from_json(json.dumps({**raw, "mesh": {**raw["mesh"], "ep_size": 3}}), "m.json")
