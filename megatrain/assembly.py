@@ -20,11 +20,12 @@ from megatrain.model import initialise_
 from megatrain.model.fp8 import Fp8Scales
 from megatrain.ops.precision import DTYPES
 from megatrain.optim import ShardedOptimizer
+from megatrain.parallel.boxes import Box
 from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.graphed_chunk import Capture, CudaGraphCapture, GraphedChunk
 from megatrain.parallel.offload import CudaCopies, ImmediateCopies
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
-from megatrain.parallel.sharding import Box, FlatShard
+from megatrain.parallel.sharding import FlatShard
 from megatrain.telemetry.recorder import Recorder
 
 

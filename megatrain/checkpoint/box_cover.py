@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 
-from megatrain.parallel.sharding import Box
+from megatrain.parallel.boxes import Box
 
 
 def shared_box(one: Box, other: Box) -> Box | None:

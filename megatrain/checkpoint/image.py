@@ -21,7 +21,8 @@ from torch import Tensor
 from megatrain.checkpoint.envelope import envelope
 from megatrain.checkpoint.host_copy import copy_bytes
 from megatrain.contracts.item_ranges import ITEM_ALIGNMENT
-from megatrain.parallel.sharding import Box, FlatShard
+from megatrain.parallel.boxes import Box
+from megatrain.parallel.sharding import FlatShard
 
 MAX_ITEM_BYTES = 64 << 20
 """Data of one item. Whoever reads, verifies or sends items holds one at a time."""

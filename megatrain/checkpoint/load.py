@@ -27,7 +27,8 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
 from megatrain.contracts.operations import Operation
-from megatrain.parallel.sharding import Box, FlatShard
+from megatrain.parallel.boxes import Box
+from megatrain.parallel.sharding import FlatShard
 
 FP8_HISTORY = "fp8_history"
 """The kind of state that delayed scaling keeps. A checkpoint from before it was switched on has none."""

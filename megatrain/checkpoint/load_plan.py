@@ -17,7 +17,7 @@ from itertools import accumulate
 from megatrain.checkpoint.box_cover import first_gap, first_overlap, region_text, shared_box, sweep_dim
 from megatrain.checkpoint.metadata_reader import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
-from megatrain.parallel.sharding import Box
+from megatrain.parallel.boxes import Box
 
 NOBODY = -1
 

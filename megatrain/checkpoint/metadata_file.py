@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 from megatrain.checkpoint.box_cover import first_gap, first_overlap, region_text
 from megatrain.checkpoint.image import ItemsJson
 from megatrain.contracts.errors import CheckpointError
-from megatrain.parallel.sharding import Box
+from megatrain.parallel.boxes import Box
 
 _PICKLE_PROTOCOL = 4
 

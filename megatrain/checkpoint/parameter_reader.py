@@ -20,7 +20,7 @@ from megatrain.contracts.checkpoint_files import METADATA_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
-from megatrain.parallel.sharding import Box
+from megatrain.parallel.boxes import Box
 
 NUM_KEPT_ITEMS = 16
 """What a box needs at once when the files are of so many tensor-parallel ranks."""

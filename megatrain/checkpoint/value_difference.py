@@ -12,7 +12,7 @@ from torch import Tensor
 from megatrain.checkpoint.difference import Stored
 from megatrain.checkpoint.metadata_reader import StoredItem
 from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.parallel.sharding import Box
+from megatrain.parallel.boxes import Box
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

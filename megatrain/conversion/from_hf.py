@@ -34,7 +34,8 @@ from megatrain.conversion.software import current_versions
 from megatrain.hf import HfModel, open_model
 from megatrain.hf.tensor_map import our_shapes
 from megatrain.hf.tokenizer_files import TOKENIZER_NAME
-from megatrain.parallel.sharding import Box, FlatShard
+from megatrain.parallel.boxes import Box
+from megatrain.parallel.sharding import FlatShard
 
 MODEL_TOML_NAME = "model.toml"
 _FILE_BYTES = 4 << 30

@@ -13,7 +13,7 @@ from itertools import pairwise
 from megatrain.checkpoint.box_cover import shared_box
 from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImageItem
 from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.parallel.sharding import Box
+from megatrain.parallel.boxes import Box
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from megatrain.comm.group import Group
-from megatrain.parallel.sharding import FlatShard, LogicalParameter, boxes_of_range
+from megatrain.parallel.boxes import boxes_of_range
+from megatrain.parallel.sharding import FlatShard, LogicalParameter
 
 SHARE_MULTIPLE = 128
 

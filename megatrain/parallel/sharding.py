@@ -1,33 +1,12 @@
-"""Which part of a logical parameter a tensor holds: boxes, flat ranges and their decomposition.
-
-A logical parameter is what the single-device model would hold. Tensor parallel gives each rank an axis-aligned box of
-it; data parallel cuts the flattened box into ranges. A contiguous range of a row-major tensor of N dims is at most
-2N - 1 boxes, each of them contiguous in memory, so optimizer state needs no other description than (name, box).
-Source: ours; the decomposition of flat ranges into boxes as in ByteCheckpoint (arXiv:2407.20143).
-"""
+"""What a rank holds of a logical parameter: its tensor in the model, and flat shards of the state that goes with it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """An axis-aligned part of a tensor."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.sizes)
-
-    def shifted(self, offsets: Sequence[int]) -> Box:
-        return Box(tuple(a + b for a, b in zip(self.offsets, offsets, strict=True)), self.sizes)
+from megatrain.parallel.boxes import Box
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,30 +37,3 @@ class FlatShard:
     global_shape: tuple[int, ...]
     box: Box
     tensor: Tensor
-
-
-def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, Box]]:
-    """Yield the boxes that make up the flat range [start, stop) of a row-major tensor, in order.
-
-    Yields (flat position of the box's first element, box); each box is contiguous in memory.
-    """
-    shape = tuple(shape)
-    if not shape:
-        if stop > start:
-            yield start, Box((), ())
-        return
-    while start < stop:
-        # the widest dim at whose boundary `start` lies and of which at least one whole slice fits
-        stride, dim = 1, len(shape) - 1
-        while dim > 0 and start % (stride * shape[dim]) == 0 and start + stride * shape[dim] <= stop:
-            stride *= shape[dim]
-            dim -= 1
-        index = start // stride % shape[dim]
-        count = min((stop - start) // stride, shape[dim] - index)
-        offsets, rest = [], start
-        for size in reversed(shape):
-            offsets.append(rest % size)
-            rest //= size
-        sizes = (1,) * dim + (count,) + shape[dim + 1 :]
-        yield start, Box(tuple(reversed(offsets)), sizes)
-        start += count * stride

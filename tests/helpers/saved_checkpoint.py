@@ -32,7 +32,8 @@ from megatrain.contracts.checkpoint_files import step_directory_name, write_comm
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, FileEntry, Manifest
 from megatrain.hf.tensor_map import our_shapes
-from megatrain.parallel.sharding import Box, FlatShard
+from megatrain.parallel.boxes import Box
+from megatrain.parallel.sharding import FlatShard
 from tests.helpers.checkpoint_tree import make_manifest
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")

@@ -21,7 +21,8 @@ from megatrain.contracts.arena import Arena, SealedSnapshot, create_arena, seale
 from megatrain.contracts.arena_layout import Persist, SlotState, slot_bytes
 from megatrain.contracts.arena_slot import SlotReader, write_persist
 from megatrain.contracts.errors import CheckpointError
-from megatrain.parallel.sharding import Box, FlatShard
+from megatrain.parallel.boxes import Box
+from megatrain.parallel.sharding import FlatShard
 
 RANK = 3
 LABEL = SnapshotLabel(step=120, round=2, consumed_samples=960, consumed_tokens=61_440, num_updates=118, num_skipped=2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megatrain.checkpoint.box_cover import first_gap, first_overlap, region_text, shared_box
-from megatrain.parallel.sharding import Box
+from megatrain.parallel.boxes import Box
 
 
 @st.composite

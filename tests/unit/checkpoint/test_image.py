@@ -14,7 +14,8 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from megatrain.checkpoint.image import BoundImage, ImagePlan, plan_image
 from megatrain.contracts.item_ranges import item_ranges_problem
-from megatrain.parallel.sharding import Box, FlatShard, boxes_of_range
+from megatrain.parallel.boxes import Box, boxes_of_range
+from megatrain.parallel.sharding import FlatShard
 
 SHAPE = (5, 3, 4)
 

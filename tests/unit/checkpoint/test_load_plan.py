@@ -20,7 +20,8 @@ from megatrain.checkpoint.load_plan import NOBODY, ItemCatalog, WantedBox, assig
 from megatrain.checkpoint.metadata_file import metadata_bytes
 from megatrain.checkpoint.metadata_reader import StoredItem, StoredTensor, read_metadata
 from megatrain.contracts.errors import CheckpointError
-from megatrain.parallel.sharding import Box, FlatShard, boxes_of_range
+from megatrain.parallel.boxes import Box, boxes_of_range
+from megatrain.parallel.sharding import FlatShard
 
 KINDS = ("master", "exp_avg")
 Shards = list[tuple[str, FlatShard]]

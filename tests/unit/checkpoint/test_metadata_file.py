@@ -18,7 +18,8 @@ from megatrain.checkpoint.image import plan_image
 from megatrain.checkpoint.metadata_file import metadata_bytes
 from megatrain.checkpoint.metadata_reader import read_metadata
 from megatrain.contracts.errors import CheckpointError
-from megatrain.parallel.sharding import Box, FlatShard, boxes_of_range
+from megatrain.parallel.boxes import Box, boxes_of_range
+from megatrain.parallel.sharding import FlatShard
 
 
 def file_name(rank: int) -> str:

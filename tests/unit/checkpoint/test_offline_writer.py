@@ -17,7 +17,8 @@ from megatrain.contracts.checkpoint_files import WRITING_NAME, is_committed
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.manifest import Manifest
-from megatrain.parallel.sharding import Box, FlatShard
+from megatrain.parallel.boxes import Box
+from megatrain.parallel.sharding import FlatShard
 from tests.helpers.checkpoint_tree import make_manifest, manifest_path
 
 WHOLE = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from megatrain.checkpoint.ownership import SavedShard, divide
-from megatrain.parallel.sharding import Box, FlatShard
+from megatrain.parallel.boxes import Box
+from megatrain.parallel.sharding import FlatShard
 
 
 def shard(name: str, size: int, axes: tuple[str, ...] = (), index: int = 0, copies: int = 1) -> SavedShard:

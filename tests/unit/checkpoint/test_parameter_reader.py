@@ -15,7 +15,7 @@ from megatrain.contracts.checkpoint_files import read_manifest
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.manifest import FileEntry
-from megatrain.parallel.sharding import Box
+from megatrain.parallel.boxes import Box
 from tests.helpers.checkpoint_tree import make_manifest
 from tests.helpers.saved_checkpoint import whole_state, with_layout, write_as_job
 from tests.helpers.training_case import make_config

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from megatrain.checkpoint.box_cover import shared_box
 from megatrain.conversion.parts import bands
-from megatrain.parallel.sharding import Box
+from megatrain.parallel.boxes import Box
 
 
 def positions(box: Box, whole: Box) -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from megatrain.parallel.sharding import Box, boxes_of_range
+from megatrain.parallel.boxes import Box, boxes_of_range
 
 
 @st.composite
