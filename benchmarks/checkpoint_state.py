@@ -80,7 +80,7 @@ def build_state(config: Config, mesh: Mesh, bucket_size: int) -> RankState:
     flats: list[Tensor] = []
     for members in group_into_buckets(meta.parameters, bucket_size):
         bucket = Bucket(
-            members, mesh.dp, None, dtype=torch.float32, gradient_dtype=torch.float32, device=torch.device("meta")
+            members, mesh.by_name, dtype=torch.float32, gradient_dtype=torch.float32, device=torch.device("meta")
         )
         for kind in KINDS:
             flat = torch.zeros(bucket.share_numel)

@@ -25,6 +25,7 @@ from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.graphed_chunk import Capture, CudaGraphCapture, GraphedChunk
 from megatrain.parallel.offload import CudaCopies, ImmediateCopies
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
+from megatrain.parallel.placement import Copies
 from megatrain.parallel.sharding import FlatShard
 from megatrain.telemetry.recorder import Recorder
 
@@ -57,23 +58,23 @@ class Replica:
 
     def saved_shards(self) -> list[SavedShard]:
         """Return all state of this rank as a checkpoint has it, with what other ranks hold alike."""
-        saved = []
-        for _, state in self.optimizer.states:
-            group = state.bucket.sum_group
-            axes, index, copies = ((), 0, 1) if group is None else ((group.name,), group.rank, group.size)
-            saved += [SavedShard(kind, shard, axes, index, copies) for kind, shard in state.flat_shards()]
+        saved = [
+            SavedShard(kind, shard, state.bucket.copies)
+            for _, state in self.optimizer.states
+            for kind, shard in state.flat_shards()
+        ]
         return saved + self._saved_histories()
 
     def _saved_histories(self) -> list[SavedShard]:
         """Scales of FP8 are the same on all ranks of a stage."""
         dp, tp = self.mesh.dp, self.mesh.tp
-        index, copies = dp.rank * tp.size + tp.rank, dp.size * tp.size
+        copies = Copies("stage", dp.rank * tp.size + tp.rank, dp.size * tp.size)
         saved = []
         for scales in self.fp8_scales:
             for name, history in scales.histories():
                 shape = tuple(history.shape)
                 shard = FlatShard(name, shape, Box((0, 0), shape), history)
-                saved.append(SavedShard(FP8_HISTORY, shard, (dp.name, tp.name), index, copies))
+                saved.append(SavedShard(FP8_HISTORY, shard, copies))
         return saved
 
     def state_loaded(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from megatrain.comm import Mesh
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import STAGES, Layout
 from megatrain.model import ModelPart, TokenContext, Transformer
 from megatrain.model.fp8 import Fp8Scales, use_fp8
 from megatrain.model.norm import use_norms
@@ -24,6 +24,7 @@ from megatrain.ops.device_kind import DeviceKind
 from megatrain.ops.documents import pack_documents
 from megatrain.ops.precision import DTYPES, accumulate_dtype
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
+from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.offload import Copies, Offloader
 from megatrain.parallel.pipeline import PipelineChunk, PipelineInput
 from megatrain.parallel.recompute import recompute_fully
@@ -124,11 +125,12 @@ def _build_meta_chunk(
     with torch.device("meta"):
         module = Transformer(config.model, part, config.train.seed, config.kernels, loss_terms, device_kind)
     plan = TensorPlan(
+        table=decoder_table(has_two_ends=config.model.has_tied_head and layout.pp_size > 1),
+        layout=layout,
+        coordinate={STAGES: stage, "tp": tp.rank},
         group=tp,
         recompute=config.parallel.recompute,
         vocab_size=config.model.vocab_size,
-        has_tied_head=config.model.has_tied_head,
-        is_head_elsewhere=layout.pp_size > 1,
         loss_terms=loss_terms,
         num_sequence_chunks=config.parallel.num_sequence_chunks,
         has_overlap=config.parallel.overlap,
@@ -156,7 +158,7 @@ def _placed(config: Config, mesh: Mesh, number: int, meta: MetaChunk, device: to
         for block in meta.module.blocks.values():
             recompute_fully(block)
     options = _data_parallel_options(config)
-    data_parallel = ChunkDataParallel(meta.parameters, mesh.dp, mesh.tp, mesh.embedding, options, device, number)
+    data_parallel = ChunkDataParallel(meta.parameters, mesh.by_name, options, device, number)
     return BuiltChunk(meta, data_parallel, scales)
 
 

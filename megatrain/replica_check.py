@@ -1,9 +1,9 @@
-"""A runtime check: data-parallel ranks hold the same parameters, bit by bit.
+"""A runtime check: the ranks of a replica group hold the same parameters, bit by bit.
 
-Each rank makes a checksum of every bucket, and a group compares them: one number a bucket travels. Where two differ,
-checksums of their parameters say in which. Checked is what a step has computed with, after its gathers and before the
-optimizer writes again: so this waits for no gather. Every gather mends what was wrong beside the owner's share, and is
-not compared: what does not last until the next comparison is not found.
+Each rank makes a checksum of every bucket, and the bucket's replica group compares them: one number a bucket travels.
+Where two differ, checksums of their parameters say in which. Checked is what a step has computed with, after its
+gathers and before the optimizer writes again: so this waits for no gather. Every gather mends what was wrong beside the
+owner's share, and is not compared: what does not last until the next comparison is not found.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from megatrain.assembly import Replica
-from megatrain.comm.group import brief
+from megatrain.comm.group import Group, brief
 from megatrain.contracts.errors import ReplicaError
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.checksum import Checksums
 
+_Numbered = tuple[int, Bucket]
+"""A bucket, after the number of its chunk."""
 _MOST_NAMED = 8
 
 
@@ -39,25 +41,32 @@ class ReplicaCheck:
     def check(self, step: int) -> None:
         """Compare the parameters that `step` has computed with. Every chunk's gather must have ended.
 
-        Raises: ReplicaError on every rank of the job, naming what differs in the first data-parallel group where
-        something does.
-        Communication: one gather of 8 bytes a bucket over dp, on host memory; a small all-reduce an axis. More where
-        ranks differ.
+        Raises: ReplicaError on every rank of the job, naming what differs in the first replica group where something
+        does.
+        Communication: one gather of 8 bytes a bucket over each replica group, on host memory; a small all-reduce an
+        axis. More where ranks differ.
         """
         mesh = self._replica.mesh
-        buckets = [(chunk.number, bucket) for chunk in self._replica.data_parallel for bucket in chunk.buckets]
-        by_rank = self._gathered([self._checksums.of(bucket.values) for _, bucket in buckets])
-        differing = [place for place, column in enumerate(zip(*by_rank, strict=True)) if len(set(column)) > 1]
-        problem = None
-        if differing:
-            problem = self._problem(step, [buckets[place] for place in differing])
+        by_group: dict[str, list[_Numbered]] = {}
+        for chunk in self._replica.data_parallel:
+            for bucket in chunk.buckets:
+                by_group.setdefault(bucket.replicas.name, []).append((chunk.number, bucket))
+        # every group compares, also when one before it has found something: its members may not all know of that
+        problems = [self._compared(step, mesh.host.along[name], buckets) for name, buckets in by_group.items()]
+        problem = next(filter(None, problems), None)
         is_bad = torch.tensor(float(problem is not None), device=self._replica.device)
         if mesh.sum_over_all(is_bad).item():
             raise ReplicaError(mesh.host.agree(mesh.rank, problem))
         self._equal_at = step
 
-    def _problem(self, step: int, buckets: Sequence[tuple[int, Bucket]]) -> str:
-        """Return what differs, on every rank of the group the same."""
+    def _compared(self, step: int, group: Group, buckets: Sequence[_Numbered]) -> str | None:
+        """Return what differs in a group, on every rank of it the same."""
+        by_rank = _gathered(group, [self._checksums.of(bucket.values) for _, bucket in buckets])
+        differing = [place for place, column in enumerate(zip(*by_rank, strict=True)) if len(set(column)) > 1]
+        return self._problem(step, group, [buckets[place] for place in differing]) if differing else None
+
+    def _problem(self, step: int, group: Group, buckets: Sequence[_Numbered]) -> str:
+        """Return in which parameters of differing buckets there are differences, and whose they are."""
         names, sums = [], []
         for chunk, bucket in buckets:
             stops = [*bucket.starts[1:], bucket.starts[-1] + bucket.parameters[-1].parameter.numel()]
@@ -68,17 +77,16 @@ class ReplicaCheck:
             for name, start, stop in [*parts, (f"padding after {parts[-1][0]}", stops[-1], bucket.numel)]:
                 names.append(f"{name} (chunk {chunk})")
                 sums.append(self._checksums.of(bucket.values[start:stop]))
-        by_rank = self._gathered(sums)
+        by_rank = _gathered(group, sums)
         columns = list(zip(*by_rank, strict=True))
         found = [name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
         shown = ", ".join(found[:_MOST_NAMED]) + (
             f" and {len(found) - _MOST_NAMED} more" if found[_MOST_NAMED:] else ""
         )
-        mesh = self._replica.mesh
-        everybody, odd = brief(mesh.dp.ranks), odd_rows(by_rank)
+        everybody, odd = brief(group.ranks), odd_rows(by_rank)
         who = f"of the data-parallel ranks {everybody} no majority agrees, so who is wrong is not known"
         if odd:
-            ranks = tuple(mesh.dp.ranks[row] for row in odd)
+            ranks = tuple(group.ranks[row] for row in odd)
             verb = "ranks {} differ" if len(ranks) > 1 else "rank {} differs"
             who = f"{verb.format(brief(ranks))} from most of the data-parallel ranks {everybody}"
         equal_at = f"step {self._equal_at}" if self._equal_at else "no step of this process"
@@ -88,11 +96,11 @@ class ReplicaCheck:
             f"step"
         )
 
-    def _gathered(self, checksums: Sequence[Tensor]) -> list[tuple[int, ...]]:
-        """Return the numbers of each rank of the group, in its order."""
-        dp = self._replica.mesh.host.dp
-        numbers = dp.all_gather(torch.stack(list(checksums)).cpu(), Operation.CHECKSUM).wait()
-        return [tuple(row) for row in numbers.view(dp.size, -1).tolist()]
+
+def _gathered(group: Group, checksums: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """Return the numbers of each rank of the group, in its order."""
+    numbers = group.all_gather(torch.stack(list(checksums)).cpu(), Operation.CHECKSUM).wait()
+    return [tuple(row) for row in numbers.view(group.size, -1).tolist()]
 
 
 def odd_rows(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:

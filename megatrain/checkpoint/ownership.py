@@ -1,41 +1,37 @@
 """Which of several ranks with the same state writes it. Pure; every rank decides alike without asking.
 
-State that tp ranks (norms, biases) or the two ends of the pipeline (a tied embedding) hold alike is written once. The
-copies take turns by bytes, so that none of them writes it all. A rank's memory image has all of its state, because
-after a crash of the workers alone it goes on from there; its file has the first part, what it owns.
+State that several ranks hold alike, as their placements say, is written once: by one of the tp ranks (norms, biases),
+of the two ends of a pipeline (a tied embedding), of a stage (scales of FP8). The copies take turns by bytes, so that
+none of them writes it all. A rank's memory image has all of its state, because after a crash of the workers alone it
+goes on from there; its file has the first part, what it owns.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatrain.parallel.placement import NO_COPIES, Copies
 from megatrain.parallel.sharding import FlatShard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedShard:
-    """One box of one kind of state, and which of its copies this is.
-
-    `axes`: the groups over which there are copies. All copies list their shards in the same order.
-    """
+    """One box of one kind of state, and which of its copies this is. All copies list their shards in the same order."""
 
     kind: str
     shard: FlatShard
-    axes: tuple[str, ...] = ()
-    copy_index: int = 0
-    num_copies: int = 1
+    copies: Copies = NO_COPIES
 
 
 def divide(shards: Sequence[SavedShard]) -> tuple[list[SavedShard], list[SavedShard]]:
     """Return the shards that this rank writes, and those that a copy writes, in the order given."""
     owned: list[SavedShard] = []
     others: list[SavedShard] = []
-    loads: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    loads: dict[str, list[int]] = {}
     for one in shards:
-        load = loads[one.axes] = loads[one.axes] or [0] * one.num_copies
+        load = loads.setdefault(one.copies.group, [0] * one.copies.count)
         owner = load.index(min(load))
         load[owner] += one.shard.tensor.nbytes
-        (owned if owner == one.copy_index else others).append(one)
+        (owned if owner == one.copies.index else others).append(one)
     return owned, others

@@ -60,6 +60,11 @@ class Mesh:
         return self.along["pp"]
 
     @property
+    def by_name(self) -> dict[str, Group]:
+        """The groups that parameters and gradients are exchanged over."""
+        return {**self.along, self.embedding.name: self.embedding}
+
+    @property
     def is_last_stage(self) -> bool:
         return self.coordinate["pp"] == self.layout.pp_size - 1
 

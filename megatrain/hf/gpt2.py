@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from megatrain.config.model import ModelConfig
 from megatrain.hf.config_json import ConfigJson
 from megatrain.hf.family import Family
-from megatrain.hf.tensor_map import HfTensor, same
+from megatrain.hf.tensor_map import HfTensor, fused_in, same
 
 _TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh")
 
@@ -118,10 +118,11 @@ def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
         for leaf in ("weight", "bias"):
             yield same(f"{source}.{norm}.{leaf}", f"{branch}.norm.{leaf}", (hidden,))
     # (their name, ours of weight and of bias, outputs, inputs, the dim of ours to take ranges of, the ranges)
-    query_key_value = ((0, 1), (1, 2), (2, 3))
+    qkv = f"{attention}.attention.qkv.weight"
+    qkv_shape = (model.num_heads, 3, model.resolved_head_dim, hidden)
+    query_key_value = tuple(indices for _, _, indices in fused_in(qkv, qkv_shape))
     projections = (
-        ("attn.c_attn", f"{attention}.attention.qkv.weight", f"{attention}.attention.qkv.bias", 3 * hidden, hidden,
-         1, query_key_value),
+        ("attn.c_attn", qkv, f"{attention}.attention.qkv.bias", 3 * hidden, hidden, 1, query_key_value),
         ("attn.c_proj", f"{attention}.attention.out.weight", f"{attention}.attention_bias", hidden, hidden,
          0, ((0, hidden),)),
         ("mlp.c_fc", f"{mlp}.mlp.up.weight", f"{mlp}.mlp.up.bias", ffn, hidden, 0, ((0, 1),)),

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from megatrain.config.model import ModelConfig
 from megatrain.hf.config_json import ConfigJson
 from megatrain.hf.family import Family
-from megatrain.hf.tensor_map import HfTensor, same
+from megatrain.hf.tensor_map import HfTensor, fused_in, same
 
 _SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3"}
 
@@ -109,8 +109,6 @@ def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
         model.resolved_head_dim,
         model.resolved_num_kv_heads,
     )
-    num_queries = model.num_heads // groups
-    parts = {"q": (0, num_queries), "k": (num_queries, num_queries + 1), "v": (num_queries + 1, num_queries + 2)}
     # of each matrix the inputs; of each bias nothing
     leaves: tuple[tuple[str, tuple[int, ...]], ...] = (("weight", (hidden,)),)
     if model.has_bias:
@@ -118,18 +116,19 @@ def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
 
     yield same(f"{source}.input_layernorm.weight", f"{attention}.norm.weight", (hidden,))
     for leaf, inputs in leaves:
-        for part, (start, stop) in parts.items():
+        qkv_shape = (groups, model.num_heads // groups + 2, head_dim, *inputs)
+        for part, dim, (start, stop) in fused_in(f"{attention}.attention.qkv.{leaf}", qkv_shape):
             shape = (groups * (stop - start) * head_dim, *inputs)
             name = f"{source}.self_attn.{part}_proj.{leaf}"
-            yield HfTensor(name, shape, f"{attention}.attention.qkv.{leaf}", ((start, stop),), dim=1)
+            yield HfTensor(name, shape, f"{attention}.attention.qkv.{leaf}", ((start, stop),), dim)
     yield same(
         f"{source}.self_attn.o_proj.weight", f"{attention}.attention.out.weight", (hidden, model.num_heads * head_dim)
     )
     yield same(f"{source}.post_attention_layernorm.weight", f"{mlp}.norm.weight", (hidden,))
     for leaf, inputs in leaves:
-        for row, part in enumerate(("gate", "up")):
+        for part, dim, indices in fused_in(f"{mlp}.mlp.up.{leaf}", (2, ffn, *inputs)):
             name = f"{source}.mlp.{part}_proj.{leaf}"
-            yield HfTensor(name, (ffn, *inputs), f"{mlp}.mlp.up.{leaf}", ((row, row + 1),))
+            yield HfTensor(name, (ffn, *inputs), f"{mlp}.mlp.up.{leaf}", (indices,), dim)
     yield same(f"{source}.mlp.down_proj.weight", f"{mlp}.mlp.down.weight", (hidden, ffn))
     if model.has_bias:
         yield same(f"{source}.self_attn.o_proj.bias", f"{attention}.attention_bias", (hidden,))

@@ -8,7 +8,7 @@ copy one way is an export and the other way an import.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from megatrain.config.model import ModelConfig
 from megatrain.model import Transformer
+from megatrain.parallel.decoder import decoder_table
+from megatrain.parallel.placement import row_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,14 @@ class HfTensor:
 def same(name: str, parameter: str, shape: tuple[int, ...]) -> HfTensor:
     """Return the tensor that is our parameter, or its first rows where ours has padding."""
     return HfTensor(name, shape, parameter, ranges=((0, shape[0]),))
+
+
+def fused_in(parameter: str, shape: Sequence[int]) -> Iterator[tuple[str, int, tuple[int, int]]]:
+    """Yield (name, dim, indices [start, stop) of it) for each matrix that our parameter of `shape` holds."""
+    fused = row_of(parameter, decoder_table()).fused
+    assert fused is not None, parameter
+    for name, indices in fused.ranges(shape).items():
+        yield name, fused.dim, indices
 
 
 def our_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:

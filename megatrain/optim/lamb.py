@@ -17,6 +17,7 @@ from megatrain.config.optimizer import OptimizerConfig
 from megatrain.contracts.operations import Operation
 from megatrain.ops.optimizer_step import lamb_apply_, lamb_direction_
 from megatrain.optim.state import ShareState
+from megatrain.parallel.placement import PIPELINE_ENDS
 
 
 def lamb_updates_(
@@ -31,8 +32,8 @@ def lamb_updates_(
     """Update all shares in place with gradients times `gradient_scale`, and their parameters with them.
 
     num_updates counts this one: 1 for the first. The gradients are used up: the directions take their memory.
-    Communication: one all-reduce of two numbers a parameter over dp, then over tp; of a tied embedding's two numbers
-    between the end stages.
+    Communication: one all-reduce of two numbers a parameter over dp, then over tp; of the two numbers of those that
+    other stages hold too, among these.
     """
     square_sums = [
         lamb_direction_(
@@ -60,26 +61,27 @@ def lamb_updates_(
 def _trust_ratios(sums_P2: Tensor, states: Sequence[ShareState], mesh: Mesh) -> Tensor:
     """Return a ratio for each parameter of each share, also for those of which this rank's share holds nothing.
 
-    Of a parameter that every tp rank holds, both sums come out tp_size times too large: the ratio is the same.
+    The sums are over the stage. Where it has several copies of a value, both come out so many times too large: the
+    ratio is the same.
     Shapes: sums_P2 [P, 2], of this rank's weights and directions; result [P].
     """
     mesh.dp.all_reduce(sums_P2, Operation.DP_ALL_REDUCE).wait()
     mesh.tp.all_reduce(sums_P2, Operation.TP_ALL_REDUCE).wait()
-    _give_tied_copies_the_same(sums_P2, states, mesh)
+    _take_from_first_stages(sums_P2, states, mesh)
     weight_P, update_P = sums_P2.sqrt_().unbind(1)
     is_scaled_P = torch.cat([state.is_decayed for state in states]) & (weight_P > 0) & (update_P > 0)
     return torch.where(is_scaled_P, weight_P / update_P, torch.ones_like(weight_P))
 
 
-def _give_tied_copies_the_same(sums_P2: Tensor, states: Sequence[ShareState], mesh: Mesh) -> None:
-    """Replace the sums of a tied embedding's copy by those of the original.
+def _take_from_first_stages(sums_P2: Tensor, states: Sequence[ShareState], mesh: Mesh) -> None:
+    """Replace the sums of parameters that several stages hold by those of the first of them.
 
-    The order in which a collective adds depends on an element's place in the tensor, which differs by stage: the two
-    ends would differ in the last bit, and the copies of the weight would drift apart.
+    The order in which a collective adds depends on an element's place in the tensor, which differs by stage: they would
+    differ in the last bit, and the copies of the weight would drift apart.
     """
-    logical_P = [logical for state in states for logical in state.bucket.parameters]
-    tied = [row for row, logical in enumerate(logical_P) if logical.is_tied]
-    if tied:
-        original_T2 = sums_P2[tied]
-        original_T2[[logical_P[row].is_tied_copy for row in tied]] = 0.0
-        sums_P2[tied] = mesh.embedding.all_reduce(original_T2, Operation.EMBEDDING_ALL_REDUCE).wait()
+    copies_P = [logical.placement.copies for state in states for logical in state.bucket.parameters]
+    of_ends = [row for row, copies in enumerate(copies_P) if copies.group == PIPELINE_ENDS]
+    if of_ends:
+        first_T2 = sums_P2[of_ends]
+        first_T2[[copies_P[row].index > 0 for row in of_ends]] = 0.0
+        sums_P2[of_ends] = mesh.embedding.all_reduce(first_T2, Operation.EMBEDDING_ALL_REDUCE).wait()

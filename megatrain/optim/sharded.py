@@ -32,12 +32,12 @@ class ShardedOptimizer:
         self.states = [(chunk, ShareState(bucket)) for chunk in chunks for bucket in chunk.buckets]
 
     def gradient_square_sum(self) -> Tensor:
-        """Return this rank's part of the squared gradient norm, fp64; one rank counts each logical element."""
+        """Return this rank's part of the squared gradient norm, fp64; the first of its copies counts an element."""
         parts = []
         for chunk, state in self.states:
             part = square_sum(chunk.gradient_share(state.bucket))
             # times 0 keeps a non-finite value visible on every rank that has it
-            parts.append(part if state.bucket.owner_counts else part * 0.0)
+            parts.append(part if state.bucket.copies.index == 0 else part * 0.0)
         return torch.stack(parts).sum()
 
     def step(self, lr: float, gradient_scale: float) -> None:
@@ -70,4 +70,4 @@ class ShardedOptimizer:
         """Yield (kind of state, shard, whether this rank is the one that saves it) for all state of this rank."""
         for _, state in self.states:
             for kind, shard in state.flat_shards():
-                yield kind, shard, state.bucket.owner_counts
+                yield kind, shard, state.bucket.copies.index == 0

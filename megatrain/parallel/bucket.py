@@ -1,13 +1,13 @@
 """A flat bucket: the parameters of one chunk that are reduced and gathered together, and this rank's share of them.
 
-Parameters are laid end to end in backward order and the end is padded, so that each dp rank's share is the same
+Parameters are laid end to end in backward order and the end is padded, so that each replica's share is the same
 multiple of 128 elements whatever the parameters' borders (NCCL is slow on odd sizes). A parameter becomes a view of
 its bucket. Source: Megatron-LM's distributed optimizer; ZeRO (arXiv:1910.02054).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -32,37 +32,35 @@ class Segment:
     """Where the segment begins in the flattened local parameter."""
 
 
-def padded_numel(parameters: Sequence[LogicalParameter], dp_size: int) -> int:
-    """Return the elements of a bucket that holds `parameters`, padding included."""
-    multiple = SHARE_MULTIPLE * dp_size
-    return -(-sum(logical.parameter.numel() for logical in parameters) // multiple) * multiple
-
-
 class Bucket:
     """Flat memory for parameters and gradients, in the order given.
 
-    Every logical parameter of a bucket agrees in is_tp_sharded and is_tied, so one rule finishes its gradients:
-    `sum_group` is the group over which the share is summed after the reduce-scatter, None where it is complete already.
+    The placements of all parameters of a bucket name the same groups: `replicas`, over which gradients are
+    reduce-scattered and parameters gathered, and `sum_group`, over which a share is summed after that; None where it is
+    complete then. `copies`: where else this rank's share is, and which of them this one is.
     """
 
     def __init__(
         self,
         parameters: Sequence[LogicalParameter],
-        dp: Group,
-        sum_group: Group | None,
+        groups: Mapping[str, Group],
         *,
         dtype: torch.dtype,
         gradient_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """groups: the rank's, by name."""
         self.parameters = tuple(parameters)
-        self.dp = dp
-        self.sum_group = sum_group
+        placement = self.parameters[0].placement
+        self.copies = placement.copies
+        self.replicas = groups[placement.replica_group]
+        self.sum_group = groups[self.copies.group] if self.copies.group else None
         self.gradient_dtype = gradient_dtype
         numels = [logical.parameter.numel() for logical in self.parameters]
         self.starts = list(accumulate(numels, initial=0))[:-1]
-        self.numel = padded_numel(self.parameters, dp.size)
-        self.share_numel = self.numel // dp.size
+        multiple = SHARE_MULTIPLE * self.replicas.size
+        self.numel = -(-sum(numels) // multiple) * multiple
+        self.share_numel = self.numel // self.replicas.size
         self.values = torch.zeros(self.numel, dtype=dtype, device=device)
         self.gradients: Tensor | None = None
         self._is_written = [False] * len(self.parameters)
@@ -73,13 +71,7 @@ class Bucket:
     @property
     def share(self) -> slice:
         """Where this rank's share lies in the bucket."""
-        return slice(self.dp.rank * self.share_numel, (self.dp.rank + 1) * self.share_numel)
-
-    @property
-    def owner_counts(self) -> bool:
-        """Whether this rank's share adds to sums over all parameters (norms), so that each is counted once."""
-        is_replica = self.sum_group is not None and self.sum_group.name == "tp" and self.sum_group.rank != 0
-        return not is_replica and not self.parameters[0].is_tied_copy
+        return slice(self.replicas.rank * self.share_numel, (self.replicas.rank + 1) * self.share_numel)
 
     def allocate_gradients(self) -> None:
         """Take memory for the whole bucket's gradients. What no gradient is added to reads as zero."""
@@ -144,7 +136,8 @@ class Bucket:
             for position, box in boxes_of_range(logical.parameter.shape, segment.parameter_start, stop):
                 first = segment.start + position - segment.parameter_start
                 view = flat[first : first + box.numel].view(box.sizes)
-                yield FlatShard(logical.name, logical.global_shape, box.shifted(logical.offsets), view)
+                placement = logical.placement
+                yield FlatShard(placement.name, placement.global_shape, box.shifted(placement.box.offsets), view)
 
     @staticmethod
     def _view(flat: Tensor, logical: LogicalParameter, start: int) -> Tensor:
@@ -155,13 +148,13 @@ class Bucket:
 def group_into_buckets(parameters: Sequence[LogicalParameter], bucket_size: int) -> list[list[LogicalParameter]]:
     """Deal a chunk's parameters, given in forward order, to buckets in backward order.
 
-    Parameters whose gradients are finished by different rules never share a bucket (tp-sharded, tp-replicated, tied); a
-    bucket is closed when it holds `bucket_size` elements or more.
+    Parameters whose gradients are summed over different groups never share a bucket; a bucket is closed when it holds
+    `bucket_size` elements or more.
     """
-    open_buckets: dict[tuple[bool, bool], list[LogicalParameter]] = {}
+    open_buckets: dict[tuple[str, str], list[LogicalParameter]] = {}
     closed: list[list[LogicalParameter]] = []
     for logical in reversed(parameters):
-        key = (logical.is_tp_sharded, logical.is_tied)
+        key = logical.placement.groups
         bucket = open_buckets.setdefault(key, [])
         bucket.append(logical)
         if sum(one.parameter.numel() for one in bucket) >= bucket_size:

@@ -9,7 +9,7 @@ the same order, and so bitwise the same numbers. Source: MegaScale sec. 3.2; ZeR
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from megatrain.comm.group import Group
 from megatrain.comm.queue import Pending
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.operations import Operation, all_reduce_along
 from megatrain.ops.gradient_sink import Addition, set_gradient_sink
 from megatrain.parallel.bucket import Bucket, group_into_buckets
 from megatrain.parallel.sharding import LogicalParameter
@@ -53,14 +53,12 @@ class ChunkDataParallel:
     def __init__(
         self,
         parameters: Sequence[LogicalParameter],
-        dp: Group,
-        tp: Group,
-        embedding: Group,
+        groups: Mapping[str, Group],
         options: DataParallelOptions,
         device: torch.device,
         number: int = 0,
     ) -> None:
-        """`number`: of the chunk on its stage, for the records."""
+        """groups: the rank's, by name. number: of the chunk on its stage, for the records."""
         self.options = options
         self.number = number
         self.weight_products = WeightProducts()
@@ -70,12 +68,7 @@ class ChunkDataParallel:
         self._shares: dict[Bucket, Tensor] = {}
         self._is_stale = False
         for members in group_into_buckets(parameters, options.bucket_size):
-            first = members[0]
-            assert first.is_tp_sharded or not first.is_tied, "no rule finishes a tied parameter that is whole on all"
-            sum_group = embedding if first.is_tied else None if first.is_tp_sharded else tp
-            bucket = Bucket(
-                members, dp, sum_group, dtype=options.dtype, gradient_dtype=options.gradient_dtype, device=device
-            )
+            bucket = Bucket(members, groups, dtype=options.dtype, gradient_dtype=options.gradient_dtype, device=device)
             self.buckets.append(bucket)
             for index, logical in enumerate(members):
                 sink = _BucketSink(bucket, index, self.weight_products)
@@ -129,14 +122,14 @@ class ChunkDataParallel:
             self._start_transfers()
 
     def finish_reduce(self) -> None:
-        """Wait until this rank's share of every gradient is summed over dp and over its bucket's other group."""
+        """Wait until this rank's share of every gradient is summed over both groups of its bucket."""
         self._finish_transfers()
         pending = []
         for bucket in self.buckets:
             group = bucket.sum_group
             if group is None:
                 continue
-            operation = Operation.EMBEDDING_ALL_REDUCE if group.name == "embedding" else Operation.TP_ALL_REDUCE
+            operation = all_reduce_along(group.name)
             pending.append(group.all_reduce(self.gradient_share(bucket), operation))
             if not self.options.has_overlap:
                 pending[-1].wait()
@@ -155,13 +148,13 @@ class ChunkDataParallel:
         self._is_stale = True
 
     def start_gather(self) -> None:
-        """Start spreading the updated shares of the parameters to all dp ranks, unless that is done already."""
+        """Start spreading the updated shares of the parameters to all replicas, unless that is done already."""
         if not self._is_stale:
             return
         self._is_stale = False
         for bucket in self.buckets:
             share, whole = bucket.values[bucket.share], bucket.values
-            pending = bucket.dp.all_gather(share, Operation.PARAMS_ALL_GATHER, out=whole, chunk=self.number)
+            pending = bucket.replicas.all_gather(share, Operation.PARAMS_ALL_GATHER, out=whole, chunk=self.number)
             if not self.options.has_overlap:
                 pending.wait()
             self._gathers.append(pending)
@@ -177,11 +170,11 @@ class ChunkDataParallel:
         for bucket in self.buckets:
             gradients = bucket.finished_gradients()
             # a share that is not sent is not rounded
-            whole = gradients.to(options.reduce_dtype) if bucket.dp.size > 1 else gradients
+            whole = gradients.to(options.reduce_dtype) if bucket.replicas.size > 1 else gradients
             share = gradients[bucket.share]
             if options.zero_stage == 2 and whole is not gradients:
                 share = torch.empty_like(share)  # a slice would keep all of them
-            pending = bucket.dp.reduce_scatter(
+            pending = bucket.replicas.reduce_scatter(
                 whole, Operation.GRADS_REDUCE_SCATTER, out=share, chunk=self.number, has_wide_sum=True
             )
             self._reductions.append(_Reduction(bucket, pending))

@@ -7,21 +7,19 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from megatrain.parallel.boxes import Box
+from megatrain.parallel.placement import Placement
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogicalParameter:
-    """A parameter of the single-device model and the box of it that `parameter` holds on this rank."""
+    """A parameter of the single-device model: the tensor of what this rank holds of it, and where that lies."""
 
-    name: str
     parameter: nn.Parameter
-    global_shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    is_tp_sharded: bool
-    """Else every tp rank holds all of it and sees the gradient of its own sequence rows only."""
-    is_tied_copy: bool = False
-    """The head's copy of a tied embedding, on another stage than the original."""
-    is_tied: bool = False
+    placement: Placement
+
+    @property
+    def name(self) -> str:
+        return self.placement.name
 
     @property
     def is_decayed(self) -> bool:

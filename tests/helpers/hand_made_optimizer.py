@@ -13,7 +13,9 @@ from megatrain.comm.group import Group
 from megatrain.comm.mesh import Mesh
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.optim import ShardedOptimizer
+from megatrain.parallel.boxes import Box
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
+from megatrain.parallel.placement import NO_COPIES, Copies, Placement
 from megatrain.parallel.sharding import LogicalParameter
 from tests.helpers.lone_rank import lone_mesh, simulated_group
 
@@ -49,7 +51,8 @@ class Rank:
         self.chunk.start_step()
         for bucket in self.chunk.buckets:
             for index, logical in enumerate(bucket.parameters):
-                part = box_slices(logical.offsets, logical.parameter.shape)
+                box = logical.placement.box
+                part = box_slices(box.offsets, box.sizes)
                 bucket.add_gradient(index, gradients[logical.name][part])
 
 
@@ -97,7 +100,7 @@ def build_rank(
         bucket_size=bucket_size,
         has_overlap=True,
     )
-    chunk = ChunkDataParallel(logical, mesh.dp, mesh.tp, mesh.embedding, settings, torch.device("cpu"))
+    chunk = ChunkDataParallel(logical, mesh.by_name, settings, torch.device("cpu"))
     config = OptimizerConfig(**({"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8} | options))
     rank = Rank(ShardedOptimizer([chunk], config, mesh), chunk)
     start = draw(0) if weights is None else weights
@@ -114,4 +117,5 @@ def _logical(name: str, shape: tuple[int, ...], tp: Group) -> LogicalParameter:
     offsets = (0,) * (len(shape) - 1) + (tp.rank * last if is_cut else 0,)
     parameter = nn.Parameter(torch.empty((*shape[:-1], last), device="meta"))
     # without tensor parallel all is alike, so that one bucket may hold anything
-    return LogicalParameter(name, parameter, shape, offsets, is_tp_sharded=is_cut or tp.size == 1)
+    copies = NO_COPIES if is_cut or tp.size == 1 else Copies("tp", tp.rank, tp.size)
+    return LogicalParameter(parameter, Placement(name, shape, Box(offsets, tuple(parameter.shape)), copies=copies))

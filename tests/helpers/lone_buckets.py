@@ -5,17 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from megatrain.parallel.boxes import Box
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
+from megatrain.parallel.placement import Placement
 from megatrain.parallel.sharding import LogicalParameter
 from tests.helpers.lone_rank import simulated_group
 
 
+def held_whole(name: str, parameter: nn.Parameter) -> LogicalParameter:
+    """Return a parameter of which each rank of the group dp holds all, and no other rank anything."""
+    shape = tuple(parameter.shape)
+    return LogicalParameter(parameter, Placement(name, shape, Box((0,) * len(shape), shape)))
+
+
 def put_in_buckets(module: nn.Module, dtype: torch.dtype, device: torch.device) -> ChunkDataParallel:
     """Give `module`, which is on meta, memory in buckets of `dtype` with fp32 gradients, and the values of a draw."""
-    parameters = [
-        LogicalParameter(name, parameter, tuple(parameter.shape), (0,) * parameter.dim(), is_tp_sharded=True)
-        for name, parameter in module.named_parameters()
-    ]
+    parameters = [held_whole(name, parameter) for name, parameter in module.named_parameters()]
     options = DataParallelOptions(
         zero_stage=1,
         dtype=dtype,
@@ -24,8 +29,7 @@ def put_in_buckets(module: nn.Module, dtype: torch.dtype, device: torch.device) 
         bucket_size=1 << 20,
         has_overlap=False,
     )
-    groups = [simulated_group(name, 1, 0) for name in ("dp", "tp", "embedding")]
-    chunk = ChunkDataParallel(parameters, *groups, options, device)
+    chunk = ChunkDataParallel(parameters, {"dp": simulated_group("dp", 1, 0)}, options, device)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():

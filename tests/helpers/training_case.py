@@ -359,7 +359,8 @@ def _parameters(replica: Replica) -> list[Piece]:
         for logical in (logical for bucket in chunk.buckets for logical in bucket.parameters):
             values = logical.parameter.detach()
             values = values.float() if values.dtype == torch.bfloat16 else values
-            pieces.append(Piece(logical.name, logical.global_shape, logical.offsets, values.numpy().copy()))
+            placement = logical.placement
+            pieces.append(Piece(placement.name, placement.global_shape, placement.box.offsets, values.numpy().copy()))
     return pieces
 
 
@@ -370,7 +371,7 @@ def _state(replica: Replica) -> State:
         pieces[kind].append(Piece(shard.name, shard.global_shape, shard.box.offsets, values, is_owner))
     for saved in replica.saved_shards():
         if saved.kind == FP8_HISTORY:
-            shard, is_owner = saved.shard, saved.copy_index == 0
+            shard, is_owner = saved.shard, saved.copies.index == 0
             values = shard.tensor.numpy().copy()
             pieces[FP8_HISTORY].append(Piece(shard.name, shard.global_shape, shard.box.offsets, values, is_owner))
     return pieces

@@ -6,12 +6,13 @@ import torch
 
 from megatrain.checkpoint.ownership import SavedShard, divide
 from megatrain.parallel.boxes import Box
+from megatrain.parallel.placement import NO_COPIES, Copies
 from megatrain.parallel.sharding import FlatShard
 
 
-def shard(name: str, size: int, axes: tuple[str, ...] = (), index: int = 0, copies: int = 1) -> SavedShard:
+def shard(name: str, size: int, copies: Copies = NO_COPIES) -> SavedShard:
     flat = FlatShard(name, (size,), Box((0,), (size,)), torch.zeros(size))
-    return SavedShard("master", flat, axes, index, copies)
+    return SavedShard("master", flat, copies)
 
 
 def names(shards: list[SavedShard]) -> list[str]:
@@ -27,7 +28,7 @@ def test_copies_divide_by_bytes_and_agree() -> None:
     sizes = {"a": 8, "b": 3, "c": 3, "d": 3, "e": 5}
     by_rank = []
     for index in range(2):
-        shards = [shard("mine", 100)] + [shard(name, size, ("tp",), index, 2) for name, size in sizes.items()]
+        shards = [shard("mine", 100)] + [shard(name, size, Copies("tp", index, 2)) for name, size in sizes.items()]
         by_rank.append(divide(shards))
     assert names(by_rank[0][0]) == ["mine", "a", "e"]
     assert names(by_rank[1][0]) == ["mine", "b", "c", "d"]
@@ -35,9 +36,9 @@ def test_copies_divide_by_bytes_and_agree() -> None:
         assert names(owned)[1:] == names(others)
 
 
-def test_axes_are_counted_apart() -> None:
+def test_groups_are_counted_apart() -> None:
     # the end stages have other norms, and still agree on the embedding
-    first = divide([shard("norm", 9, ("tp",), 0, 2), shard("word", 4, ("embedding",), 0, 2)])
-    last = divide([shard("word", 4, ("embedding",), 1, 2), shard("other", 9, ("tp",), 0, 2)])
+    first = divide([shard("norm", 9, Copies("tp", 0, 2)), shard("word", 4, Copies("embedding", 0, 2))])
+    last = divide([shard("word", 4, Copies("embedding", 1, 2)), shard("other", 9, Copies("tp", 0, 2))])
     assert names(first[0]) == ["norm", "word"]
     assert names(last[1]) == ["word"]

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from megatrain.parallel.placement import Copies
 from tests.helpers.hand_made_optimizer import SHAPES, build_rank, draw, whole_state
 
 
@@ -117,10 +118,7 @@ def test_replicas_add_nothing_to_the_norm_unless_they_are_not_finite() -> None:
     rank = build_rank()
     rank.set_gradients(draw(3))
     for bucket in rank.chunk.buckets:
-        tp = rank.optimizer.mesh.tp
-        tp.ranks, tp.rank = (0, 1), 1
-        bucket.sum_group = tp
-        object.__setattr__(bucket.parameters[0], "is_tp_sharded", False)
+        bucket.copies = Copies("tp", index=1, count=2)
     assert rank.optimizer.gradient_square_sum().item() == 0.0
 
     for bad in (math.nan, math.inf):
@@ -133,7 +131,7 @@ def test_changed_shares_are_gathered_before_use() -> None:
     calls: list[int] = []
     rank.chunk.start_gather()
     for bucket in rank.chunk.buckets:
-        bucket.dp = _NotingGroup(bucket.dp.rank, calls)  # type: ignore[assignment]
+        bucket.replicas = _NotingGroup(bucket.replicas.rank, calls)  # type: ignore[assignment]
     rank.chunk.finish_gather()
     assert not calls
     rank.set_gradients(draw(3))

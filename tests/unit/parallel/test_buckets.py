@@ -12,33 +12,28 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from megatrain.comm.group import Group
+from megatrain.parallel.boxes import Box
 from megatrain.parallel.bucket import SHARE_MULTIPLE, Bucket, group_into_buckets
+from megatrain.parallel.placement import NO_COPIES, Copies, Placement
 from megatrain.parallel.sharding import LogicalParameter
+from tests.helpers.lone_buckets import held_whole
 from tests.helpers.lone_rank import simulated_group
 
 CPU = torch.device("cpu")
 
 
-def logical(name: str, *shape: int, tp_size: int = 1, tp_rank: int = 0, is_tied: bool = False) -> LogicalParameter:
+def logical(
+    name: str, *shape: int, tp_size: int = 1, tp_rank: int = 0, copies: Copies = NO_COPIES, replica_group: str = "dp"
+) -> LogicalParameter:
     """Return a parameter on meta; with tp_size > 1 its first dim is a part of the whole."""
-    is_sharded = tp_size > 1
-    return LogicalParameter(
-        name=name,
-        parameter=nn.Parameter(torch.empty(shape, device="meta")),
-        global_shape=(shape[0] * tp_size, *shape[1:]),
-        offsets=(shape[0] * tp_rank, *[0] * (len(shape) - 1)),
-        is_tp_sharded=is_sharded,
-        is_tied=is_tied,
-    )
+    box = Box((shape[0] * tp_rank, *[0] * (len(shape) - 1)), shape)
+    placement = Placement(name, (shape[0] * tp_size, *shape[1:]), box, replica_group, copies)
+    return LogicalParameter(nn.Parameter(torch.empty(shape, device="meta")), placement)
 
 
-def build(
-    parameters: Sequence[LogicalParameter],
-    dp: Group,
-    sum_group: Group | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Bucket:
-    return Bucket(parameters, dp, sum_group, dtype=dtype, gradient_dtype=torch.float32, device=CPU)
+def build(parameters: Sequence[LogicalParameter], *groups: Group, dtype: torch.dtype = torch.float32) -> Bucket:
+    by_name = {group.name: group for group in groups}
+    return Bucket(parameters, by_name, dtype=dtype, gradient_dtype=torch.float32, device=CPU)
 
 
 def fill(bucket: Bucket) -> None:
@@ -77,10 +72,7 @@ def test_exact_fit_needs_no_padding() -> None:
 def test_parameters_become_views_of_the_bucket_and_stay_the_objects_they_were() -> None:
     module = nn.Linear(3, 5, device="meta")
     weight, bias = module.weight, module.bias
-    both = [
-        LogicalParameter("weight", weight, (5, 3), (0, 0), is_tp_sharded=False),
-        LogicalParameter("bias", bias, (5,), (0,), is_tp_sharded=False),
-    ]
+    both = [held_whole("weight", weight), held_whole("bias", bias)]
     bucket = build(both, simulated_group("dp", 1, 0), dtype=torch.bfloat16)
     bucket.values.copy_(torch.arange(bucket.numel))
 
@@ -184,26 +176,39 @@ def test_large_parameter_closes_its_bucket() -> None:
     assert names(group_into_buckets(forward_order, 100)) == [["b", "big"], ["a"]]
 
 
-def test_parameters_of_different_rules_never_share_a_bucket() -> None:
+def test_parameters_of_different_groups_never_share_a_bucket() -> None:
+    over_tp = Copies("tp", 0, 2)
     forward_order = [
-        logical("tied", 10, tp_size=2, is_tied=True),
-        logical("norm1", 10),
-        logical("w1", 10, tp_size=2),
-        logical("norm2", 10),
-        logical("w2", 10, tp_size=2),
+        logical("tied", 10, copies=Copies("embedding", 0, 2)),
+        logical("norm1", 10, copies=over_tp),
+        logical("w1", 10),
+        logical("experts1", 10, replica_group="edp"),
+        logical("norm2", 10, copies=over_tp),
+        logical("w2", 10),
+        logical("experts2", 10, replica_group="edp"),
     ]
     buckets = group_into_buckets(forward_order, 10**9)
 
-    assert sorted(names(buckets)) == [["norm2", "norm1"], ["tied"], ["w2", "w1"]]
-    for bucket in buckets:
-        assert len({(one.is_tp_sharded, one.is_tied) for one in bucket}) == 1
+    assert sorted(names(buckets)) == [["experts2", "experts1"], ["norm2", "norm1"], ["tied"], ["w2", "w1"]]
+
+
+def test_a_bucket_has_the_groups_of_its_parameters() -> None:
+    dp, edp, tp = (simulated_group(name, size, 1) for name, size in (("dp", 2), ("edp", 4), ("tp", 2)))
+    experts = build([logical("experts", 10, replica_group="edp")], dp, edp, tp)
+    norm = build([logical("norm", 10, copies=Copies("tp", 1, 2))], dp, edp, tp)
+
+    assert (experts.replicas, experts.sum_group, experts.copies) == (edp, None, NO_COPIES)
+    assert (norm.replicas, norm.sum_group, norm.copies) == (dp, tp, Copies("tp", 1, 2))
+    assert experts.share == slice(SHARE_MULTIPLE, 2 * SHARE_MULTIPLE)
+    assert (experts.numel, norm.numel) == (4 * SHARE_MULTIPLE, 2 * SHARE_MULTIPLE)
 
 
 @settings(max_examples=100)
 @given(sizes=st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=20), limit=st.integers(1, 80))
 def test_every_parameter_is_in_one_bucket_in_backward_order(sizes: Any, limit: int) -> None:
     forward_order = [
-        logical(f"{number}", numel, tp_size=2 if is_sharded else 1) for number, (numel, is_sharded) in enumerate(sizes)
+        logical(f"{number}", numel, copies=Copies("tp", 0, 2) if has_copies else NO_COPIES)
+        for number, (numel, has_copies) in enumerate(sizes)
     ]
     buckets = group_into_buckets(forward_order, limit)
 
@@ -216,19 +221,3 @@ def test_every_parameter_is_in_one_bucket_in_backward_order(sizes: Any, limit: i
         assert sum(lengths[:-1]) < limit, "the bucket was full before its last parameter"
         num_open += sum(lengths) < limit
     assert num_open <= 2
-
-
-def test_every_logical_parameter_is_counted_on_one_rank() -> None:
-    for tp_rank in range(2):
-        tp = simulated_group("tp", 2, tp_rank)
-        sharded = build([logical("w", 4, tp_size=2, tp_rank=tp_rank)], simulated_group("dp", 1, 0))
-        replicated = build([logical("norm", 4)], simulated_group("dp", 1, 0), tp)
-
-        assert sharded.owner_counts
-        assert replicated.owner_counts == (tp_rank == 0)
-
-    embedding = simulated_group("embedding", 2, 1)
-    for is_copy in (False, True):
-        one = LogicalParameter("word", nn.Parameter(torch.empty(4, 4, device="meta")), (8, 4), (0, 0),
-                               is_tp_sharded=True, is_tied_copy=is_copy, is_tied=True)  # fmt: skip
-        assert build([one], simulated_group("dp", 1, 0), embedding).owner_counts == (not is_copy)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
-from megatrain.parallel.sharding import LogicalParameter
+from tests.helpers.lone_buckets import held_whole
 from tests.helpers.lone_rank import simulated_group
 
 CPU = torch.device("cpu")
@@ -36,10 +36,7 @@ def build(
 ) -> tuple[Net, ChunkDataParallel]:
     with torch.device("meta"):
         net = Net()
-    logical = [
-        LogicalParameter(name, parameter, tuple(parameter.shape), (0,) * parameter.dim(), is_tp_sharded=True)
-        for name, parameter in net.named_parameters()
-    ]
+    logical = [held_whole(name, parameter) for name, parameter in net.named_parameters()]
     gradient_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     options = DataParallelOptions(
         zero_stage=zero_stage,
@@ -49,8 +46,7 @@ def build(
         bucket_size=40,
         has_overlap=overlap,
     )
-    groups = [simulated_group(name, 1, 0) for name in ("dp", "tp", "embedding")]
-    chunk = ChunkDataParallel(logical, *groups, options, CPU)
+    chunk = ChunkDataParallel(logical, {"dp": simulated_group("dp", 1, 0)}, options, CPU)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -214,7 +210,7 @@ def noting(chunk: ChunkDataParallel) -> tuple[list[Exchange], NotingGroup]:
     exchanges: list[Exchange] = []
     group = NotingGroup("tp", exchanges)
     for bucket in chunk.buckets:
-        bucket.dp = bucket.sum_group = group  # type: ignore[assignment]
+        bucket.replicas = bucket.sum_group = group  # type: ignore[assignment]
     return exchanges, group
 
 

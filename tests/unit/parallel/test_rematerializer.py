@@ -12,7 +12,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 from megatrain.config.model import ModelConfig
+from megatrain.contracts.layout import Layout
 from megatrain.model import TokenContext, Transformer
+from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.rematerialize import Rematerializer
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
 from tests.helpers.lone_rank import simulated_group
@@ -292,7 +294,8 @@ def planned_model(style: str, recompute: str) -> tuple[Transformer, Rematerializ
     sizes: dict[str, Any] = {"vocab_size": 40, "seq_len": 16, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
     config = ModelConfig(**(sizes | STYLES[style]))
     model = Transformer(config, dropout_seed=4)
-    plan = TensorPlan(simulated_group("tp", 1, 0), recompute, config.vocab_size, True, False)
+    tp = simulated_group("tp", 1, 0)
+    plan = TensorPlan(decoder_table(), Layout(), {"pp": 0}, tp, recompute, config.vocab_size)
     _, rematerializer = apply_tensor_plan(model, plan)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

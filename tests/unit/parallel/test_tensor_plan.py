@@ -13,8 +13,12 @@ from torch.nn import functional
 
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import TopologyError
+from megatrain.contracts.layout import Layout
 from megatrain.model import ModelPart, TokenContext, Transformer
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
+from megatrain.parallel.boxes import Box
+from megatrain.parallel.decoder import decoder_table
+from megatrain.parallel.placement import Copies, Placement
 from megatrain.parallel.sequence_chunks import ChunkedMixing
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import GatherSequence, ReduceScatterSequence, VocabularyCrossEntropy, VocabularyRows
@@ -50,15 +54,17 @@ def plan_of(
     rank: int = 0,
     recompute: str = "none",
     pp_size: int = 1,
+    stage: int = 0,
     loss_terms: LossTerms = CROSS_ENTROPY_ALONE,
     **sequence: Any,
 ) -> TensorPlan:
     return TensorPlan(
+        table=decoder_table(has_two_ends=config.has_tied_head and pp_size > 1),
+        layout=Layout(tp_size=tp_size, pp_size=pp_size),
+        coordinate={"pp": stage, "tp": rank},
         group=simulated_group("tp", tp_size, rank),
         recompute=recompute,
         vocab_size=config.vocab_size,
-        has_tied_head=config.has_tied_head,
-        is_head_elsewhere=pp_size > 1,
         loss_terms=loss_terms,
         **sequence,
     )
@@ -84,20 +90,20 @@ def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size
     for found in ranks:
         assert [one.name for one in found] == list(whole)
         for one in found:
-            assert one.global_shape == whole[one.name]
-            assert not one.is_tied
-            part = tuple(slice(at, at + size) for at, size in zip(one.offsets, one.parameter.shape, strict=True))
+            assert one.placement.global_shape == whole[one.name]
+            box = one.placement.box
+            assert one.parameter.shape == box.sizes
+            part = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
             assert counts[one.name][part].shape == one.parameter.shape, "the box sticks out"
             counts[one.name][part] += 1
 
     for one in ranks[0]:
-        expected = 1 if one.is_tp_sharded else tp_size
-        assert (counts[one.name] == expected).all(), one.name
+        assert (counts[one.name] == one.placement.copies.count).all(), one.name
 
 
 def test_what_is_cut_and_what_is_not() -> None:
     _, found = planned(config_of(("serial", "layernorm", "swiglu", True, "learned", False)), 4)
-    shapes = {one.name: (tuple(one.parameter.shape), one.is_tp_sharded) for one in found}
+    shapes = {one.name: (tuple(one.parameter.shape), not one.placement.copies.group) for one in found}
 
     branch, mlp = "blocks.1.attention_branch", "blocks.1.mlp_branch"
     assert shapes["embedding.word.weight"] == ((15, 16), True)
@@ -187,14 +193,13 @@ def test_one_tensor_parallel_rank_keeps_the_plain_model() -> None:
 def test_tied_head_on_another_stage_is_a_copy_of_the_same_logical_parameter() -> None:
     config = config_of(("serial", "layernorm", "gelu", True, "learned", True))
     first = planned(config, 2, 1, ModelPart(range(1), has_embedding=True, has_head=False), pp_size=2)[1]
-    last = planned(config, 2, 1, ModelPart(range(1, 2), has_embedding=False, has_head=True), pp_size=2)[1]
-    original, copy = ([one for one in part if one.is_tied] for part in (first, last))
+    last = planned(config, 2, 1, ModelPart(range(1, 2), has_embedding=False, has_head=True), pp_size=2, stage=1)[1]
 
-    assert [one.name for one in original] == [one.name for one in copy] == ["embedding.word.weight"]
-    assert [one.is_tied_copy for one in original + copy] == [False, True]
-    assert original[0].global_shape == copy[0].global_shape == (60, 16)
-    assert original[0].offsets == copy[0].offsets == (30, 0)
-    assert original[0].parameter.shape == copy[0].parameter.shape == (30, 16)
+    for index, part in enumerate((first, last)):
+        (one,) = (one for one in part if one.placement.copies.group == "embedding")
+        box, copies = Box((30, 0), (30, 16)), Copies("embedding", index, 2)
+        assert one.placement == Placement("embedding.word.weight", (60, 16), box, "dp", copies)
+        assert one.parameter.shape == (30, 16)
     assert not any(one.name == "loss_head.weight" for one in last)
 
 
@@ -203,13 +208,13 @@ def test_untied_head_on_another_stage_is_a_parameter_of_its_own() -> None:
     last = planned(config, 2, 0, ModelPart(range(1, 2), has_embedding=False, has_head=True), pp_size=2)[1]
 
     assert "loss_head.weight" in {one.name for one in last}
-    assert not any(one.is_tied or one.is_tied_copy for one in last)
+    assert not any(one.placement.copies.group == "embedding" for one in last)
 
 
 def test_only_matrices_and_embeddings_are_decayed() -> None:
     for style in STYLES:
         for one in planned(config_of(style), 2)[1]:
-            is_matrix = len(one.global_shape) > 1 and "bias" not in one.name
+            is_matrix = len(one.placement.global_shape) > 1 and "bias" not in one.name
             assert one.is_decayed == is_matrix, one.name
 
 
@@ -219,7 +224,7 @@ def test_unknown_parameter_is_refused() -> None:
         model = Transformer(config)
         model.blocks["1"].gate = nn.Parameter(torch.empty(3))
 
-    with pytest.raises(TopologyError, match=r"blocks\.1\.gate .*SHARDED_DIM"):
+    with pytest.raises(TopologyError, match=r"blocks\.1\.gate .*table of placements"):
         apply_tensor_plan(model, plan_of(config, 2))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,9 +41,10 @@ def test_stages_together_are_the_model(path: Path) -> None:
         for chunk in build_meta_chunks(config, layout, stage, tp_group(layout.tp_size)):
             layers += chunk.part.layers
             total += sum(
-                one.parameter.numel() * (layout.tp_size if one.is_tp_sharded else 1)
+                # the other tp ranks hold the rest of it, or copies
+                math.prod(one.placement.global_shape)
                 for one in chunk.parameters
-                if not one.is_tied_copy
+                if one.placement.copies.index == 0
             )
             assert all(one.parameter.is_meta for one in chunk.parameters)
 
@@ -82,7 +84,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
     config = Config.from_dict(with_changes({}))
     config = replace(config, parallel=replace(config.parallel, tp_size=3))
 
-    with pytest.raises(TopologyError, match=r"cannot be cut in tp_size=3 parts"):
+    with pytest.raises(TopologyError, match=r"cannot be cut along dim 0 in 3 parts for tp_size=3"):
         build_meta_chunks(config, Layout(tp_size=3), 0, tp_group(3))
 
 

@@ -1,0 +1,136 @@
+"""Placements by rows and layouts: the ranks' boxes are the parameter, and one rank counts each value of the state."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from megatrain.comm.group_plan import planned_groups
+from megatrain.contracts.errors import TopologyError
+from megatrain.contracts.layout import Layout
+from megatrain.parallel.boxes import boxes_of_range
+from megatrain.parallel.decoder import decoder_table
+from megatrain.parallel.placement import PIPELINE_ENDS, Cut, Fused, Placement, PlacementRow, place, row_of
+
+KV = PlacementRow("kv.weight", Cut("tp", 0, num_parts=2))
+EXPERTS = PlacementRow("experts.up", Cut("ep", 0), replica_group="edp")
+WORD = PlacementRow("embedding.word.weight", Cut("tp", 0), sum_group=PIPELINE_ENDS)
+CASES: dict[str, tuple[PlacementRow, tuple[int, ...], Layout, tuple[int, ...]]] = {
+    "cut": (PlacementRow("w", Cut("tp", 1)), (6, 8, 3), Layout(tp_size=4, dp_size=2), (0,)),
+    "whole": (PlacementRow("norm", sum_group="tp"), (13,), Layout(tp_size=4, dp_size=3), (0,)),
+    "whole on one tp rank": (PlacementRow("norm", sum_group="tp"), (13,), Layout(dp_size=3), (0,)),
+    "fewer parts than ranks": (KV, (2, 5, 3), Layout(tp_size=4, dp_size=2), (0,)),
+    "as many parts as ranks": (KV, (4, 5), Layout(tp_size=2, dp_size=2), (0,)),
+    "one part": (PlacementRow("kv", Cut("tp", 0, num_parts=1)), (4, 5), Layout(tp_size=4, dp_size=2), (0,)),
+    "experts within tp": (EXPERTS, (4, 2, 3), Layout(tp_size=4, dp_size=2, ep_size=2), (0,)),
+    "experts across dp": (EXPERTS, (8, 2, 3), Layout(tp_size=2, dp_size=4, ep_size=4), (0,)),
+    "experts over a stage": (EXPERTS, (8, 3), Layout(tp_size=2, pp_size=2, dp_size=2, ep_size=4), (1,)),
+    "on both ends": (WORD, (6, 5), Layout(tp_size=2, pp_size=3, dp_size=2), (0, 2)),
+}
+"""Row, shape, layout and the stages that hold the parameter."""
+
+
+def placed(case: str) -> dict[int, Placement]:
+    """Return what each rank holds that holds any."""
+    row, shape, layout, stages = CASES[case]
+    ranks = [rank for rank in range(layout.world_size) if layout.index("pp", rank) in stages]
+    return {rank: place(row.pattern, shape, row, layout, layout.coordinate(rank)) for rank in ranks}
+
+
+def part_of(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+
+
+def share_of(rank: int, placement: Placement, layout: Layout) -> tuple[int, int]:
+    """Return the range of the flattened box whose state the rank has."""
+    index, count = layout.index(placement.replica_group, rank), layout.size(placement.replica_group)
+    return placement.box.numel * index // count, placement.box.numel * (index + 1) // count
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_boxes_tile_the_parameter(case: str) -> None:
+    held = np.zeros(CASES[case][1], int)
+    for box in {placement.box for placement in placed(case).values()}:
+        assert held[part_of(box.offsets, box.sizes)].shape == box.sizes, "the box sticks out"
+        held[part_of(box.offsets, box.sizes)] += 1
+    assert (held == 1).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_value_of_the_state_counts_on_one_rank(case: str) -> None:
+    _, shape, layout, _ = CASES[case]
+    counted = np.zeros(shape, int)
+    for rank, placement in placed(case).items():
+        if placement.copies.index == 0:
+            for _, box in boxes_of_range(placement.box.sizes, *share_of(rank, placement, layout)):
+                shifted = box.shifted(placement.box.offsets)
+                counted[part_of(shifted.offsets, shifted.sizes)] += 1
+    assert (counted == 1).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_copies_are_the_ranks_with_the_same_share(case: str) -> None:
+    layout = CASES[case][2]
+    holders = defaultdict(list)
+    for rank, placement in placed(case).items():
+        holders[placement.box, share_of(rank, placement, layout)].append(placement.copies)
+    for copies in holders.values():
+        assert [one.index for one in copies] == list(range(len(copies)))
+        assert {one.count for one in copies} == {len(copies)}
+        assert len({one.group for one in copies}) == 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_groups_are_those_of_the_plan(case: str) -> None:
+    layout, found = CASES[case][2], placed(case)
+    for rank, placement in found.items():
+        ranks_of = {planned.name: planned.ranks for planned in planned_groups(layout, rank)}
+        replicas, copies = ranks_of[placement.replica_group], placement.copies
+        assert {found[replica].box for replica in replicas} == {placement.box}
+        if copies.group in ranks_of:
+            assert (ranks_of[copies.group].index(rank), len(ranks_of[copies.group])) == (copies.index, copies.count)
+        else:
+            assert copies.group in ("", "tp-in-2", "tp-in-1")
+
+
+def test_the_table_says_what_each_rank_holds() -> None:
+    head = row_of("loss_head.weight", decoder_table(has_two_ends=True))
+    layout = Layout(tp_size=2, pp_size=2)
+    copy = place("loss_head.weight", (6, 5), head, layout, layout.coordinate(3))
+
+    assert (copy.name, copy.box.offsets, copy.box.sizes) == ("embedding.word.weight", (3, 0), (3, 5))
+    assert (copy.replica_group, copy.groups) == ("dp", ("dp", "embedding"))
+    assert (copy.copies.index, copy.copies.count) == (1, 2)
+    assert placed("fewer parts than ranks")[3].groups == ("dp", "tp-in-2")
+    assert placed("experts across dp")[5].groups == ("edp", "")
+
+
+@pytest.mark.parametrize(
+    ("row", "shape", "tp_size", "problem"),
+    [
+        (PlacementRow("w", Cut("tp", 1)), (4, 6), 4, r"w of shape \[4, 6\] .* dim 1 in 4 parts for tp_size=4"),
+        (KV, (4, 6), 3, r"dim 0 in 2 parts for tp_size=3"),
+        (replace(KV, cut=Cut("tp", 0, num_parts=4)), (4, 6), 2, r"in 4 parts for tp_size=2"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(row: PlacementRow, shape: tuple[int, ...], tp_size: int, problem: str) -> None:
+    with pytest.raises(TopologyError, match=problem):
+        place("w", shape, row, Layout(tp_size=tp_size), {"pp": 0})
+
+
+@pytest.mark.parametrize(
+    ("fused", "shape", "expected"),
+    [
+        (Fused(1, ("q", "k", "v")), (2, 6, 4, 16), {"q": (0, 4), "k": (4, 5), "v": (5, 6)}),
+        (Fused(1, ("q", "k", "v")), (8, 3, 4), {"q": (0, 1), "k": (1, 2), "v": (2, 3)}),
+        (Fused(0, ("gate", "up")), (2, 12, 16), {"gate": (0, 1), "up": (1, 2)}),
+        (Fused(0, ("gate", "up")), (1, 12), {"up": (0, 1)}),
+    ],
+)
+def test_fused_matrices_have_their_ranges(
+    fused: Fused, shape: tuple[int, ...], expected: dict[str, tuple[int, int]]
+) -> None:
+    assert fused.ranges(shape) == expected
