@@ -104,7 +104,7 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
 def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
     """ZeRO-1 reduces gradients in place, ZeRO-2 lets them go and keeps its share; in another type a copy travels."""
     sum_bytes = accumulate_dtype(DTYPES[config.train.precision]).itemsize
-    dp_size, is_zero_2 = chunk.buckets[0].dp.size, config.parallel.zero_stage == 2
+    dp_size, is_zero_2 = chunk.buckets[0].replicas.size, config.parallel.zero_stage == 2
     is_copied = config.parallel.grad_reduce_dtype == "bf16" and dp_size > 1
     reduced = torch.bfloat16.itemsize if is_copied else sum_bytes
     sent = [bucket.numel * reduced for bucket in chunk.buckets]
