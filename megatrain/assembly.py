@@ -15,7 +15,7 @@ from megatrain.checkpoint.ownership import SavedShard
 from megatrain.chunk_builder import BuiltChunk, build_chunks, hidden_shape, pipeline_input
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.layout import STAGES
 from megatrain.model import initialise_
 from megatrain.model.fp8 import Fp8Scales
 from megatrain.ops.precision import DTYPES
@@ -67,8 +67,8 @@ class Replica:
 
     def _saved_histories(self) -> list[SavedShard]:
         """Scales of FP8 are the same on all ranks of a stage."""
-        dp, tp = self.mesh.dp, self.mesh.tp
-        copies = Copies("stage", dp.rank * tp.size + tp.rank, dp.size * tp.size)
+        count = self.mesh.layout.stride(STAGES)
+        copies = Copies("stage", self.mesh.rank % count, count)
         saved = []
         for scales in self.fp8_scales:
             for name, history in scales.histories():
@@ -86,12 +86,10 @@ class Replica:
     def advance_fp8_scales(self) -> None:
         """End a step of delayed scaling: all ranks of a stage go on with the largest magnitudes that any of them saw.
 
-        Communication: one number a slot over dp and over tp.
+        Communication: one number a slot over the stage.
         """
         for scales in self.fp8_scales:
-            collected_P = scales.scaling.collected_P
-            self.mesh.dp.all_reduce(collected_P, Operation.DP_ALL_REDUCE, maximum=True).wait()
-            self.mesh.tp.all_reduce(collected_P, Operation.TP_ALL_REDUCE, maximum=True).wait()
+            self.mesh.reduce_over_stage(scales.scaling.collected_P, maximum=True)
             scales.scaling.advance()
 
     def pipeline_input(self, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,

@@ -24,7 +24,7 @@ from megatrain.comm.host_groups import HostGroups
 from megatrain.comm.link_warmup import warm_up
 from megatrain.comm.links import Links, create_links
 from megatrain.comm.queue import CommunicationQueue, Exchange, Lane
-from megatrain.contracts.layout import Coordinate, Layout
+from megatrain.contracts.layout import DENSE, Coordinate, Layout
 from megatrain.contracts.operations import Operation, all_reduce_along
 from megatrain.telemetry.recorder import Recorder
 
@@ -96,6 +96,16 @@ class Mesh:
         """
         for axis in summing_order(self.layout):
             self.along[axis].all_reduce(x, all_reduce_along(axis)).wait()
+        return x
+
+    def reduce_over_stage(self, x: Tensor, *, maximum: bool = False) -> Tensor:
+        """Return the sum of `x` over all ranks of this rank's stage, or the maximum. In place, blocks.
+
+        Communication: a small all-reduce over dp, then over each inner axis.
+        """
+        for axis in DENSE:
+            if axis in self.along:
+                self.along[axis].all_reduce(x, all_reduce_along(axis), maximum=maximum).wait()
         return x
 
     def barrier(self) -> None:

@@ -65,8 +65,7 @@ def _trust_ratios(sums_P2: Tensor, states: Sequence[ShareState], mesh: Mesh) -> 
     ratio is the same.
     Shapes: sums_P2 [P, 2], of this rank's weights and directions; result [P].
     """
-    mesh.dp.all_reduce(sums_P2, Operation.DP_ALL_REDUCE).wait()
-    mesh.tp.all_reduce(sums_P2, Operation.TP_ALL_REDUCE).wait()
+    mesh.reduce_over_stage(sums_P2)
     _take_from_first_stages(sums_P2, states, mesh)
     weight_P, update_P = sums_P2.sqrt_().unbind(1)
     is_scaled_P = torch.cat([state.is_decayed for state in states]) & (weight_P > 0) & (update_P > 0)
