@@ -58,7 +58,7 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
     kind, host = planned_kind(config), HostCopies()
     tp = dry_group(mesh.tp, kind.type, has_lane=config.parallel.num_sequence_chunks > 1)
     copies = ImmediateCopies() if kind.type == "cpu" else host
-    built = build_chunks(config, replace(mesh, tp=tp), _META, copies, kind)
+    built = build_chunks(config, replace(mesh, along={**mesh.along, "tp": tp}), _META, copies, kind)
     micro = planned_micro_batch(config, tp)
     standing = [x for chunk in built for x in standing_tensors(chunk)]  # a tied head is another chunk's embedding
     measured: dict[tuple[object, ...], MeasuredChunk] = {}
