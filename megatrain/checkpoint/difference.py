@@ -102,7 +102,7 @@ class DigestComparison:
 
 
 def _without_files(manifest: Manifest) -> dict[str, Any]:
-    values = asdict(manifest)
+    values = {**asdict(manifest), "mesh": manifest.mesh.to_dict()}
     del values["files"]
     return values
 
