@@ -67,10 +67,12 @@ class _Planned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        _saved = ctx.saved_tensors
-        _in_both_forms = _in_8_bits(grad_TO), _in_8_bits(grad_TO)
+        # what was saved, and the gradient in 8 bits in both forms, is alive until the products are made
+        factors = [*ctx.saved_tensors, _in_8_bits(grad_TO), _in_8_bits(grad_TO)]
         grad_bias = None if ctx.bias_shape is None else grad_TO.new_empty(ctx.bias_shape)
-        return grad_TO.new_empty(ctx.x_shape), grad_TO.new_empty(ctx.weight_shape), grad_bias
+        grad_x, grad_weight = grad_TO.new_empty(ctx.x_shape), grad_TO.new_empty(ctx.weight_shape)
+        factors.clear()
+        return grad_x, grad_weight, grad_bias
 
 
 def _in_8_bits(x: Tensor) -> Tensor:

@@ -70,6 +70,8 @@ class HostCopies:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredChunk:
+    """What a run of the chunk has shown."""
+
     footprint: Footprint
     tables: int
     """Bytes of what the first micro-batch makes for all that follow."""
@@ -177,7 +179,7 @@ class _Run:
         """Run that of the oldest forward."""
         data_parallel = self._chunk.data_parallel
         data_parallel.set_written_gradients(
-            [[self._is_added] * len(bucket.parameters) for bucket in data_parallel.buckets]
+            tuple((self._is_added,) * len(bucket.parameters) for bucket in data_parallel.buckets)
         )
         before = self._begin()
         gradient = torch.zeros((), device="meta") if self._chunk.meta.part.has_head else self._hidden()

@@ -46,6 +46,11 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
     "Llama": (LLAMA, 4 * (LLAMA_WIDTH + LLAMA_NUMBERS)),
     "Llama on a GPU": ({**LLAMA, **BF16, "runtime.device": "cuda"}, 2 * LLAMA_WIDTH + 4 * LLAMA_NUMBERS),
     "window on a GPU": ({**BF16, "model.window_size": 16, "runtime.device": "cuda"}, 2 * GPT_WIDTH + 4 * GPT_NUMBERS),
+    "fp32 on a GPU": ({"runtime.device": "cuda"}, 4 * (GPT_WIDTH + GPT_NUMBERS)),
+    "fp32 and a window on a GPU, whose mask all layers share": (
+        {"model.window_size": 16, "runtime.device": "cuda"},
+        4 * (GPT_WIDTH + GPT_NUMBERS),
+    ),
     "documents on a GPU": (
         {**LLAMA, **BF16, "data.has_document_mask": True, "runtime.device": "cuda"},
         # samples are calls of their own, and their outputs are put together
