@@ -71,7 +71,7 @@ def _memory(plan: RunPlan) -> list[str]:
     ]
     return [
         f"Memory of one rank in {unit}, at the fullest moment of a step (tensors; an allocator adds to that)",
-        "  an upper bound of gradients on their way, which count until awaited; messages count for one computation more",
+        "  an upper bound of gradients on their way: they count until awaited, messages for one computation more",
         *_table(["stage with", *kinds, "total", "moment"], rows, num_left=1),
         *_host_memory(plan),
     ]
