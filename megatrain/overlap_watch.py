@@ -18,6 +18,7 @@ from megatrain.config.config import Config
 from megatrain.config.wording import value_text
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
+from megatrain.schedule import nearest_schedule
 from megatrain.telemetry.step_summary import StepSummary
 
 LEFT_OUT_STEPS = 5
@@ -136,7 +137,8 @@ def way_out(config: Config, layout: Layout) -> str:
     """Return which keys let a stage compute during its communication: the first set that is accepted."""
     for num_chunks, zero_stage, is_eager in itertools.product(range(_MOST_CHUNKS, 1, -1), (0, 1), (False, True)):
         num_layers = config.model.num_layers // (layout.pp_size * num_chunks)
-        changed: dict[str, Any] = {"num_chunks": num_chunks, "schedule": "interleaved"}
+        schedule = nearest_schedule(config.parallel.schedule, layout.pp_size, num_chunks)
+        changed: dict[str, Any] = {"num_chunks": num_chunks, "schedule": schedule}
         changed |= {"zero_stage": zero_stage} if zero_stage else {}
         changed |= {"offload_layers": num_layers} if config.parallel.offload_layers > num_layers else {}
         kernels = replace(config.kernels, cuda_graphs=False) if is_eager else config.kernels

@@ -8,7 +8,7 @@ from typing import Literal
 
 from megatrain.config.options import option
 from megatrain.contracts.layout import SIZED_AXES, Axis
-from megatrain.schedule import Schedule, build_schedule, forward_only
+from megatrain.schedule import KINDS, Placement, Schedule, ScheduleKind, build_schedule, forward_only
 
 LARGEST_SIZE = 10_000_000
 """Beyond every cluster: the largest runs known have tens of thousands of ranks."""
@@ -66,10 +66,7 @@ class ParallelConfig:
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
         default="1f1b",
         metadata=option(
-            "Order of the pipeline. gpipe: all forwards, then all backwards. 1f1b: one forward, one backward. "
-            "interleaved: 1f1b over num_chunks chunks a stage, with a bubble smaller by that factor. zero_bubble: 1f1b "
-            "that puts weights' gradients off to where it would be idle: about a third of the bubble, and every stage "
-            "has pp_size microbatches in flight."
+            " ".join(["Order of the pipeline.", *(f"{kind.name}: {kind.summary}." for kind in KINDS.values())])
         ),
     )
     zero_stage: Literal[1, 2] = field(
@@ -123,9 +120,13 @@ class ParallelConfig:
     )
 
     @property
-    def splits_backward(self) -> bool:
-        """Whether products that give weights' gradients are put off: see docs/guides/schedules.md."""
-        return self.schedule == "zero_bubble"
+    def schedule_kind(self) -> ScheduleKind:
+        return KINDS[self.schedule]
+
+    @property
+    def placement(self) -> Placement:
+        """Which stage holds which part of the model."""
+        return self.schedule_kind.placement(self.pp_size, self.num_chunks)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -158,7 +159,7 @@ class ParallelConfig:
 
     def forward_only(self, num_microbatches: int) -> Schedule:
         """Return what each stage does in an evaluation of so many micro-batches."""
-        return forward_only(self.pp_size, self.num_chunks, num_microbatches, self._receives_ahead)
+        return forward_only(self.placement, num_microbatches, self._receives_ahead)
 
     @property
     def _receives_ahead(self) -> int:

@@ -36,6 +36,7 @@ from megatrain.contracts.manifest import CheckpointMesh, Manifest, name_without_
 from megatrain.conversion.parts import parts_of
 from megatrain.conversion.software import current_versions, job_config
 from megatrain.conversion.turns import Turns
+from megatrain.schedule import nearest_schedule
 
 _NUM_FILES_AT_ONCE = 64
 """A driver of an object store holds 16 MiB of each."""
@@ -105,12 +106,8 @@ def _write_images(target: NewCheckpoint, images: Iterable[tuple[int, ImagePlan]]
 
 
 def _with_layout(config: Config, layout: Layout, num_chunks: int) -> Config:
-    schedule = config.parallel.schedule
-    if (schedule == "interleaved") != (num_chunks > 1):
-        schedule = "interleaved" if num_chunks > 1 else "1f1b"
-    elif schedule == "zero_bubble" and layout.pp_size == 1:
-        schedule = "1f1b"
     sizes: dict[str, Any] = layout.sizes
+    schedule = nearest_schedule(config.parallel.schedule, layout.pp_size, num_chunks)
     parallel = replace(config.parallel, **sizes, num_chunks=num_chunks, schedule=schedule)
     changed = replace(config, parallel=parallel)
     problems = check(changed, {}, layout.world_size)

@@ -24,7 +24,7 @@ from megatrain.contracts.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.graphed_chunk import Backward, GraphedChunk
 from megatrain.parallel.weight_products import PutOffProducts
-from megatrain.schedule import Action, ActionKind, Schedule
+from megatrain.schedule import Action, ActionKind, Placement, Schedule
 from megatrain.telemetry.recorder import Recorder
 
 
@@ -58,6 +58,7 @@ class PipelineChunk:
 class _Run:
     """What is in flight during one pass over a schedule."""
 
+    placement: Placement
     inputs: Sequence[PipelineInput]
     loss_scale: Callable[[], Tensor] | None
     loss_sum: Tensor | None = None
@@ -90,7 +91,6 @@ class Pipeline:
         self.hidden_shape = hidden_shape
         self.dtype = dtype
         self.device = device
-        self._last_model_chunk = mesh.layout.pp_size * len(self.chunks) - 1
 
     def train(self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor]) -> Tensor:
         """Run forward and backward of all micro-batches; gradients end up summed in the buckets.
@@ -108,7 +108,7 @@ class Pipeline:
     def _run(
         self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor] | None
     ) -> Tensor:
-        run = _Run(inputs, loss_scale)
+        run = _Run(schedule.placement, inputs, loss_scale)
         for action in schedule.stages[self.mesh.coordinate["pp"]]:
             self._execute(action, run)
             _let_go(run.forward_sends)
@@ -135,14 +135,11 @@ class Pipeline:
             case ActionKind.REDUCE:
                 self.chunks[action.chunk].data_parallel.reduce()
 
-    def _model_chunk(self, chunk: int) -> int:
-        return chunk * self.mesh.layout.pp_size + self.mesh.coordinate["pp"]
-
     def _forward(self, action: Action, run: _Run) -> None:
         chunk, key = self.chunks[action.chunk], (action.chunk, action.microbatch)
         micro = run.inputs[action.microbatch]
-        is_first = self._model_chunk(action.chunk) == 0
-        is_last = self._model_chunk(action.chunk) == self._last_model_chunk
+        is_first = run.placement.is_first(self.mesh.coordinate["pp"], action.chunk)
+        is_last = run.placement.is_last(self.mesh.coordinate["pp"], action.chunk)
         if is_first:
             x = micro.tokens_SB
         else:
@@ -164,7 +161,7 @@ class Pipeline:
 
     def _backward(self, action: Action, run: _Run) -> None:
         chunk, key = self.chunks[action.chunk], (action.chunk, action.microbatch)
-        if self._model_chunk(action.chunk) == self._last_model_chunk:
+        if run.placement.is_last(self.mesh.coordinate["pp"], action.chunk):
             assert run.loss_scale is not None
             gradient = run.loss_scale()
         else:

@@ -71,7 +71,7 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
                 hidden_shape(config, tp.size),
                 standing,
                 host.memory,
-                is_split=config.parallel.splits_backward,
+                is_split=config.parallel.schedule_kind.splits_backward,
                 is_added=config.parallel.zero_stage == 1 and config.num_microbatches(mesh.layout.dp_size) > 1,
             )
     num_bytes = sum(x.nbytes for x in tensors_of(micro))

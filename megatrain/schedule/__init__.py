@@ -7,28 +7,42 @@ A schedule is, for each stage, a list of actions (compute, send, receive, gather
 from __future__ import annotations
 
 from megatrain.schedule.action import COMPUTES, MESSAGES_OF, MICROBATCH_ENDS, Action, ActionKind, Schedule
-from megatrain.schedule.bounds import ComputeDurations, bubble_fraction, in_flight_bound
+from megatrain.schedule.bounds import bubble_fraction, in_flight_bound
 from megatrain.schedule.build import build_schedule, forward_only
 from megatrain.schedule.checker import check_schedule
 from megatrain.schedule.drawing import render
-from megatrain.schedule.feasibility import SCHEDULE_NAMES, infeasibility
+from megatrain.schedule.durations import ComputeDurations
+from megatrain.schedule.kinds import (
+    KINDS,
+    SCHEDULE_NAMES,
+    ScheduleKind,
+    infeasibility,
+    layout_infeasibilities,
+    nearest_schedule,
+)
+from megatrain.schedule.placement import Placement
 from megatrain.schedule.stage_rules import peak_in_flight
 
 __all__ = [
     "COMPUTES",
+    "KINDS",
     "MESSAGES_OF",
     "MICROBATCH_ENDS",
     "SCHEDULE_NAMES",
     "Action",
     "ActionKind",
     "ComputeDurations",
+    "Placement",
     "Schedule",
+    "ScheduleKind",
     "bubble_fraction",
     "build_schedule",
     "check_schedule",
     "forward_only",
     "in_flight_bound",
     "infeasibility",
+    "layout_infeasibilities",
+    "nearest_schedule",
     "peak_in_flight",
     "render",
 ]

@@ -1,10 +1,9 @@
 """The vocabulary of a pipeline schedule: actions, and each stage's list of them.
 
 A stage executes its list in order. Every action returns at once except the computes, which first wait for what they
-consume. A backward is one compute, or two where a schedule splits it. The model is cut into pp_size * num_chunks model
-chunks; chunk c of stage s is model chunk c * pp_size + s, so the output of the last stage's chunk c wraps around to
-chunk c + 1 of stage 0. Messages from one stage to another in one direction form a channel, first in, first out: its
-n-th send is received by its n-th receive.
+consume. A backward is one compute, or two where a schedule splits it. Which stage holds which part of the model is in
+placement.py. Messages from one stage to another in one direction form a channel, first in, first out: its n-th send is
+received by its n-th receive.
 Source: the list-of-actions form is that of torch.distributed.pipelining and DeepSpeed; the semantics here are ours.
 """
 
@@ -12,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+
+from megatrain.schedule.placement import Placement
 
 
 class ActionKind(Enum):
@@ -75,11 +76,14 @@ class Schedule:
     """The action lists of all stages: stages[pp_rank] is what that stage executes in one step."""
 
     name: str
-    pp_size: int
-    num_chunks: int
+    placement: Placement
     num_microbatches: int
     stages: tuple[tuple[Action, ...], ...]
 
-    def model_chunk(self, stage: int, chunk: int) -> int:
-        """Return which part of the model, counted from the input, is chunk `chunk` of stage `stage`."""
-        return chunk * self.pp_size + stage
+    @property
+    def pp_size(self) -> int:
+        return self.placement.pp_size
+
+    @property
+    def num_chunks(self) -> int:
+        return self.placement.num_chunks

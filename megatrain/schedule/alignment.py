@@ -8,6 +8,8 @@ Source: the aligned gradient reduction of Megatron-LM.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from megatrain.schedule.action import COMPUTES, Action, ActionKind, Schedule
 from megatrain.schedule.execution import execute
 
@@ -21,7 +23,7 @@ def align_reductions(schedule: Schedule) -> Schedule:
             if action.kind is ActionKind.REDUCE:
                 ready[action.chunk] = max(ready[action.chunk], slot)
     stages = tuple(_aligned(actions, taken, ready) for actions, taken in zip(schedule.stages, slots, strict=True))
-    return Schedule(schedule.name, schedule.pp_size, schedule.num_chunks, schedule.num_microbatches, stages)
+    return replace(schedule, stages=stages)
 
 
 def _with_slots(actions: tuple[Action, ...], taken: tuple[int, ...]) -> list[tuple[Action, int]]:

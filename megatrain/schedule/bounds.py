@@ -10,38 +10,8 @@ less, which is what we state for LAMB's larger batches where MegaScale sec. 3.1 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from megatrain.contracts.errors import TopologyError
-from megatrain.schedule.feasibility import infeasibility
-from megatrain.schedule.gpipe import gpipe_in_flight
-from megatrain.schedule.interleaved import interleaved_in_flight
-from megatrain.schedule.one_f_one_b import one_f_one_b_in_flight
-from megatrain.schedule.zero_bubble import zero_bubble_in_flight
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeDurations:
-    """How long the computes of a model chunk take for one microbatch, in any one unit; backward is both its halves."""
-
-    forward: float
-    backward_input: float
-    backward_weight: float
-
-    @property
-    def total(self) -> float:
-        return self.forward + self.backward_input + self.backward_weight
-
-
-EQUAL_DURATIONS = ComputeDurations(1, 1, 1)
-"""As many multiplications each: those of a product with a weight, and of its two products in backward."""
-
-
-def require_feasible(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> None:
-    """Raise TopologyError with the rule and the way out when this pipeline cannot be built."""
-    problem = infeasibility(name, pp_size, num_chunks, num_microbatches)
-    if problem is not None:
-        raise TopologyError(problem)
+from megatrain.schedule.durations import EQUAL_DURATIONS, ComputeDurations
+from megatrain.schedule.kinds import require_feasible
 
 
 def bubble_fraction(
@@ -57,13 +27,8 @@ def bubble_fraction(
     (tf + ti - min(tf, ti, tw)) / (tf + ti + tw).
     Raises: TopologyError when the pipeline cannot be built.
     """
-    require_feasible(name, pp_size, num_chunks, num_microbatches)
-    num_computes = num_chunks * num_microbatches
-    if name != "zero_bubble":
-        return (pp_size - 1) / num_computes
-    filled = min(durations.forward, durations.backward_input, durations.backward_weight)
-    idle = (pp_size - 1) * (durations.forward + durations.backward_input - filled)
-    return idle / (num_computes * durations.total)
+    kind = require_feasible(name, pp_size, num_chunks, num_microbatches)
+    return (pp_size - 1) * kind.idle(durations) / (num_chunks * num_microbatches * durations.total)
 
 
 def in_flight_bound(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> tuple[int, ...]:
@@ -71,11 +36,5 @@ def in_flight_bound(name: str, pp_size: int, num_chunks: int, num_microbatches: 
 
     Raises: TopologyError when the pipeline cannot be built.
     """
-    require_feasible(name, pp_size, num_chunks, num_microbatches)
-    if name == "gpipe":
-        return gpipe_in_flight(pp_size, num_microbatches)
-    if name == "1f1b":
-        return one_f_one_b_in_flight(pp_size, num_microbatches)
-    if name == "zero_bubble":
-        return zero_bubble_in_flight(pp_size)
-    return interleaved_in_flight(pp_size, num_chunks, num_microbatches)
+    kind = require_feasible(name, pp_size, num_chunks, num_microbatches)
+    return kind.in_flight(kind.placement(pp_size, num_chunks), num_microbatches)

@@ -7,13 +7,11 @@ from functools import lru_cache
 from megatrain.contracts.errors import TopologyError
 from megatrain.schedule.action import Action, ActionKind, Schedule
 from megatrain.schedule.alignment import align_reductions
-from megatrain.schedule.bounds import require_feasible
-from megatrain.schedule.gpipe import gpipe
-from megatrain.schedule.interleaved import group_sizes, interleaved
+from megatrain.schedule.interleaved import group_sizes
+from megatrain.schedule.kinds import require_feasible
 from megatrain.schedule.lowering import RECEIVES_AHEAD, lower
-from megatrain.schedule.one_f_one_b import one_f_one_b
 from megatrain.schedule.order import ComputeOrder
-from megatrain.schedule.zero_bubble import zero_bubble
+from megatrain.schedule.placement import Placement
 
 FORWARD_ONLY = "forward_only"
 
@@ -33,29 +31,21 @@ def build_schedule(
     has_aligned_reductions: see alignment.py.
     Raises: TopologyError with the rule and the way out when `infeasibility` finds one.
     """
-    require_feasible(name, pp_size, num_chunks, num_microbatches)
-    if name == "gpipe":
-        orders = gpipe(pp_size, num_microbatches)
-    elif name == "1f1b":
-        orders = one_f_one_b(pp_size, num_microbatches)
-    elif name == "zero_bubble":
-        orders = zero_bubble(pp_size, num_microbatches)
-    else:
-        orders = interleaved(pp_size, num_chunks, num_microbatches)
-    actions = lower(orders, num_chunks, num_microbatches, receives_ahead)
-    schedule = Schedule(name, pp_size, num_chunks, num_microbatches, actions)
+    kind = require_feasible(name, pp_size, num_chunks, num_microbatches)
+    placement = kind.placement(pp_size, num_chunks)
+    actions = lower(kind.generate(placement, num_microbatches), placement, num_microbatches, receives_ahead)
+    schedule = Schedule(name, placement, num_microbatches, actions)
     return align_reductions(schedule) if has_aligned_reductions else schedule
 
 
 @lru_cache(maxsize=16)
-def forward_only(
-    pp_size: int, num_chunks: int, num_microbatches: int, receives_ahead: int = RECEIVES_AHEAD
-) -> Schedule:
+def forward_only(placement: Placement, num_microbatches: int, receives_ahead: int = RECEIVES_AHEAD) -> Schedule:
     """Return the action lists of an evaluation: forwards and their messages, gathers, and no reduce.
 
     Any num_microbatches of at least 1 will do: with fewer than pp_size the chunks' turns stall, but nothing blocks.
     Raises: TopologyError when a size is below 1.
     """
+    pp_size, num_chunks = placement.pp_size, placement.num_chunks
     if min(pp_size, num_chunks, num_microbatches) < 1:
         raise TopologyError(
             f"no forward pipeline of pp_size={pp_size}, num_chunks={num_chunks}, num_microbatches={num_microbatches}: "
@@ -67,5 +57,5 @@ def forward_only(
         for chunk in range(num_chunks):
             order += (Action(ActionKind.FORWARD, chunk, first + index) for index in range(size))
         first += size
-    actions = lower([order] * pp_size, num_chunks, num_microbatches, receives_ahead)
-    return Schedule(FORWARD_ONLY, pp_size, num_chunks, num_microbatches, actions)
+    actions = lower([order] * pp_size, placement, num_microbatches, receives_ahead)
+    return Schedule(FORWARD_ONLY, placement, num_microbatches, actions)

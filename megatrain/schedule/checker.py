@@ -12,7 +12,7 @@ from itertools import zip_longest
 from megatrain.schedule.action import ActionKind, Schedule
 from megatrain.schedule.bounds import in_flight_bound
 from megatrain.schedule.execution import Blocked, Channel, Channels, execute
-from megatrain.schedule.feasibility import SCHEDULE_NAMES, infeasibility
+from megatrain.schedule.kinds import KINDS, infeasibility
 from megatrain.schedule.lowering import RECEIVES_AHEAD
 from megatrain.schedule.stage_rules import check_stages, peak_in_flight
 
@@ -40,7 +40,7 @@ def check_schedule(schedule: Schedule, pending_receives_bound: int = PENDING_REC
 
 def _check_peaks(schedule: Schedule) -> list[str]:
     sizes = (schedule.name, schedule.pp_size, schedule.num_chunks, schedule.num_microbatches)
-    if schedule.name not in SCHEDULE_NAMES:
+    if schedule.name not in KINDS:
         return []
     if (problem := infeasibility(*sizes)) is not None:
         return [problem]
@@ -57,20 +57,18 @@ Message = tuple[int, int]
 
 def _messages(schedule: Schedule) -> dict[Channel, tuple[list[tuple[Message, int]], list[tuple[Message, int]]]]:
     """Return each channel's sends and receives in order, as what is carried and the position in the list."""
-    channels = Channels(schedule.pp_size)
+    channels = Channels(schedule.placement)
     found: dict[Channel, tuple[list[tuple[Message, int]], list[tuple[Message, int]]]] = {
         channel: ([], []) for channel in channels.all()
     }
     for stage, actions in enumerate(schedule.stages):
-        ends = {
-            kind: (found[channel][kind in _RECEIVES], kind in (ActionKind.RECV_FORWARD, ActionKind.SEND_BACKWARD))
-            for kind, channel in channels.of_stage(stage).items()
-        }
+        of_stage = channels.of_stage(stage)
         for position, action in enumerate(actions):
-            if action.kind in ends:
-                end, is_towards_input = ends[action.kind]
-                chunk = schedule.model_chunk(stage, action.chunk) - is_towards_input
-                end.append(((chunk, action.microbatch), position))
+            if action.kind in of_stage:
+                channel = of_stage[action.kind][action.chunk]
+                is_towards_input = action.kind in (ActionKind.RECV_FORWARD, ActionKind.SEND_BACKWARD)
+                chunk = schedule.placement.model_chunk(stage, action.chunk) - is_towards_input
+                found[channel][action.kind in _RECEIVES].append(((chunk, action.microbatch), position))
     return found
 
 

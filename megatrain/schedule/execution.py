@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatrain.schedule.action import COMPUTES, MESSAGES_OF, Action, ActionKind, Schedule
+from megatrain.schedule.placement import Placement
 
 _RECEIVE_OF = {compute: receive for compute, (receive, _) in MESSAGES_OF.items()}
 
@@ -45,24 +46,29 @@ class Execution:
 
 
 class Channels:
-    """The channels of a pipeline by the stage and kind of action that use them."""
+    """The channels of a pipeline by the stage, kind and chunk of the actions that use them."""
 
-    def __init__(self, pp_size: int) -> None:
-        stages = range(pp_size)
-        self._forward = [Channel("forward", stage, (stage + 1) % pp_size) for stage in stages]
-        self._backward = [Channel("backward", stage, (stage - 1) % pp_size) for stage in stages]
+    def __init__(self, placement: Placement) -> None:
+        self._of_stages = [_channels_of(placement, stage) for stage in range(placement.pp_size)]
 
     def all(self) -> list[Channel]:
-        return [*self._forward, *self._backward]
+        return list(dict.fromkeys(one for of in self._of_stages for by_chunk in of.values() for one in by_chunk))
 
-    def of_stage(self, stage: int) -> dict[ActionKind, Channel]:
-        """Return the channel that each kind of message of this stage travels on."""
-        return {
-            ActionKind.SEND_FORWARD: self._forward[stage],
-            ActionKind.RECV_FORWARD: self._forward[stage - 1],
-            ActionKind.SEND_BACKWARD: self._backward[stage],
-            ActionKind.RECV_BACKWARD: self._backward[(stage + 1) % len(self._backward)],
-        }
+    def of_stage(self, stage: int) -> dict[ActionKind, list[Channel]]:
+        """Return the channel that each kind of message of this stage travels on, by chunk."""
+        return self._of_stages[stage]
+
+
+def _channels_of(placement: Placement, stage: int) -> dict[ActionKind, list[Channel]]:
+    chunks = range(placement.num_chunks)
+    after = [placement.neighbour(stage, chunk, +1) for chunk in chunks]
+    before = [placement.neighbour(stage, chunk, -1) for chunk in chunks]
+    return {
+        ActionKind.SEND_FORWARD: [Channel("forward", stage, other) for other in after],
+        ActionKind.RECV_FORWARD: [Channel("forward", other, stage) for other in before],
+        ActionKind.SEND_BACKWARD: [Channel("backward", stage, other) for other in before],
+        ActionKind.RECV_BACKWARD: [Channel("backward", other, stage) for other in after],
+    }
 
 
 class _Mailbox:
@@ -79,7 +85,7 @@ class _Mailbox:
 class _Stage:
     """One stage part way through its list."""
 
-    def __init__(self, stage: int, actions: Sequence[Action], mailboxes: dict[ActionKind, _Mailbox]) -> None:
+    def __init__(self, stage: int, actions: Sequence[Action], mailboxes: dict[ActionKind, list[_Mailbox]]) -> None:
         self.stage = stage
         self.slots: list[int] = []
         self.awaited: tuple[_Mailbox, int] | None = None
@@ -107,11 +113,11 @@ class _Stage:
                 self.slots.append(self._next_slot)
                 self._next_slot += 1
             elif kind is ActionKind.SEND_FORWARD or kind is ActionKind.SEND_BACKWARD:
-                mailbox = self._mailboxes[kind]
+                mailbox = self._mailboxes[kind][action.chunk]
                 mailbox.arrivals.append(self._next_slot)
                 reached.add(mailbox.channel.destination)
             elif kind is ActionKind.RECV_FORWARD or kind is ActionKind.RECV_BACKWARD:
-                mailbox = self._mailboxes[kind]
+                mailbox = self._mailboxes[kind][action.chunk]
                 self._posted[kind, action.chunk, action.microbatch] = (mailbox, mailbox.num_received)
                 mailbox.num_received += 1
         self.position = len(self._actions)
@@ -120,10 +126,14 @@ class _Stage:
 
 def execute(schedule: Schedule) -> Execution:
     """Execute all stages as far as they get; a compute with no receive posted before it waits for nothing."""
-    channels = Channels(schedule.pp_size)
+    channels = Channels(schedule.placement)
     mailboxes = {channel: _Mailbox(channel) for channel in channels.all()}
     stages = [
-        _Stage(stage, actions, {kind: mailboxes[channel] for kind, channel in channels.of_stage(stage).items()})
+        _Stage(
+            stage,
+            actions,
+            {kind: [mailboxes[one] for one in by_chunk] for kind, by_chunk in channels.of_stage(stage).items()},
+        )
         for stage, actions in enumerate(schedule.stages)
     ]
     runnable = list(stages)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from megatrain.schedule.action import Action, ActionKind
 from megatrain.schedule.order import ComputeOrder, weave
+from megatrain.schedule.placement import Placement
 
 
-def gpipe(pp_size: int, num_microbatches: int) -> list[ComputeOrder]:
+def gpipe(placement: Placement, num_microbatches: int) -> list[ComputeOrder]:
     """Return the compute order of each stage."""
     forwards = [Action(ActionKind.FORWARD, 0, microbatch) for microbatch in range(num_microbatches)]
     backwards = [Action(ActionKind.BACKWARD, 0, microbatch) for microbatch in range(num_microbatches)]
-    return [weave(forwards, backwards, num_microbatches) for _ in range(pp_size)]
+    return [weave(forwards, backwards, num_microbatches) for _ in range(placement.pp_size)]
 
 
-def gpipe_in_flight(pp_size: int, num_microbatches: int) -> tuple[int, ...]:
+def gpipe_in_flight(placement: Placement, num_microbatches: int) -> tuple[int, ...]:
     """Return the peak of forwards done less backwards done, by stage."""
-    return (num_microbatches,) * pp_size
+    return (num_microbatches,) * placement.pp_size

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from megatrain.schedule.action import Action, ActionKind
 from megatrain.schedule.order import ComputeOrder, weave
+from megatrain.schedule.placement import Placement
 
 
 def group_sizes(pp_size: int, num_microbatches: int) -> list[int]:
@@ -21,7 +22,8 @@ def group_sizes(pp_size: int, num_microbatches: int) -> list[int]:
     return [smallest + 1] * num_larger + [smallest] * (num_groups - num_larger)
 
 
-def _num_warmup(pp_size: int, num_chunks: int, num_microbatches: int) -> list[int]:
+def _num_warmup(placement: Placement, num_microbatches: int) -> list[int]:
+    pp_size, num_chunks = placement.pp_size, placement.num_chunks
     largest_group = group_sizes(pp_size, num_microbatches)[0]
     return [
         min(num_microbatches * num_chunks, 2 * (pp_size - stage - 1) + (num_chunks - 1) * largest_group)
@@ -29,22 +31,22 @@ def _num_warmup(pp_size: int, num_chunks: int, num_microbatches: int) -> list[in
     ]
 
 
-def interleaved(pp_size: int, num_chunks: int, num_microbatches: int) -> list[ComputeOrder]:
+def interleaved(placement: Placement, num_microbatches: int) -> list[ComputeOrder]:
     """Return the compute order of each stage."""
     forwards: list[Action] = []
     backwards: list[Action] = []
     first = 0
-    for size in group_sizes(pp_size, num_microbatches):
+    for size in group_sizes(placement.pp_size, num_microbatches):
         group = range(first, first + size)
-        for chunk in range(num_chunks):
+        for chunk in range(placement.num_chunks):
             forwards += (Action(ActionKind.FORWARD, chunk, microbatch) for microbatch in group)
-        for chunk in reversed(range(num_chunks)):
+        for chunk in reversed(range(placement.num_chunks)):
             backwards += (Action(ActionKind.BACKWARD, chunk, microbatch) for microbatch in group)
         first += size
-    return [weave(forwards, backwards, num_warmup) for num_warmup in _num_warmup(pp_size, num_chunks, num_microbatches)]
+    return [weave(forwards, backwards, num_warmup) for num_warmup in _num_warmup(placement, num_microbatches)]
 
 
-def interleaved_in_flight(pp_size: int, num_chunks: int, num_microbatches: int) -> tuple[int, ...]:
+def interleaved_in_flight(placement: Placement, num_microbatches: int) -> tuple[int, ...]:
     """Return the peak of forwards done less backwards done, by stage."""
-    num_forwards = num_microbatches * num_chunks
-    return tuple(min(num_forwards, num_warmup + 1) for num_warmup in _num_warmup(pp_size, num_chunks, num_microbatches))
+    num_forwards = num_microbatches * placement.num_chunks
+    return tuple(min(num_forwards, num_warmup + 1) for num_warmup in _num_warmup(placement, num_microbatches))

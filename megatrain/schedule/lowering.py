@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from megatrain.schedule.action import MICROBATCH_ENDS, Action, ActionKind
 from megatrain.schedule.order import ComputeOrder
+from megatrain.schedule.placement import Placement
 
 RECEIVES_AHEAD = 1
 """Computes between posting a receive and consuming it; one suffices to overlap, each more holds a buffer."""
@@ -23,11 +24,11 @@ RECEIVES_AHEAD = 1
 class _Messages:
     """The receive before a compute and the send after it; equal actions of different stages are one object."""
 
-    def __init__(self, pp_size: int, num_chunks: int, num_microbatches: int) -> None:
-        self._last_stage = pp_size - 1
-        self._last_chunk = num_chunks - 1
+    def __init__(self, placement: Placement, num_microbatches: int) -> None:
+        self._input = placement.place(0)
+        self._loss = placement.place(placement.num_parts - 1)
         self._actions = {
-            kind: [[Action(kind, chunk, mb) for mb in range(num_microbatches)] for chunk in range(num_chunks)]
+            kind: [[Action(kind, chunk, mb) for mb in range(num_microbatches)] for chunk in range(placement.num_chunks)]
             for kind in (
                 ActionKind.SEND_FORWARD,
                 ActionKind.RECV_FORWARD,
@@ -48,7 +49,8 @@ class _Messages:
 
     def _ends(self, stage: int) -> tuple[int, int]:
         """Return the stage's chunks that hold the model's input and its loss, -1 where another stage does."""
-        return 0 if stage == 0 else -1, self._last_chunk if stage == self._last_stage else -1
+        input_chunk, loss_chunk = (chunk if stage == own else -1 for own, chunk in (self._input, self._loss))
+        return input_chunk, loss_chunk
 
     def _select(
         self,
@@ -72,12 +74,12 @@ class _Messages:
 
 
 def lower(
-    orders: Sequence[ComputeOrder], num_chunks: int, num_microbatches: int, receives_ahead: int = RECEIVES_AHEAD
+    orders: Sequence[ComputeOrder], placement: Placement, num_microbatches: int, receives_ahead: int = RECEIVES_AHEAD
 ) -> tuple[tuple[Action, ...], ...]:
     """Return each stage's full action list; a receive is posted `receives_ahead` computes before its consumer."""
-    messages = _Messages(len(orders), num_chunks, num_microbatches)
-    gathers = [Action(ActionKind.GATHER, chunk, -1) for chunk in range(num_chunks)]
-    reduces = [Action(ActionKind.REDUCE, chunk, -1) for chunk in range(num_chunks)]
+    messages = _Messages(placement, num_microbatches)
+    gathers = [Action(ActionKind.GATHER, chunk, -1) for chunk in range(placement.num_chunks)]
+    reduces = [Action(ActionKind.REDUCE, chunk, -1) for chunk in range(placement.num_chunks)]
     return tuple(
         _lower_stage(
             order, messages.receives(stage, order), messages.sends(stage, order), gathers, reduces, receives_ahead

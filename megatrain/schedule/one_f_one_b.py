@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from megatrain.schedule.action import Action, ActionKind
 from megatrain.schedule.order import ComputeOrder, weave
+from megatrain.schedule.placement import Placement
 
 
-def one_f_one_b(pp_size: int, num_microbatches: int) -> list[ComputeOrder]:
+def one_f_one_b(placement: Placement, num_microbatches: int) -> list[ComputeOrder]:
     """Return the compute order of each stage."""
+    pp_size = placement.pp_size
     forwards = [Action(ActionKind.FORWARD, 0, microbatch) for microbatch in range(num_microbatches)]
     backwards = [Action(ActionKind.BACKWARD, 0, microbatch) for microbatch in range(num_microbatches)]
     return [weave(forwards, backwards, min(num_microbatches, pp_size - stage - 1)) for stage in range(pp_size)]
 
 
-def one_f_one_b_in_flight(pp_size: int, num_microbatches: int) -> tuple[int, ...]:
+def one_f_one_b_in_flight(placement: Placement, num_microbatches: int) -> tuple[int, ...]:
     """Return the peak of forwards done less backwards done, by stage."""
-    return tuple(min(num_microbatches, pp_size - stage) for stage in range(pp_size))
+    return tuple(min(num_microbatches, placement.pp_size - stage) for stage in range(placement.pp_size))

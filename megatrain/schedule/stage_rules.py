@@ -94,8 +94,8 @@ def _around(compute: Action) -> Iterator[Precedence]:
 
 def _is_at_end(schedule: Schedule, stage: int, pair: Precedence) -> bool:
     """Say whether the rule is about a message that would come from before the input or go beyond the loss."""
-    is_at_input = stage == 0 and pair[0].chunk == 0
-    is_at_loss = stage == schedule.pp_size - 1 and pair[0].chunk == schedule.num_chunks - 1
+    is_at_input = schedule.placement.is_first(stage, pair[0].chunk)
+    is_at_loss = schedule.placement.is_last(stage, pair[0].chunk)
     return any(
         (is_at_input and action.kind in _TOWARDS_INPUT) or (is_at_loss and action.kind in _TOWARDS_LOSS)
         for action in pair[:2]

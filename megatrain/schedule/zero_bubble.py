@@ -10,15 +10,17 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241), sec. 2
 from __future__ import annotations
 
 from megatrain.schedule.action import Action, ActionKind
+from megatrain.schedule.durations import ComputeDurations
 from megatrain.schedule.one_f_one_b import one_f_one_b
 from megatrain.schedule.order import ComputeOrder
+from megatrain.schedule.placement import Placement
 
 
-def zero_bubble(pp_size: int, num_microbatches: int) -> list[ComputeOrder]:
+def zero_bubble(placement: Placement, num_microbatches: int) -> list[ComputeOrder]:
     """Return the compute order of each stage."""
     return [
         _with_split_backwards(order, stage, num_microbatches)
-        for stage, order in enumerate(one_f_one_b(pp_size, num_microbatches))
+        for stage, order in enumerate(one_f_one_b(placement, num_microbatches))
     ]
 
 
@@ -36,6 +38,12 @@ def _with_split_backwards(order: ComputeOrder, num_put_off: int, num_microbatche
     return split + weights[max(0, num_microbatches - num_put_off) :]
 
 
-def zero_bubble_in_flight(pp_size: int) -> tuple[int, ...]:
+def zero_bubble_in_flight(placement: Placement, num_microbatches: int) -> tuple[int, ...]:
     """Return the peak of forwards done less weights' halves done, by stage."""
-    return (pp_size,) * pp_size
+    return (min(placement.pp_size, num_microbatches),) * placement.pp_size
+
+
+def zero_bubble_idle(durations: ComputeDurations) -> float:
+    """Return what a stage idles for each further stage: 1F1B's idle time, filled with weights' halves."""
+    filled = min(durations.forward, durations.backward_input, durations.backward_weight)
+    return durations.forward + durations.backward_input - filled

@@ -9,7 +9,7 @@ import torch
 
 from megatrain.ops.extension import load_extension
 from megatrain.parallel.graphed_chunk import CudaGraphCapture, Replay
-from megatrain.schedule import build_schedule, forward_only
+from megatrain.schedule import Placement, build_schedule, forward_only
 from megatrain.training_step import train_step
 from tests.helpers.lone_rank import SilentRecorder, lone_replica, make_config, microbatches, random_tokens
 from tests.helpers.require import require
@@ -70,7 +70,7 @@ def train(capture: CudaGraphCapture | None, tables: dict[str, dict[str, Any]]) -
         inputs = microbatches(replica, random_tokens(config, seed=number % 2), first_sample=6 * number)
         if number == STEPS // 2:
             replica.set_training(False)
-            replica.pipeline.evaluate(forward_only(1, 1, len(inputs)), inputs)
+            replica.pipeline.evaluate(forward_only(Placement(1, 1), len(inputs)), inputs)
             replica.set_training(True)
         outcome = train_step(
             replica, build_schedule("1f1b", 1, 1, 3), inputs, num_label_tokens=6 * config.model.seq_len, lr=1e-3,

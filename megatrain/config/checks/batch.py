@@ -9,7 +9,7 @@ from megatrain.config.checks.context import Context
 from megatrain.config.parallel import configurable_axes
 from megatrain.config.problem import Problem
 from megatrain.config.wording import alternatives, multiples_around
-from megatrain.schedule import infeasibility
+from megatrain.schedule import infeasibility, layout_infeasibilities
 
 BATCH_KEYS = ("batch.global_batch_size", "batch.micro_batch_size")
 RAMPUP_KEYS = ("batch.rampup_start", "batch.rampup_increment", "batch.rampup_samples", "batch.global_batch_size")
@@ -90,9 +90,7 @@ def _division_problems(context: Context, levels: Sequence[int]) -> Iterator[Prob
 def _schedule_problems(context: Context, levels: Sequence[int]) -> Iterator[Problem]:
     parallel, batch = context.config.parallel, context.config.batch
     # An impossible combination of schedule, stages and chunks is reported by the layout's own rules.
-    if (parallel.schedule == "interleaved") != (parallel.num_chunks > 1):
-        return
-    if parallel.schedule == "zero_bubble" and parallel.pp_size == 1:
+    if any(layout_infeasibilities(parallel.schedule, parallel.pp_size, parallel.num_chunks)):
         return
     # One replica has the most micro-batches: what is impossible there is impossible with any number of replicas.
     part = batch.micro_batch_size * (context.dp_size or 1)

@@ -9,13 +9,14 @@ from typing import NamedTuple
 from megatrain.config.checks.context import Context
 from megatrain.config.problem import Problem
 from megatrain.config.wording import alternatives, divisors, multiples_around, nearest
+from megatrain.schedule import layout_infeasibilities
 
 
 def parallel_problems(context: Context) -> Iterator[Problem]:
     """Yield what makes the layout impossible."""
     yield from _tensor_parallel_problems(context)
     yield from _sequence_chunk_problems(context)
-    yield from _chunk_problems(context)
+    yield from _schedule_problems(context)
     yield from _split_backward_problems(context)
     yield from _alignment_problems(context)
     yield from _layer_problems(context)
@@ -100,22 +101,13 @@ def _sequence_chunk_problems(context: Context) -> Iterator[Problem]:
         )
 
 
-def _chunk_problems(context: Context) -> Iterator[Problem]:
+def _schedule_problems(context: Context) -> Iterator[Problem]:
+    """Yield what the schedule itself cannot be built from, and where its chunks meet what goes with one only."""
     parallel = context.config.parallel
-    if parallel.num_chunks > 1 and parallel.schedule != "interleaved":
-        yield Problem(
-            ("parallel.num_chunks", "parallel.schedule"),
-            f'parallel.num_chunks={parallel.num_chunks} needs parallel.schedule="interleaved", found '
-            f'"{parallel.schedule}"; use schedule="interleaved" or num_chunks=1',
-        )
-    if parallel.schedule != "interleaved":
+    for found in layout_infeasibilities(parallel.schedule, parallel.pp_size, parallel.num_chunks):
+        yield Problem(found.keys, found.text)
+    if not parallel.schedule_kind.has_chunks:
         return
-    if parallel.num_chunks == 1:
-        yield Problem(
-            ("parallel.schedule", "parallel.num_chunks"),
-            'parallel.schedule="interleaved" needs parallel.num_chunks of at least 2, found 1; '
-            'use num_chunks=2 or schedule="1f1b"',
-        )
     if parallel.pp_size == 1 and parallel.zero_stage == 2 and context.config.model.has_tied_head:
         yield Problem(
             ("parallel.zero_stage", "parallel.num_chunks", "model.has_tied_head"),
@@ -155,31 +147,26 @@ def _split_backward_problems(context: Context) -> Iterator[Problem]:
     """Yield what leaves nothing to put off, or nowhere to put it."""
     config = context.config
     parallel = config.parallel
-    if parallel.schedule != "zero_bubble":
+    if not parallel.schedule_kind.splits_backward:
         return
-    if parallel.pp_size == 1:
-        yield Problem(
-            ("parallel.schedule", "parallel.pp_size"),
-            'parallel.schedule="zero_bubble" fills the bubble of a pipeline, and parallel.pp_size=1 has none; '
-            'use schedule="1f1b" or pp_size=2',
-        )
+    schedule = f'parallel.schedule="{parallel.schedule}"'
     if parallel.zero_stage == 2:
         yield Problem(
             ("parallel.zero_stage", "parallel.schedule"),
-            "parallel.zero_stage=2 lets go of a micro-batch's gradients after its backward, and "
-            'parallel.schedule="zero_bubble" puts most of them off; use zero_stage=1 or schedule="1f1b"',
+            f"parallel.zero_stage=2 lets go of a micro-batch's gradients after its backward, and {schedule} puts most "
+            'of them off; use zero_stage=1 or schedule="1f1b"',
         )
     if parallel.num_sequence_chunks > 1:
         yield Problem(
             ("parallel.num_sequence_chunks", "parallel.schedule"),
             f"parallel.num_sequence_chunks={parallel.num_sequence_chunks} hides exchanges beneath products that "
-            'parallel.schedule="zero_bubble" puts off; use num_sequence_chunks=1 or schedule="1f1b"',
+            f'{schedule} puts off; use num_sequence_chunks=1 or schedule="1f1b"',
         )
     if config.fp8.is_used and config.fp8.backend == "transformer_engine":
         yield Problem(
             ("fp8.backend", "parallel.schedule"),
             'fp8.backend="transformer_engine" computes weights\' gradients in its own backward, where '
-            'parallel.schedule="zero_bubble" cannot put them off; use backend="megatrain" or schedule="1f1b"',
+            f'{schedule} cannot put them off; use backend="megatrain" or schedule="1f1b"',
         )
 
 

@@ -232,8 +232,8 @@ def test_an_open_dp_size_is_taken_as_the_most_lenient(problems_of) -> None:
     expected = (
         "batch.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: num_microbatches=2 "
         "(batch.global_batch_size / (batch.micro_batch_size * dp_size)) must be at least parallel.pp_size=4 for "
-        "parallel.schedule='interleaved', or every change of chunk stalls the pipeline; raise "
-        "batch.global_batch_size to 4 microbatches or use schedule='1f1b'; the smallest batch that fits is 4 "
+        'parallel.schedule="interleaved", or every change of chunk stalls the pipeline; raise '
+        'batch.global_batch_size to 4 microbatches or use schedule="1f1b"; the smallest batch that fits is 4 '
         "(--batch.global_batch_size on the command line)"
     )
     assert problems_of(*INTERLEAVED, too_few) == (expected,)

@@ -40,9 +40,9 @@ FP8 = ["--fp8.recipe=tensorwise", "--train.precision=bf16", "--fp8.backend=trans
             ["--parallel.dp_size=16"],
             (
                 "batch.global_batch_size=48: num_microbatches=3 (batch.global_batch_size / (batch.micro_batch_size * "
-                "dp_size)) must be at least parallel.pp_size=4 for parallel.schedule='zero_bubble', or there is too "
+                'dp_size)) must be at least parallel.pp_size=4 for parallel.schedule="zero_bubble", or there is too '
                 "little to fill the bubble with; raise batch.global_batch_size to 4 microbatches or use "
-                "schedule='1f1b'; the smallest batch that fits is 64"
+                'schedule="1f1b"; the smallest batch that fits is 64'
             ),
         ),
         (

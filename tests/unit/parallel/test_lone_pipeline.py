@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from megatrain.model import TokenContext, Transformer
 from megatrain.ops.cross_entropy import IGNORED_LABEL
 from megatrain.parallel.pipeline import PipelineInput
-from megatrain.schedule import build_schedule, forward_only
+from megatrain.schedule import Placement, build_schedule, forward_only
 from tests.helpers.lone_rank import (
     gradients_by_name,
     lone_replica,
@@ -105,10 +105,13 @@ def test_evaluation_gives_the_loss_and_touches_no_gradient() -> None:
     run_gradients(replica, tokens)
     before = gradients_by_name(replica)
     replica.set_training(False)
-    losses = [replica.pipeline.evaluate(forward_only(1, 1, 2), microbatches(replica, tokens)).item() for _ in range(2)]
+    losses = [
+        replica.pipeline.evaluate(forward_only(Placement(1, 1), 2), microbatches(replica, tokens)).item()
+        for _ in range(2)
+    ]
 
     plain = lone_replica(make_config(model={"dropout": 0.0}))
-    expected = plain.pipeline.evaluate(forward_only(1, 1, 2), microbatches(plain, tokens)).item()
+    expected = plain.pipeline.evaluate(forward_only(Placement(1, 1), 2), microbatches(plain, tokens)).item()
     after = gradients_by_name(replica)
     assert losses[0] == losses[1] == pytest.approx(expected, rel=1e-12)
     assert all(torch.equal(before[name], after[name]) for name in before)

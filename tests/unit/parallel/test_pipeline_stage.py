@@ -21,7 +21,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
 from megatrain.parallel.weight_products import WeightProducts
-from megatrain.schedule import ActionKind, Schedule, build_schedule, forward_only
+from megatrain.schedule import ActionKind, Placement, Schedule, build_schedule, forward_only
 
 SHAPE = (4, 2, 3)
 """Rows, micro-batch, hidden."""
@@ -207,7 +207,7 @@ def test_a_graph_dies_with_its_backward(num_microbatches: int) -> None:
 
 def test_an_evaluation_makes_no_graph() -> None:
     for stage in (Stage(0), Stage(1)):
-        total = stage.pipeline.evaluate(forward_only(2, 1, COUNT), inputs(COUNT))
+        total = stage.pipeline.evaluate(forward_only(Placement(2, 1), COUNT), inputs(COUNT))
 
         (module,) = stage.modules
         assert module.is_grad_enabled == [False] * COUNT

@@ -10,7 +10,7 @@ import torch
 from megatrain.assembly import Replica
 from megatrain.model.linear import Projection
 from megatrain.ops import fp8_linear
-from megatrain.schedule import build_schedule, forward_only
+from megatrain.schedule import Placement, build_schedule, forward_only
 from megatrain.training_step import train_step
 from tests.helpers.lone_rank import SilentRecorder, lone_replica, make_config, microbatches, random_tokens
 
@@ -95,7 +95,7 @@ def test_evaluation_leaves_the_scales_alone() -> None:
     step(replica)
     (scales,) = replica.fp8_scales
     inputs = microbatches(replica, random_tokens(replica.config, seed=9))
-    replica.pipeline.evaluate(forward_only(1, 1, len(inputs)), inputs)
+    replica.pipeline.evaluate(forward_only(Placement(1, 1), len(inputs)), inputs)
     assert not scales.scaling.collected_P.any()
 
 

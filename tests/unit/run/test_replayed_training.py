@@ -13,7 +13,7 @@ from torch import Tensor
 from megatrain.assembly import Replica
 from megatrain.config.config import Config
 from megatrain.ops.cross_entropy import IGNORED_LABEL
-from megatrain.schedule import build_schedule, forward_only
+from megatrain.schedule import Placement, build_schedule, forward_only
 from megatrain.training_step import train_step
 from tests.helpers.lone_rank import (
     SilentRecorder,
@@ -166,7 +166,7 @@ def test_evaluation_runs_beside_recordings(tables: Tables) -> None:
         if number in (1, 3, 5):
             replica.set_training(False)
             inputs = microbatches(replica, random_tokens(config, seed=100 + number))
-            found.append(replica.pipeline.evaluate(forward_only(1, 1, len(inputs)), inputs).item())
+            found.append(replica.pipeline.evaluate(forward_only(Placement(1, 1), len(inputs)), inputs).item())
             replica.set_training(True)
 
     replays = require_same_training(config, evaluate)

@@ -10,7 +10,7 @@ import pytest
 
 from megatrain.contracts.errors import TopologyError
 from megatrain.replay import build_graph
-from megatrain.schedule import Action, ActionKind, Schedule, build_schedule, check_schedule, forward_only
+from megatrain.schedule import Action, ActionKind, Placement, Schedule, build_schedule, check_schedule, forward_only
 from megatrain.schedule.execution import execute
 from megatrain.schedule.interleaved import interleaved
 from megatrain.schedule.lowering import lower
@@ -191,7 +191,7 @@ def test_a_weights_half_takes_its_slot(split: Schedule) -> None:
 
 
 def test_evaluation_has_no_reduce() -> None:
-    schedule = forward_only(2, 1, 2)
+    schedule = forward_only(Placement(2, 1), 2)
     broken = with_stage(schedule, 1, [*schedule.stages[1], Action(ActionKind.REDUCE, 0, -1)])
     expect_one_problem(broken, "REDUCE(chunk=0): this stage has no such action")
 
@@ -206,15 +206,17 @@ def test_messages_crossed_on_a_channel(schedule: Schedule) -> None:
 
 
 def test_too_many_receives_ahead() -> None:
-    orders = interleaved(4, 2, 8)
-    schedule = replace(build_schedule("interleaved", 4, 2, 8), stages=lower(orders, 2, 8, receives_ahead=3))
+    orders = interleaved(Placement(4, 2), 8)
+    schedule = replace(
+        build_schedule("interleaved", 4, 2, 8), stages=lower(orders, Placement(4, 2), 8, receives_ahead=3)
+    )
     problems = check_schedule(schedule)
     assert problems
     assert all("3 receives are posted and not consumed; at most 2 may be" in problem for problem in problems)
     assert check_schedule(schedule, pending_receives_bound=4) == []
 
 
-@pytest.mark.parametrize(("name", "num_chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 3)])
+@pytest.mark.parametrize(("name", "num_chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)])
 def test_receives_need_not_be_ahead(name: str, num_chunks: int) -> None:
     for pp_size in (2, 3, 4):
         for num_microbatches in (4, 5, 7, 8):
@@ -222,7 +224,7 @@ def test_receives_need_not_be_ahead(name: str, num_chunks: int) -> None:
             orders = [
                 [action for action in actions if action.kind in (FORWARD, BACKWARD)] for actions in schedule.stages
             ]
-            late = replace(schedule, stages=lower(orders, num_chunks, num_microbatches, receives_ahead=0))
+            late = replace(schedule, stages=lower(orders, schedule.placement, num_microbatches, receives_ahead=0))
             assert check_schedule(late, pending_receives_bound=1) == []
 
 
@@ -238,7 +240,7 @@ def test_compute_orders_that_wait_for_each_other() -> None:
         [act(FORWARD, 0), act(BACKWARD, 0), act(FORWARD, 1), act(BACKWARD, 1)],
         [act(FORWARD, 0), act(FORWARD, 1), act(BACKWARD, 0), act(BACKWARD, 1)],
     ]
-    schedule = Schedule("experiment", 2, 1, 2, lower(orders, 1, 2))
+    schedule = Schedule("experiment", Placement(2, 1), 2, lower(orders, Placement(2, 1), 2))
     problems = check_schedule(schedule)
     assert len(problems) == 2
     backward, forward = (
@@ -257,17 +259,21 @@ def test_a_larger_group_after_a_smaller_one_is_wrong() -> None:
     forwards = [act(FORWARD, microbatch, chunk) for group in groups for chunk in (0, 1) for microbatch in group]
     backwards = [act(BACKWARD, microbatch, chunk) for group in groups for chunk in (1, 0) for microbatch in group]
     orders = [weave(forwards, backwards, 2 * (2 - stage) + 3) for stage in range(3)]
-    problems = check_schedule(Schedule("experiment", 3, 2, 7, lower(orders, 2, 7)))
+    problems = check_schedule(Schedule("experiment", Placement(3, 2), 7, lower(orders, Placement(3, 2), 7)))
     assert problems
     assert all("a forward comes before its backward" in problem for problem in problems)
 
 
 def test_wrong_number_of_lists(schedule: Schedule) -> None:
-    assert check_schedule(replace(schedule, pp_size=3)) == ["schedule '1f1b' has 2 action lists for pp_size=3"]
+    assert check_schedule(replace(schedule, placement=Placement(3, 1))) == [
+        "schedule '1f1b' has 2 action lists for pp_size=3"
+    ]
 
 
 def test_sizes_the_named_schedule_cannot_have(schedule: Schedule) -> None:
-    expect_one_problem(replace(schedule, num_chunks=2), "parallel.num_chunks=2 needs parallel.schedule='interleaved'")
+    expect_one_problem(
+        replace(schedule, placement=Placement(2, 2)), 'parallel.num_chunks=2 needs parallel.schedule="interleaved"'
+    )
 
 
 def can_finish(schedule: Schedule, awaits_sends: bool = False) -> bool:
@@ -311,14 +317,13 @@ def test_deadlocks_are_found_exactly_where_the_dependencies_form_a_cycle() -> No
     verdicts: list[bool] = []
     for _ in range(400):
         pp_size, num_chunks, num_microbatches = rng.choice([(2, 1, 4), (2, 2, 3), (3, 1, 4), (3, 2, 4), (4, 2, 5)])
-        orders = interleaved(pp_size, num_chunks, num_microbatches)
+        placement = Placement(pp_size, num_chunks)
+        orders = interleaved(placement, num_microbatches)
         for _ in range(rng.randrange(1, 40)):
             order = rng.choice(orders)
             place = rng.randrange(len(order) - 1)
             order[place : place + 2] = reversed(order[place : place + 2])
-        schedule = Schedule(
-            "experiment", pp_size, num_chunks, num_microbatches, lower(orders, num_chunks, num_microbatches)
-        )
+        schedule = Schedule("experiment", placement, num_microbatches, lower(orders, placement, num_microbatches))
         is_deadlocked = any(problem.startswith("deadlock") for problem in check_schedule(schedule))
         assert is_deadlocked == (not can_finish(schedule))
         verdicts.append(is_deadlocked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatrain.schedule import build_schedule, forward_only, render
+from megatrain.schedule import Placement, build_schedule, forward_only, render
 from tests.helpers.markdown import fenced_blocks
 from tests.helpers.source_tree import ROOT
 
@@ -30,7 +30,7 @@ def test_single_stage_has_no_idle_slot() -> None:
 
 
 def test_forward_only() -> None:
-    assert render(forward_only(2, 2, 2)).splitlines() == [
+    assert render(forward_only(Placement(2, 2), 2)).splitlines() == [
         "stage 0 | F0a F1a F0b F1b .",
         "stage 1 | .   F0a F1a F0b F1b",
     ]

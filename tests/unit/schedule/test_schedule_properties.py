@@ -11,6 +11,7 @@ from megatrain.schedule import (
     SCHEDULE_NAMES,
     Action,
     ActionKind,
+    Placement,
     build_schedule,
     check_schedule,
     forward_only,
@@ -69,7 +70,7 @@ def test_schedule_is_right_and_its_memory_bound_is_reached(name: str, pp_size: i
 def test_forward_only_is_right_and_holds_nothing(pp_size: int) -> None:
     for num_chunks in range(1, 5):
         for num_microbatches in (1, 2, 3, 7, 8, 9, 17, 32):
-            schedule = forward_only(pp_size, num_chunks, num_microbatches)
+            schedule = forward_only(Placement(pp_size, num_chunks), num_microbatches)
             assert check_schedule(schedule) == []
             assert peak_in_flight(schedule) == (0,) * pp_size
             kinds = {action.kind for actions in schedule.stages for action in actions}
@@ -80,7 +81,7 @@ def test_every_pipeline_with_enough_microbatches_is_feasible() -> None:
     for pp_size in range(1, 9):
         for name in ("gpipe", "1f1b"):
             assert list(feasible_sizes(name, pp_size)) == [(1, m) for m in range(1, 33)]
-        expected = [(c, m) for c in range(1, 5) for m in range(pp_size, 33)]
+        expected = [(c, m) for c in range(2, 5) for m in range(pp_size, 33)]
         assert list(feasible_sizes("interleaved", pp_size)) == expected
         expected = [(1, m) for m in range(pp_size, 33)] if pp_size > 1 else []
         assert list(feasible_sizes("zero_bubble", pp_size)) == expected
@@ -100,7 +101,7 @@ def test_single_stage_neither_sends_nor_receives() -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_chunks"),
-    [("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 3), ("zero_bubble", 1)],
+    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero_bubble", 1)],
 )
 def test_receives_are_posted_exactly_one_compute_ahead_and_sends_at_once(name: str, num_chunks: int) -> None:
     schedule = build_schedule(name, 4, num_chunks, 9)
@@ -177,15 +178,15 @@ def test_groups_are_nearly_equal_and_the_largest_is_first(
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        (("zigzag", 2, 1, 4), "parallel.schedule='zigzag' is not one of gpipe, 1f1b, interleaved, zero_bubble"),
+        (("zigzag", 2, 1, 4), 'parallel.schedule="zigzag" is not one of gpipe, 1f1b, interleaved, zero_bubble'),
         (("1f1b", 0, 1, 4), "parallel.pp_size=0 must be at least 1"),
         (("1f1b", 2, 0, 4), "parallel.num_chunks=0 must be at least 1"),
         (("gpipe", 2, 1, 0), "num_microbatches=0 must be at least 1"),
-        (("1f1b", 2, 2, 4), "parallel.num_chunks=2 needs parallel.schedule='interleaved', found '1f1b'; use"),
-        (("interleaved", 4, 2, 3), "num_microbatches=3 .* must be at least parallel.pp_size=4 .* use schedule='1f1b'"),
-        (("zero_bubble", 4, 1, 3), "num_microbatches=3 .* must be at least parallel.pp_size=4 .* use schedule='1f1b'"),
-        (("zero_bubble", 1, 1, 4), "parallel.pp_size=1 has none; use schedule='1f1b' or pp_size=2"),
-        (("zero_bubble", 2, 2, 4), "parallel.num_chunks=2 needs parallel.schedule='interleaved', found 'zero_bubble'"),
+        (("1f1b", 2, 2, 4), 'parallel.num_chunks=2 needs parallel.schedule="interleaved", found "1f1b"; use'),
+        (("interleaved", 4, 2, 3), 'num_microbatches=3 .* must be at least parallel.pp_size=4 .* use schedule="1f1b"'),
+        (("zero_bubble", 4, 1, 3), 'num_microbatches=3 .* must be at least parallel.pp_size=4 .* use schedule="1f1b"'),
+        (("zero_bubble", 1, 1, 4), 'parallel.pp_size=1 has none; use schedule="1f1b" or pp_size=2'),
+        (("zero_bubble", 2, 2, 4), 'parallel.num_chunks=2 needs parallel.schedule="interleaved", found "zero_bubble"'),
     ],
 )
 def test_impossible_pipelines_are_refused_with_the_way_out(sizes: tuple[str, int, int, int], message: str) -> None:
@@ -199,7 +200,7 @@ def test_impossible_pipelines_are_refused_with_the_way_out(sizes: tuple[str, int
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (2, 0, 1), (2, 1, 0)])
 def test_impossible_forward_pipelines_are_refused(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(TopologyError, match=f"no forward pipeline of pp_size={sizes[0]}, num_chunks={sizes[1]}"):
-        forward_only(*sizes)
+        forward_only(Placement(*sizes[:2]), sizes[2])
 
 
 def test_equal_requests_share_one_schedule() -> None:

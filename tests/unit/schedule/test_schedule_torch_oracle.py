@@ -29,7 +29,7 @@ def our_order(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -
     schedule = build_schedule(name, pp_size, num_chunks, num_microbatches)
     return [
         [
-            (schedule.model_chunk(stage, action.chunk), KIND_NAMES[action.kind], action.microbatch)
+            (schedule.placement.model_chunk(stage, action.chunk), KIND_NAMES[action.kind], action.microbatch)
             for action in actions
             if action.kind in KIND_NAMES
         ]

@@ -229,7 +229,7 @@ def _table(rows: Rows, cells: Cells) -> OperationTable:
         duration_s=(rows.end - rows.start) / _NS_PER_S,
         sequence=rows.sequence,
         chunk=rows.chunk.astype(np.int64),
-        model_chunk=np.where(is_compute, rows.chunk * cells.layout.pp_size + stage, -1).astype(np.int64),
+        model_chunk=np.where(is_compute, cells.model_chunk(stage, rows.chunk), -1).astype(np.int64),
         microbatch=np.where(is_compute, rows.microbatch, -1).astype(np.int64),
     )
 

@@ -38,9 +38,9 @@ def _chunks(rows: Rows, cells: Cells) -> Ints:
 def _unsent_messages(rows: Rows, cells: Cells) -> list[Rows]:
     """Where stages have several chunks, traces hold messages of the model's input and loss too, without duration."""
     _, stage, _ = cells.places(rows.cell)
-    last_stage, last_chunk = cells.layout.pp_size - 1, cells.num_chunks - 1
-    is_input = (stage == 0) & (rows.chunk == 0)
-    is_loss = (stage == last_stage) & (rows.chunk == last_chunk)
+    model_chunk = cells.model_chunk(stage, rows.chunk)
+    is_input = model_chunk == 0
+    is_loss = model_chunk == cells.layout.pp_size * cells.num_chunks - 1
     forward, backward = rows.of(kinds.FORWARD), rows.of(kinds.BACKWARD)
     return [
         _without_duration(rows.where(chosen), kind, at_end)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.layout import Layout
+from megatrain.schedule import Placement
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.operations import Ints
 
@@ -58,6 +59,14 @@ class Cells:
     @property
     def num_pipelines(self) -> int:
         return self.layout.dp_size * self.layout.pp_size
+
+    def model_chunk(self, stage: Ints, chunk: NDArray[Any]) -> Ints:
+        """Return which parts of the model are these chunks of these stages."""
+        placement = Placement(self.layout.pp_size, self.num_chunks)
+        stages, chunks = range(placement.pp_size), range(placement.num_chunks)
+        by_stage = np.array([[placement.model_chunk(one, other) for other in chunks] for one in stages])
+        parts: Ints = by_stage[stage, chunk]
+        return parts
 
     @property
     def num_cells(self) -> int:

@@ -1,0 +1,144 @@
+"""The kinds of schedule, one row each: whoever needs to know something about a schedule reads it here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from megatrain.contracts.errors import TopologyError
+from megatrain.schedule.durations import ComputeDurations
+from megatrain.schedule.gpipe import gpipe, gpipe_in_flight
+from megatrain.schedule.interleaved import interleaved, interleaved_in_flight
+from megatrain.schedule.one_f_one_b import one_f_one_b, one_f_one_b_in_flight
+from megatrain.schedule.order import ComputeOrder
+from megatrain.schedule.placement import Placement
+from megatrain.schedule.zero_bubble import zero_bubble, zero_bubble_idle, zero_bubble_in_flight
+
+
+def _whole_turn(durations: ComputeDurations) -> float:
+    return durations.total
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleKind:
+    """What is true of a schedule at any size."""
+
+    name: str
+    summary: str
+    """One sentence for the reference of the configuration."""
+    generate: Callable[[Placement, int], list[ComputeOrder]]
+    """The compute order of each stage for a placement and a number of microbatches."""
+    in_flight: Callable[[Placement, int], tuple[int, ...]]
+    """By stage, the most activations held at once, in microbatches of one chunk."""
+    idle: Callable[[ComputeDurations], float] = _whole_turn
+    """What every stage idles for each further stage, with free messages."""
+    has_chunks: bool = False
+    """Several chunks a stage; all others have one."""
+    is_v_shaped: bool = False
+    needs_pipeline: str = ""
+    """Why one stage is too few; empty where it is not."""
+    needs_microbatches: str = ""
+    """Why it takes pp_size microbatches at least; empty where any number will do."""
+    splits_backward: bool = False
+    """Whether products that give weights' gradients are put off."""
+
+    def placement(self, pp_size: int, num_chunks: int) -> Placement:
+        return Placement(pp_size, num_chunks, self.is_v_shaped)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        ScheduleKind("gpipe", "all forwards, then all backwards", gpipe, gpipe_in_flight),
+        ScheduleKind("1f1b", "one forward, one backward", one_f_one_b, one_f_one_b_in_flight),
+        ScheduleKind(
+            "interleaved",
+            "1f1b over num_chunks chunks a stage, with a bubble smaller by that factor",
+            interleaved,
+            interleaved_in_flight,
+            has_chunks=True,
+            needs_microbatches="every change of chunk stalls the pipeline",
+        ),
+        ScheduleKind(
+            "zero_bubble",
+            "1f1b that puts weights' gradients off to where it would be idle: about a third of the bubble, and every "
+            "stage has pp_size microbatches in flight",
+            zero_bubble,
+            zero_bubble_in_flight,
+            zero_bubble_idle,
+            needs_pipeline="fills the bubble of a pipeline",
+            needs_microbatches="there is too little to fill the bubble with",
+            splits_backward=True,
+        ),
+    )
+}
+SCHEDULE_NAMES = tuple(KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasibility:
+    """Why a pipeline cannot be built: the rule and the way out, and the keys of the configuration that it is about."""
+
+    keys: tuple[str, ...]
+    text: str
+
+
+_SCHEDULE, _STAGES, _CHUNKS = "parallel.schedule", "parallel.pp_size", "parallel.num_chunks"
+
+
+def layout_infeasibilities(name: str, pp_size: int, num_chunks: int) -> Iterator[Infeasibility]:
+    """Yield why no number of microbatches would do."""
+    if name not in KINDS:
+        yield Infeasibility((_SCHEDULE,), f'{_SCHEDULE}="{name}" is not one of {", ".join(SCHEDULE_NAMES)}')
+        return
+    kind = KINDS[name]
+    for key, value in ((_STAGES, pp_size), (_CHUNKS, num_chunks)):
+        if value < 1:
+            yield Infeasibility((key,), f"{key}={value} must be at least 1")
+            return
+    if num_chunks > 1 and not kind.has_chunks:
+        yield Infeasibility(
+            (_CHUNKS, _SCHEDULE),
+            f'{_CHUNKS}={num_chunks} needs {_SCHEDULE}="interleaved", found "{name}"; '
+            'use schedule="interleaved" or num_chunks=1',
+        )
+    if num_chunks == 1 and kind.has_chunks:
+        yield Infeasibility(
+            (_SCHEDULE, _CHUNKS),
+            f'{_SCHEDULE}="{name}" needs {_CHUNKS} of at least 2, found 1; use num_chunks=2 or schedule="1f1b"',
+        )
+    if pp_size == 1 and kind.needs_pipeline:
+        yield Infeasibility(
+            (_SCHEDULE, _STAGES),
+            f'{_SCHEDULE}="{name}" {kind.needs_pipeline}, and {_STAGES}=1 has none; use schedule="1f1b" or pp_size=2',
+        )
+
+
+def infeasibility(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> str | None:
+    """Return why this pipeline cannot be built, with the rule and the way out, or None when it can."""
+    for found in layout_infeasibilities(name, pp_size, num_chunks):
+        return found.text
+    if num_microbatches < 1:
+        return f"num_microbatches={num_microbatches} must be at least 1"
+    reason = KINDS[name].needs_microbatches
+    if reason and num_microbatches < pp_size:
+        return (
+            f"num_microbatches={num_microbatches} (batch.global_batch_size / (batch.micro_batch_size * dp_size)) must "
+            f'be at least {_STAGES}={pp_size} for {_SCHEDULE}="{name}", or {reason}; '
+            f'raise batch.global_batch_size to {pp_size} microbatches or use schedule="1f1b"'
+        )
+    return None
+
+
+def require_feasible(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> ScheduleKind:
+    """Return the kind. Raises: TopologyError with the rule and the way out when this pipeline cannot be built."""
+    problem = infeasibility(name, pp_size, num_chunks, num_microbatches)
+    if problem is not None:
+        raise TopologyError(problem)
+    return KINDS[name]
+
+
+def nearest_schedule(name: str, pp_size: int, num_chunks: int) -> str:
+    """Return `name`, or what stands in for it in a layout in which it cannot be built."""
+    candidates = (name, "1f1b", "interleaved")
+    return next((one for one in candidates if not any(layout_infeasibilities(one, pp_size, num_chunks))), name)
