@@ -58,8 +58,8 @@ def train_step(
     num_label_tokens: of this pipeline's micro-batches. grad_clip: the largest gradient norm, 0 for any.
     requests: what this rank is asked for; called when nothing of the step is left but to agree on it and to update.
     check_replicas: called when the parameters have been used and not been changed yet.
-    Communication: everything that the step needs; returns when this rank's shares are updated and their gather has
-    started.
+    Communication: everything that the step needs; returns when this rank's shares are updated and the gathers that lead
+    the schedule have started, beneath what the caller does next: it fetches a batch.
     """
     mesh = replica.mesh
     token_count = torch.tensor([float(num_label_tokens)], dtype=torch.float64, device=replica.device)
@@ -90,8 +90,7 @@ def train_step(
     if not is_skipped:
         with recorder.span(Operation.OPTIMIZER):
             replica.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
-        for chunk in replica.data_parallel:
-            chunk.start_gather()
+        replica.pipeline.start_lead(schedule)
     return StepOutcome(loss, grad_norm, is_skipped, Requests(*(count > 0.0 for count in asked)))
 
 

@@ -159,9 +159,17 @@ class ChunkDataParallel:
                 pending.wait()
             self._gathers.append(pending)
 
+    def use_parameters(self) -> None:
+        """Wait until the parameters may be used. Raises: RuntimeError where nobody has started to gather them."""
+        if self._is_stale:
+            raise RuntimeError(
+                f"the parameters of chunk {self.number} were updated and not gathered since: the schedule has no "
+                "GATHER before this forward"
+            )
+        self.finish_gather()
+
     def finish_gather(self) -> None:
-        """Wait until the parameters may be used."""
-        self.start_gather()
+        """Wait for the gathers under way."""
         while self._gathers:
             self._gathers.pop(0).wait()
 

@@ -92,6 +92,14 @@ class Pipeline:
         self.dtype = dtype
         self.device = device
 
+    def start_lead(self, schedule: Schedule) -> None:
+        """Carry out what a step of this schedule begins with and what needs no batch: its first gathers.
+
+        `train` and `evaluate` find them started.
+        """
+        for action in schedule.lead(self.mesh.coordinate["pp"]):
+            self.chunks[action.chunk].data_parallel.start_gather()
+
     def train(self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor]) -> Tensor:
         """Run forward and backward of all micro-batches; gradients end up summed in the buckets.
 
@@ -147,7 +155,7 @@ class Pipeline:
             if run.loss_scale is not None:
                 x.requires_grad_()
                 run.stage_inputs[key] = x
-        chunk.data_parallel.finish_gather()
+        chunk.data_parallel.use_parameters()
         forward = chunk.forward if run.loss_scale is None or chunk.graphs is None else chunk.graphs.forward
         with self.recorder.span(Operation.FORWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
             out, backward = forward(x, micro.context, micro.labels_SB if is_last else None)

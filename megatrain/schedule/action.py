@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 
 from megatrain.schedule.placement import Placement
 
@@ -35,7 +36,7 @@ class ActionKind(Enum):
     RECV_BACKWARD = "recv_backward"
     """Post the receive of the gradient of this chunk's output."""
     GATHER = "gather"
-    """Start gathering the chunk's parameters over data-parallel ranks."""
+    """Start gathering the chunk's parameters over data-parallel ranks; those that are whole already stay so."""
     REDUCE = "reduce"
     """Start reducing and scattering the chunk's gradients over data-parallel ranks."""
 
@@ -79,6 +80,13 @@ class Schedule:
     placement: Placement
     num_microbatches: int
     stages: tuple[tuple[Action, ...], ...]
+
+    def lead(self, stage: int) -> tuple[Action, ...]:
+        """Return the gathers that begin the stage's list: they need nothing of the batch.
+
+        They may start as soon as the parameters are updated, while the batch is still being fetched.
+        """
+        return tuple(takewhile(lambda action: action.kind is ActionKind.GATHER, self.stages[stage]))
 
     @property
     def pp_size(self) -> int:

@@ -2,8 +2,9 @@
 
 The one idea: sends and receives are separate actions, and the receive of a compute is posted one compute earlier, in
 warm-up, steady state and cool-down alike, so that each transfer has a whole compute to hide behind. Never earlier
-than that: a receive that waits long keeps a buffer and, on NCCL, a spinning kernel. Gathers run one chunk ahead
-of their first use; a reduce follows the chunk's last backward, and the send after it for which another stage waits.
+than that: a receive that waits long keeps a buffer and, on NCCL, a spinning kernel. Gathers start one chunk ahead of
+their first use: those of the first two chunks lead the list, and need nothing of the batch (Schedule.lead). A reduce
+follows the chunk's last backward, and the send after it for which another stage waits.
 Source: MegaScale sec. 3.2.
 """
 
@@ -98,8 +99,8 @@ def _lower_stage(
 ) -> tuple[Action, ...]:
     ends_left = Counter(compute.chunk for compute in order if compute.kind in MICROBATCH_ENDS)
     chunks = list(dict.fromkeys(compute.chunk for compute in order if compute.kind is ActionKind.FORWARD))
-    gather_before = {chunk: gathers[following] for chunk, following in pairwise(chunks)}
-    actions: list[Action] = [gathers[chunks[0]]]
+    gather_before = {chunk: gathers[following] for chunk, following in pairwise(chunks[1:])}
+    actions: list[Action] = [gathers[chunk] for chunk in chunks[:2]]
     actions += (receive for receive in receives[:receives_ahead] if receive is not None)
     for slot, compute in enumerate(order):
         due = slot + receives_ahead

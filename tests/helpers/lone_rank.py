@@ -52,9 +52,9 @@ def simulated_group(name: str, size: int, rank: int) -> Group:
     return Group(name, tuple(range(size)), rank, CommunicationQueue(SilentRecorder()))
 
 
-def lone_mesh(device: str = "cpu", **along: Group) -> Mesh:
+def lone_mesh(device: str = "cpu", *, has_wrap_links: bool = False, **along: Group) -> Mesh:
     """Return the mesh of a process that is alone, but for the groups given along some axes."""
-    mesh = create_mesh(Layout(), 0, torch.device(device), SilentRecorder())
+    mesh = create_mesh(Layout(), 0, torch.device(device), SilentRecorder(), has_wrap_links=has_wrap_links)
     return replace(mesh, along={**mesh.along, **along})
 
 
@@ -79,7 +79,8 @@ def make_config(**tables: dict[str, Any]) -> Config:
 
 def lone_replica(config: Config, device: str = "cpu", capture: Capture | None = None) -> Replica:
     """Return the whole model with its initial weights, in training mode. `capture`: see build_replica."""
-    replica = build_replica(config, lone_mesh(device), SilentRecorder(), torch.device(device), capture)
+    mesh = lone_mesh(device, has_wrap_links=config.parallel.num_chunks > 1)
+    replica = build_replica(config, mesh, SilentRecorder(), torch.device(device), capture)
     replica.initialise()
     replica.set_training(True)
     return replica

@@ -355,7 +355,8 @@ def _parameters(replica: Replica) -> list[Piece]:
     """Return the parameters as the model's next forward would use them; bf16 widened, which changes nothing."""
     pieces = []
     for chunk in replica.data_parallel:
-        chunk.finish_gather()
+        chunk.start_gather()
+        chunk.use_parameters()
         for logical in (logical for bucket in chunk.buckets for logical in bucket.parameters):
             values = logical.parameter.detach()
             values = values.float() if values.dtype == torch.bfloat16 else values

@@ -136,7 +136,10 @@ def test_changed_shares_are_gathered_before_use() -> None:
     assert not calls
     rank.set_gradients(draw(3))
     rank.optimizer.step(0.1, 1.0)
-    rank.chunk.finish_gather()
+    with pytest.raises(RuntimeError, match="updated and not gathered since: the schedule has no GATHER"):
+        rank.chunk.use_parameters()
+    rank.chunk.start_gather()
+    rank.chunk.use_parameters()
 
     assert calls == [bucket.share_numel for bucket in rank.chunk.buckets]
 

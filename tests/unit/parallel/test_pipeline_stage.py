@@ -214,7 +214,7 @@ def test_an_evaluation_makes_no_graph() -> None:
         assert not total.requires_grad
         assert stage.wanted("backward") == []
         # parameters may still be on their way when it begins
-        assert stage.wanted("finish_gather") == ["finish_gather 0"] * COUNT
+        assert stage.wanted("use_parameters") == ["use_parameters 0"] * COUNT
     assert torch.is_grad_enabled()
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from megatrain.assembly import Replica
+from megatrain.comm.queue import Pending
+from megatrain.contracts.operations import Operation
 from megatrain.ops.cross_entropy import IGNORED_LABEL
 from megatrain.optim import ShardedOptimizer
 from megatrain.schedule import build_schedule
@@ -30,7 +32,7 @@ def step(replica: Replica, tokens: Tensor, *, grad_clip: float = 0.0, **options:
         "recorder": SilentRecorder(),
     } | options
     num_labels = int((labels != IGNORED_LABEL).sum())
-    schedule = build_schedule("1f1b", 1, 1, len(inputs))
+    schedule = arguments.pop("schedule", None) or build_schedule("1f1b", 1, 1, len(inputs))
     return train_step(replica, schedule, inputs, num_label_tokens=num_labels, grad_clip=grad_clip, **arguments)
 
 
@@ -113,14 +115,52 @@ def test_requests_are_agreed(asked: Requests) -> None:
     assert outcome.agreed == asked
 
 
-def test_updated_parameters_are_on_their_way_when_the_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config()
+def test_what_runs_is_what_the_schedule_lists() -> None:
+    """And the gathers that lead the list of a step start beneath the fetching of its batch: before the step begins."""
+    config = make_config(
+        model={"num_layers": 4, "vocab_size": 61, "seq_len": 8, "hidden_size": 16, "num_heads": 4},
+        parallel={"num_chunks": 4, "schedule": "interleaved", "bucket_size": 500},
+    )
     replica = lone_replica(config)
-    (chunk,) = replica.data_parallel
-    calls: list[str] = []
-    for name in ("shares_changed", "start_gather"):
-        original = getattr(chunk, name)
-        monkeypatch.setattr(chunk, name, lambda name=name, original=original: (calls.append(name), original()))
-    step(replica, random_tokens(config, seed=1))
+    ran: list[str] = []
+    for chunk in replica.data_parallel:
+        for bucket in chunk.buckets:
+            bucket.dp = NotingGroup(ran)  # type: ignore[assignment]
+    for chunk, pipeline_chunk in enumerate(replica.pipeline.chunks):
+        pipeline_chunk.module.register_forward_pre_hook(lambda *_, chunk=chunk: ran.append(f"FORWARD {chunk}"))
+    schedule = config.parallel.build_schedule(2)
+    listed = [f"{one.kind.name} {one.chunk}" for one in schedule.stages[0] if one.kind.name in KINDS]
+    lead = [f"GATHER {one.chunk}" for one in schedule.lead(0)]
+    for _ in range(2):
+        ran.clear()
+        step(replica, random_tokens(config, seed=1), schedule=schedule)
+        begin = [] if replica.optimizer.num_updates == 1 else lead
 
-    assert calls[-2:] == ["shares_changed", "start_gather"]
+        assert [*begin, *without_repeats(ran)] == [*listed, *lead]
+
+
+KINDS = ("GATHER", "FORWARD", "REDUCE")
+
+
+def without_repeats(notes: list[str]) -> list[str]:
+    """Return the notes, of several buckets in a row the first one's."""
+    return [note for note, before in itertools.pairwise([*notes, ""]) if note != before]
+
+
+class NotingGroup:
+    """The group of a lone rank, which notes of which chunk something is gathered or reduced."""
+
+    name, size, rank = "dp", 1, 0
+
+    def __init__(self, notes: list[str]) -> None:
+        self._notes = notes
+
+    def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor, chunk: int) -> Pending:
+        self._notes.append(f"GATHER {chunk}")
+        return Pending(out)
+
+    def reduce_scatter(
+        self, x: Tensor, operation: Operation, *, out: Tensor, chunk: int, has_wide_sum: bool
+    ) -> Pending:
+        self._notes.append(f"REDUCE {chunk}")
+        return Pending(out)

@@ -119,14 +119,23 @@ def test_receives_are_posted_exactly_one_compute_ahead_and_sends_at_once(name: s
             assert send is None or send == positions[compute] + 1
 
 
+def test_what_leads_a_list_needs_no_batch() -> None:
+    for schedule in (build_schedule("interleaved", 4, 3, 8), build_schedule("1f1b", 4, 1, 8)):
+        for stage in range(4):
+            lead = schedule.lead(stage)
+            assert [(one.kind, one.chunk) for one in lead] == [
+                (ActionKind.GATHER, chunk) for chunk in range(min(2, schedule.num_chunks))
+            ]
+
+
 def test_gathers_run_one_chunk_ahead_and_reduces_follow_the_last_gradient() -> None:
     schedule = build_schedule("interleaved", 4, 3, 8)
     for actions in schedule.stages:
         positions = {action: position for position, action in enumerate(actions)}
-        assert actions[0] == Action(ActionKind.GATHER, 0, -1)
-        for chunk in (0, 1):
-            assert positions[Action(ActionKind.GATHER, chunk + 1, -1)] < positions[Action(ActionKind.FORWARD, chunk, 0)]
-        assert positions[Action(ActionKind.GATHER, 2, -1)] > positions[Action(ActionKind.FORWARD, 0, 0)]
+        first, second, third = (Action(ActionKind.GATHER, chunk, -1) for chunk in range(3))
+        assert actions[:2] == (first, second)
+        assert actions[2].kind is not ActionKind.GATHER
+        assert positions[third] == positions[Action(ActionKind.FORWARD, 1, 0)] - 1
         for chunk in range(3):
             reduce = positions[Action(ActionKind.REDUCE, chunk, -1)]
             last_backward = positions[Action(ActionKind.BACKWARD, chunk, 7)]
