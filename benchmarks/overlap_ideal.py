@@ -138,7 +138,9 @@ class _Replay:
                 self._consumers.append(((step, rank, action), last))
             elif action.kind in _SENDS:
                 consumer, direction = _SENDS[action.kind]
-                stage, chunk = schedule.placement.place(schedule.placement.model_chunk(at["pp"], action.chunk) + direction)
+                stage, chunk = schedule.placement.place(
+                    schedule.placement.model_chunk(at["pp"], action.chunk) + direction
+                )
                 receiver = self._layout.ranks_along(rank, "pp")[stage]
                 sent = replay.send(rank, direction, self._message_s, [last])
                 self._arrivals[step, receiver, Action(consumer, chunk, action.microbatch)] = sent

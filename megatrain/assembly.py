@@ -112,7 +112,7 @@ def build_replica(
     """
     capture = capture or capture_of(config, device)
     built = build_chunks(config, mesh, device, CudaCopies(device) if device.type == "cuda" else ImmediateCopies())
-    chunks = [_with_graphs(chunk, capture) for chunk in built]
+    chunks = [_as_trained(config, chunk, capture) for chunk in built]
     pipeline = Pipeline(
         mesh,
         chunks,
@@ -132,10 +132,15 @@ def capture_of(config: Config, device: torch.device) -> Capture | None:
     return CudaGraphCapture() if config.kernels.cuda_graphs and device.type == "cuda" else None
 
 
-def _with_graphs(chunk: BuiltChunk, capture: Capture | None) -> PipelineChunk:
-    """Return the chunk as the pipeline takes it, replayed from recordings that `capture` makes, if any."""
+def _as_trained(config: Config, chunk: BuiltChunk, capture: Capture | None) -> PipelineChunk:
+    """Return the chunk as the pipeline takes it, replayed from recordings that `capture` makes, if any.
+
+    A recording tells neither of a gradient that is written nor of a parameter that is used.
+    """
     plain = chunk.pipeline_chunk
     if capture is None:
+        if config.parallel.overlaps_by_bucket:
+            plain.data_parallel.overlap_by_bucket(chunk.meta.module)
         return plain
     graphs = GraphedChunk(plain.forward, plain.data_parallel, capture, lambda: _decisions(chunk))
     return replace(plain, graphs=graphs)

@@ -157,12 +157,12 @@ def _placed(config: Config, mesh: Mesh, number: int, meta: MetaChunk, device: to
     if config.parallel.recompute == "full":
         for block in meta.module.blocks.values():
             recompute_fully(block)
-    options = _data_parallel_options(config)
+    options = _data_parallel_options(config, mesh.layout.dp_size)
     data_parallel = ChunkDataParallel(meta.parameters, mesh.by_name, options, device, number)
     return BuiltChunk(meta, data_parallel, scales)
 
 
-def _data_parallel_options(config: Config) -> DataParallelOptions:
+def _data_parallel_options(config: Config, dp_size: int) -> DataParallelOptions:
     dtype = DTYPES[config.train.precision]
     gradient_dtype = accumulate_dtype(dtype)
     return DataParallelOptions(
@@ -170,7 +170,7 @@ def _data_parallel_options(config: Config) -> DataParallelOptions:
         dtype=dtype,
         gradient_dtype=gradient_dtype,
         reduce_dtype=torch.bfloat16 if config.parallel.grad_reduce_dtype == "bf16" else gradient_dtype,
-        bucket_size=config.parallel.bucket_size,
+        bucket_size=config.bucket_size(dp_size),
         has_overlap=config.parallel.overlap,
     )
 

@@ -8,17 +8,13 @@ of tensor parallelism: a receive of a pipeline waits for the neighbour's work, t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from megatrain.config.checks import check
 from megatrain.config.config import Config
-from megatrain.config.wording import value_text
+from megatrain.config.model_size import block_weights, parameters_by_part
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
-from megatrain.schedule import nearest_schedule
 from megatrain.telemetry.step_summary import StepSummary
 
 LEFT_OUT_STEPS = 5
@@ -29,7 +25,6 @@ LEAST_OF_STEP = 0.03
 """What takes less of a step is not worth hiding."""
 _DATA_PARALLEL = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
 _TENSOR_PARALLEL = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER)
-_MOST_CHUNKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,32 +116,33 @@ def structural_reason(config: Config, layout: Layout, stage: int, operation: Ope
     """Return why nothing of it can be hidden in this layout, whatever the speed; nothing where it could.
 
     Later stages of a pipeline idle before their first forward and after their last backward, the first one does not.
+    Of several chunks one is communicated beneath another.
     """
-    parallel = config.parallel
-    if parallel.num_chunks > 1 or stage > 0 or operation not in _DATA_PARALLEL:
+    if config.parallel.num_chunks > 1 or stage > 0 or operation not in _DATA_PARALLEL:
         return ""
-    where = f"with parallel.num_chunks=1 {'on the first stage' if layout.pp_size > 1 else 'and pp_size=1'}"
+    bucket_size = config.bucket_size(layout.dp_size)
+    if config.kernels.cuda_graphs:
+        where = "with kernels.cuda_graphs=true"
+    elif bucket_size >= _first_chunk_numel(config, layout):
+        where = f"with one bucket of {bucket_size:,} elements or more"
+    else:
+        return ""
     if operation is Operation.PARAMS_ALL_GATHER:
         return f"{where} all parameters are gathered before the first forward"
-    if parallel.zero_stage == 2 and config.num_microbatches(layout.dp_size) > 1:
+    if config.parallel.zero_stage == 2 and config.num_microbatches(layout.dp_size) > 1:
         return ""  # each micro-batch's gradients may travel during the next forward
     return f"{where} the whole gradient is reduced after the last backward"
 
 
+def _first_chunk_numel(config: Config, layout: Layout) -> int:
+    """Return about how many parameters a rank of the first stage has, which is one chunk."""
+    size = parameters_by_part(config.model)
+    ends = size.embedding + size.position + (size.head + size.final_norm if layout.pp_size == 1 else 0)
+    return (ends + size.block * config.model.num_layers // layout.pp_size) // layout.tp_size
+
+
 def way_out(config: Config, layout: Layout) -> str:
-    """Return which keys let a stage compute during its communication: the first set that is accepted."""
-    for num_chunks, zero_stage, is_eager in itertools.product(range(_MOST_CHUNKS, 1, -1), (0, 1), (False, True)):
-        num_layers = config.model.num_layers // (layout.pp_size * num_chunks)
-        schedule = nearest_schedule(config.parallel.schedule, layout.pp_size, num_chunks)
-        changed: dict[str, Any] = {"num_chunks": num_chunks, "schedule": schedule}
-        changed |= {"zero_stage": zero_stage} if zero_stage else {}
-        changed |= {"offload_layers": num_layers} if config.parallel.offload_layers > num_layers else {}
-        kernels = replace(config.kernels, cuda_graphs=False) if is_eager else config.kernels
-        candidate = replace(config, parallel=replace(config.parallel, **changed), kernels=kernels)
-        if not check(candidate, {}, layout.world_size):
-            texts = [f"parallel.{key}={value_text(value)}" for key, value in changed.items()]
-            return f"Use {', '.join([*texts, 'kernels.cuda_graphs=false'] if is_eager else texts)}"
-    return (
-        f"No parallel.num_chunks from 2 to {_MOST_CHUNKS} goes with model.num_layers={config.model.num_layers}, "
-        f"parallel.pp_size={layout.pp_size} and the batch"
-    )
+    """Return which key lets a stage compute during its communication."""
+    if config.kernels.cuda_graphs:
+        return "Use kernels.cuda_graphs=false"
+    return f"Use parallel.bucket_size={block_weights(config.model) // layout.tp_size}, the matrices of a layer"

@@ -18,6 +18,7 @@ from megatrain.config.job import JobConfig
 from megatrain.config.kernels import KernelsConfig
 from megatrain.config.log import LogConfig
 from megatrain.config.model import ModelConfig
+from megatrain.config.model_size import block_weights
 from megatrain.config.notify import (
     SWITCHES,
     AlertmanagerConfig,
@@ -31,7 +32,7 @@ from megatrain.config.notify import (
 from megatrain.config.numbered import MOST, kind_of, numbered_name
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.options import Option, Value, options_of
-from megatrain.config.parallel import ParallelConfig
+from megatrain.config.parallel import LARGEST_BUCKET, SMALLEST_SHARE, ParallelConfig
 from megatrain.config.profile import ProfileConfig
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.config.runtime import RuntimeConfig
@@ -144,6 +145,18 @@ class Config:
         """Return the micro-batches that each pipeline computes in one step, at the full or the given global batch."""
         samples = self.batch.global_batch_size if global_batch_size is None else global_batch_size
         return samples // (self.batch.micro_batch_size * dp_size)
+
+    def bucket_size(self, dp_size: int) -> int:
+        """Return the elements that close a bucket: parallel.bucket_size, or what suits the model.
+
+        One layer's matrices on a rank: of N layers 1/N is in sight then, and each exchange has a layer to travel
+        beneath. No more than LARGEST_BUCKET, since of a large layer a part is enough; no less than SMALLEST_SHARE for
+        each of the ranks, or latency counts for more than bandwidth.
+        """
+        if self.parallel.bucket_size:
+            return self.parallel.bucket_size
+        layer = block_weights(self.model) // self.parallel.tp_size
+        return max(min(layer, LARGEST_BUCKET), SMALLEST_SHARE * dp_size)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return sections of keys, with values that JSON knows."""

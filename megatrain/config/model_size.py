@@ -46,16 +46,24 @@ def num_parameters(model: ModelConfig) -> int:
     return parameters_by_part(model).total
 
 
+def block_weights(model: ModelConfig) -> int:
+    """Return the elements of the matrices of one transformer block: all but norms and biases."""
+    return sum(inputs * outputs for inputs, outputs in _linears(model))
+
+
 def _block_parameters(model: ModelConfig) -> int:
     num_norms = 1 if model.block == "parallel" else 2
+    biases = sum(outputs for _, outputs in _linears(model)) if model.has_bias else 0
+    return num_norms * _norm_parameters(model) + block_weights(model) + biases
+
+
+def _linears(model: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Return the inputs and outputs of each linear layer of a block."""
     hidden, ffn = model.hidden_size, model.resolved_ffn_size
     query_width = model.num_heads * model.resolved_head_dim
     qkv_width = query_width + 2 * model.resolved_num_kv_heads * model.resolved_head_dim
     up_width = 2 * ffn if model.mlp == "swiglu" else ffn
-    linears = ((hidden, qkv_width), (query_width, hidden), (hidden, up_width), (ffn, hidden))
-    return num_norms * _norm_parameters(model) + sum(
-        inputs * outputs + (outputs if model.has_bias else 0) for inputs, outputs in linears
-    )
+    return (hidden, qkv_width), (query_width, hidden), (hidden, up_width), (ffn, hidden)
 
 
 def _norm_parameters(model: ModelConfig) -> int:

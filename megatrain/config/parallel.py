@@ -12,6 +12,10 @@ from megatrain.schedule import KINDS, Placement, Schedule, ScheduleKind, build_s
 
 LARGEST_SIZE = 10_000_000
 """Beyond every cluster: the largest runs known have tens of thousands of ranks."""
+LARGEST_BUCKET = 40_000_000
+"""Elements that suffice to use a link to the full, whatever the layers' size: Megatron-LM's choice."""
+SMALLEST_SHARE = 1 << 16
+"""Elements a rank of a bucket: in fp32 a quarter MiB, which a link of 25 GB/s takes 10 us for, about its latency."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +114,13 @@ class ParallelConfig:
         metadata=option("Type in which gradients travel between data-parallel ranks; they accumulate in fp32."),
     )
     bucket_size: int = field(
-        default=40_000_000,
+        default=0,
         metadata=option(
             "Parameters of a chunk that are reduced and gathered in one exchange, at least: a bucket is closed when it "
-            "holds so many.",
+            "holds so many. 0: the matrices of one layer on a rank, at most 40,000,000 and at least 65,536 for each "
+            "data-parallel rank.",
             unit="elements",
-            minimum=1,
+            minimum=0,
         ),
     )
 
@@ -137,6 +142,14 @@ class ParallelConfig:
     def replica_sizes(self) -> dict[str, int]:
         """The sizes of the axes along which one replica of the model is spread."""
         return {name: size for name, size in self.sizes.items() if name != "dp_size"}
+
+    @property
+    def overlaps_by_bucket(self) -> bool:
+        """Whether a chunk's gathers and reductions overlap with its own computes, bucket by bucket.
+
+        Aligned reductions wait for the other stages.
+        """
+        return self.overlap and not self.has_aligned_reductions
 
     @property
     def ranks_per_replica(self) -> int:

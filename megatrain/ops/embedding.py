@@ -8,6 +8,7 @@ Shapes: S sequence, B micro-batch, T tokens (S * B), V rows, H hidden.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,14 +56,17 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, grad_SBH: Tensor) -> tuple[None, Tensor | None]:
         (tokens_SB,) = ctx.saved_tensors
         if ctx.sink is not None:
-            total, is_fresh = ctx.sink.take()
-            if is_fresh:
-                total.zero_()
-            embedding_gradient_(total, tokens_SB, grad_SBH)
+            ctx.sink.add(partial(_add_gradient, tokens_SB, grad_SBH))
             return None, None
         grad_weight_VH = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad_SBH.device)
         embedding_gradient_(grad_weight_VH, tokens_SB, grad_SBH)
         return None, grad_weight_VH
+
+
+def _add_gradient(tokens_SB: Tensor, grad_SBH: Tensor, total_VH: Tensor, is_fresh: bool) -> None:
+    if is_fresh:
+        total_VH.zero_()
+    embedding_gradient_(total_VH, tokens_SB, grad_SBH)
 
 
 def _check_table(name: str, table: Tensor) -> None:

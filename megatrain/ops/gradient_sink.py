@@ -16,18 +16,17 @@ from torch import Tensor, nn
 _ATTRIBUTE = "gradient_sink"
 
 Addition = Callable[[Tensor, bool], None]
-"""Adds one micro-batch's gradient to a sum: called with what GradientSink.take() returns."""
+"""Adds one micro-batch's gradient to a sum: called with its memory, in the parameter's shape, and whether it is fresh.
+
+Fresh memory holds anything and must be overwritten; other memory is to be added to.
+"""
 
 
 class GradientSink(Protocol):
     """The sum of one parameter's gradients over the micro-batches of a step."""
 
-    def take(self) -> tuple[Tensor, bool]:
-        """Return the memory of the sum, in the parameter's shape, and whether it is fresh.
-
-        Fresh memory holds anything and must be overwritten; other memory is to be added to. The caller does so before
-        it returns: from here on the gradient counts as written.
-        """
+    def add(self, add: Addition) -> None:
+        """Have `add` add to the sum, before this returns."""
 
     def add_product(self, add: Addition) -> None:
         """Have `add` add a product to the sum, now or later; products are added in the order in which they come.

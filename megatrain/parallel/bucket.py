@@ -94,19 +94,11 @@ class Bucket:
         self._is_written = list(written)
 
     def take_gradient(self, index: int) -> tuple[Tensor, bool]:
-        """Return the memory of parameter number `index`'s gradient, and whether it is fresh (see GradientSink.take)."""
+        """Return the memory of parameter number `index`'s gradient, and whether it is fresh: see Addition."""
         assert self.gradients is not None
         is_fresh = not self._is_written[index]
         self._is_written[index] = True
         return self._view(self.gradients, self.parameters[index], self.starts[index]), is_fresh
-
-    def add_gradient(self, index: int, gradient: Tensor) -> None:
-        """Add to parameter number `index`'s gradient."""
-        view, is_fresh = self.take_gradient(index)
-        if is_fresh:
-            view.copy_(gradient)
-        else:
-            view.add_(gradient)
 
     def finished_gradients(self) -> Tensor:
         """Return the whole bucket's gradients, zero where a parameter got none."""

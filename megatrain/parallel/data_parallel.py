@@ -1,25 +1,28 @@
 """Data parallel by chunk with sharded gradients: accumulate, reduce-scatter, and gather the updated parameters.
 
-ZeRO-1 accumulates whole gradients over the micro-batches and reduce-scatters a chunk after its last backward. ZeRO-2
-reduce-scatters after every backward and keeps the sum of this rank's share only. Each exchange is started as soon as
-its input is ready and awaited where its output is used; with overlap off it is awaited at once: the same exchanges in
-the same order, and so bitwise the same numbers. Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
+ZeRO-1 accumulates whole gradients over the micro-batches and reduce-scatters a chunk when the schedule says so, after
+its last backward. ZeRO-2 reduce-scatters after every backward and keeps the sum of this rank's share only. Buckets that
+are whole before start in that backward, in their order (early_start.py), and a part of the model waits only for its own
+parameters. With overlap off each exchange is awaited at once: the same exchanges in the same order, and so bitwise the
+same numbers. Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from megatrain.comm.group import Group
 from megatrain.comm.queue import Pending
 from megatrain.contracts.operations import Operation, all_reduce_along
 from megatrain.ops.gradient_sink import Addition, set_gradient_sink
 from megatrain.parallel.bucket import Bucket, group_into_buckets
+from megatrain.parallel.early_start import WriteCounts
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.weight_products import WeightProducts
 
@@ -64,14 +67,14 @@ class ChunkDataParallel:
         self.weight_products = WeightProducts()
         self.buckets: list[Bucket] = []
         self._reductions: list[_Reduction] = []
-        self._gathers: list[Pending] = []
+        self._gathers: dict[Bucket, Pending] = {}
         self._shares: dict[Bucket, Tensor] = {}
         self._is_stale = False
         for members in group_into_buckets(parameters, options.bucket_size):
             bucket = Bucket(members, groups, dtype=options.dtype, gradient_dtype=options.gradient_dtype, device=device)
             self.buckets.append(bucket)
             for index, logical in enumerate(members):
-                sink = _BucketSink(bucket, index, self.weight_products)
+                sink = _BucketSink(self, len(self.buckets) - 1, index)
                 set_gradient_sink(logical.parameter, sink)
                 # for what comes from operations that know nothing of sinks
                 logical.parameter.register_post_accumulate_grad_hook(_weakly(sink))
@@ -79,6 +82,33 @@ class ChunkDataParallel:
                 self._shares[bucket] = torch.zeros(bucket.share_numel, dtype=options.gradient_dtype, device=device)
             else:
                 bucket.allocate_gradients()
+        self._counts = WriteCounts([len(bucket.parameters) for bucket in self.buckets])
+        self._num_started = 0
+        """Buckets whose reduction has started, in the window that they are reduced after."""
+        self._is_by_bucket = self._is_counting = False
+
+    def overlap_by_bucket(self, module: nn.Module) -> None:
+        """Let exchanges overlap with the computes of the chunk itself, not only with those of other chunks.
+
+        Each part of `module`, the chunk's, waits for its own parameters before its forward, and buckets are reduced as
+        soon as they are whole. Raises: ValueError for a parameter that is in no part: nobody would wait for it.
+        """
+        self._is_by_bucket = True
+        bucket_of = {logical.parameter: bucket for bucket in self.buckets for logical in bucket.parameters}
+        for part in _parts(module):
+            # a parameter of another chunk (a tied head) was awaited by that chunk's part, which runs before
+            own = dict.fromkeys(bucket_of.get(parameter) for parameter in part.parameters())
+            buckets = [bucket for bucket in own if bucket is not None]
+            part.register_forward_pre_hook(partial(self._await_gathers, buckets))
+        known = {parameter for part in _parts(module) for parameter in part.parameters()}
+        for name, parameter in module.named_parameters():
+            if parameter not in known:
+                raise ValueError(f"no part of the chunk waits for {name} to be gathered")
+
+    def expect(self, num_microbatches: int) -> None:
+        """Say how many micro-batches there are to a reduction (ZeRO-1): buckets may start early in the last one."""
+        if self.options.zero_stage == 1:
+            self._begin_window(num_microbatches)
 
     def start_step(self) -> None:
         """Forget the gradients of the last step."""
@@ -110,6 +140,7 @@ class ChunkDataParallel:
         if self.options.zero_stage == 2:
             for bucket in self.buckets:
                 bucket.allocate_gradients()
+            self._begin_window(1)
 
     def after_backward(self) -> None:
         """Send one micro-batch's gradients on their way (ZeRO-2)."""
@@ -117,13 +148,14 @@ class ChunkDataParallel:
             self._start_transfers()
 
     def reduce(self) -> None:
-        """Start what is left to do for the gradients after the chunk's last backward."""
+        """Start what has not started early of the gradients' reduction, after the chunk's last backward."""
         if self.options.zero_stage == 1:
             self._start_transfers()
 
     def finish_reduce(self) -> None:
         """Wait until this rank's share of every gradient is summed over both groups of its bucket."""
         self._finish_transfers()
+        self.finish_gather()  # of what no forward used: the optimizer is about to write there
         pending = []
         for bucket in self.buckets:
             group = bucket.sum_group
@@ -152,44 +184,80 @@ class ChunkDataParallel:
         if not self._is_stale:
             return
         self._is_stale = False
-        for bucket in self.buckets:
+        for bucket in reversed(self.buckets):  # as the forward needs them
             share, whole = bucket.values[bucket.share], bucket.values
             pending = bucket.replicas.all_gather(share, Operation.PARAMS_ALL_GATHER, out=whole, chunk=self.number)
             if not self.options.has_overlap:
                 pending.wait()
-            self._gathers.append(pending)
+            self._gathers[bucket] = pending
 
     def use_parameters(self) -> None:
-        """Wait until the parameters may be used. Raises: RuntimeError where nobody has started to gather them."""
+        """Wait until the forward may begin; by bucket, the parts of the model wait for their parameters themselves.
+
+        Raises: RuntimeError where nobody has started to gather them.
+        """
         if self._is_stale:
             raise RuntimeError(
                 f"the parameters of chunk {self.number} were updated and not gathered since: the schedule has no "
                 "GATHER before this forward"
             )
-        self.finish_gather()
+        if not self._is_by_bucket:
+            self.finish_gather()
 
     def finish_gather(self) -> None:
         """Wait for the gathers under way."""
-        while self._gathers:
-            self._gathers.pop(0).wait()
+        self._await_gathers(list(self._gathers))
+
+    def written(self, number: int, index: int) -> None:
+        """Take note that parameter `index` of bucket `number` got a gradient, and start the buckets that are whole.
+
+        Raises: RuntimeError where the bucket is on its way already.
+        """
+        if not self._is_counting:
+            return
+        if number < self._num_started:
+            raise RuntimeError(
+                f"the gradient of {self.buckets[number].parameters[index].name} was written after the reduction of its "
+                "bucket had started: it is written more often than in the first step"
+            )
+        self._counts.note(number, index)
+        while self._num_started < len(self.buckets) and self._counts.is_whole(self._num_started):
+            self._start_transfer(self.buckets[self._num_started])
+            self._num_started += 1
+
+    def _begin_window(self, num_microbatches: int) -> None:
+        self._is_counting = self._is_by_bucket
+        self._counts.begin(num_microbatches)
+
+    def _await_gathers(self, buckets: Sequence[Bucket], *_: object) -> None:
+        for bucket in buckets:
+            pending = self._gathers.pop(bucket, None)
+            if pending is not None:
+                pending.wait()
 
     def _start_transfers(self) -> None:
-        options = self.options
-        for bucket in self.buckets:
-            gradients = bucket.finished_gradients()
-            # a share that is not sent is not rounded
-            whole = gradients.to(options.reduce_dtype) if bucket.replicas.size > 1 else gradients
-            share = gradients[bucket.share]
-            if options.zero_stage == 2 and whole is not gradients:
-                share = torch.empty_like(share)  # a slice would keep all of them
-            pending = bucket.replicas.reduce_scatter(
-                whole, Operation.GRADS_REDUCE_SCATTER, out=share, chunk=self.number, has_wide_sum=True
-            )
-            self._reductions.append(_Reduction(bucket, pending))
-            if options.zero_stage == 2:
-                bucket.gradients = None  # what is in flight keeps it alive
-        if not options.has_overlap:
+        for bucket in self.buckets[self._num_started :]:
+            self._start_transfer(bucket)
+        if self._is_counting:
+            self._counts.end()
+        self._num_started, self._is_counting = 0, False
+        if not self.options.has_overlap:
             self._finish_transfers()
+
+    def _start_transfer(self, bucket: Bucket) -> None:
+        options = self.options
+        gradients = bucket.finished_gradients()
+        # a share that is not sent is not rounded
+        whole = gradients.to(options.reduce_dtype) if bucket.replicas.size > 1 else gradients
+        share = gradients[bucket.share]
+        if options.zero_stage == 2 and whole is not gradients:
+            share = torch.empty_like(share)  # a slice would keep all of them
+        pending = bucket.replicas.reduce_scatter(
+            whole, Operation.GRADS_REDUCE_SCATTER, out=share, chunk=self.number, has_wide_sum=True
+        )
+        self._reductions.append(_Reduction(bucket, pending))
+        if options.zero_stage == 2:
+            bucket.gradients = None  # what is in flight keeps it alive
 
     def _finish_transfers(self) -> None:
         while self._reductions:
@@ -203,21 +271,33 @@ class ChunkDataParallel:
 class _BucketSink:
     """The place of one parameter's gradient in its bucket."""
 
-    bucket: Bucket
+    chunk: ChunkDataParallel
+    number: int
+    """Of the bucket in the chunk."""
     index: int
-    products: WeightProducts
+    """Of the parameter in the bucket."""
 
-    def take(self) -> tuple[Tensor, bool]:
-        return self.bucket.take_gradient(self.index)
+    def add(self, add: Addition) -> None:
+        add(*self.chunk.buckets[self.number].take_gradient(self.index))
+        self.chunk.written(self.number, self.index)
 
     def add_product(self, add: Addition) -> None:
-        self.products.run(lambda: add(*self.take()))
+        self.chunk.weight_products.run(lambda: self.add(add))
 
     def add_grad(self, parameter: Tensor) -> None:
         """Move what autograd left at the parameter, if anything, to the bucket."""
         if parameter.grad is not None:
-            self.bucket.add_gradient(self.index, parameter.grad)
-            parameter.grad = None
+            gradient, parameter.grad = parameter.grad, None
+            self.add(lambda total, is_fresh: total.copy_(gradient) if is_fresh else total.add_(gradient))
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the largest parts of a module that are called by themselves: its children, of a container its entries."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleDict | nn.ModuleList):
+            yield from _parts(child)
+        else:
+            yield child
 
 
 def _weakly(sink: _BucketSink) -> Callable[[Tensor], None]:

@@ -106,6 +106,8 @@ class Pipeline:
         loss_scale gives the gradient of the summed loss (1 / number of label tokens); it is asked once, by the first
         backward. Returns the sum of this rank's losses over label tokens: 0 but on the last stage.
         """
+        for chunk in self.chunks:
+            chunk.data_parallel.expect(schedule.num_microbatches)
         return self._run(schedule, inputs, cache(loss_scale))
 
     def evaluate(self, schedule: Schedule, inputs: Sequence[PipelineInput]) -> Tensor:

@@ -22,6 +22,8 @@ def _job(plan: RunPlan) -> list[str]:
         "schedule": f"{plan.schedule}, {_count(plan.num_chunks, 'chunk')} a stage, "
         f"{_count(plan.num_microbatches, 'microbatch', 'es')} of {plan.micro_batch_size} a pipeline, "
         f"bubble {plan.bubble_fraction:.1%} of the compute time",
+        "buckets": f"{plan.bucket_size:,} elements or more, exchanged "
+        + (f"a chunk's together ({plan.by_chunk})" if plan.by_chunk else "each beneath the computes of its own chunk"),
         "step": f"{plan.num_tokens_per_step:,} tokens, {plan.flops_per_token:.4g} FLOPs a token, "
         f"{plan.flops_per_step:.4g} FLOPs a step",
         "model": f"{plan.num_parameters:,} parameters, "

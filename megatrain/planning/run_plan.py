@@ -60,6 +60,10 @@ class RunPlan:
     num_chunks: int
     num_microbatches: int
     micro_batch_size: int
+    bucket_size: int
+    """Elements at least, of gradients or parameters that are exchanged together."""
+    by_chunk: str
+    """Why exchanges of data parallelism overlap with other chunks only; empty where they do so bucket by bucket."""
     bubble_fraction: float
     num_parameters: int
     """Of the whole model."""
@@ -123,6 +127,8 @@ def plan_run(config: Config) -> RunPlan:
         num_chunks=parallel.num_chunks,
         num_microbatches=num_microbatches,
         micro_batch_size=config.batch.micro_batch_size,
+        bucket_size=config.bucket_size(layout.dp_size),
+        by_chunk=_by_chunk(config),
         bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),
         num_parameters=num_parameters(config.model),
         checkpoint_bytes=_NUM_SAVED * (8 if config.train.precision == "fp64" else 4) * num_parameters(config.model),
@@ -131,6 +137,14 @@ def plan_run(config: Config) -> RunPlan:
         groups=tuple(groups.values()),
         stages=tuple(stages),
     )
+
+
+def _by_chunk(config: Config) -> str:
+    if config.kernels.cuda_graphs:
+        return "kernels.cuda_graphs=true: a replayed backward tells of no gradient"
+    if config.parallel.has_aligned_reductions:
+        return "parallel.has_aligned_reductions=true: stages reduce together"
+    return "" if config.parallel.overlap else "parallel.overlap=false: nothing overlaps"
 
 
 def _stage_kinds(pp_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -99,6 +99,33 @@ def test_chunks_of_one_stage_are_reduced_beneath_each_other(
 
 
 @pytest.mark.slow(kept=["dp4"])
+@pytest.mark.parametrize("layout", ["dp4", "tp2-dp2", "pp2-dp2-zero-bubble"])
+def test_buckets_travel_beneath_their_own_chunk_in_the_same_order_on_all_ranks(
+    layout: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    jobs.run(make_config(train_data, COMMON, LAYOUTS[layout], recording_in(tmp_path)))
+    orders: dict[int, list[list[tuple[Operation, int]]]] = {}
+    for box in boxes_by_rank(tmp_path).values():
+        identity = box.identity
+        exchanged = [
+            (one.start_ns, one.operation, one.num_bytes)
+            for operation in (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
+            for one in spans(box, operation)
+        ]
+        stage = identity.layout.coordinate(identity.rank)["pp"]
+        orders.setdefault(stage, []).append([what for _, *what in sorted(exchanged)])
+        computes = (Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)
+        for step in (1, 2):
+            ends = [one.start_ns + one.duration_ns for kind in computes for one in spans(box, kind) if one.step == step]
+            reduced = [one for one in spans(box, Operation.GRADS_REDUCE_SCATTER) if one.step == step]
+            assert len(reduced) > 1
+            assert min(one.start_ns for one in reduced) < max(ends)
+
+    for of_ranks in orders.values():
+        assert len(of_ranks) > 1
+        assert all(order == of_ranks[0] for order in of_ranks)
+
+
 @pytest.mark.parametrize("layout", ["dp4", "tp2-pp2-dp2-chunks2"])
 def test_zero_stages_agree_to_rounding(layout: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     # 4 micro-batches or more, so that the stages differ in what they add up

@@ -53,7 +53,7 @@ class Rank:
             for index, logical in enumerate(bucket.parameters):
                 box = logical.placement.box
                 part = box_slices(box.offsets, box.sizes)
-                bucket.add_gradient(index, gradients[logical.name][part])
+                bucket.take_gradient(index)[0].copy_(gradients[logical.name][part])
 
 
 def box_slices(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:

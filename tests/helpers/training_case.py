@@ -41,7 +41,7 @@ from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.device_memory import HostMemory
 from megatrain.evaluation import open_validation
 from megatrain.garbage import PlannedGarbageCollection
-from megatrain.ops.gradient_sink import gradient_sink_of
+from megatrain.ops.gradient_sink import Addition, GradientSink, gradient_sink_of, set_gradient_sink
 from megatrain.profiling import StepProfiler
 from megatrain.reporting import EvaluationReport, StepReport
 from megatrain.telemetry.recorder import Recorder, open_recorder
@@ -356,7 +356,7 @@ def _parameters(replica: Replica) -> list[Piece]:
     pieces = []
     for chunk in replica.data_parallel:
         chunk.start_gather()
-        chunk.use_parameters()
+        chunk.finish_gather()
         for logical in (logical for bucket in chunk.buckets for logical in bucket.parameters):
             values = logical.parameter.detach()
             values = values.float() if values.dtype == torch.bfloat16 else values
@@ -379,27 +379,44 @@ def _state(replica: Replica) -> State:
 
 
 def _poison(replica: Replica, poison: Poison, step: Callable[[], int]) -> None:
-    """Hook the parameter's gradient where autograd hands it over: nothing else of the step changes.
-
-    Autograd hands over nothing where backward added to the gradient's sink before: then the sum is spoilt.
-    """
-    num_backwards: dict[int, int] = {}
-
-    def spoil(parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        microbatch = num_backwards.get(step(), 0)
-        num_backwards[step()] = microbatch + 1
-        if step() not in poison.steps or microbatch != poison.microbatch:
-            return None
-        if gradient is not None:
-            return gradient * poison.factor
-        sink = gradient_sink_of(parameter)
-        assert sink is not None
-        sink.take()[0].mul_(poison.factor)
-        return None
-
+    """Spoil the parameter's gradient where backward hands it over: nothing else of the step changes."""
     for chunk in replica.pipeline.chunks:
         for name, parameter in chunk.module.named_parameters():
             if name == poison.parameter:
-                parameter.register_hook(partial(spoil, parameter))
+                sink = gradient_sink_of(parameter)
+                assert sink is not None
+                spoiler = _Spoiler(sink, poison, step)
+                set_gradient_sink(parameter, spoiler)
+                parameter.register_hook(spoiler.spoilt)
                 return
     raise AssertionError(f"rank {poison.rank} holds no {poison.parameter}")
+
+
+class _Spoiler:
+    """A sink that multiplies what one micro-batch left in the sum, and hands over the others as they are."""
+
+    def __init__(self, sink: GradientSink, poison: Poison, step: Callable[[], int]) -> None:
+        self._sink = sink
+        self._poison = poison
+        self._step = step
+        self._num_backwards: dict[int, int] = {}
+
+    def add(self, add: Addition) -> None:
+        self._sink.add(partial(self._add, add, self._is_due()))
+
+    def add_product(self, add: Addition) -> None:
+        self._sink.add_product(partial(self._add, add, self._is_due()))
+
+    def spoilt(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """Return a gradient that autograd hands over; None where backward added to the sink before."""
+        return gradient * self._poison.factor if gradient is not None and self._is_due() else None
+
+    def _is_due(self) -> bool:
+        microbatch = self._num_backwards.get(self._step(), 0)
+        self._num_backwards[self._step()] = microbatch + 1
+        return self._step() in self._poison.steps and microbatch == self._poison.microbatch
+
+    def _add(self, add: Addition, is_due: bool, total: torch.Tensor, is_fresh: bool) -> None:
+        add(total, is_fresh)
+        if is_due:
+            total.mul_(self._poison.factor)

@@ -141,7 +141,7 @@ def test_changed_shares_are_gathered_before_use() -> None:
     rank.chunk.start_gather()
     rank.chunk.use_parameters()
 
-    assert calls == [bucket.share_numel for bucket in rank.chunk.buckets]
+    assert calls == [bucket.share_numel for bucket in reversed(rank.chunk.buckets)]
 
 
 class _NotingGroup:

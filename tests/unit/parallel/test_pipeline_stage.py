@@ -80,7 +80,7 @@ class Buckets:
         self.weight_products = WeightProducts()
 
     def __getattr__(self, name: str) -> Any:
-        return lambda: self._log.append(f"{name} {self._chunk}")
+        return lambda *_: self._log.append(f"{name} {self._chunk}")
 
 
 class Link:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from megatrain.config.checks import check
 from megatrain.config.config import Config
-from megatrain.config.wording import value_text
+from megatrain.config.model_size import block_weights
 from megatrain.contracts.operations import Operation
 from megatrain.overlap_watch import LEFT_OUT_STEPS, WATCHED_STEPS, OverlapWatch, structural_reason, warning
 from megatrain.telemetry.step_summary import OperationTotals, StepSummary
@@ -19,6 +20,7 @@ REDUCE, GATHER = Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER
 TP_GATHER = Operation.TP_ALL_GATHER
 MS = 10**6
 Tables = dict[str, dict[str, Any]]
+ONE_BUCKET: Tables = {"parallel": {"bucket_size": 10**6}}
 
 
 def dp_config(*changes: Tables) -> Config:
@@ -45,17 +47,19 @@ def said(config: Config, totals: dict[Operation, tuple[float, float | None]], st
 
 
 def test_what_is_waited_for_all_the_time_is_said_with_reason_and_way_out() -> None:
-    text = said(dp_config(), {REDUCE: (20, 19.5), GATHER: (10, 2)})
+    config = dp_config(ONE_BUCKET)
+    text = said(config, {REDUCE: (20, 19.5), GATHER: (10, 2)})
+    layer = block_weights(config.model)
 
     assert text == (
         "warning: parallel.overlap=true hid next to nothing in steps 6 to 25. grads-reduce-scatter: waited for 19.500 "
-        "of its 20.000 ms a step, 20% of the step. Why: with parallel.num_chunks=1 and pp_size=1 the whole gradient is "
-        'reduced after the last backward. Use parallel.num_chunks=4, parallel.schedule="interleaved"'
+        "of its 20.000 ms a step, 20% of the step. Why: with one bucket of 1,000,000 elements or more the "
+        f"whole gradient is reduced after the last backward. Use parallel.bucket_size={layer}, the matrices of a layer"
     )
 
 
 def test_both_kinds_are_in_one_text() -> None:
-    text = said(dp_config(), {REDUCE: (20, 20), GATHER: (10, 10)})
+    text = said(dp_config(ONE_BUCKET), {REDUCE: (20, 20), GATHER: (10, 10)})
 
     assert text.count("warning") == 1
     assert "20% of the step. params-all-gather: waited for 10.000" in text
@@ -80,7 +84,7 @@ def test_nobody_is_alarmed_without_need(totals: dict[Operation, tuple[float, flo
 
 def test_of_a_device_the_layout_tells_and_the_longest_exchange_was_waited_for() -> None:
     totals: dict[Operation, tuple[float, float | None]] = {REDUCE: (20, None), GATHER: (20, None)}
-    text = said(dp_config(), totals)
+    text = said(dp_config(ONE_BUCKET), totals)
 
     assert "grads-reduce-scatter: waited for 20.000 ms at least a step, 20% of the step. Why: with" in text
     assert "params-all-gather" not in text
@@ -100,6 +104,8 @@ def test_a_kind_that_steps_lack_counts_as_nothing_there() -> None:
     [
         (({},), REDUCE, True),
         (({},), GATHER, True),
+        (({"parallel": {"bucket_size": 3000}},), REDUCE, False),
+        (({"parallel": {"bucket_size": 3000}},), GATHER, False),
         (({"parallel": {"zero_stage": 2}},), REDUCE, False),
         (({"parallel": {"zero_stage": 2}}, {"batch": {"global_batch_size": 4}}), REDUCE, True),
         (({"parallel": {"zero_stage": 2}},), GATHER, True),
@@ -111,20 +117,11 @@ def test_a_kind_that_steps_lack_counts_as_nothing_there() -> None:
     ],
 )
 def test_what_no_speed_could_hide(changes: tuple[Tables, ...], operation: Operation, is_structural: bool) -> None:
-    config = dp_config(*changes)
+    config = dp_config(ONE_BUCKET, *changes)
     layout = config.layout(None)
 
     assert bool(structural_reason(config, layout, 0, operation)) is is_structural
     assert all(not structural_reason(config, layout, stage, operation) for stage in range(1, layout.pp_size))
-
-
-def test_a_first_stage_of_one_chunk_hears_that_chunks_would_help() -> None:
-    text = said(make_config(on_layout(1, 2, 2)), {REDUCE: (20, 20)})
-
-    assert text.endswith(
-        "Why: with parallel.num_chunks=1 on the first stage the whole gradient is reduced after the last backward. "
-        'Use parallel.num_chunks=2, parallel.schedule="interleaved"'
-    )
 
 
 @pytest.mark.parametrize(("num_chunks", "is_said"), [(1, False), (4, True)])
@@ -143,41 +140,22 @@ def test_where_it_could_be_hidden_the_reason_is_to_be_looked_for() -> None:
     assert text.endswith("Why: megatrain diag explain shows what a step waits for")
 
 
-WAYS_OUT: list[tuple[Tables, Tables]] = [
-    ({}, {"parallel": {"num_chunks": 4}}),
-    ({"model": {"num_layers": 6}}, {"parallel": {"num_chunks": 3}}),
-    ({"model": {"num_layers": 10}}, {"parallel": {"num_chunks": 2}}),
-    ({"model": {"has_tied_head": True}}, {"parallel": {"num_chunks": 4, "zero_stage": 1}}),
-    ({"parallel": {"zero_stage": 2, "offload_layers": 3}}, {"parallel": {"num_chunks": 4, "offload_layers": 1}}),
-]
-
-
-@pytest.mark.parametrize(("changes", "expected"), WAYS_OUT)
-def test_the_way_out_is_a_configuration_that_is_accepted(changes: Tables, expected: Tables) -> None:
-    config = dp_config({"model": {"has_tied_head": False}, "parallel": {"zero_stage": 2}}, changes)
-    text = said(config, {GATHER: (20, 20)})
-
-    parallel = {"num_chunks": 0, "schedule": "interleaved", **expected["parallel"]}
-    words = [f"parallel.{key}={value_text(value)}" for key, value in parallel.items()]
-    assert text.endswith(f"Use {', '.join(words)}")
-    followed = replace(config, parallel=replace(config.parallel, **parallel))
+def test_the_way_out_lets_buckets_follow_each_other() -> None:
+    config = dp_config(ONE_BUCKET)
+    size = int(re.search(r"parallel.bucket_size=(\d+)", said(config, {GATHER: (20, 20)}))[1])  # type: ignore[index]
+    followed = replace(config, parallel=replace(config.parallel, bucket_size=size))
     assert not check(followed, {}, 2)
+    assert not structural_reason(followed, followed.layout(None), 0, GATHER)
 
 
-def test_graphs_are_given_up_for_chunks() -> None:
+def test_graphs_are_given_up_for_overlap() -> None:
     config = dp_config()
     graphed = replace(config, kernels=replace(config.kernels, cuda_graphs=True))
-
-    assert said(graphed, {GATHER: (20, 20)}).endswith(
-        'Use parallel.num_chunks=4, parallel.schedule="interleaved", kernels.cuda_graphs=false'
-    )
-
-
-def test_layers_that_cannot_be_cut_are_named() -> None:
-    text = said(dp_config({"model": {"num_layers": 5}}), {GATHER: (20, 20)})
+    text = said(graphed, {REDUCE: (20, 20)})
 
     assert text.endswith(
-        "No parallel.num_chunks from 2 to 4 goes with model.num_layers=5, parallel.pp_size=1 and the batch"
+        "Why: with kernels.cuda_graphs=true the whole gradient is reduced after the last backward. "
+        "Use kernels.cuda_graphs=false"
     )
 
 

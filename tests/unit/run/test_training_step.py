@@ -125,7 +125,7 @@ def test_what_runs_is_what_the_schedule_lists() -> None:
     ran: list[str] = []
     for chunk in replica.data_parallel:
         for bucket in chunk.buckets:
-            bucket.dp = NotingGroup(ran)  # type: ignore[assignment]
+            bucket.replicas = NotingGroup(ran)  # type: ignore[assignment]
     for chunk, pipeline_chunk in enumerate(replica.pipeline.chunks):
         pipeline_chunk.module.register_forward_pre_hook(lambda *_, chunk=chunk: ran.append(f"FORWARD {chunk}"))
     schedule = config.parallel.build_schedule(2)

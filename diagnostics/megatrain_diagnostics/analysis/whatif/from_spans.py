@@ -9,6 +9,7 @@ optimizer overlap with the next step, which need not be recorded in full, so the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,6 +152,8 @@ def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> Rows:
     line = cells.line(cell, tp_rank)
     last_backward, clip, optimizer = bounds.last_backward[line], bounds.clip[line], bounds.optimizer[line]
     start, end = spans.start_ns.copy(), spans.start_ns + spans.duration_ns
+    start = _behind_its_backward(spans, kind, line, cells, start, end)
+    end = np.maximum(start, end)
     is_summed = np.isin(kind, [NUMBER_OF[kinds.NORM_REDUCE], NUMBER_OF[kinds.EMBEDDING_REDUCE]])
     # sums inside a forward, or of an optimizer's own norms, are part of these
     has_place = (kind >= 0) & (~is_summed | ((start >= last_backward) & (start < clip)))
@@ -162,6 +165,21 @@ def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> Rows:
     sequence, span = np.zeros_like(cell), np.arange(len(cell))
     rows = Rows(kind, cell, tp_rank, start - shift, end - shift, sequence, spans.chunk, spans.microbatch, span)
     return cells.numbered(rows.where(has_place))
+
+
+def _behind_its_backward(
+    spans: Spans, kind: Ints, line: Ints, cells: Cells, start: NDArray[Any], end: NDArray[Any]
+) -> Ints:
+    """Let no reduce-scatter begin before the end of its chunk's last backward.
+
+    Buckets may travel beneath that backward. The model has them wait for it: what counts of them is what is left then.
+    """
+    chunk_line = line * cells.num_chunks + np.maximum(spans.chunk, 0)
+    is_backward = np.isin(spans.operation, _BACKWARDS)
+    last = latest_at(cells.num_lines * cells.num_chunks, chunk_line, end, is_backward)[chunk_line]
+    is_scatter = (kind == NUMBER_OF[kinds.GRADS_SCATTER]) & (spans.chunk >= 0)
+    moved: Ints = np.where(is_scatter, np.maximum(start, last), start)
+    return moved
 
 
 def _one_after_the_other(rows: Rows, bounds: _Bounds) -> Rows:

@@ -1,0 +1,233 @@
+"""Buckets that are reduced in the last backward, and gathers that are awaited where a parameter is first used."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from megatrain.assembly import Replica
+from megatrain.comm.queue import Pending
+from megatrain.contracts.operations import Operation
+from megatrain.parallel.early_start import WriteCounts
+from megatrain.schedule import build_schedule
+from tests.helpers.lone_rank import gradients_by_name, lone_replica, make_config, microbatches, random_tokens
+
+
+def counted(writes: list[tuple[int, int]], num_microbatches: int, counts: WriteCounts) -> list[bool]:
+    """Note writes of a window; return after each whether the first bucket is whole."""
+    counts.begin(num_microbatches)
+    found = []
+    for bucket, index in writes:
+        counts.note(bucket, index)
+        found.append(counts.is_whole(0))
+    counts.end()
+    return found
+
+
+def test_a_bucket_is_whole_after_as_many_writes_as_in_the_first_window() -> None:
+    counts = WriteCounts([2, 1])
+    step = [(0, 0), (0, 0), (0, 1), (1, 0)] * 2
+    assert counted(step, 2, counts) == [False] * 8, "the first one only counts"
+    assert counted(step, 2, counts) == [False] * 6 + [True] * 2
+    assert counted(step[:4] * 3, 3, counts)[-2:] == [True, True], "by micro-batch: their number may change"
+    assert not any(counted(step[:6], 2, counts)), "one write of (0, 1) is missing"
+
+
+@pytest.mark.parametrize("first", [[(0, 0)] * 2, [(0, 0), (0, 1), (0, 0)]])
+def test_what_some_microbatches_do_not_write_is_never_whole_early(first: list[tuple[int, int]]) -> None:
+    counts = WriteCounts([2])
+    counted(first, 2, counts)
+    assert not any(counted([(0, 0), (0, 1)] * 2, 2, counts))
+
+
+class NotingGroup:
+    """The group of a lone rank: notes when an exchange starts and is awaited; a gather lands when it is awaited."""
+
+    name, size, rank = "dp", 1, 0
+
+    def __init__(self, notes: list[str], number: str) -> None:
+        self._notes = notes
+        self._number = number
+
+    def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor, chunk: int) -> Pending:
+        values = out.clone()
+        out.fill_(math.nan)
+        self._notes.append(f"gather {self._number}")
+
+        def land() -> None:
+            out.copy_(values)
+            self._notes.append(f"landed {self._number}")
+
+        return Pending(out, land)
+
+    def reduce_scatter(
+        self, x: Tensor, operation: Operation, *, out: Tensor, chunk: int, has_wide_sum: bool
+    ) -> Pending:
+        self._notes.append(f"reduce {self._number}")
+        return Pending(out)
+
+
+def noting(replica: Replica) -> list[str]:
+    """Let the buckets' exchanges take notes, and forward and backward of each part of the model."""
+    notes: list[str] = []
+    for number, chunk in enumerate(replica.data_parallel):
+        for index, bucket in enumerate(chunk.buckets):
+            bucket.replicas = NotingGroup(notes, f"{number}.{index}")  # type: ignore[assignment]
+    for pipeline_chunk in replica.pipeline.chunks:
+        for name, block in pipeline_chunk.module.blocks.items():
+            block.register_forward_hook(lambda *_, name=name: notes.append(f"forward {name}"))
+    return notes
+
+
+def run_step(replica: Replica, seed: int, num_microbatches: int = 2) -> None:
+    tokens = random_tokens(replica.config, seed, num_microbatches * replica.config.batch.micro_batch_size)
+    inputs = microbatches(replica, tokens)
+    for chunk in replica.data_parallel:
+        chunk.start_step()
+    schedule = build_schedule(replica.config.parallel.schedule, 1, replica.config.parallel.num_chunks, len(inputs))
+    scale = torch.tensor(1.0 / tokens[1:].numel(), dtype=torch.float64)
+    ends = replica.pipeline.train(schedule, inputs, lambda: scale)
+    assert torch.isfinite(ends)
+    for chunk in replica.data_parallel:
+        chunk.finish_reduce()
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "one chunk": {},
+    "tied": {"model": {"has_tied_head": True}},
+    "zero 2": {"parallel": {"zero_stage": 2}},
+    "zero 2, tied": {"parallel": {"zero_stage": 2}, "model": {"has_tied_head": True}},
+    "selective": {"parallel": {"recompute": "selective"}},
+    "full": {"parallel": {"recompute": "full"}},
+    "chunks, tied": {"parallel": {"num_chunks": 2, "schedule": "interleaved"}, "model": {"has_tied_head": True}},
+}
+MODEL = {"vocab_size": 61, "seq_len": 8, "hidden_size": 16, "num_layers": 4, "num_heads": 4, "vocab_multiple": 8}
+
+
+def make_replica(case: str, **parallel: Any) -> Replica:
+    tables = CASES[case]
+    return lone_replica(
+        make_config(
+            model={**MODEL, "has_tied_head": False, **tables.get("model", {})},
+            parallel={"bucket_size": 500, **tables.get("parallel", {}), **parallel},
+        )
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_buckets_start_in_the_last_backward_in_their_order_and_change_no_bit(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early, late = make_replica(case), make_replica(case, overlap=False)
+    notes = noting(early)
+    noting(late)
+    num_chunks = len(early.data_parallel)
+    zero_stage = early.config.parallel.zero_stage
+    completed: list[int] = []
+    for chunk in early.data_parallel:
+        name = "reduce" if zero_stage == 1 else "after_backward"
+        monkeypatch.setattr(chunk, name, partial(_completed, notes, completed, getattr(chunk, name)))
+    # another number of micro-batches from step to step, as in a ramp-up
+    for step, num_microbatches in enumerate((2, 3, 1)):
+        notes.clear()
+        completed.clear()
+        run_step(early, step, num_microbatches)
+        run_step(late, step, num_microbatches)
+
+        gradients = gradients_by_name(early)
+        assert gradients
+        assert all(torch.equal(gradients[name], one) for name, one in gradients_by_name(late).items())
+        of_chunks = {
+            number: [note for note in notes if note.startswith(f"reduce {number}.")] for number in range(num_chunks)
+        }
+        times = num_microbatches if zero_stage == 2 else 1
+        for number, chunk in enumerate(early.data_parallel):
+            in_order = [f"reduce {number}.{index}" for index in range(len(chunk.buckets))]
+            assert of_chunks[number] == in_order * times
+        # the first reduction of each counts; from then on nothing is left to complete
+        counting, later = (completed[:num_chunks], completed[num_chunks:]) if step == 0 else ([], completed)
+        assert counting == ([len(chunk.buckets) for chunk in reversed(early.data_parallel)] if step == 0 else [])
+        assert later == [0] * (times * num_chunks - len(counting))
+
+
+def _completed(notes: list[str], completed: list[int], complete: Callable[[], None]) -> None:
+    """Note how many buckets had not started early."""
+    num_notes = len(notes)
+    complete()
+    completed.append(len(notes) - num_notes)
+
+
+def test_a_write_after_the_bucket_has_started_is_an_error() -> None:
+    replica = make_replica("one chunk")
+    for step in range(2):
+        run_step(replica, step)
+    (chunk,) = replica.data_parallel
+    forward = replica.pipeline.chunks[0].module.loss_head.forward
+
+    def twice(*arguments: Any) -> Tensor:
+        return forward(*arguments) + forward(*arguments)
+
+    replica.pipeline.chunks[0].module.loss_head.forward = twice
+    with pytest.raises(RuntimeError, match="is written more often than in the first step"):
+        run_step(replica, 3)
+    assert chunk.buckets
+
+
+@pytest.mark.parametrize("case", ["one chunk", "tied", "full", "chunks, tied"])
+def test_a_part_waits_for_its_own_parameters_and_no_parameter_is_used_before_it_has_landed(case: str) -> None:
+    replica, plain = make_replica(case), make_replica(case, overlap=False)
+    notes = noting(replica)
+    for chunk in replica.data_parallel:
+        chunk.shares_changed()
+    run_step(replica, 1)
+    run_step(plain, 1)
+
+    # what had not landed was nan
+    gradients = gradients_by_name(replica)
+    assert all(torch.equal(gradients[name], one) for name, one in gradients_by_name(plain).items())
+    landed = [note for note in notes if note.startswith("landed")]
+    gathers = [note for note in notes if note.startswith("gather")]
+    assert len(landed) == len(set(landed)) == len(gathers)
+    assert notes.index("forward 0") < notes.index(landed[-1]), "some land beneath the forward"
+    # they are gathered as the forward needs them
+    for number, chunk in enumerate(replica.data_parallel):
+        expected = [f"gather {number}.{index}" for index in reversed(range(len(chunk.buckets)))]
+        assert [note for note in gathers if note.startswith(f"gather {number}.")] == expected
+
+
+def test_a_parameter_that_no_part_waits_for_is_refused() -> None:
+    replica = make_replica("one chunk")
+    module = replica.pipeline.chunks[0].module
+    module.register_parameter("loose", nn.Parameter(torch.zeros(3)))
+    with pytest.raises(ValueError, match="no part of the chunk waits for loose to be gathered"):
+        replica.data_parallel[0].overlap_by_bucket(module)
+
+
+def test_without_the_wait_of_a_part_its_output_would_be_wrong() -> None:
+    """The break that the other tests would see."""
+    replica = make_replica("one chunk")
+    noting(replica)
+    block = replica.pipeline.chunks[0].module.blocks["3"]
+    block._forward_pre_hooks.clear()
+    for chunk in replica.data_parallel:
+        chunk.shares_changed()
+    with pytest.raises(AssertionError):
+        run_step(replica, 1)
+
+
+def test_aligned_reductions_and_recorded_microbatches_do_not_go_by_bucket() -> None:
+    keys = itertools.product((True, False), (True, False))
+    found = {
+        (overlap, aligned): make_config(
+            model=MODEL, parallel={"overlap": overlap, "has_aligned_reductions": aligned}
+        ).parallel.overlaps_by_bucket
+        for overlap, aligned in keys
+    }
+    assert found == {(True, True): False, (True, False): True, (False, True): False, (False, False): False}
