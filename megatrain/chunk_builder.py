@@ -30,7 +30,6 @@ from megatrain.parallel.pipeline import PipelineChunk, PipelineInput
 from megatrain.parallel.recompute import recompute_fully
 from megatrain.parallel.rematerialize import Rematerializer
 from megatrain.parallel.sharding import LogicalParameter
-from megatrain.parallel.stages import chunk_layers
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
 
 SMALLEST_ACTIVATION_WIDTH = 16
@@ -120,7 +119,7 @@ def build_meta_chunks(
 def _build_meta_chunk(
     config: Config, layout: Layout, stage: int, chunk: int, tp: Group, device_kind: DeviceKind | None
 ) -> MetaChunk:
-    part = _model_part(config, layout, stage, chunk)
+    part = _model_part(config, stage, chunk)
     loss_terms = LossTerms(z_loss=config.train.z_loss, label_smoothing=config.train.label_smoothing)
     with torch.device("meta"):
         module = Transformer(config.model, part, config.train.seed, config.kernels, loss_terms, device_kind)
@@ -140,13 +139,15 @@ def _build_meta_chunk(
     return MetaChunk(part, module, tuple(parameters), rematerializer)
 
 
-def _model_part(config: Config, layout: Layout, stage: int, chunk: int) -> ModelPart:
+def _model_part(config: Config, stage: int, chunk: int) -> ModelPart:
     """Return which layers and ends the chunk holds."""
-    num_chunks = config.parallel.num_chunks
+    placement = config.parallel.placement
+    share = config.model.num_layers // placement.num_parts
+    first = placement.model_chunk(stage, chunk) * share
     return ModelPart(
-        layers=chunk_layers(config.model.num_layers, layout.pp_size, num_chunks, stage, chunk),
-        has_embedding=stage == 0 and chunk == 0,
-        has_head=stage == layout.pp_size - 1 and chunk == num_chunks - 1,
+        layers=range(first, first + share),
+        has_embedding=placement.is_first(stage, chunk),
+        has_head=placement.is_last(stage, chunk),
     )
 
 
