@@ -129,7 +129,7 @@ def bad_config(root: Path, train_data: Tables) -> Path:
 PROBLEMS = (
     "model.colour",
     "parallel.tp_size=3 must divide model.num_heads=8",
-    "3 * 2 * 1 = 6 must equal the world size of 4",
+    "1 * 2 * 3 = 6 must equal the world size of 4",
 )
 
 

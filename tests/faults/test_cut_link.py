@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import CommunicationError
-from megatrain_launcher.etcd_process import free_ports
 from tests.dist.training_jobs import Tables
 from tests.helpers.namespaces import HostNetwork
+from tests.helpers.ports import free_ports
 from tests.helpers.source_tree import ROOT
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.train_process import Job, make_job

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from megatrain.coordination.client import EtcdClient
 from megatrain.programs.processes import end_with_parent
-from megatrain_launcher.etcd_process import free_ports
+from tests.helpers.ports import free_ports
 from tests.helpers.require import require
 from tests.helpers.waiting import wait_until
 

@@ -18,7 +18,7 @@ from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Ranks
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from megatrain_launcher.commands import driver
-from megatrain_launcher.etcd_process import free_ports
+from tests.helpers.ports import free_ports
 from tests.helpers.synthetic_steps import SyntheticJob
 
 OF_A_JOB = (

@@ -35,8 +35,8 @@ from megatrain.coordination.wire import (
     Range,
     Relation,
 )
-from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.etcd_server import EtcdServers, post
+from tests.helpers.ports import free_ports
 
 _NO_SUCH_LEASE = 12345
 

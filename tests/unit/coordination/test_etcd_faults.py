@@ -128,7 +128,8 @@ def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdSer
             written = writer.put("faults/c", "news", deadline_s=20.0)
             event = watch.next(10.0)
             assert isinstance(event, Changes)
-            assert event.revision == written
+            # a put whose answer is late is made again
+            assert event.revision <= written
         finally:
             lonely.thaw()
             cluster.wait_ready()

@@ -11,9 +11,9 @@ from megatrain.coordination.client import EtcdClient, Lease
 from megatrain.coordination.errors import LeaseLostError
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.ports import free_ports
 from tests.helpers.waiting import wait_until
 
 

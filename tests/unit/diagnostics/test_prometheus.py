@@ -22,8 +22,8 @@ from prometheus_client.exposition import generate_latest
 from megatrain.programs.processes import end_with_parent
 from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector, registry_of
 from megatrain_diagnostics.metrics.server import MetricsServer
-from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.metric_readings import make_host_reading, make_job_reading
+from tests.helpers.ports import free_ports
 from tests.helpers.require import require
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until

@@ -19,12 +19,13 @@ from megatrain.contracts.errors import ConfigError, CoordinationError, Coordinat
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain_launcher import etcd_process
-from megatrain_launcher.etcd_process import EtcdProcess, free_ports
+from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.etcd_program import find_etcd
 from tests.helpers.certificates import Authority
 from tests.helpers.etcd_server import EtcdServers, etcd_program, post, user_names
 from tests.helpers.etcd_strangers import tcp_ports
 from tests.helpers.other_user import as_other_user, everybodys_place, where_all_may_look
+from tests.helpers.ports import free_ports
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 

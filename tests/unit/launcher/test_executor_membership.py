@@ -23,7 +23,6 @@ from megatrain.coordination.lease_keeper import LeaseState
 from megatrain.coordination.own_keys import OwnKeys
 from megatrain.coordination.settings import Credentials, EtcdSettings
 from megatrain.coordination.wire import KeyRange, Put
-from megatrain_launcher.etcd_process import free_ports
 from megatrain_launcher.executor.host_state import HostState
 from megatrain_launcher.executor.job_record import claim_job, read_job
 from megatrain_launcher.executor.liveness import LivenessPort
@@ -31,6 +30,7 @@ from megatrain_launcher.executor.membership import Judge, LeaseTimes, Membership
 from megatrain_launcher.executor.orders import OrderBook
 from megatrain_launcher.executor.status_writer import StatusWriter
 from tests.helpers.etcd_server import EtcdServers, enable_users
+from tests.helpers.ports import free_ports
 from tests.helpers.registered_host import TIMES, a_host, a_job
 from tests.helpers.waiting import wait_until
 

@@ -16,12 +16,12 @@ import pytest
 
 from megatrain.contracts.host_records import CheckOutcome
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_launcher.etcd_process import free_ports
 from megatrain_launcher.health import clock, limits, memory, network, storage
 from megatrain_launcher.health.child import ProbeEnd
 from megatrain_launcher.health.context import HealthContext, Places
 from megatrain_launcher.health.history import History
 from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.ports import free_ports
 
 GB, MIB, GIB = 10**9, 1 << 20, 1 << 30
 EMPTY = History()

@@ -14,10 +14,10 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobEnd, JobRecord, Round
 from megatrain.coordination.client import EtcdClient
-from megatrain_launcher.etcd_process import free_ports
 from megatrain_launcher.executor.job_record import claim_job, read_job
 from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import Membership
+from tests.helpers.ports import free_ports
 from tests.helpers.registered_host import TIMES, a_host, a_job
 
 DEADLINE_S = 10.0

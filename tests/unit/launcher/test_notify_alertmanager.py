@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.programs.processes import end_with_parent
-from megatrain_launcher.etcd_process import free_ports
 from megatrain_launcher.notify.receivers import receivers_of
+from tests.helpers.ports import free_ports
 from tests.helpers.require import require
 from tests.helpers.told_topics import config_with, make_message, make_topic, over
 from tests.helpers.waiting import wait_until

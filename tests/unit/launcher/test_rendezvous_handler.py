@@ -28,11 +28,11 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lease_keeper import LeaseKeeper
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import Delete, KeyRange
-from megatrain_launcher.etcd_process import free_ports
 from megatrain_launcher.rendezvous import leader, torchrun_handler
 from megatrain_launcher.rendezvous.handler import MegatrainRendezvous
 from megatrain_launcher.rendezvous.settings import read_settings
 from tests.helpers.etcd_server import EtcdServers, enable_users
+from tests.helpers.ports import free_ports
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 20.0

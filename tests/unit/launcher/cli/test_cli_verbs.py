@@ -28,10 +28,10 @@ from megatrain.jobs.asking import make_request, news_of
 from megatrain.jobs.snapshot import read_job
 from megatrain_launcher.commands.asking import wait_for_answer
 from megatrain_launcher.commands.status import StatusCode
-from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.answering_driver import AnsweringDriver, Said, answer
 from tests.helpers.etcd_server import EtcdServers, enable_users, post
 from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot
+from tests.helpers.ports import free_ports
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 from tests.helpers.written_job import fill
