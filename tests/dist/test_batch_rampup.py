@@ -21,6 +21,7 @@ SIZES = [4, 4, 4, 8, 12, 12]
 CONSUMED = [4, 8, 12, 20, 32, 44]
 
 
+@pytest.mark.slow
 def test_rampup_is_megatrons_and_the_same_in_two_layouts(jobs: TrainingJobs, train_data: Tables) -> None:
     reference = jobs.remembered(make_config(train_data, RAMPUP))
     assert [report.global_batch_size for report in reference.steps] == SIZES

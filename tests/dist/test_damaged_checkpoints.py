@@ -167,6 +167,7 @@ def test_the_size_that_is_told_at_the_start_is_what_storage_holds(train: Train, 
     assert f" are kept (checkpoint.keep_last), {bytes_text(saved['num_bytes'])} each" in said
 
 
+@pytest.mark.slow
 def test_what_a_verification_found_damaged_is_read_only_where_nothing_else_is_left(
     trained: Trained, train: Train, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_resumed_with_another_length_of_history_keeps_the_newest_steps(
         assert not became[:, kept:].any()
 
 
+@pytest.mark.slow
 def test_resumed_at_another_layout_goes_on_with_its_scales(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from tests.helpers.late_exchanges import LATE_CASES, assert_late_changes_nothing
 from tests.helpers.rank_pool import RankPool
 
 
-@pytest.mark.slow(kept=["pp2-dp2-zero2-chunks2", "pp4-zero-bubble", "pp2-dp2-gpipe-tied"])
+@pytest.mark.slow(kept=["pp4-zero-bubble"])
 @pytest.mark.parametrize("name", LATE_CASES)
 def test_late_exchanges_change_no_bit(name: str, rank_pool: RankPool) -> None:
     assert_late_changes_nothing(rank_pool, LATE_CASES[name], range(2), timeout_s=30.0)

@@ -126,6 +126,7 @@ def test_buckets_travel_beneath_their_own_chunk_in_the_same_order_on_all_ranks(
         assert all(order == of_ranks[0] for order in of_ranks)
 
 
+@pytest.mark.slow(kept=["dp4"])
 @pytest.mark.parametrize("layout", ["dp4", "tp2-pp2-dp2-chunks2"])
 def test_zero_stages_agree_to_rounding(layout: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     # 4 micro-batches or more, so that the stages differ in what they add up
@@ -151,6 +152,7 @@ def test_zero_stages_agree_to_rounding(layout: str, jobs: TrainingJobs, train_da
         assert spans_by_step(boxes[2][rank], Operation.GRADS_REDUCE_SCATTER) == often, rank
 
 
+@pytest.mark.slow
 def test_gradients_reduced_in_bf16_stay_close(jobs: TrainingJobs, train_data: Tables) -> None:
     bf16: Tables = {"train": {"precision": "bf16"}, "optimizer": {"eps": 1e-4}}
     exact, rounded = (

@@ -54,7 +54,7 @@ def test_fp32_gives_the_numbers_of_one_process(layout: str, jobs: TrainingJobs, 
     assert_parity(run, reference, FP32_BOUND)
 
 
-@pytest.mark.slow(kept=["tp2", "pp2-chunks2"])
+@pytest.mark.slow(kept=["pp2-chunks2"])
 @pytest.mark.parametrize("layout", ["tp2", "tp4-sequence-chunks2", "pp2-chunks2", "dp4", "tp2-pp2-dp2-chunks2"])
 def test_bf16_stays_within_its_rounding_of_one_process(layout: str, jobs: TrainingJobs, train_data: Tables) -> None:
     common: Tables = {"train": {"precision": "bf16"}}

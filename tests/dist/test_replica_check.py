@@ -97,7 +97,7 @@ def test_it_is_found_within_the_interval_and_after_good_checks(rank_pool: RankPo
         assert "last found equal at step 3)" in description
 
 
-@pytest.mark.slow(kept=["True"])
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_clean_run_is_bitwise_the_same(overlap: bool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     layout = on_layout(2, 1, 2, 2)

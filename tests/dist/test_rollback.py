@@ -96,6 +96,7 @@ def test_the_run_is_bitwise_the_one_that_never_had_these_batches(
     assert (place / "checkpoints" / "main" / step_directory_name(8)).is_dir()
 
 
+@pytest.mark.slow
 def test_it_is_done_once_and_kept(
     jobs: TrainingJobs, train_data: Tables, trained: tuple[Path, Run], oracle: Run, tmp_path: Path
 ) -> None:

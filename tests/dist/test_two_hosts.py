@@ -71,7 +71,7 @@ def train_and_wait_less(context: RankContext, config: Config, orders: Orders) ->
         return train_on_rank(context, config, orders)
 
 
-@pytest.mark.slow(kept=["both-come-back"])
+@pytest.mark.slow
 @pytest.mark.parametrize("is_lost", [False, True], ids=["both-come-back", "one-is-lost"])
 def test_all_ranks_of_both_hosts_are_killed(
     is_lost: bool, rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path

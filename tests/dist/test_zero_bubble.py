@@ -89,6 +89,7 @@ def test_bits_of_1f1b_and_numbers_of_one_process(case: str, jobs: TrainingJobs, 
     assert run.losses[-1] < run.losses[0]
 
 
+@pytest.mark.slow
 def test_bits_of_1f1b_in_low_precision(jobs: TrainingJobs, train_data: Tables) -> None:
     fp8 = {"recipe": "tensorwise", "scaling": "delayed", "history_len": 2}
     common: Tables = {"train": {"precision": "bf16", "steps": 3}, "fp8": fp8}
