@@ -67,7 +67,7 @@ test-faults-short: venv  ## break launched jobs in the ways that happen most
 	@$(PYTEST) tests/faults --slow=without $(TEST_ARGS)
 
 test-web: venv  ## open the dashboard in a real browser (chromium of the system)
-	@$(PYTEST) tests/web $(SIDE_BY_SIDE) $(TEST_ARGS)
+	@$(PYTEST) tests/web $(SIDE_BY_SIDE) -n 2 $(TEST_ARGS)
 
 check: venv  ## format, lint, types, layers and spelling
 	@$(VENV)/bin/ruff format --check --quiet .
