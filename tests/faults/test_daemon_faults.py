@@ -64,6 +64,7 @@ def test_a_daemon_goes_on_without_etcd_and_says_where_it_is_when_etcd_is_back(tm
     assert len(StoredEvents(tmp_path / "run" / "events").read(Spans).sequence) == 10
 
 
+@pytest.mark.slow
 def test_a_frozen_daemon_is_given_up_and_what_it_did_not_acknowledge_goes_to_the_next(tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as etcd, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         finder = WatchedDaemon(client, KEYS)

@@ -189,6 +189,7 @@ def test_an_executor_hears_on_when_each_watch_of_its_orders_is_answered_with_gar
     assert "a test" in end.reason
 
 
+@pytest.mark.slow
 def test_launches_that_do_not_fit_are_refused_by_name(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:

@@ -69,6 +69,7 @@ def left_behind(launched: LaunchedJob) -> list[str]:
     return [*map(str, launched.processes()), *(path.name for path in launched.job.root.glob("megatrain-arena*"))]
 
 
+@pytest.mark.slow
 def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path) -> None:
     etcd_program()
     job = make_launched_job(tmp_path, 100_000, LONG_KEPT, {"log": {"interval": 5}})

@@ -82,7 +82,7 @@ def check_partition(job: OutageJob, victim: str, *, detected_within_s: float) ->
     assert job.holds() == []
 
 
-@pytest.mark.slow(kept=["0.5"])
+@pytest.mark.slow
 @pytest.mark.parametrize("away_s", [0.5, LONG_S])
 def test_restarted_etcd_goes_unnoticed(tmp_path: Path, away_s: float) -> None:
     with outage_job(tmp_path, QUICK) as job:

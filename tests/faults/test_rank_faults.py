@@ -116,6 +116,7 @@ def test_an_exit_code_that_no_restart_mends(tmp_path: Path, kind: str, code: Exi
         running.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_mistake_in_user_code_that_comes_again_stops_the_job(tmp_path: Path) -> None:
     with running_job(tmp_path, orders=[(2, 13, "exception")] * 2) as running:
         assert running.finish() == 1

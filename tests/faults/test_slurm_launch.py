@@ -37,8 +37,7 @@ host.resolve = lambda name: "127.0.0.1"
 parser = argparse.ArgumentParser()
 add_launch_arguments(parser)
 assert sys.argv[1] == "launch"
-args = parser.parse_args(sys.argv[2:])
-args.overrides = []
+args, args.overrides = parser.parse_known_args(sys.argv[2:])
 plan = make_plan(launch_flags(args), os.environ)
 
 def execute(settings):

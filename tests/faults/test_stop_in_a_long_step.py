@@ -22,6 +22,7 @@ STEP_S = 3.2
 GRACE_S = 1.0
 
 
+@pytest.mark.slow(kept=["15"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_stop_during_a_long_step_loses_nothing(number: signal.Signals, tmp_path: Path) -> None:
     job = make_launched_job(
