@@ -35,10 +35,10 @@ export function Causes({ resource }: { resource: Resource<LogVerdictDocument> })
   const note = told === null ? undefined : `${countOf(told.num_lines, "line")} of ${countOf(told.num_ranks, "rank")} read`;
   return (
     <Section title="What broke first" note={note}>
-      <Loaded resource={resource} lines={2} none="No line speaks of a failure">
+      <Loaded resource={resource} lines={2} none="No failure found in the log">
         {(verdict) =>
           verdict.causes.length === 0 ? (
-            <p class="soft">{verdict.reason === "" ? "No line speaks of a failure." : sentence(verdict.reason)}</p>
+            <p class="soft">{verdict.reason === "" ? "No failure found in the log." : sentence(verdict.reason)}</p>
           ) : (
             <div class="stack tight">
               <p class="reading">
