@@ -142,10 +142,8 @@ def _build_meta_chunk(
 def _model_part(config: Config, stage: int, chunk: int) -> ModelPart:
     """Return which layers and ends the chunk holds."""
     placement = config.parallel.placement
-    share = config.model.num_layers // placement.num_parts
-    first = placement.model_chunk(stage, chunk) * share
     return ModelPart(
-        layers=range(first, first + share),
+        layers=config.layers_of(stage, chunk),
         has_embedding=placement.is_first(stage, chunk),
         has_head=placement.is_last(stage, chunk),
     )

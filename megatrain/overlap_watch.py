@@ -138,7 +138,7 @@ def _first_chunk_numel(config: Config, layout: Layout) -> int:
     """Return about how many parameters a rank of the first stage has, which is one chunk."""
     size = parameters_by_part(config.model)
     ends = size.embedding + size.position + (size.head + size.final_norm if layout.pp_size == 1 else 0)
-    return (ends + size.block * config.model.num_layers // layout.pp_size) // layout.tp_size
+    return (ends + size.block * config.layers_per_chunk[0]) // layout.tp_size
 
 
 def way_out(config: Config, layout: Layout) -> str:

@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from megatrain.commands.argument_types import whole_number
@@ -124,14 +125,13 @@ def _summary(config: Config, world_size: int | None) -> str:
     is_dp_assumed = parallel.dp_size == 0 and world_size is None
     num_microbatches = config.num_microbatches(layout.dp_size)
     chunks = parallel.num_chunks
-    layers_per_chunk = config.model.num_layers // (layout.pp_size * chunks)
     size = parameters_by_part(config.model)
     bubble = bubble_fraction(parallel.schedule, layout.pp_size, chunks, num_microbatches)
     facts = {
         "layout": f"{layout}: {layout.world_size} {'rank' if layout.world_size == 1 else 'ranks'}"
         + (" (dp_size follows the world size; 1 is assumed here)" if is_dp_assumed else ""),
         "pipeline": f"{parallel.schedule}, {chunks} {'chunk' if chunks == 1 else 'chunks'} a stage, "
-        f"{layers_per_chunk} {'layer' if layers_per_chunk == 1 else 'layers'} a chunk",
+        + _layers_text(config.layers_per_chunk),
         "parameters": f"{size.total:,} (embedding {size.embedding:,}, positions {size.position:,}, "
         f"{size.num_blocks} blocks of {size.block:,}, final norm {size.final_norm:,}, head {size.head:,})",
         "batch": f"{batch.global_batch_size} sequences of {config.model.seq_len} tokens = "
@@ -141,3 +141,10 @@ def _summary(config: Config, world_size: int | None) -> str:
         "hash": config_hash(config),
     }
     return "\n".join(["OK", *(f"  {name:<10}  {fact}" for name, fact in facts.items())])
+
+
+def _layers_text(layers: Sequence[int]) -> str:
+    """Say how many layers each chunk has: one number, or those of all chunks in the model's order."""
+    if len(set(layers)) == 1:
+        return f"{layers[0]} {'layer' if layers[0] == 1 else 'layers'} a chunk"
+    return f"{' + '.join(map(str, layers))} layers in the model's order"

@@ -146,6 +146,24 @@ class Config:
         samples = self.batch.global_batch_size if global_batch_size is None else global_batch_size
         return samples // (self.batch.micro_batch_size * dp_size)
 
+    @property
+    def layers_per_chunk(self) -> tuple[int, ...]:
+        """How many layers each chunk holds, in the model's order: parallel.layers_per_chunk, or the even split."""
+        parallel = self.parallel
+        if parallel.layers_per_chunk:
+            return parallel.layers_per_chunk
+        num_chunks, (embedding, head) = parallel.placement.num_parts, parallel.layers_for_ends
+        layers = [(self.model.num_layers + embedding + head) // num_chunks] * num_chunks
+        layers[0] -= embedding
+        layers[-1] -= head
+        return tuple(layers)
+
+    def layers_of(self, stage: int, chunk: int) -> range:
+        """Return the layers that chunk `chunk` of `stage` holds: the one place that knows."""
+        layers, number = self.layers_per_chunk, self.parallel.placement.model_chunk(stage, chunk)
+        first = sum(layers[:number])
+        return range(first, first + layers[number])
+
     def bucket_size(self, dp_size: int) -> int:
         """Return the elements that close a bucket: parallel.bucket_size, or what suits the model.
 

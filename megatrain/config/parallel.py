@@ -67,6 +67,27 @@ class ParallelConfig:
             maximum=LARGEST_SIZE,
         ),
     )
+    layers_per_chunk: tuple[int, ...] = field(
+        default=(),
+        metadata=option(
+            "Layers of each of the pp_size * num_chunks chunks, in the model's order: from the one with the "
+            "embedding to the one with the head. For stages that should take equally long although the loss costs "
+            "as much as some layers do. The first and the last may have none. Empty: the even split.",
+            unit="layers",
+            minimum=0,
+        ),
+    )
+    counts_embedding_as_layer: bool = field(
+        default=False,
+        metadata=option(
+            "Whether the even split counts the embedding as a layer, so that the first chunk has one layer less than "
+            "the others; num_layers and what is counted are then divided by pp_size * num_chunks."
+        ),
+    )
+    counts_head_as_layer: bool = field(
+        default=False,
+        metadata=option("The same for the head with its loss: the last chunk has one layer less."),
+    )
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
         default="1f1b",
         metadata=option(
@@ -101,8 +122,9 @@ class ParallelConfig:
     offload_layers: int = field(
         default=0,
         metadata=option(
-            "Layers of each chunk, from its first, whose activations wait in host memory between forward and backward. "
-            "They travel while other layers compute: so the last layers of a chunk should stay. Saves GPU memory as "
+            "Layers of each chunk, from its first, whose activations wait in host memory between forward and backward; "
+            "a chunk of fewer layers offloads all. They travel while other layers compute: so the last layers of a "
+            "chunk should stay. Saves GPU memory as "
             "recompute does, at the price of traffic to the host; both together move blocks' inputs only. Without a "
             "GPU it saves nothing.",
             unit="layers",
@@ -132,6 +154,11 @@ class ParallelConfig:
     def placement(self) -> Placement:
         """Which stage holds which part of the model."""
         return self.schedule_kind.placement(self.pp_size, self.num_chunks)
+
+    @property
+    def layers_for_ends(self) -> tuple[int, int]:
+        """As how many layers the even split counts the embedding and the head."""
+        return int(self.counts_embedding_as_layer), int(self.counts_head_as_layer)
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -50,13 +50,16 @@ class ReshardReport:
     bytes_read: int
 
 
-def reshard(source: Location, output: Location, layout: Layout, num_chunks: int) -> ReshardReport:
+def reshard(
+    source: Location, output: Location, layout: Layout, num_chunks: int, layers_per_chunk: tuple[int, ...] = ()
+) -> ReshardReport:
     """Write the committed checkpoint `source` to `output` in the layout given, and commit it.
 
+    layers_per_chunk: as parallel.layers_per_chunk; empty for the even split, whatever the source's was.
     Raises: ConfigError when no job of this layout could run the model; CheckpointError naming the file.
     """
     manifest = read_manifest(source)
-    config = _with_layout(job_config(manifest, source), layout, num_chunks)
+    config = _with_layout(job_config(manifest, source), layout, num_chunks, layers_per_chunk)
     reader = ParameterReader(source, manifest)
     written = replace(
         manifest,
@@ -105,10 +108,18 @@ def _write_images(target: NewCheckpoint, images: Iterable[tuple[int, ImagePlan]]
             files[number].close()
 
 
-def _with_layout(config: Config, layout: Layout, num_chunks: int) -> Config:
+def _with_layout(config: Config, layout: Layout, num_chunks: int, layers_per_chunk: tuple[int, ...]) -> Config:
     sizes: dict[str, Any] = layout.sizes
     schedule = nearest_schedule(config.parallel.schedule, layout.pp_size, num_chunks)
-    parallel = replace(config.parallel, **sizes, num_chunks=num_chunks, schedule=schedule)
+    parallel = replace(
+        config.parallel,
+        **sizes,
+        num_chunks=num_chunks,
+        layers_per_chunk=layers_per_chunk,
+        counts_embedding_as_layer=False,
+        counts_head_as_layer=False,
+        schedule=schedule,
+    )
     changed = replace(config, parallel=parallel)
     problems = check(changed, {}, layout.world_size)
     if problems:

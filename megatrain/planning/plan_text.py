@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from megatrain.contracts.texts import bytes_text
-from megatrain.planning.run_plan import RunPlan
+from megatrain.planning.run_plan import RunPlan, StagePlan
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20))
 
@@ -43,11 +44,11 @@ def _stages(plan: RunPlan) -> list[str]:
     rows = [
         [
             stage.name,
-            _span(stage.stages),
-            f"{len(stage.layers)} x {len(stage.layers[0])}",
+            _spans(stage.stages),
+            _layer_counts(stage),
             f"{stage.num_parameters:,}",
             f"{stage.memory.num_in_flight}",
-            " ".join(_span(chunk) for chunk in stage.layers),
+            " ".join(_spans(chunk) or "-" for chunk in stage.layers),
         ]
         for stage in plan.stages
     ]
@@ -101,8 +102,16 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int
     return ["  " + "  ".join(aligned(text, column) for column, text in enumerate(line)).rstrip() for line in lines]
 
 
-def _span(numbers: Sequence[int]) -> str:
-    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+def _layer_counts(stage: StagePlan) -> str:
+    counts = [len(chunk) for chunk in stage.layers]
+    return f"{len(counts)} x {counts[0]}" if len(set(counts)) == 1 else " + ".join(map(str, counts))
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as in "0-3,5"."""
+    firsts = [at for at, number in enumerate(numbers) if at == 0 or number != numbers[at - 1] + 1]
+    spans = [numbers[first:end] for first, end in pairwise([*firsts, len(numbers)])]
+    return ",".join(f"{one[0]}" if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in spans)
 
 
 def _some(ranks: Sequence[int]) -> str:

@@ -2,8 +2,8 @@
 
 The world group is torch's `fake` backend at the job's full size, on which the real mesh is created for one rank of each
 kind of stage (with the embedding, in the middle, with the head); the rank's chunks are built on meta. What comes out is
-what these ranks would hold. Middle stages are alike but for the micro-batches in flight: the first of them has most, or
-the last, where what it puts off is more than what it keeps.
+what these ranks would hold. Middle stages whose chunks have as many layers, of the same kinds, are alike but for the
+micro-batches in flight: the first of them has most, or the last, where what it puts off is more than what it keeps.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def plan_run(config: Config) -> RunPlan:
     num_microbatches = config.num_microbatches(layout.dp_size)
     groups: dict[str, GroupPlan] = {}
     stages = []
-    for name, alike in _stage_kinds(layout.pp_size):
+    for name, alike in _stage_kinds(config):
         rank = layout.rank_of({"pp": alike[0]})
         with dry_mesh(layout, rank, has_wrap_links=parallel.num_chunks > 1) as mesh:
             for group in _group_plans(mesh):
@@ -147,14 +147,28 @@ def _by_chunk(config: Config) -> str:
     return "" if config.parallel.overlap else "parallel.overlap=false: nothing overlaps"
 
 
-def _stage_kinds(pp_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _stage_kinds(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the stages that are alike, with a name for them. Middle ones of several kinds are told by their layers."""
+    pp_size = config.parallel.pp_size
     if pp_size == 1:
         yield "all layers", (0,)
         return
     yield "embedding", (0,)
-    if pp_size > 2:
-        yield "middle", tuple(range(1, pp_size - 1))
+    middle: dict[tuple[tuple[bool, ...], ...], list[int]] = {}
+    for stage in range(1, pp_size - 1):
+        middle.setdefault(_layers_by_kind(config, stage), []).append(stage)
+    for kind, stages in middle.items():
+        layers = "+".join(str(len(of_chunk)) for of_chunk in kind)
+        yield "middle" if len(middle) == 1 else f"middle, layers {layers}", tuple(stages)
     yield "head", (pp_size - 1,)
+
+
+def _layers_by_kind(config: Config, stage: int) -> tuple[tuple[bool, ...], ...]:
+    """Return for each chunk of the stage whether each of its layers multiplies in FP8."""
+    return tuple(
+        tuple(config.fp8.covers(layer) for layer in config.layers_of(stage, chunk))
+        for chunk in range(config.parallel.num_chunks)
+    )
 
 
 def _group_plans(mesh: Mesh) -> Iterator[GroupPlan]:

@@ -17,7 +17,12 @@ NAMES = [
     "Llama, tp2 pp2, zero bubble, selective",
     "Llama, dp2, ZeRO-2, bf16",
 ]
+UNEVEN = {
+    "parallel.pp_size": 2, "parallel.num_chunks": 2, "parallel.schedule": "interleaved",
+    "parallel.layers_per_chunk": [0, 3, 1, 0],
+}  # fmt: skip
 LAYOUTS: dict[str, dict[str, Any]] = {name: CASES[name] for name in NAMES} | {
+    "uneven layers, pp2, 2 chunks": UNEVEN,
     "FP8, pp2, zero bubble": {
         "train.precision": "bf16", "fp8.recipe": "tensorwise", "parallel.pp_size": 2,
         "parallel.schedule": "zero_bubble",

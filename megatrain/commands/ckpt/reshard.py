@@ -26,6 +26,8 @@ def add_verb(verbs: Verbs) -> None:
                             help=f"{axis.title}-parallel size (default 1)")  # fmt: skip
     parser.add_argument("--chunks", type=whole_number(1, LARGEST_SIZE), default=1, metavar="N",
                         help="chunks of a pipeline stage (default 1)")  # fmt: skip
+    parser.add_argument("--layers-per-chunk", type=whole_number(0, LARGEST_SIZE), default=[], metavar="N", nargs="+",
+                        help="of each chunk in the model's order (default: an even split)")  # fmt: skip
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     source = chosen_checkpoint(args)
     layout = Layout(**{axis.size_name: getattr(args, axis.name) for axis in configurable_axes()})
     with orderly_end(), reading(source):
-        report = reshard(source, open_location(args.output), layout, args.chunks)
+        report = reshard(source, open_location(args.output), layout, args.chunks, tuple(args.layers_per_chunk))
     num_bytes = stored_bytes(report.manifest)
     if args.is_json:
         print_json({
@@ -47,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         written = f"{bytes_text(num_bytes)} in {len(report.manifest.files)} files, step {report.manifest.step}"
         mesh = f"{layout.sizes_text}, chunks {args.chunks}"
+        if args.layers_per_chunk:
+            mesh += f", layers {' + '.join(map(str, args.layers_per_chunk))}"
         print_lines(
             [f"{args.output}: {written}, {mesh}", f"read {bytes_text(report.bytes_read)} from {source}"],
         )

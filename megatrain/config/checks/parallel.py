@@ -1,4 +1,4 @@
-"""Rules of the layout: tensor parallel against the model, layers against stages, ranks against the world size."""
+"""Rules of the layout: tensor parallel against the model, chunks against the schedule, ranks against the world size."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from megatrain.config.checks.context import Context
+from megatrain.config.checks.layers import layer_problems
 from megatrain.config.problem import Problem
 from megatrain.config.wording import alternatives, divisors, multiples_around, nearest
 from megatrain.schedule import layout_infeasibilities
@@ -19,7 +20,7 @@ def parallel_problems(context: Context) -> Iterator[Problem]:
     yield from _schedule_problems(context)
     yield from _split_backward_problems(context)
     yield from _alignment_problems(context)
-    yield from _layer_problems(context)
+    yield from layer_problems(context)
     yield from _world_size_problems(context)
     parallel, train = context.config.parallel, context.config.train
     if parallel.grad_reduce_dtype == "bf16" and train.precision != "bf16":
@@ -167,27 +168,6 @@ def _split_backward_problems(context: Context) -> Iterator[Problem]:
             ("fp8.backend", "parallel.schedule"),
             'fp8.backend="transformer_engine" computes weights\' gradients in its own backward, where '
             f'{schedule} cannot put them off; use backend="megatrain" or schedule="1f1b"',
-        )
-
-
-def _layer_problems(context: Context) -> Iterator[Problem]:
-    parallel, num_layers = context.config.parallel, context.config.model.num_layers
-    parts = parallel.pp_size * parallel.num_chunks
-    if num_layers % parts:
-        fitting = alternatives(nearest(divisors(num_layers), parts))
-        yield Problem(
-            ("model.num_layers", "parallel.pp_size", "parallel.num_chunks"),
-            f"model.num_layers={num_layers} must be divisible by parallel.pp_size * parallel.num_chunks = "
-            f"{parallel.pp_size} * {parallel.num_chunks} = {parts}; "
-            f"use num_layers={alternatives(multiples_around(parts, num_layers))}, "
-            f"or pp_size and num_chunks whose product is {fitting}",
-        )
-    elif parallel.offload_layers > num_layers // parts:
-        yield Problem(
-            ("parallel.offload_layers", "model.num_layers", "parallel.pp_size", "parallel.num_chunks"),
-            f"parallel.offload_layers={parallel.offload_layers} must be at most the {num_layers // parts} layers of a "
-            f"chunk (model.num_layers={num_layers} over parallel.pp_size * parallel.num_chunks = {parallel.pp_size} * "
-            f"{parallel.num_chunks}); use {num_layers // parts} or less",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -59,6 +60,26 @@ def test_files_are_those_of_a_job(
         assert getattr(manifest, name) == getattr(expected, name), name
     assert (found["num_files"], found["step"]) == (len(expected.files), 7)
     assert "OK" in ckpt("verify", tmp_path / "out")
+
+
+def test_layers_are_split_as_told(ckpt: Ckpt, tmp_path: Path) -> None:
+    """From one uneven split to another, and to the even one that is meant where none is told."""
+    config = make_config()
+    state = whole_state(config)
+    expected = {}
+    for name, layers in (("a", (3, 1)), ("b", (1, 3)), ("even", ())):
+        job = with_layout(config, pp=2)
+        job = replace(job, parallel=replace(job.parallel, layers_per_chunk=layers))
+        expected[name] = write_as_job(tmp_path / name, job, state)
+
+    for name, words in (("b", ["--layers-per-chunk", 1, 3]), ("even", [])):
+        text = ckpt("reshard", tmp_path / "a", "--output", tmp_path / f"{name}-out", "--pp", 2, *words)
+        assert ("layers 1 + 3" in text) is (name == "b")
+        assert contents(tmp_path / f"{name}-out") == contents(tmp_path / name)
+        assert read_manifest(LocalLocation(tmp_path / f"{name}-out")).config == expected[name].config
+    assert contents(tmp_path / "a") != contents(tmp_path / "b")
+    message = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "c", "--layers-per-chunk", 2, 2, code=78)
+    assert "parallel.layers_per_chunk=[2, 2] has 2 entries" in message
 
 
 ITEM_BYTES = 4 << 10

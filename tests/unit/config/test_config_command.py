@@ -66,6 +66,11 @@ def test_check_sums_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["bubble"].startswith("12.5% ")  # (2 - 1) / (2 * 4)
 
 
+def test_check_says_how_layers_are_split(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("check", str(small), overrides=("--parallel.pp_size=3", "--parallel.counts_head_as_layer=true"))
+    assert "1f1b, 1 chunk a stage, 3 + 3 + 2 layers in the model's order\n" in capsys.readouterr().out
+
+
 def test_check_says_what_it_assumed(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("check", str(small))
     assert "1 rank (dp_size follows the world size; 1 is assumed here)" in capsys.readouterr().out

@@ -40,14 +40,16 @@ CASES = {
         ["--parallel.pp_size=3"],
         (
             "model.num_layers=8 must be divisible by parallel.pp_size * parallel.num_chunks = 3 * 1 = 3; use "
-            "num_layers=6 or 9, or pp_size and num_chunks whose product is 1, 2, 4 or 8 (small.toml:5)"
+            "num_layers=6 or 9, or pp_size and num_chunks whose product is 1, 2, 4 or 8, "
+            "or name the layers of each chunk in parallel.layers_per_chunk (small.toml:5)"
         ),
     ),
     "layers and chunks": (
         ["--parallel.pp_size=2", "--parallel.num_chunks=3", "--parallel.schedule=interleaved"],
         (
             "model.num_layers=8 must be divisible by parallel.pp_size * parallel.num_chunks = 2 * 3 = 6; use "
-            "num_layers=6 or 12, or pp_size and num_chunks whose product is 1, 2, 4 or 8 (small.toml:5)"
+            "num_layers=6 or 12, or pp_size and num_chunks whose product is 1, 2, 4 or 8, "
+            "or name the layers of each chunk in parallel.layers_per_chunk (small.toml:5)"
         ),
     ),
     "more stages than layers": (
@@ -55,6 +57,57 @@ CASES = {
         (
             "model.num_layers=8 must be divisible by parallel.pp_size * parallel.num_chunks = 16 * 1 = 16; use "
             "num_layers=16, or pp_size and num_chunks whose product is 1, 2, 4 or 8 (small.toml:5)"
+        ),
+    ),
+    "layers of each stage": (["--parallel.pp_size=3", "--parallel.layers_per_chunk=[3, 3, 2]"], None),
+    "ends without layers": (["--parallel.pp_size=4", "--parallel.layers_per_chunk=[0, 5, 3, 0]"], None),
+    "ends that count as layers": (
+        ["--parallel.pp_size=5", "--parallel.counts_embedding_as_layer=true", "--parallel.counts_head_as_layer=true"],
+        None,
+    ),
+    "too many layers are named": (
+        ["--parallel.pp_size=3", "--parallel.layers_per_chunk=[3, 3, 3]"],
+        (
+            "parallel.layers_per_chunk=[3, 3, 3] has 9 layers in all and must have model.num_layers=8; change entries "
+            "by -1 in all, or use num_layers=9 (--parallel.layers_per_chunk on the command line)"
+        ),
+    ),
+    "layers of too few chunks": (
+        ["--parallel.pp_size=3", "--parallel.layers_per_chunk=[8]"],
+        (
+            "parallel.layers_per_chunk=[8] has 1 entry and must have one for each of parallel.pp_size * "
+            "parallel.num_chunks = 3 * 1 = 3 chunks, in the model's order; or use [] for the even split "
+            "(--parallel.layers_per_chunk on the command line)"
+        ),
+    ),
+    "a chunk without anything": (
+        ["--parallel.pp_size=4", "--parallel.layers_per_chunk=[2, 2, 0, 4]"],
+        (
+            "parallel.layers_per_chunk=[2, 2, 0, 4] leaves chunk 2 (counted from 0) without anything to compute: only "
+            "the first, which has the embedding, and the last, which has the head, may have 0 layers; use at least 1 "
+            "(--parallel.layers_per_chunk on the command line)"
+        ),
+    ),
+    "an end counts beside a list": (
+        ["--parallel.pp_size=2", "--parallel.layers_per_chunk=[5, 3]", "--parallel.counts_head_as_layer=true"],
+        (
+            "parallel.counts_head_as_layer=true does nothing: parallel.layers_per_chunk says how many layers each "
+            "chunk has; use one of the two (--parallel.counts_head_as_layer on the command line)"
+        ),
+    ),
+    "an end counts in the only chunk": (
+        ["--parallel.counts_embedding_as_layer=true"],
+        (
+            "parallel.counts_embedding_as_layer=true does nothing: parallel.pp_size * parallel.num_chunks = 1 has one "
+            "chunk; use more of them, or false (--parallel.counts_embedding_as_layer on the command line)"
+        ),
+    ),
+    "layers and ends": (
+        ["--parallel.pp_size=4", "--parallel.counts_head_as_layer=true"],
+        (
+            "model.num_layers=8 and the head, 9 in all, must be divisible by parallel.pp_size * parallel.num_chunks = "
+            "4 * 1 = 4; use num_layers=7 or 11, or pp_size and num_chunks whose product is 1, 3 or 9, or name the "
+            "layers of each chunk in parallel.layers_per_chunk (small.toml:5)"
         ),
     ),
     "chunks without interleaving": (

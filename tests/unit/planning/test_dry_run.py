@@ -15,6 +15,7 @@ from megatrain.config import load_config, parameters_by_part
 from megatrain.config.config import Config
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.memory import estimate_memory
+from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
 from tests.helpers.source_tree import ROOT
 
@@ -134,3 +135,24 @@ def test_middle_stages_are_told_by_the_fullest_of_them(schedule: str, fullest: i
 
     assert max(totals, key=lambda stage: totals[stage].total) == fullest
     assert plan_run(config).stages[1].memory == totals[fullest]
+
+
+def test_middle_stages_of_other_layers_are_told_apart() -> None:
+    """An end that is a chunk of its own, and middle stages of two kinds: the fullest stage is one of them."""
+    changes = {"parallel.pp_size": 5, "model.num_layers": 7, "parallel.layers_per_chunk": [2, 2, 1, 2, 0]}
+    config = Config.from_dict(with_changes(changes))
+    plan = plan_run(config)
+    text = render(plan)
+
+    assert [(one.name, one.stages, one.layers) for one in plan.stages] == [
+        ("embedding", (0,), ((0, 1),)),
+        ("middle, layers 2", (1, 3), ((2, 3),)),
+        ("middle, layers 1", (2,), ((4,),)),
+        ("head", (4,), ((),)),
+    ]
+    layout = config.layout(None)
+    for one in plan.stages:
+        for stage in one.stages:
+            with dry_mesh(layout, stage) as mesh:
+                assert one.memory.total >= estimate_memory(config, layout, stage, plan_stage(config, mesh)).total
+    assert any(line.split()[:5] == ["middle,", "layers", "2", "1,3", "1"] for line in text.splitlines())
