@@ -82,7 +82,8 @@ def stage_sentences(finding: Finding, num_stages: int, has_risen: bool) -> Findi
         hosts = ", ".join(finding.hosts) or "its hosts"
         said.append(f"it was not so at first, and the partition has not changed: look at {hosts}")
     else:
-        said.append("the model is cut unevenly: another parallel.pp_size or num_chunks may cut it better")
+        way_out = f"give stage {finding.stage} fewer layers and others more with parallel.layers_per_chunk"
+        said.append(f"the model is cut unevenly, measured in time: {way_out}")
     return replace(finding, evidence=tuple(said))
 
 

@@ -239,7 +239,9 @@ def test_a_stage_that_became_slow_is_not_blamed_on_the_partition() -> None:
     live, _ = watch(job, 60, lambda job: job.stage_factor.update({3: 1.4}))
     assert "it was not so at first" in live.assessment.findings[0].evidence[1]
     live, _ = watch(SyntheticJob(Layout(pp_size=4, dp_size=2), stage_factor={3: 1.4}), 60)
-    assert "the model is cut unevenly" in live.assessment.findings[0].evidence[1]
+    evidence = live.assessment.findings[0].evidence[1]
+    assert "the model is cut unevenly" in evidence
+    assert "give stage 3 fewer layers and others more with parallel.layers_per_chunk" in evidence
 
 
 def test_a_slow_host_with_slightly_longer_sequences_is_still_a_slow_host() -> None:
