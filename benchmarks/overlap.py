@@ -4,7 +4,8 @@ Each rank is a process of one thread in a network namespace of its own; the link
 overlap off communicates half of its time. Off and on take turns in one run. What is possible at best is replayed
 (benchmarks/overlap_ideal.py; without a pipeline benchmarks/overlap_trace.py). Two ranks compute; four would
 measure the scheduler of two cores, so theirs waits until a stated time is over, as for a device: "paced"
-(benchmarks/overlap_pace.py). Needs root and the programs ip and tc.
+(benchmarks/overlap_pace.py); by layer where buckets of a chunk start one after the other, and a chunk that waits as a
+whole would let them all land at once. Needs root and the programs ip and tc.
 Run alone on the machine: python -m benchmarks overlap [--write]
 """
 
@@ -36,6 +37,7 @@ from tests.helpers.namespaces import HostNetwork
 from tests.helpers.waiting import wait_until
 
 NETWORK = "train"
+TRACED = "traced"
 LOWEST, SHARE, HIGHEST = 0.46, 0.5, 0.54
 """Part of a step with overlap off that is communication, as the link is set."""
 LOWEST_TOLD, HIGHEST_TOLD = 0.45, 0.55
@@ -53,7 +55,7 @@ SHORT = {**SMALL, "num_layers": 4}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured. forward_s, product_s: of paced compute; wanted: the part to be hidden, and on / ideal."""
+    """What is measured. forward_s, layer_s, product_s: of paced compute; wanted: the part hidden, and on / ideal."""
 
     name: str
     parallel: Mapping[str, Any]
@@ -63,6 +65,7 @@ class Case:
     model: Mapping[str, Any] = field(default_factory=lambda: MODEL)
     forward_s: float = 0.0
     product_s: float = 0.0
+    layer_s: float = 0.0
     peers: Sequence[str] = ()
     block: int = 4
     num_blocks: int = 6
@@ -73,6 +76,7 @@ class Case:
         return self.parallel.get("pp_size", 1) == 1
 
 
+DEFAULT = {"num_chunks": 1, "bucket_size": 0}
 DP = {"num_chunks": 4, "schedule": "interleaved", "bucket_size": 1 << 18}
 TP = {"tp_size": 2, "num_sequence_chunks": 4}
 PP = {"dp_size": 1, "num_chunks": 2, "schedule": "interleaved", "bucket_size": 1 << 18}
@@ -80,7 +84,10 @@ PEERS = ("DDP", "FSDP2")
 CASES = [
     Case("DP, 2 ranks, 4 chunks", {"dp_size": 2, **DP}, 1, (0.8, 1.08), peers=PEERS, block=2),
     Case("DP, 2 ranks, 8 chunks", {"dp_size": 2, **DP, "num_chunks": 8}, 1, (0.8, 1.08), peers=PEERS, block=2),
-    Case("DP, 4 ranks, 4 chunks, paced", {"dp_size": 4, **DP}, 1, (0.8, 1.08), 2, SMALL, 0.1),
+    Case("DP, 4 ranks, 4 chunks, paced by layer", {"dp_size": 4, **DP}, 1, (0.8, 1.08), 2, SMALL, layer_s=0.05),
+    Case("DP, 2 ranks, default chunks", {"dp_size": 2, **DEFAULT}, 1, (0.8, 1.08), peers=("DDP",), block=2),
+    Case("DP, 4 ranks, default chunks, paced by layer", {"dp_size": 4, **DEFAULT}, 1, (0.8, 1.08), 2, SMALL,
+         layer_s=0.05),
     Case("PP, 2 stages, interleaved", {**PP, "pp_size": 2}, 8, (0.8, 1.10), 4, block=2),
     Case("PP, 4 stages, interleaved, paced", {**PP, "pp_size": 4}, 8, (0.8, 1.10), 2, SMALL, 0.04, block=2),
     Case("DP 2 x PP 2, paced", {**PP, "dp_size": 2, "pp_size": 2}, 4, (0.75, math.inf), 2, SMALL, 0.06, block=2),
@@ -106,10 +113,12 @@ def run() -> Result:
             "hidden, least, most: median and ends of 6 turns; other times are medians of 6 blocks a side, taking turns",
             "wanted: hidden at least, and on / ideal at most; communication: 1 - (off on links as they are) / off",
             "blocks are of 4 steps, in pipelines and beside peers of 2, each after one that is not counted",
+            "default chunks: parallel.num_chunks = 1 and parallel.bucket_size = 0; bucket: elements that close one",
             "DDP and FSDP2: our model, buckets and groups of layers, on torch; ratio of times, turn by turn",
             "one thread a rank, a network namespace each, link shaped with tc tbf; fp32, gloo",
-            "the ideal is that of the schedule in pipelines, else that of off's calls, awaited where on awaits them",
+            "the ideal is that of the schedule in pipelines, else that of on's calls, each awaited at once",
             "paced: forward and backward of a chunk, with TP the products of branches, wait until a time is over",
+            "paced by layer: forward and backward of each layer do; gradients are written when its time is over",
         ],
         settings={"model": MODEL, "paced model": SMALL},
         beyond_bar=[one for row in rows for one in must_hold(f"{row['case']}: {row['wanted']}", row["met"] == "yes")],
@@ -152,9 +161,9 @@ class _Ranks:
         for process in self._processes:
             assert process.wait(timeout=60.0) == 0
 
-    def block(self, side: str, num_steps: int) -> _Block:
+    def block(self, side: str, num_steps: int, is_traced: bool = False) -> _Block:
         """Have them train some steps, and one before, which is not counted."""
-        answers = self.order(what="block", side=side, num_steps=num_steps + 1)
+        answers = self.order(what="block", side=side, num_steps=num_steps + 1, is_traced=is_traced)
         traces = [Trace.from_dict(one["trace"]) for one in answers if one["trace"]]
         return _Block(max(one["seconds"] for one in answers), answers[0]["steps"], traces)
 
@@ -190,15 +199,19 @@ def _measure(case: Case) -> dict[str, Any]:
         shared = {
             "sides": tables, "peers": list(case.peers), "world_size": num_ranks, "init_method": address,
             "directory": str(directory), "forward_s": case.forward_s, "product_s": case.product_s,
-            "is_traced": case.is_traced,
+            "layer_s": case.layer_s,
         }  # fmt: skip
         processes = [stack.enter_context(_start(network, directory, rank, shared)) for rank in range(num_ranks)]
         ranks = _Ranks(directory, processes)
         for side in ("off", "on", *case.peers):
             ranks.block(side, 2)
         free = [ranks.block("off", case.block) for _ in range(NUM_FREE)]
-        sample, free_s = free[0], float(np.median([one.seconds for one in free]))
-        num_bytes = sent_by_calls(sample.traces[0]) / len(sample.steps) if case.is_traced else sent_by_schedule(config)
+        free_s = float(np.median([one.seconds for one in free]))
+        if case.is_traced:
+            sample = ranks.block("on", case.block, is_traced=True)
+            num_bytes = sent_by_calls(sample.traces[0]) / len(sample.steps)
+        else:
+            num_bytes = sent_by_schedule(config)
         _shape(ranks, network, num_bytes, free_s, case.block)
         rate = float(np.median([one["rate"] for one in ranks.order(what="rate")]))
         blocks = _take_turns(ranks, case)
@@ -208,19 +221,22 @@ def _measure(case: Case) -> dict[str, Any]:
         ranks.end()
         boxes = {box.identity.rank: box for box in map(read_black_box, sorted(directory.rglob("*rank*.blackbox")))}
     if case.is_traced:
-        traces = [[block.traces[rank] for block in blocks["off"]] for rank in range(num_ranks)]
+        traces = [[block.traces[rank] for block in blocks[TRACED]] for rank in range(num_ranks)]
         ideal = ideal_of_calls(traces, rate) / case.block
     else:
         off_steps = {step for block in blocks["off"] for step in block.steps}
         computes = [measured_computes(boxes[rank].records, off_steps) for rank in range(num_ranks)]
         ideal = ideal_of_schedule(config, computes, rate)
     seconds = {side: np.array([block.seconds for block in found]) for side, found in blocks.items()}
+    if case.is_traced:
+        print(f"on, each exchange awaited at once: {np.median(seconds[TRACED]) * 1e3:.0f} ms", flush=True)
     off, on = (float(np.median(seconds[side])) for side in ("off", "on"))
     hidden = (seconds["off"] - seconds["on"]) / (seconds["off"] - ideal)
     communication = 1.0 - (free_s + free_again_s) / 2.0 / off
     is_met = LOWEST_TOLD <= communication <= HIGHEST_TOLD and float(np.median(hidden)) >= case.wanted[0]
     return {
         "case": case.name,
+        "bucket": config.bucket_size(config.parallel.dp_size) if config.parallel.dp_size > 1 else "-",
         "off, ms": off * 1e3,
         "on, ms": on * 1e3,
         "ideal, ms": ideal * 1e3,
@@ -264,13 +280,14 @@ def _shape(ranks: _Ranks, network: HostNetwork, num_bytes: float, free: float, n
 
 
 def _take_turns(ranks: _Ranks, case: Case) -> dict[str, list[_Block]]:
-    """Return the blocks by side."""
-    sides = ["off", "on", *case.peers]
+    """Return the blocks by side, and those of on that were traced."""
+    sides = ["off", "on", *([TRACED] if case.is_traced else []), *case.peers]
     blocks: dict[str, list[_Block]] = {side: [] for side in sides}
     for turn in range(case.num_blocks):
         # there and back: a drift of the machine meets all alike
         for side in sides[:: 1 if turn % 2 == 0 else -1]:
-            blocks[side].append(ranks.block(side, case.block))
+            is_traced = side == TRACED
+            blocks[side].append(ranks.block("on" if is_traced else side, case.block, is_traced))
     return blocks
 
 

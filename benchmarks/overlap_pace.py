@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from megatrain.model import Transformer
+from megatrain.ops.residual import ResidualStream
 from megatrain.parallel import sequence_chunks
 from megatrain.parallel.graphed_chunk import Backward
 from megatrain.parallel.pipeline import PipelineChunk
@@ -33,6 +36,54 @@ def paced_forward(forward_s: float) -> Any:
         return out, paced_backward
 
     return paced if forward_s > 0.0 else forward
+
+
+class LayerPace:
+    """Lets each layer of a chunk take its time in forward, and twice that in backward.
+
+    Embedding and head take as much of it as they have parameters of a layer's. The time to wait for parameters is
+    not a layer's. A backward waits first and computes then, as that of the layer above has: gradients are written
+    at the end of their layer's time, and their bucket can but travel during the layers below.
+    """
+
+    def __init__(self, layer_s: float) -> None:
+        self._layer_s = layer_s
+        self._began_s = 0.0
+        """By the clock, the forward of the layer that computes."""
+        self._computed_s = 0.0
+        """Processor time of this thread when the wait before ended: what it has computed since is a part of the next.
+
+        Waiting for an exchange takes none.
+        """
+
+    def attach(self, module: Transformer) -> None:
+        """Pace this chunk from now on: after what has been attached before, so after it has waited for parameters."""
+        parts = [module.embedding, *module.blocks.values(), module.loss_head]
+        layer_size = max(_num_parameters(block) for block in module.blocks.values())
+        for part in (part for part in parts if part is not None):
+            seconds = self._layer_s * _num_parameters(part) / layer_size
+            part.register_forward_pre_hook(self._before_forward)
+            part.register_forward_hook(partial(self._after_forward, seconds))
+
+    def _before_forward(self, *_: object) -> None:
+        self._began_s = time.monotonic()
+
+    def _after_forward(self, seconds: float, _part: nn.Module, _args: object, out: Tensor | ResidualStream) -> None:
+        pause_until(self._began_s + seconds)
+        self._computed_s = time.thread_time()
+        # the branch that came last is the first in backward
+        last = out.added_SBH if isinstance(out, ResidualStream) and out.added_SBH is not None else out
+        last = last.x_SBH if isinstance(last, ResidualStream) else last
+        if last.requires_grad:
+            last.register_hook(partial(self._before_backward, 2.0 * seconds))
+
+    def _before_backward(self, seconds: float, _gradient: Tensor) -> None:
+        pause_until(time.monotonic() + seconds - (time.thread_time() - self._computed_s))
+        self._computed_s = time.thread_time()
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @contextmanager

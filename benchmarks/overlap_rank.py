@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.overlap_pace import paced_forward, paced_products
+from benchmarks.overlap_pace import LayerPace, paced_forward, paced_products
 from benchmarks.overlap_peers import PeerSide, join_world
 from benchmarks.overlap_trace import traced
 from megatrain.assembly import Replica, build_replica
@@ -52,8 +52,8 @@ class Job:
     """What the forward of a micro-batch takes at least, and its backward twice that: paced compute."""
     product_s: float = 0.0
     """The same for the product of one piece of the sequence with one weight."""
-    is_traced: bool = False
-    """Blocks of a side answer with their overlap_trace.Trace."""
+    layer_s: float = 0.0
+    """What the forward of a layer takes at least, and its backward twice that."""
 
 
 class Side:
@@ -127,6 +127,9 @@ def main() -> None:
     with patch.object(PipelineChunk, "forward", paced_forward(job.forward_s)), paces:
         for name, config in configs.items():
             side = sides[name] = Side(config, mesh, recorder)
+            if job.layer_s > 0.0:
+                for chunk in side.replica.pipeline.chunks:
+                    LayerPace(job.layer_s).attach(chunk.module)
         sides |= {kind: PeerSide(kind, first, side.inputs, mesh) for kind in job.peers}
         _obey(job, sides, mesh)
     mesh.barrier()
@@ -147,7 +150,7 @@ def _obey(job: Job, sides: dict[str, Side | PeerSide], mesh: Mesh) -> None:
             answer: dict[str, Any] = {"rate": _link_rate(mesh)}
         else:
             steps = list(range(number_of_step, number_of_step + order["num_steps"]))
-            with traced() if job.is_traced else nullcontext((None, lambda: None)) as (trace, mark):
+            with traced() if order["is_traced"] else nullcontext((None, lambda: None)) as (trace, mark):
                 answer = {"seconds": sides[order["side"]].block(steps, mark), "steps": steps}
             answer["trace"] = trace and trace.as_dict()
             number_of_step += len(steps)

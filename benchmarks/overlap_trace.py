@@ -1,8 +1,8 @@
 """The time of a step at best where its exchanges are many: the step's own calls, replayed.
 
-A traced rank notes when it starts an exchange and when it waits for one. With overlap off everything is awaited at
-once, and again where overlap on would need it: so the calls of off are also the program of on. What lies between them
-is computing.
+A traced rank notes when it starts an exchange and when it waits for one, with overlap on: that is the program. Each
+exchange is awaited as soon as it has started, so nothing is computed beneath one: what lies between the calls takes as
+long as it does with overlap off.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sent:
 class Trace:
     """The calls of one rank in a block of steps.
 
-    calls: exchange or MARK, whether it is a wait for it, and the seconds of computing since the call before.
+    calls: exchange or MARK, whether the program waits for it, and the seconds of computing since the call before.
     """
 
     exchanges: list[Sent] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Trace:
 
 @contextmanager
 def traced() -> Iterator[tuple[Trace, Callable[[], None]]]:
-    """Note what this rank's groups exchange in the block. What it yields besides sets a mark."""
+    """Note what this rank's groups exchange in the block, and await it at once. What it yields besides sets a mark."""
     trace = Trace()
     start = Group._start
     since = time.perf_counter()
@@ -70,6 +70,7 @@ def traced() -> Iterator[tuple[Trace, Callable[[], None]]]:
         since = now
 
     def traced_start(group: Group, operation: Operation, out: Any, sent: Any, *rest: Any, **named: Any) -> Pending:
+        nonlocal since
         number = len(trace.exchanges)
         part = group.size - 1 if operation in _GATHERS else (group.size - 1) / group.size
         num_times = 1 if operation in _GATHERS + _SCATTERS else 2
@@ -78,30 +79,25 @@ def traced() -> Iterator[tuple[Trace, Callable[[], None]]]:
         )
         call(number, False)
         pending = start(group, operation, out, sent, *rest, **named)
-
-        def wait() -> None:
-            nonlocal since
-            pending.wait()
-            since = time.perf_counter()
-
-        return _Traced(pending, lambda: call(number, True), wait)
+        pending.wait()
+        since = time.perf_counter()
+        return _Traced(pending, lambda: call(number, True))
 
     with patch.object(Group, "_start", traced_start):
         yield trace, lambda: call(MARK, False)
 
 
 class _Traced(Pending):
-    """An exchange under way each of whose waits is noted."""
+    """An exchange that is over, each of whose waits is noted."""
 
-    __slots__ = ("_before", "_wait")
+    __slots__ = ("_note",)
 
-    def __init__(self, pending: Pending, before: Any, wait: Any) -> None:
+    def __init__(self, pending: Pending, note: Callable[[], None]) -> None:
         super().__init__(pending.result, None, pending.is_done)
-        self._before, self._wait = before, wait
+        self._note = note
 
     def wait(self) -> Any:
-        self._before()
-        self._wait()
+        self._note()
         return self.result
 
 
@@ -113,7 +109,7 @@ def sent_by_calls(trace: Trace) -> float:
 def ideal_of_calls(traces: Sequence[Sequence[Trace]], rate: float) -> float:
     """Return the seconds of a block between its marks.
 
-    traces: by rank, its blocks with overlap off; rate: bytes a second it sends.
+    traces: by rank, its blocks; rate: bytes a second it sends.
     """
     replay = LinkReplay()
     marks = np.array([_add_rank(replay, rank, blocks, rate) for rank, blocks in enumerate(traces)])
@@ -127,14 +123,13 @@ def _add_rank(replay: LinkReplay, rank: int, blocks: Sequence[Trace], rate: floa
     program = [call[:2] for call in first.calls]
     assert all([call[:2] for call in one.calls] == program for one in blocks), f"the blocks of rank {rank} differ"
     computes = [float(np.median([one.calls[at][2] for one in blocks])) for at in range(len(program))]
-    needed = _needed_waits(first)
     nodes: list[int] = []
     marks: list[int] = []
     num_calls: Counter[tuple[int, ...]] = Counter()
     after: list[int] = []
-    for at, (number, is_wait) in enumerate(program):
-        computed = replay.compute(rank, computes[at], after)
-        after = [nodes[one] for one in needed.get(at, ())]
+    for (number, is_wait), seconds in zip(program, computes, strict=True):
+        computed = replay.compute(rank, seconds, after)
+        after = [nodes[number]] if is_wait else []
         if number == MARK:
             marks.append(computed)
         elif not is_wait:
@@ -143,27 +138,3 @@ def _add_rank(replay: LinkReplay, rank: int, blocks: Sequence[Trace], rate: floa
             group = (sent.ranks, num_calls[sent.ranks])
             nodes.append(replay.send(rank, sent.ranks, sent.num_bytes / rate, [computed], group))
     return marks
-
-
-def _needed_waits(trace: Trace) -> dict[int, list[int]]:
-    """Return, by the call before which it is awaited with overlap on, too, the exchanges that must have ended.
-
-    Of several waits for an exchange the last one is needed: those before it are what overlap off adds. Those of
-    gradients are awaited once only; with overlap on that is before the sums over all ranks at the end of the step.
-    """
-    last_wait = {number: at for at, (number, is_wait, _) in enumerate(trace.calls) if is_wait}
-    found: dict[int, list[int]] = {}
-    reduced: list[int] = []
-    for at, (number, is_wait, _) in enumerate(trace.calls):
-        if number == MARK:
-            continue
-        operation = trace.exchanges[number].operation
-        if operation == Operation.GRADS_REDUCE_SCATTER.value:
-            reduced += [] if is_wait else [number]
-        elif is_wait and last_wait[number] == at:
-            found.setdefault(at, []).append(number)
-        elif operation in (Operation.TP_ALL_REDUCE.value, Operation.DP_ALL_REDUCE.value):
-            found.setdefault(at, []).extend(reduced)
-            reduced = []
-    assert not reduced, "gradients are summed and nothing comes after it"
-    return found

@@ -1,11 +1,16 @@
-"""The best time of a traced step: an exchange that "off" awaits at once and "on" later overlaps with the computation in
-between."""
+"""The best time of a traced step: an exchange overlaps with the computing between its start and where it is awaited."""
 
 from __future__ import annotations
 
-import pytest
+from typing import Any, cast
 
-from benchmarks.overlap_trace import MARK, Sent, Trace, ideal_of_calls, sent_by_calls
+import pytest
+import torch
+
+from benchmarks.overlap_trace import MARK, Sent, Trace, ideal_of_calls, sent_by_calls, traced
+from megatrain.comm import Pending
+from megatrain.comm.group import Group
+from megatrain.comm.queue import CommunicationQueue
 from megatrain.contracts.operations import Operation
 
 RANKS = (0, 1)
@@ -25,8 +30,8 @@ def ideal(*traces: Trace, rate: float = PIECE) -> float:
 
 
 def test_pieces_that_are_awaited_later_travel_beneath_products() -> None:
-    # all start first; each is awaited at once, and again before its product of 1 s
-    calls = [(number, kind, 0.0) for number in range(4) for kind in (START, WAIT)]
+    # all start first; each is awaited before its product of 1 s
+    calls = [(number, START, 0.0) for number in range(4)]
     calls += [(0, WAIT, 0.0), (1, WAIT, 1.0), (2, WAIT, 1.0), (3, WAIT, 1.0)]
     gathered = trace_of(Operation.TP_ALL_GATHER, calls, rest=1.0)
 
@@ -47,22 +52,44 @@ def test_an_exchange_begins_when_both_ranks_have_come() -> None:
     assert ideal(early, late) == pytest.approx(5.0)
 
 
-def test_gradients_are_awaited_before_the_sums_at_the_end() -> None:
-    trace = Trace(
-        [
-            Sent(RANKS, Operation.GRADS_REDUCE_SCATTER.value, PIECE),
-            Sent(RANKS, Operation.GRADS_REDUCE_SCATTER.value, PIECE),
-            Sent(RANKS, Operation.TP_ALL_REDUCE.value, 0.0),
-        ],
-        [
-            (MARK, False, 0.0),
-            *[(0, START, 1.0), (0, WAIT, 0.0), (1, START, 2.0), (1, WAIT, 0.0), (2, START, 0.5), (2, WAIT, 0.0)],
-            (MARK, False, 0.0),
-        ],
-    )
+def test_a_layers_gradients_travel_during_the_layers_below_and_those_of_the_last_one_in_sight() -> None:
+    # four layers of 2 s, each of whose gradients, of 1 s, leave when its backward is over
+    calls = [(number, START, 2.0) for number in range(4)] + [(number, WAIT, 0.0) for number in range(4)]
+    by_layer = trace_of(Operation.GRADS_REDUCE_SCATTER, calls)
+    at_the_end = [(number, START, 8.0 if number == 0 else 0.0) for number in range(4)]
+    whole = trace_of(Operation.GRADS_REDUCE_SCATTER, at_the_end + [(number, WAIT, 0.0) for number in range(4)])
 
-    # 3 s of backward with the first exchange beneath, 0.5 s with a part of the second, and the rest of that
-    assert ideal(trace, trace) == pytest.approx(4.0)
+    assert ideal(by_layer, by_layer) == pytest.approx(8.0 + 1.0)
+    assert ideal(whole, whole) == pytest.approx(8.0 + 4.0)
+
+
+def test_a_traced_exchange_is_over_when_it_has_started_and_its_wait_is_noted_where_the_program_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def pass_(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    result, gradients = torch.zeros(4), torch.zeros(8)
+    monkeypatch.setattr("benchmarks.overlap_trace.time.perf_counter", lambda: now)
+    monkeypatch.setattr(Group, "_start", lambda *_, **__: Pending(result, lambda: pass_(100.0)))
+    group = Group("dp", RANKS, 0, cast(CommunicationQueue, None), process_group=cast(Any, "of two"))
+    with traced() as (trace, mark):
+        mark()
+        pass_(1.0)
+        pending = group.reduce_scatter(gradients, Operation.GRADS_REDUCE_SCATTER, out=result)
+        assert now == 101.0, "it was awaited at once"
+        pass_(2.0)
+        assert pending.wait() is result
+        pass_(4.0)
+        mark()
+
+    # the time in which it was awaited is no computing
+    assert trace.calls == [(MARK, False, 0.0), (0, START, 1.0), (0, WAIT, 2.0), (MARK, False, 4.0)]
+    # of 8 numbers a rank sends the half that is the other's
+    assert trace.exchanges == [Sent(RANKS, Operation.GRADS_REDUCE_SCATTER.value, 16.0)]
 
 
 def test_medians_of_blocks_count_and_their_calls_must_agree() -> None:
