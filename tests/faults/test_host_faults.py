@@ -58,7 +58,7 @@ def test_an_executor_that_is_killed_is_replaced_by_the_spare(
         assert incident.kind is IncidentKind.HOST_LOST
         assert (incident.action, incident.culprit_hosts) == ("evict", (host,))
         running.check_bounds(incident, struck, DRIVER_KILLED if is_driver else HOST_KILLED)
-        # its writer has outlived it: nothing is lost that was sealed, and a snapshot that was under way may be completed
+        # its writer has outlived it: nothing sealed is lost, and a snapshot that was under way may be completed
         assert incident.resumed_step is not None
         assert incident.resumed_step >= saved >= 20
         assert SPARE in [part.host for part in running.view.rounds()[-1].hosts]
