@@ -15,13 +15,13 @@ from megatrain.contracts.host_records import CheckOutcome, CheckResult, HostReco
 from megatrain_launcher.health.pair_test import PairTask, pair_task, run_pair
 
 PARTNER = """
-import sys, time
+import signal, sys
 from datetime import timedelta
 import torch.distributed as dist
 store = dist.PrefixStore(sys.argv[2], dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False))
 dist.init_process_group("gloo", store=store, rank=1, world_size=2, timeout=timedelta(seconds=20))
 print("met", flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 

@@ -29,6 +29,7 @@ from megatrain.coordination.wire import KeyRange
 from megatrain_launcher.launch import host
 from megatrain_launcher.launch.flags import add_launch_arguments, launch_flags
 from megatrain_launcher.launch.plan import make_plan
+from tests.helpers.waiting import wait_until
 
 here, asked = Path(sys.argv[0]).parent, threading.Event()
 signal.signal(signal.SIGUSR1, lambda *_: asked.set())
@@ -47,8 +48,7 @@ def execute(settings):
     with EtcdClient(settings.etcd) as client:
         client.put(mine, settings.launch_id)
         client.put(met + settings.host, settings.launch_id)
-        while len(client.read_all(KeyRange.prefix(met)).items) < 2:
-            time.sleep(0.02)
+        wait_until(lambda: len(client.read_all(KeyRange.prefix(met)).items) == 2, "both hosts", 20.0)
         (here / f"{settings.host}.{restarts}").write_text(settings.launch_id)
         if mode == "killed" and settings.host == "node1" and restarts == "0":
             client.delete(mine)

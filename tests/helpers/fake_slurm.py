@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 _SBATCH = r"""
-import os, re, signal, subprocess, sys, threading, time
+import os, re, signal, subprocess, sys
+from contextlib import suppress
 from pathlib import Path
 here, script = Path(__file__).parent, Path(sys.argv[1])
 text = script.read_text()
@@ -27,7 +28,8 @@ for restarts in range(5):
         if limit.exists():
             limit.unlink()
             batch.send_signal(signal.SIGUSR1)
-        time.sleep(0.01)
+        with suppress(subprocess.TimeoutExpired):
+            batch.wait(0.01)
     with open(here / "codes", "a") as codes:
         print(batch.returncode, file=codes)
     if not again.exists():

@@ -11,11 +11,11 @@ from pathlib import Path
 from tests.helpers.standby_workers import programs, read_line
 
 SOURCE = """
-    import os, subprocess, time
+    import os, signal, subprocess
     inside = subprocess.Popen(["sleep", "600"])
     outside = subprocess.Popen(["sleep", "600"], start_new_session=True)
     print(os.getpid(), inside.pid, outside.pid)
-    time.sleep(600)
+    signal.pause()
 """
 
 

@@ -159,15 +159,24 @@ def test_environment_writes_are_found() -> None:
     assert sorted(environment_writes(ast.parse(source))) == [1, 2, 3, 5]
 
 
+def sleeps(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines that call a function named sleep, in the programs that stand in strings too."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="sleep") | ast.Name(id="sleep")):
+                yield node.lineno
+            case ast.Constant(value=str(text)) if re.search(r"\bsleep\(", text):
+                yield node.lineno
+
+
 def test_no_test_sleeps() -> None:
-    found = [
-        f"{relative(path)}:{node.lineno}"
-        for path in python_files("tests")
-        for node in ast.walk(syntax_tree(path))
-        if isinstance(node, ast.Call)
-        and (
-            (isinstance(node.func, ast.Attribute) and node.func.attr == "sleep")
-            or (isinstance(node.func, ast.Name) and node.func.id == "sleep")
-        )
-    ]
+    found = [f"{relative(path)}:{line}" for path in python_files("tests") for line in sleeps(syntax_tree(path))]
     assert not found, f"wait on a condition with a deadline instead: {', '.join(found)}"
+
+
+def test_sleeps_are_found() -> None:
+    call = "sleep" + "(1)"
+    source = (
+        f"time.{call}\n{call}\nprogram = 'import time; time.{call}'\nsleep = asleep(1)\npatch('time.sleep', wake)\n"
+    )
+    assert sorted(sleeps(ast.parse(source))) == [1, 2, 3]

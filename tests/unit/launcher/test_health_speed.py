@@ -209,14 +209,14 @@ def test_torch_that_cannot_be_loaded(tmp_path: Path) -> None:
 # parts of a probe in forked children
 
 FORKED = """
-import os, sys, time
+import os, signal
 from megatrain_launcher.health import forked
 from megatrain_launcher.health.forked import run_part
 forked._GRACE_S = 0.1
 def good(): return {"value": 1}
 def bad(): raise RuntimeError("first line\\nsecond")
 def dead(): os.kill(os.getpid(), 11)
-def stuck(): time.sleep(60)
+def stuck(): signal.pause()
 run_part("mixed", [good, bad], 10.0)
 run_part("dead", [dead, stuck], 10.0)
 run_part("stuck", [good, stuck], 0.3)
@@ -243,10 +243,10 @@ def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypa
     monkeypatch.setattr("megatrain_launcher.health.child._PACKAGE", "slow")
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow/probe.py").write_text(
-        "import os, sys, time\n"
+        "import os, signal\n"
         "pid = os.fork()\n"
         "if pid: print(pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "signal.pause()\n"
     )  # fmt: skip
     end = run_probe("probe", [], environment={"PYTHONPATH": str(tmp_path)}, deadline_s=1.0)
     assert end.exit_code is None
@@ -267,11 +267,11 @@ child.wait()
 
 def test_a_probe_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
-        "import sys\n"
+        "import signal\n"
         "from megatrain_launcher.health.leash import end_with_starter\n"
         "end_with_starter()\n"
         "print('on the leash', flush=True)\n"
-        "import time; time.sleep(60)\n"
+        "signal.pause()\n"
     )
     parent = subprocess.Popen(
         [

@@ -27,13 +27,13 @@ from tests.helpers.writer_process import is_alive
 
 SOON_S = 20.0
 PROGRAM = """
-import json, os, signal, sys, time
+import json, os, signal, sys
 with open(sys.argv[1], "a") as file:
     told = {"pid": os.getpid(), "words": sys.argv[2:], "threads": os.environ.get("OMP_NUM_THREADS"),
             "password": os.environ.get("MEGATRAIN_ETCD_PASSWORD", "")}
     file.write(json.dumps(told) + "\\n")
 print("a line of its own", flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 

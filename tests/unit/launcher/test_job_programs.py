@@ -19,7 +19,7 @@ from tests.helpers.lone_rank import make_config
 from tests.helpers.waiting import wait_until
 
 WAIT_S = 20.0
-STAYS = (sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+STAYS = (sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()")
 
 
 def install(monkeypatch: pytest.MonkeyPatch, commands: Mapping[str, Sequence[str]]) -> None:

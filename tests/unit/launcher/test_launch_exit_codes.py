@@ -29,12 +29,12 @@ pytestmark = pytest.mark.slow
 
 SOON_S = 20.0
 SAVES = """
-import signal, sys, time
+import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 host = next(word.partition("=")[2] for word in sys.argv if word.startswith("--host-id="))
 Path(sys.argv[1], f"{host}.started").touch()
-time.sleep(60)
+signal.pause()
 """
 """A host that saves and stops when it is asked to."""
 

@@ -27,7 +27,8 @@ from tests.helpers.standby_workers import DEADLINE_S, wait_until_gone
 from tests.helpers.waiting import wait_until
 
 PROGRAM = """
-import ctypes, os, signal, subprocess, sys, time
+import ctypes, os, signal, subprocess, sys
+from contextlib import suppress
 from pathlib import Path
 
 rank, number = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -36,34 +37,33 @@ def save(*_):
     print("saved")
     sys.exit(75)
 
-def serve():
+def meet():
+    # a named pipe opens at neither end until both ranks open it
     Path(f"up-{number}-{rank}").touch()
+    with suppress(FileExistsError):
+        os.mkfifo(f"meet-{number}")
+    open(f"meet-{number}", "r" if rank % 2 else "w").close()
+
+def serve():
+    meet()
     while True:
-        time.sleep(600)
+        signal.pause()
 
 def fail():
-    serve_until_up()
+    meet()
     raise ValueError("rank %d is broken" % rank)
 
-def serve_until_up():
-    Path(f"up-{number}-{rank}").touch()
-    while len(list(Path(".").glob(f"up-{number}-*"))) < 2:
-        time.sleep(0.01)
-
 def end(code):
-    serve_until_up()
+    meet()
     sys.exit(code)
 
 def lose_peer():
-    while not Path("go").exists():
-        time.sleep(0.01)
+    open("go").read()
     print("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:12345")
     sys.exit(69)
 
 def fail_late():
-    while not Path("go").exists():
-        time.sleep(0.01)
-    time.sleep(0.2)
+    open("late").read()
     raise ValueError("the cause")
 
 signal.signal(signal.SIGTERM, save)
@@ -169,7 +169,7 @@ def test_exception_is_told_with_its_cause_and_the_next_round_comes_at_once(
     ],
 )
 def test_signal_is_told_at_once(standby: StandbyServer, tmp_path: Path, fault: str, exit_code: int) -> None:
-    behaviour = f"(serve_until_up(), {fault}) if rank == 2 else serve()"
+    behaviour = f"(meet(), {fault}) if rank == 2 else serve()"
     with running_agent(standby, tmp_path, behaviour) as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.witness.wait_for("stopped")
@@ -180,10 +180,14 @@ def test_signal_is_told_at_once(standby: StandbyServer, tmp_path: Path, fault: s
 
 
 def test_consequence_waits_for_its_cause_on_this_host(standby: StandbyServer, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    os.mkfifo(tmp_path / "late")
     with running_agent(standby, tmp_path, "lose_peer() if rank == 2 else fail_late()") as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.witness.wait_for("started")
-        (tmp_path / "go").touch()
+        (tmp_path / "go").write_text("")
+        bench.witness.wait_for("ended")
+        (tmp_path / "late").write_text("")
         bench.witness.wait_for("stopped")
         first, second = bench.witness.ends
         assert first.rank == 2
@@ -193,10 +197,11 @@ def test_consequence_waits_for_its_cause_on_this_host(standby: StandbyServer, tm
 
 
 def test_consequence_alone_ends_the_round_soon(standby: StandbyServer, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
     with running_agent(standby, tmp_path, "lose_peer() if rank == 2 else serve()") as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 3)
-        (tmp_path / "go").touch()
+        (tmp_path / "go").write_text("")
         bench.witness.wait_for("stopped")
         assert [end.rank for end in bench.witness.ends] == [2]
         assert bench.witness.at["stopping"] - bench.witness.at["ended"] < 2
@@ -207,7 +212,7 @@ def test_halt_kills_what_is_stopped_and_what_ignores_signals(standby: StandbySer
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen(["sleep", "600"])
 Path(f"up-{number}-{rank}").touch()
-os.kill(os.getpid(), signal.SIGSTOP) if rank == 2 else ctypes.PyDLL(None).sleep(600)
+os.kill(os.getpid(), signal.SIGSTOP) if rank == 2 else ctypes.PyDLL(None).pause()
 """
     with running_agent(standby, tmp_path, behaviour) as bench:
         bench.orders.give(assignment_of(1, 2))
@@ -243,12 +248,24 @@ def test_saving_halt_lasts_as_long_as_the_hosts_were_told_that_a_stop_takes(
     standby: StandbyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megatrain_launcher.agent._GRACE_SLACK_S", 0.0)
-    behaviour = "rank == 2 and signal.signal(signal.SIGTERM, lambda *_: time.sleep(1.0) or end(75))\nserve()"
-    with running_agent(standby, tmp_path, behaviour, grace_s=0.1) as bench:
+    os.mkfifo(tmp_path / "go")
+    behaviour = """
+def save_late(*_):
+    Path("saving").touch()
+    open("go").read()
+    sys.exit(75)
+
+rank == 2 and signal.signal(signal.SIGTERM, save_late)
+serve()
+"""
+    with running_agent(standby, tmp_path, behaviour, grace_s=0.0) as bench:
         bench.orders.deadlines[1] = RoundDeadlines(1, stop_s=20.0)
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 2, 3)
         bench.orders.halt(1, is_saving=True)
+        wait_until((tmp_path / "saving").exists, "the save", DEADLINE_S)
+        bench.witness.wait_for("ended")  # the other worker, while this one is beyond the usual grace
+        (tmp_path / "go").write_text("")
         bench.witness.wait_for("stopped")
         assert sorted((end.rank, end.exit_code) for end in bench.witness.ends) == [(2, 75), (3, 75)]
 
@@ -267,7 +284,7 @@ def test_dead_standby_server_breaks_the_round_and_the_next_one_runs(standby: Sta
 
 
 def test_halt_while_the_server_is_not_ready_starts_nothing(tmp_path: Path) -> None:
-    (tmp_path / "endless_preload.py").write_text("import time; time.sleep(600)\n")
+    (tmp_path / "endless_preload.py").write_text("import threading; threading.Event().wait()\n")
     with (
         StandbyServer(preload=("endless_preload",), directory=tmp_path) as standby,
         running_agent(standby, tmp_path, "serve()") as bench,

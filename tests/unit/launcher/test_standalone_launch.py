@@ -38,14 +38,14 @@ from tests.helpers.waiting import wait_until
 SOON_S = 20.0
 
 EXECUTOR = """
-import signal, sys, time
+import signal, sys
 from pathlib import Path
 directory, code = Path(sys.argv[1]), int(sys.argv[2])
 host = next(word.partition("=")[2] for word in sys.argv if word.startswith("--host-id="))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
 (directory / f"{host}.started").write_text(" ".join(sys.argv[3:]))
 if code >= 0:
-    time.sleep(60)
+    signal.pause()
 """
 """A program in place of `megatrain`: says that it runs, and ends with a code of its own when it is asked to."""
 
@@ -207,7 +207,7 @@ def test_hosts_that_were_stopped_before_they_listened_count_as_stopped(
 
     class Hosts(LocalHosts):
         def __init__(self, words: Sequence[str], count: int, environment: Any, tell: Any) -> None:
-            program = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+            program = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
             super().__init__(words, count, environment, tell, program)
 
         def wait(self) -> list[int]:
@@ -305,7 +305,7 @@ def test_an_installed_daemon_runs_beside_the_job(
         def load(self) -> Any:
             if self.name == "broken":
                 raise ImportError("no duckdb")
-            source = "import sys, time; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); time.sleep(60)"
+            source = "import signal, sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); signal.pause()"
             words = [sys.executable, "-S", "-c", source]
             return lambda config, run, etcd: {self.name: [*words, run / "told", *etcd, config.job.name]}
 

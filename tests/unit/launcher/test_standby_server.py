@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,13 @@ from tests.helpers.source_tree import ROOT
 from tests.helpers.standby_workers import DEADLINE_S, Programs, programs, read_line, wait_until_gone
 from tests.helpers.waiting import wait_until
 
-SLEEP = "import time; print('up'); time.sleep(600)"
+STAYS = "import signal; print('up'); signal.pause()"
 WITH_GRANDCHILD = """
-    import os, subprocess, time
+    import os, signal, subprocess
     inside = subprocess.Popen(["sleep", "600"])
     outside = subprocess.Popen(["sleep", "600"], start_new_session=True)
     print(inside.pid, outside.pid)
-    time.sleep(600)
+    signal.pause()
 """
 
 
@@ -73,7 +74,7 @@ def test_worker_has_its_own_arguments_environment_directory_and_name(shared: Pro
 
 
 def test_worker_holds_no_descriptor_but_its_own(shared: Programs) -> None:
-    sleeper, sleeper_output = shared.start(SLEEP)
+    sleeper, sleeper_output = shared.start(STAYS)
     text, _ = shared.run(
         """
         import os
@@ -108,11 +109,11 @@ def test_signals_are_as_in_a_new_interpreter(shared: Programs) -> None:
 def test_output_keeps_its_order_and_lines_come_at_once(shared: Programs) -> None:
     pid, read_fd = shared.start(
         """
-        import sys, time
+        import signal, sys
         print("one")
         print("two", file=sys.stderr)
         print("three")
-        time.sleep(600)
+        signal.pause()
         """
     )
     assert [read_line(read_fd) for _ in range(3)] == ["one", "two", "three"]
@@ -145,7 +146,7 @@ def test_who_ended_before_it_could_be_killed_was_not_killed(own: Programs) -> No
     """The server is slow: the order to kill comes before it has seen the end."""
     waits = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(9)); print('up'); signal.pause()"
     dying, read_fd = own.start(waits, rank=1)
-    sleeping, other_fd = own.start(SLEEP, rank=2)
+    sleeping, other_fd = own.start(STAYS, rank=2)
     assert (read_line(read_fd), read_line(other_fd)) == ("up", "up")
     server = own.server.pid
     assert server is not None
@@ -215,8 +216,15 @@ def test_kill_takes_the_whole_group_and_no_more(own: Programs) -> None:
     [
         "import os, signal; print('up'); os.kill(os.getpid(), signal.SIGSTOP)",
         # a C call that never gives the interpreter lock back
-        "import ctypes; print('up'); ctypes.PyDLL(None).sleep(600)",
-        "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; print('up'); time.sleep(600)",
+        """
+        import ctypes, signal
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+        lock(mutex)
+        print("up")
+        lock(mutex)
+        """,
+        "import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; print('up'); signal.pause()",
     ],
 )
 def test_stuck_worker_is_killed(own: Programs, source: str) -> None:
@@ -337,16 +345,22 @@ def test_preload_that_kills_the_server_is_left_out(tmp_path: Path) -> None:
 
 
 def test_request_before_the_server_is_ready_waits(tmp_path: Path) -> None:
-    (tmp_path / "slow_preload.py").write_text("import time; time.sleep(0.3)\nvalue = 42\n")
-    with StandbyServer(preload=("slow_preload",), directory=tmp_path) as server:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    (tmp_path / "slow_preload.py").write_text(f"open({str(go)!r}).read()\nvalue = 42\n")
+    made = tmp_path / "made"
+    made.mkdir()
+    with StandbyServer(preload=("slow_preload",), directory=tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(Programs(server, made).run, "import sys; print(sys.modules['slow_preload'].value)")
+        wait_until(lambda: any(made.iterdir()), "the request", DEADLINE_S)
         assert not server.wait_ready(0.0)
-        text, _ = Programs(server, tmp_path).run("import sys; print(sys.modules['slow_preload'].value)")
-        assert text == "42\n"
+        go.write_text("")
+        assert asked.result()[0] == "42\n"
 
 
 def test_stopped_server_is_killed_when_it_does_not_answer(own: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatrain_launcher.standby.server._KILL_TIMEOUT_S", 0.2)
-    pid, read_fd = own.start(SLEEP)
+    pid, read_fd = own.start(STAYS)
     assert own.server.pid is not None
     os.kill(own.server.pid, signal.SIGSTOP)
     own.server.kill_all()
@@ -383,7 +397,7 @@ def test_large_environment_and_many_workers_arrive(shared: Programs) -> None:
 
 def test_a_server_whose_executor_is_gone_ends_its_workers_without_a_word(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    (tmp_path / "sleeper.py").write_text(SLEEP)
+    (tmp_path / "sleeper.py").write_text(STAYS)
     command = [sys.executable, "-m", "megatrain_launcher.standby", str(theirs.fileno()), str(os.getpid())]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()], cwd=ROOT)
     theirs.close()

@@ -36,21 +36,19 @@ NOTHING = (FenceStep.GO_ON, "")
 # Opens its black box, tells the watchdog, which looks oftener than elsewhere, starts a child in its own group, and
 # stands still.
 WORKER = """
-import os, pathlib, subprocess, sys, time
+import pathlib, signal, subprocess, sys
 from megatrain import lifecycle
 from megatrain.failures.fence import FenceRule
 from megatrain.programs.stop_signals import StopSignals
 lifecycle._LOOK_S = 0.1
 rule = FenceRule(lease_ttl_s=10, floor_s=5, join_timeout_s=600, save_grace_s=60)
 watchdog = lifecycle.start_watchdog(600, 5, rule)
-signals = StopSignals()
+signals = StopSignals(lambda name: print(name, flush=True))
 watchdog.follow(pathlib.Path(sys.argv[1]))
 child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print(watchdog.pid, child.pid, flush=True)
-while not signals.is_requested:
-    time.sleep(0.01)
-print(signals.name, flush=True)
-time.sleep(600)
+while True:
+    signal.pause()
 """
 
 
