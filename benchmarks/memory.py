@@ -141,6 +141,7 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
         device,
         recorder,
         has_wrap_links=config.parallel.num_chunks > 1,
+        neighbours=config.neighbours,
         has_tp_lane=config.parallel.num_sequence_chunks > 1,
     )
     for group in (mesh.dp, mesh.tp):

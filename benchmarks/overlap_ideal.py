@@ -78,7 +78,9 @@ def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], int], int]:
     found = {}
     for stage in range(layout.pp_size):
         rank = next(rank for rank in range(layout.world_size) if layout.coordinate(rank)["pp"] == stage)
-        with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1) as mesh:
+        with dry_mesh(
+            layout, rank, has_wrap_links=config.parallel.num_chunks > 1, neighbours=config.neighbours
+        ) as mesh:
             chunks = build_chunks(config, mesh, torch.device("meta"), ImmediateCopies())
         for number, chunk in enumerate(chunks):
             numel = sum(bucket.numel for bucket in chunk.data_parallel.buckets)

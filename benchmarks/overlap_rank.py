@@ -120,6 +120,7 @@ def main() -> None:
         torch.device("cpu"),
         recorder,
         has_wrap_links=first.parallel.num_chunks > 1,
+        neighbours=first.neighbours,
         has_tp_lane=first.parallel.num_sequence_chunks > 1,
     )
     sides: dict[str, Side | PeerSide] = {}

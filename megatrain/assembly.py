@@ -58,11 +58,7 @@ class Replica:
 
     def saved_shards(self) -> list[SavedShard]:
         """Return all state of this rank as a checkpoint has it, with what other ranks hold alike."""
-        saved = [
-            SavedShard(kind, shard, state.bucket.copies)
-            for _, state in self.optimizer.states
-            for kind, shard in state.flat_shards()
-        ]
+        saved = [SavedShard(kind, shard) for _, state in self.optimizer.states for kind, shard in state.flat_shards()]
         return saved + self._saved_histories()
 
     def _saved_histories(self) -> list[SavedShard]:
@@ -73,8 +69,8 @@ class Replica:
         for scales in self.fp8_scales:
             for name, history in scales.histories():
                 shape = tuple(history.shape)
-                shard = FlatShard(name, shape, Box((0, 0), shape), history)
-                saved.append(SavedShard(FP8_HISTORY, shard, copies))
+                shard = FlatShard(name, shape, Box((0, 0), shape), history, copies)
+                saved.append(SavedShard(FP8_HISTORY, shard))
         return saved
 
     def state_loaded(self) -> None:

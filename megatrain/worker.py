@@ -206,6 +206,7 @@ def _join(config: Config, process: Process, meeting: Meeting | None, device: tor
             recorder,
             stores=stores,
             has_wrap_links=config.parallel.num_chunks > 1,
+            neighbours=config.neighbours,
             has_tp_lane=config.parallel.num_sequence_chunks > 1,
             timeout_s=runtime.init_timeout_s,
         )

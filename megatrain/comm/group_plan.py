@@ -9,10 +9,10 @@ group it is no member of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.layout import Layout, axis_named
+from megatrain.contracts.layout import Layout, Neighbours, axis_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,16 @@ class _Kind:
     axis: str
     is_of_ends: bool = False
     """Of the first and the last along the axis; those between them are alone."""
+    num_runs: int = 1
+    """Of neighbours, in which the ranks along the axis are groups."""
     is_on_host: bool = False
     is_link: bool = False
 
     def planned(self, layout: Layout, rank: int) -> PlannedGroup:
         ranks = layout.ranks_along(rank, self.axis)
+        length = len(ranks) // self.num_runs
+        first = layout.index(self.axis, rank) // length * length
+        ranks = ranks[first : first + length]
         if self.is_of_ends:
             ends = (ranks[0], ranks[-1])
             ranks = ends if len(ranks) > 1 and rank in ends else (rank,)
@@ -66,17 +71,22 @@ def summing_order(layout: Layout) -> tuple[str, ...]:
     return parts + tuple(axis for axis in innermost_first if axis not in parts)
 
 
-def planned_groups(layout: Layout, rank: int, *, has_wrap_links: bool = False) -> tuple[PlannedGroup, ...]:
+def planned_groups(
+    layout: Layout, rank: int, *, has_wrap_links: bool = False, neighbours: Sequence[Neighbours] = ()
+) -> tuple[PlannedGroup, ...]:
     """Return the groups of a rank in the order of their creation, those of one rank among them.
 
-    has_wrap_links: a stage has several chunks, so the last stage sends to the first.
+    has_wrap_links: a stage has several chunks, so the last stage sends to the first. neighbours: of the parts that
+    several ranks hold, who holds one together.
     """
-    return tuple(kind.planned(layout, rank) for kind in _kinds(layout, has_wrap_links))
+    return tuple(kind.planned(layout, rank) for kind in _kinds(layout, has_wrap_links, neighbours))
 
 
-def all_planned_groups(layout: Layout, *, has_wrap_links: bool = False) -> Iterator[PlannedGroup]:
+def all_planned_groups(
+    layout: Layout, *, has_wrap_links: bool = False, neighbours: Sequence[Neighbours] = ()
+) -> Iterator[PlannedGroup]:
     """Yield the groups of the whole world that have several ranks, in the one order of which each rank's is a part."""
-    for kind in _kinds(layout, has_wrap_links):
+    for kind in _kinds(layout, has_wrap_links, neighbours):
         is_in_one = bytearray(layout.world_size)
         for rank in range(layout.world_size):
             if is_in_one[rank]:
@@ -88,10 +98,11 @@ def all_planned_groups(layout: Layout, *, has_wrap_links: bool = False) -> Itera
                 yield planned
 
 
-def _kinds(layout: Layout, has_wrap_links: bool) -> tuple[_Kind, ...]:
+def _kinds(layout: Layout, has_wrap_links: bool, neighbours: Sequence[Neighbours]) -> tuple[_Kind, ...]:
     along = (_Kind(axis, axis) for axis in layout.innermost_first)
     on_host = (_Kind(f"host-{axis}", axis, is_on_host=True) for axis in summing_order(layout))
-    always = (*along, *on_host, _EMBEDDING)
+    holders = (_Kind(one.name, one.axis, num_runs=one.num_groups) for one in neighbours)
+    always = (*along, *on_host, _EMBEDDING, *holders)
     if layout.pp_size == 1:
         return always
     # two stages are each other's neighbour on both sides: there the wrap link would share a pair with the other

@@ -2,13 +2,13 @@
 
 Which groups there are, and in which order each rank creates its own, is computed (group_plan.py) from the layout's
 axes; `host` has the same once more, on CPU memory. The `embedding` group joins the first and last stage of a pipeline,
-which both hold a tied embedding.
+which both hold a tied embedding; `neighbours` are those who hold the same part where an axis has more ranks than parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -24,7 +24,7 @@ from megatrain.comm.host_groups import HostGroups
 from megatrain.comm.link_warmup import warm_up
 from megatrain.comm.links import Links, create_links
 from megatrain.comm.queue import CommunicationQueue, Exchange, Lane
-from megatrain.contracts.layout import DENSE, Coordinate, Layout
+from megatrain.contracts.layout import DENSE, Coordinate, Layout, Neighbours
 from megatrain.contracts.operations import Operation, all_reduce_along
 from megatrain.telemetry.recorder import Recorder
 
@@ -46,6 +46,7 @@ class Mesh:
     host: HostGroups
     links: Links | None
     stores: GroupStores | None = None
+    neighbours: Mapping[str, Group] = field(default_factory=dict)
 
     @property
     def tp(self) -> Group:
@@ -62,7 +63,7 @@ class Mesh:
     @property
     def by_name(self) -> dict[str, Group]:
         """The groups that parameters and gradients are exchanged over."""
-        return {**self.along, self.embedding.name: self.embedding}
+        return {**self.along, self.embedding.name: self.embedding, **self.neighbours}
 
     @property
     def is_last_stage(self) -> bool:
@@ -75,7 +76,7 @@ class Mesh:
     @property
     def groups(self) -> tuple[Group, ...]:
         """All groups of this rank, each once."""
-        found = [*self.along.values(), self.embedding, *self.host.groups]
+        found = [*self.along.values(), self.embedding, *self.neighbours.values(), *self.host.groups]
         if self.links is not None:
             channels = (self.links.forward_to_next, self.links.forward_from_previous,
                         self.links.backward_to_previous, self.links.backward_from_next)  # fmt: skip
@@ -123,6 +124,7 @@ def create_mesh(
     *,
     stores: GroupStores | None = None,
     has_wrap_links: bool = False,
+    neighbours: Sequence[Neighbours] = (),
     has_tp_lane: bool = False,
     timeout_s: float = 300.0,
     before_exchange: Callable[[Exchange], None] | None = None,
@@ -130,9 +132,9 @@ def create_mesh(
     """Create this rank's groups.
 
     stores: where the groups meet; None: at the store that torch was given for the world.
-    has_wrap_links: a stage has several chunks, so the last stage sends to the first. has_tp_lane: exchanges over tp are
-    awaited later than they are started, too. before_exchange: called with each exchange before it starts; for tests,
-    which delay and break some.
+    has_wrap_links: a stage has several chunks, so the last stage sends to the first. neighbours: of the parts that
+    several ranks hold, who holds one together. has_tp_lane: exchanges over tp are awaited later than they are started,
+    too. before_exchange: called with each exchange before it starts; for tests, which delay and break some.
     Communication: each group's own rendezvous, one after the other; no barrier over all ranks. On a GPU also the first
     message on every link.
     Raises: CommunicationError naming the group and the ranks that have not come to it.
@@ -150,7 +152,8 @@ def create_mesh(
         return Lane(name) if device.type == "cpu" else None
 
     with_lanes = ("dp", "tp") if has_tp_lane else ("dp",)
-    for planned in planned_groups(layout, rank, has_wrap_links=has_wrap_links):
+    all_planned = planned_groups(layout, rank, has_wrap_links=has_wrap_links, neighbours=neighbours)
+    for planned in all_planned:
         number = recorder.add_group(planned.name, planned.ranks)
         groups[planned.name] = Group(
             planned.name,
@@ -166,7 +169,7 @@ def create_mesh(
     links = create_links(coordinate["pp"], groups, recorder, lane, has_wrap_links=has_wrap_links)
     if layout.pp_size > 1 and device.type == "cuda":
         assert links is not None
-        meeting = {planned.name: planned for planned in planned_groups(layout, rank, has_wrap_links=has_wrap_links)}
+        meeting = {planned.name: planned for planned in all_planned}
         warm_up(
             links,
             coordinate["pp"],
@@ -186,4 +189,5 @@ def create_mesh(
         host=HostGroups({axis: groups[f"host-{axis}"] for axis in summing_order(layout)}),
         links=links,
         stores=stores,
+        neighbours={one.name: groups[one.name] for one in neighbours},
     )

@@ -40,7 +40,7 @@ from megatrain.config.tables import TableReader
 from megatrain.config.telemetry import TelemetryConfig
 from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import ConfigError, TopologyError
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import Layout, Neighbours
 from megatrain.failures.fence import FenceRule
 from megatrain.failures.patience import Patience
 
@@ -140,6 +140,12 @@ class Config:
                 f"processes or change one of parallel.{', '.join(layout.sizes)}"
             )
         return layout
+
+    @property
+    def neighbours(self) -> tuple[Neighbours, ...]:
+        """Who hold a part together, since it has fewer parts than ranks: the tp ranks of a key-value head."""
+        num_heads, tp_size = self.model.resolved_num_kv_heads, self.parallel.tp_size
+        return (Neighbours("tp", num_heads),) if num_heads < tp_size else ()
 
     def num_microbatches(self, dp_size: int, global_batch_size: int | None = None) -> int:
         """Return the micro-batches that each pipeline computes in one step, at the full or the given global batch."""

@@ -28,7 +28,8 @@ class ModelConfig:
     num_kv_heads: int = field(
         default=0,
         metadata=option(
-            "Key and value heads (grouped-query attention when fewer than num_heads). 0: as many as num_heads.",
+            "Key and value heads (grouped-query attention when fewer than num_heads). 0: as many as num_heads. Where "
+            "parallel.tp_size is a multiple of them, several ranks hold the same head.",
             minimum=0,
             maximum=1_000_000,
         ),

@@ -67,6 +67,7 @@ SIZED_AXES = tuple(axis for axis in AXES if axis.name not in _LEFT_OVER)
 """The axes whose sizes a layout is given; the sizes of the others follow."""
 NUMBERING_AXES = tuple(axis for axis in AXES if axis.name == STAGES or axis.name in DENSE)
 """The axes that number the ranks, outermost first: the product of their sizes is the world size."""
+NEIGHBOURS_INFIX = "-in-"
 
 
 def axis_named(name: str) -> Axis:
@@ -84,6 +85,18 @@ class PlacedAxis:
     name: str
     size: int
     stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The ranks along `axis` in `num_groups` runs of equal length: what is cut in so many parts, a run holds one of."""
+
+    axis: str
+    num_groups: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.axis}{NEIGHBOURS_INFIX}{self.num_groups}"
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)

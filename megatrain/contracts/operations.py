@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from megatrain.contracts.layout import NUMBERING_AXES
+from megatrain.contracts.layout import NEIGHBOURS_INFIX, NUMBERING_AXES
 
 
 class Operation(StrEnum):
@@ -74,8 +74,11 @@ _BY_NAME = {operation.value: operation for operation in Operation}
 
 
 def all_reduce_along(axis: str) -> Operation:
-    """Return the sum of a small tensor over the ranks along an axis of the mesh, of those that number the ranks."""
-    return _BY_NAME[f"{axis}-all-reduce"]
+    """Return the sum of a small tensor over the ranks along an axis of the mesh, of those that number the ranks.
+
+    axis: or some neighbours along it, as they are named: "tp-in-2".
+    """
+    return _BY_NAME[f"{axis.partition(NEIGHBOURS_INFIX)[0]}-all-reduce"]
 
 
 AXIS_ALL_REDUCES = tuple(all_reduce_along(axis.name) for axis in NUMBERING_AXES)

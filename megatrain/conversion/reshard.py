@@ -81,7 +81,9 @@ def reshard(
 def planned_images(config: Config, layout: Layout, *, has_optimizer: bool) -> Iterator[tuple[int, ImagePlan]]:
     """Yield each rank of a job and the image of the file that it writes. The plans' tensors have no memory."""
     for rank in range(layout.world_size):
-        with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1) as mesh:
+        with dry_mesh(
+            layout, rank, has_wrap_links=config.parallel.num_chunks > 1, neighbours=config.neighbours
+        ) as mesh:
             shards = build_replica(config, mesh, mesh.recorder, torch.device("meta")).saved_shards()
         yield rank, plan_snapshot([one for one in shards if has_optimizer or one.kind == "master"]).file
 

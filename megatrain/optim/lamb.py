@@ -1,6 +1,6 @@
 """LAMB (arXiv:1904.00962): AdamW's direction, scaled for each logical parameter by ||weight|| / ||update||.
 
-A logical parameter is spread over dp and tp ranks; its two norms are sums over all its pieces, made in one exchange
+A logical parameter is spread over dp and tp ranks; its two norms are sums over all its boxes, made in one exchange
 for all parameters. Parameters without weight decay (biases, norm scales) keep a ratio of 1, as in NVIDIA's LAMB by
 default.
 """
@@ -18,6 +18,7 @@ from megatrain.contracts.operations import Operation
 from megatrain.ops.optimizer_step import lamb_apply_, lamb_direction_
 from megatrain.optim.state import ShareState
 from megatrain.parallel.placement import PIPELINE_ENDS
+from megatrain.parallel.sharding import LogicalParameter
 
 
 def lamb_updates_(
@@ -52,33 +53,38 @@ def lamb_updates_(
         )
         for state, gradient in zip(states, gradients, strict=True)
     ]
-    ratio_P = _trust_ratios(torch.cat(square_sums), states, mesh)
-    ratios = ratio_P.split([state.is_decayed.numel() for state in states])
+    ratio_R = _trust_ratios(torch.cat(square_sums), states, mesh)
+    ratios = ratio_R.split([state.is_decayed.numel() for state in states])
     for state, direction, ratio in zip(states, gradients, ratios, strict=True):
         lamb_apply_(direction, state.master, state.published, state.run_borders, ratio, lr=lr)
 
 
-def _trust_ratios(sums_P2: Tensor, states: Sequence[ShareState], mesh: Mesh) -> Tensor:
-    """Return a ratio for each parameter of each share, also for those of which this rank's share holds nothing.
+def _trust_ratios(sums_R2: Tensor, states: Sequence[ShareState], mesh: Mesh) -> Tensor:
+    """Return of each box of each share its parameter's ratio, also where this rank's share holds nothing of it.
 
-    The sums are over the stage. Where it has several copies of a value, both come out so many times too large: the
-    ratio is the same.
-    Shapes: sums_P2 [P, 2], of this rank's weights and directions; result [P].
+    The sums are over the stage. Where it has several copies of a parameter, both come out so many times too large: the
+    ratio is the same. Where it has several of some boxes only, the first copy counts.
+    Shapes: sums_R2 [R, 2], of this rank's weights and directions; result [R].
     """
+    parameters = [logical for state in states for logical in state.bucket.parameters]
+    boxes = [(number, box) for number, logical in enumerate(parameters) for box in logical.placements]
+    parameter_R = torch.tensor([number for number, _ in boxes], device=sums_R2.device)
+    sums_R2[[len(parameters[number].placements) > 1 and box.copies.index > 0 for number, box in boxes]] = 0.0
+    sums_P2 = sums_R2.new_zeros(len(parameters), 2).index_add_(0, parameter_R, sums_R2)
     mesh.reduce_over_stage(sums_P2)
-    _take_from_first_stages(sums_P2, states, mesh)
-    weight_P, update_P = sums_P2.sqrt_().unbind(1)
-    is_scaled_P = torch.cat([state.is_decayed for state in states]) & (weight_P > 0) & (update_P > 0)
-    return torch.where(is_scaled_P, weight_P / update_P, torch.ones_like(weight_P))
+    _take_from_first_stages(sums_P2, parameters, mesh)
+    weight_R, update_R = sums_P2.sqrt_()[parameter_R].unbind(1)
+    is_scaled_R = torch.cat([state.is_decayed for state in states]) & (weight_R > 0) & (update_R > 0)
+    return torch.where(is_scaled_R, weight_R / update_R, torch.ones_like(weight_R))
 
 
-def _take_from_first_stages(sums_P2: Tensor, states: Sequence[ShareState], mesh: Mesh) -> None:
+def _take_from_first_stages(sums_P2: Tensor, parameters: Sequence[LogicalParameter], mesh: Mesh) -> None:
     """Replace the sums of parameters that several stages hold by those of the first of them.
 
     The order in which a collective adds depends on an element's place in the tensor, which differs by stage: they would
     differ in the last bit, and the copies of the weight would drift apart.
     """
-    copies_P = [logical.placement.copies for state in states for logical in state.bucket.parameters]
+    copies_P = [logical.placements[0].copies for logical in parameters]
     of_ends = [row for row, copies in enumerate(copies_P) if copies.group == PIPELINE_ENDS]
     if of_ends:
         first_T2 = sums_P2[of_ends]

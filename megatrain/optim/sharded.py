@@ -35,9 +35,11 @@ class ShardedOptimizer:
         """Return this rank's part of the squared gradient norm, fp64; the first of its copies counts an element."""
         parts = []
         for chunk, state in self.states:
-            part = square_sum(chunk.gradient_share(state.bucket))
-            # times 0 keeps a non-finite value visible on every rank that has it
-            parts.append(part if state.bucket.copies.index == 0 else part * 0.0)
+            share = chunk.gradient_share(state.bucket)
+            for stretch in state.bucket.stretches():
+                part = square_sum(share[stretch.start : stretch.stop])
+                # times 0 keeps a non-finite value visible on every rank that has it
+                parts.append(part if stretch.copies.index == 0 else part * 0.0)
         return torch.stack(parts).sum()
 
     def step(self, lr: float, gradient_scale: float) -> None:
@@ -70,4 +72,4 @@ class ShardedOptimizer:
         """Yield (kind of state, shard, whether this rank is the one that saves it) for all state of this rank."""
         for _, state in self.states:
             for kind, shard in state.flat_shards():
-                yield kind, shard, state.bucket.copies.index == 0
+                yield kind, shard, shard.copies.index == 0

@@ -24,12 +24,15 @@ class ShareState:
         self.master = values.to(accumulate_dtype(values.dtype))
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
-        share, used = bucket.share, bucket.starts[-1] + bucket.parameters[-1].parameter.numel()
-        borders = [min(max(border, share.start), share.stop) - share.start for border in (*bucket.starts, used)]
+        share, boxes = bucket.share, list(bucket.boxes())
+        used = bucket.starts[-1] + bucket.parameters[-1].parameter.numel()
+        starts = [*(start for _, _, start in boxes), used]
+        borders = [min(max(border, share.start), share.stop) - share.start for border in starts]
         device = self.master.device
         self.run_borders = torch.tensor(borders, dtype=torch.int64, device=device)
-        """Of the bucket's parameter i this share holds [run_borders[i], run_borders[i + 1])."""
-        self.is_decayed = torch.tensor([logical.is_decayed for logical in bucket.parameters], device=device)
+        """Of the bucket's box i this share holds [run_borders[i], run_borders[i + 1])."""
+        self.is_decayed = torch.tensor([logical.is_decayed for logical, _, _ in boxes], device=device)
+        """Of each box."""
 
     @property
     def has_own_master(self) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from megatrain.comm.group import Group
 from megatrain.parallel.boxes import boxes_of_range
+from megatrain.parallel.placement import NO_COPIES, Copies, Placement
 from megatrain.parallel.sharding import FlatShard, LogicalParameter
 
 SHARE_MULTIPLE = 128
@@ -23,21 +24,31 @@ SHARE_MULTIPLE = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """The part of one parameter that lies in this rank's share: shard[start:stop]."""
+    """The part of one box of a parameter that lies in this rank's share: shard[start:stop]."""
 
     logical: LogicalParameter
+    placement: Placement
     start: int
     stop: int
-    parameter_start: int
-    """Where the segment begins in the flattened local parameter."""
+    box_start: int
+    """Where the segment begins in the flattened box."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of this rank's share, shard[start:stop], all of whose values have the same copies."""
+
+    start: int
+    stop: int
+    copies: Copies
 
 
 class Bucket:
     """Flat memory for parameters and gradients, in the order given.
 
     The placements of all parameters of a bucket name the same groups: `replicas`, over which gradients are
-    reduce-scattered and parameters gathered, and `sum_group`, over which a share is summed after that; None where it is
-    complete then. `copies`: where else this rank's share is, and which of them this one is.
+    reduce-scattered and parameters gathered, and `sum_group`, over which those stretches of a share that have copies
+    are summed after that; None where there are none.
     """
 
     def __init__(
@@ -51,10 +62,9 @@ class Bucket:
     ) -> None:
         """groups: the rank's, by name."""
         self.parameters = tuple(parameters)
-        placement = self.parameters[0].placement
-        self.copies = placement.copies
-        self.replicas = groups[placement.replica_group]
-        self.sum_group = groups[self.copies.group] if self.copies.group else None
+        replica_group, sum_group = self.parameters[0].groups
+        self.replicas = groups[replica_group]
+        self.sum_group = groups[sum_group] if sum_group else None
         self.gradient_dtype = gradient_dtype
         numels = [logical.parameter.numel() for logical in self.parameters]
         self.starts = list(accumulate(numels, initial=0))[:-1]
@@ -108,14 +118,30 @@ class Bucket:
                 self._view(self.gradients, logical, start).zero_()
         return self.gradients
 
-    def segments(self) -> Iterator[Segment]:
-        """Yield the parts of the parameters in this rank's share, in order; padding belongs to none."""
-        share = self.share
+    def boxes(self) -> Iterator[tuple[LogicalParameter, Placement, int]]:
+        """Yield the parameters' boxes as they lie end to end, each with where it starts in the bucket."""
         for logical, start in zip(self.parameters, self.starts, strict=True):
+            for placement in logical.placements:
+                yield logical, placement, start
+                start += placement.box.numel
+
+    def segments(self) -> Iterator[Segment]:
+        """Yield the parts of the parameters' boxes in this rank's share, in order; padding belongs to none."""
+        share = self.share
+        for logical, placement, start in self.boxes():
             first = max(start, share.start)
-            last = min(start + logical.parameter.numel(), share.stop)
+            last = min(start + placement.box.numel, share.stop)
             if first < last:
-                yield Segment(logical, first - share.start, last - share.start, first - start)
+                yield Segment(logical, placement, first - share.start, last - share.start, first - start)
+
+    def stretches(self) -> list[Stretch]:
+        """Return this rank's share in order: all of it as one, padding too, where every box has the same copies."""
+        kinds = {placement.copies for _, placement, _ in self.boxes()}
+        if len(kinds) == 1:
+            return [Stretch(0, self.share_numel, *kinds)]
+        found = [Stretch(one.start, one.stop, one.placement.copies) for one in self.segments()]
+        used = found[-1].stop if found else 0
+        return [*found, Stretch(used, self.share_numel, NO_COPIES)] if used < self.share_numel else found
 
     def flat_shards(self, flat: Tensor) -> Iterator[FlatShard]:
         """Yield `flat`, memory in the form of this rank's share, as boxes of the logical parameters.
@@ -123,13 +149,12 @@ class Bucket:
         Shapes: flat [share_numel]; each yielded tensor is a view of it.
         """
         for segment in self.segments():
-            logical = segment.logical
-            stop = segment.parameter_start + segment.stop - segment.start
-            for position, box in boxes_of_range(logical.parameter.shape, segment.parameter_start, stop):
-                first = segment.start + position - segment.parameter_start
+            placement, stop = segment.placement, segment.box_start + segment.stop - segment.start
+            for position, box in boxes_of_range(placement.box.sizes, segment.box_start, stop):
+                first = segment.start + position - segment.box_start
                 view = flat[first : first + box.numel].view(box.sizes)
-                placement = logical.placement
-                yield FlatShard(placement.name, placement.global_shape, box.shifted(placement.box.offsets), view)
+                within = box.shifted(placement.box.offsets)
+                yield FlatShard(placement.name, placement.global_shape, within, view, placement.copies)
 
     @staticmethod
     def _view(flat: Tensor, logical: LogicalParameter, start: int) -> Tensor:
@@ -146,7 +171,7 @@ def group_into_buckets(parameters: Sequence[LogicalParameter], bucket_size: int)
     open_buckets: dict[tuple[str, str], list[LogicalParameter]] = {}
     closed: list[list[LogicalParameter]] = []
     for logical in reversed(parameters):
-        key = logical.placement.groups
+        key = logical.groups
         bucket = open_buckets.setdefault(key, [])
         bucket.append(logical)
         if sum(one.parameter.numel() for one in bucket) >= bucket_size:

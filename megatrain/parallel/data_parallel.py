@@ -156,17 +156,18 @@ class ChunkDataParallel:
         """Wait until this rank's share of every gradient is summed over both groups of its bucket."""
         self._finish_transfers()
         self.finish_gather()  # of what no forward used: the optimizer is about to write there
-        pending = []
+        sums = []
         for bucket in self.buckets:
-            group = bucket.sum_group
-            if group is None:
-                continue
-            operation = all_reduce_along(group.name)
-            pending.append(group.all_reduce(self.gradient_share(bucket), operation))
+            group, share = bucket.sum_group, self.gradient_share(bucket)
+            parts = [share[one.start : one.stop] for one in bucket.stretches() if one.copies.group]
+            if group is None or not parts:
+                continue  # with other copies the same share has none either
+            flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+            sums.append(_SumOfCopies(parts, flat, group.all_reduce(flat, all_reduce_along(group.name))))
             if not self.options.has_overlap:
-                pending[-1].wait()
-        for one in pending:
-            one.wait()
+                sums.pop().finish()
+        for one in sums:
+            one.finish()
 
     def gradient_share(self, bucket: Bucket) -> Tensor:
         """Return this rank's share of the summed gradients. Shapes: [share_numel]."""
@@ -265,6 +266,22 @@ class ChunkDataParallel:
             result = reduction.pending.wait()
             if self.options.zero_stage == 2:
                 self._shares[reduction.bucket].add_(result)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SumOfCopies:
+    """Parts of a share that are summed end to end in `flat`, which is the part itself where there is one."""
+
+    parts: Sequence[Tensor]
+    flat: Tensor
+    pending: Pending
+
+    def finish(self) -> None:
+        """Leave the sums in the share."""
+        self.pending.wait()
+        if len(self.parts) > 1:
+            for part, summed in zip(self.parts, self.flat.split([part.numel() for part in self.parts]), strict=True):
+                part.copy_(summed)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

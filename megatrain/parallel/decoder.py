@@ -3,6 +3,8 @@
 Column-parallel weights are cut along their outputs, row-parallel ones along their inputs (Megatron-LM,
 arXiv:1909.08053). Each tp rank computes what lies between branches for rows of its own: so of a parameter that is whole
 it sees its rows' gradient alone.
+Where tp ranks are more than key-value heads, neighbours compute queries of one group: each holds its own queries, and
+all hold the group's key and value.
 Shapes: V vocabulary, H hidden, N query heads, G key-value heads, R = N / G, D head dim, F ffn, P = 2 with a gate, or 1.
 """
 
@@ -12,7 +14,7 @@ from dataclasses import replace
 
 from megatrain.parallel.placement import PIPELINE_ENDS, Cut, Fused, PlacementRow
 
-_QKV = Fused(dim=1, names=("q", "k", "v"))
+_QKV = Fused(dim=1, names=("q", "k", "v"), has_own_parts=True)
 _GATE_UP = Fused(dim=0, names=("gate", "up"))
 _WORD = PlacementRow("embedding.word.weight", Cut("tp", 0))  #  [V, H]  rows of the vocabulary
 _HEAD = PlacementRow("loss_head.weight", Cut("tp", 0))  #       [V, H]  columns of the logits

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
+from math import prod
 
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import STAGES, Coordinate, Layout
+from megatrain.contracts.layout import STAGES, Coordinate, Layout, Neighbours
 from megatrain.parallel.boxes import Box
 
 PIPELINE_ENDS = "embedding"
@@ -37,10 +39,13 @@ class Fused:
     """The logical matrices of one tensor, or their biases, side by side along `dim`.
 
     Each has one index of it, in the order of `names`, but the first: that has all indices before the others'.
+    has_own_parts: where a cut's axis has more ranks than the tensor has indices along the cut, each index goes to as
+    many neighbours. They hold the same of all matrices but the first, and of that one each a part of its indices.
     """
 
     dim: int
     names: tuple[str, ...]
+    has_own_parts: bool = False
 
     def ranges(self, shape: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Return the indices [start, stop) of each matrix in a tensor of `shape`; without the first if none are left.
@@ -90,18 +95,13 @@ NO_COPIES = Copies()
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What one rank holds of a logical parameter, and with whom."""
+    """A box that one rank holds of a logical parameter, and with whom."""
 
     name: str
     global_shape: tuple[int, ...]
     box: Box
     replica_group: str = "dp"
     copies: Copies = NO_COPIES
-
-    @property
-    def groups(self) -> tuple[str, str]:
-        """The names of the groups that its gradient is summed over: what may share a bucket agrees in them."""
-        return self.replica_group, self.copies.group
 
 
 def row_of(name: str, table: Sequence[PlacementRow]) -> PlacementRow:
@@ -112,29 +112,71 @@ def row_of(name: str, table: Sequence[PlacementRow]) -> PlacementRow:
     raise TopologyError(f"parameter {name} is in no row of the table of placements; add one (parallel/decoder.py)")
 
 
-def place(name: str, shape: Sequence[int], row: PlacementRow, layout: Layout, coordinate: Coordinate) -> Placement:
+def place(
+    name: str, shape: Sequence[int], row: PlacementRow, layout: Layout, coordinate: Coordinate
+) -> tuple[Placement, ...]:
     """Return what the rank at `coordinate` holds of a parameter of `shape`, which is on its stage.
 
+    One placement; of fused matrices that have parts of their own two, end to end in the memory of the rank's tensor.
     Raises: TopologyError when the parameter cannot be cut so.
     """
-    offsets, sizes = [0] * len(shape), list(shape)
     copies = _copies(row.sum_group, layout, coordinate)
+    boxes = [(Box((0,) * len(shape), tuple(shape)), copies)]
     if row.cut is not None:
         dim, axis_size, index = row.cut.dim, layout.size(row.cut.axis), coordinate.get(row.cut.axis, 0)
-        num_parts = row.cut.num_parts or axis_size
+        has_own_parts = row.fused is not None and row.fused.has_own_parts and axis_size > shape[dim]
+        num_parts = row.cut.num_parts or (shape[dim] if has_own_parts else axis_size)
         if axis_size % num_parts or shape[dim] % num_parts:
             raise TopologyError(
                 f"{name} of shape {list(shape)} cannot be cut along dim {dim} in {num_parts} parts for "
                 f"{row.cut.axis}_size={axis_size}; both numbers must be multiples of the parts"
             )
         num_holders = axis_size // num_parts
-        sizes[dim] //= num_parts
-        offsets[dim] = index // num_holders * sizes[dim]
         if num_holders > 1:
             assert not row.sum_group, f"{row.pattern}: the holders of one part have one sum"
-            copies = Copies(f"{row.cut.axis}-in-{num_parts}", index % num_holders, num_holders)
-    box = Box(tuple(offsets), tuple(sizes))
-    return Placement(row.logical_name or name, tuple(shape), box, row.replica_group, copies)
+            copies = Copies(Neighbours(row.cut.axis, num_parts).name, index % num_holders, num_holders)
+        whole = _part(boxes[0][0], dim, index // num_holders, num_parts)
+        boxes = _own_parts(name, whole, row.fused, copies) if has_own_parts and row.fused else [(whole, copies)]
+    return tuple(
+        Placement(row.logical_name or name, tuple(shape), box, row.replica_group, of_box) for box, of_box in boxes
+    )
+
+
+def tensor_shape(placements: Sequence[Placement]) -> tuple[int, ...]:
+    """Return the shape of the tensor that holds these boxes end to end: they follow each other along one dim."""
+    boxes = [placement.box for placement in placements]
+    sizes = list(boxes[0].sizes)
+    for one, following in pairwise(boxes):
+        (dim,) = (dim for dim, (a, b) in enumerate(zip(one.offsets, following.offsets, strict=True)) if a != b)
+        sizes[dim] += following.sizes[dim]
+    return tuple(sizes)
+
+
+def _part(box: Box, dim: int, index: int, num_parts: int) -> Box:
+    """Return part number `index` of a box that is cut along `dim`."""
+    size = box.sizes[dim] // num_parts
+    offsets, sizes = list(box.offsets), list(box.sizes)
+    offsets[dim], sizes[dim] = offsets[dim] + index * size, size
+    return Box(tuple(offsets), tuple(sizes))
+
+
+def _own_parts(name: str, box: Box, fused: Fused, copies: Copies) -> list[tuple[Box, Copies]]:
+    """Return of what neighbours hold together this rank's part of the first matrix, and all of the others."""
+    dim, num_others = fused.dim, len(fused.names) - 1
+    num_first = box.sizes[dim] - num_others
+    if num_first % copies.count:
+        raise TopologyError(
+            f"{fused.names[0]} of {name} has {num_first} parts along dim {dim} for each of {copies.group}, which "
+            f"{copies.count} ranks share; the first number must be a multiple of the second"
+        )
+    assert prod(box.sizes[:dim]) == 1, f"{name}: matrices that lie side by side are not end to end in memory"
+
+    def within(start: int, size: int) -> Box:
+        offsets = (*box.offsets[:dim], start, *box.offsets[dim + 1 :])
+        return Box(offsets, (*box.sizes[:dim], size, *box.sizes[dim + 1 :]))
+
+    num_own = num_first // copies.count
+    return [(within(copies.index * num_own, num_own), NO_COPIES), (within(num_first, num_others), copies)]
 
 
 def _copies(group: str, layout: Layout, coordinate: Coordinate) -> Copies:

@@ -15,7 +15,7 @@ from megatrain.comm.group import Group
 from megatrain.comm.sequence_chunks import SequenceChunks
 from megatrain.contracts.layout import Coordinate, Layout
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
-from megatrain.parallel.placement import Placement, PlacementRow, place, row_of
+from megatrain.parallel.placement import Placement, PlacementRow, place, row_of, tensor_shape
 from megatrain.parallel.rematerialize import Rematerializer
 from megatrain.parallel.sequence_chunks import ChunkedMixing
 from megatrain.parallel.sharding import LogicalParameter
@@ -68,16 +68,16 @@ def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalP
     return logical, rematerializer
 
 
-def _cut_parameters(chunk: nn.Module, placements: Mapping[str, Placement]) -> None:
+def _cut_parameters(chunk: nn.Module, placements: Mapping[str, Sequence[Placement]]) -> None:
     cut: dict[int, nn.Parameter] = {}  # by identity, so that a tied parameter stays one object
     for name, parameter in list(chunk.named_parameters(remove_duplicate=False)):
         if id(parameter) not in cut:
-            cut[id(parameter)] = nn.Parameter(parameter.new_empty(placements[name].box.sizes))
+            cut[id(parameter)] = nn.Parameter(parameter.new_empty(tensor_shape(placements[name])))
         _replace(chunk, name, cut[id(parameter)])
 
 
 def _place_styles(
-    chunk: nn.Module, plan: TensorPlan, placements: Mapping[str, Placement], rematerializer: Rematerializer
+    chunk: nn.Module, plan: TensorPlan, placements: Mapping[str, Sequence[Placement]], rematerializer: Rematerializer
 ) -> None:
     group, is_selective = plan.group, plan.recompute == "selective"
     chunks = SequenceChunks(group, plan.num_sequence_chunks, plan.has_overlap)
@@ -98,10 +98,10 @@ def _place_styles(
         elif leaf in ("branch_out", "embedding_out"):
             _replace(chunk, path, ReduceScatterSequence(group))
         elif path == "embedding.word":
-            first_row = placements[f"{path}.weight"].box.offsets[0]
+            first_row = placements[f"{path}.weight"][0].box.offsets[0]
             _replace(chunk, path, VocabularyRows(module.weight, first_row))
         elif path == "loss_head.cross_entropy":
-            first_column = placements["loss_head.weight"].box.offsets[0]
+            first_column = placements["loss_head.weight"][0].box.offsets[0]
             style = VocabularyCrossEntropy(group, first_column, plan.vocab_size, plan.loss_terms)
             _replace(chunk, path, style)
 

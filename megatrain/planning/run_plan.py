@@ -103,7 +103,7 @@ def plan_run(config: Config) -> RunPlan:
     stages = []
     for name, alike in _stage_kinds(config):
         rank = layout.rank_of({"pp": alike[0]})
-        with dry_mesh(layout, rank, has_wrap_links=parallel.num_chunks > 1) as mesh:
+        with dry_mesh(layout, rank, has_wrap_links=parallel.num_chunks > 1, neighbours=config.neighbours) as mesh:
             for group in _group_plans(mesh):
                 groups.setdefault(group.name, group)
             chunks = plan_stage(config, mesh)

@@ -51,7 +51,8 @@ class Rank:
         self.chunk.start_step()
         for bucket in self.chunk.buckets:
             for index, logical in enumerate(bucket.parameters):
-                box = logical.placement.box
+                (placement,) = logical.placements
+                box = placement.box
                 part = box_slices(box.offsets, box.sizes)
                 bucket.take_gradient(index)[0].copy_(gradients[logical.name][part])
 
@@ -118,4 +119,4 @@ def _logical(name: str, shape: tuple[int, ...], tp: Group) -> LogicalParameter:
     parameter = nn.Parameter(torch.empty((*shape[:-1], last), device="meta"))
     # without tensor parallel all is alike, so that one bucket may hold anything
     copies = NO_COPIES if is_cut or tp.size == 1 else Copies("tp", tp.rank, tp.size)
-    return LogicalParameter(parameter, Placement(name, shape, Box(offsets, tuple(parameter.shape)), copies=copies))
+    return LogicalParameter(parameter, (Placement(name, shape, Box(offsets, tuple(parameter.shape)), copies=copies),))

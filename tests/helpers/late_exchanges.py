@@ -148,6 +148,7 @@ def train_late(context: RankContext, changes: Sequence[Tables], seeds: Sequence[
         device,
         recorder,
         has_wrap_links=on.parallel.num_chunks > 1,
+        neighbours=on.neighbours,
         has_tp_lane=on.parallel.num_sequence_chunks > 1,
         before_exchange=delays,
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from megatrain.parallel.boxes import Box
+from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
-from megatrain.parallel.placement import Placement
+from megatrain.parallel.placement import Copies, Placement
 from megatrain.parallel.sharding import LogicalParameter
 from tests.helpers.lone_rank import simulated_group
 
@@ -15,7 +18,15 @@ from tests.helpers.lone_rank import simulated_group
 def held_whole(name: str, parameter: nn.Parameter) -> LogicalParameter:
     """Return a parameter of which each rank of the group dp holds all, and no other rank anything."""
     shape = tuple(parameter.shape)
-    return LogicalParameter(parameter, Placement(name, shape, Box((0,) * len(shape), shape)))
+    return LogicalParameter(parameter, (Placement(name, shape, Box((0,) * len(shape), shape)),))
+
+
+def give_copies(bucket: Bucket, copies: Copies) -> None:
+    """Let other ranks hold all of the bucket again; which group sums it stays as it is."""
+    bucket.parameters = tuple(
+        replace(logical, placements=tuple(replace(one, copies=copies) for one in logical.placements))
+        for logical in bucket.parameters
+    )
 
 
 def put_in_buckets(module: nn.Module, dtype: torch.dtype, device: torch.device) -> ChunkDataParallel:

@@ -78,7 +78,9 @@ def write_as_job(
     entries = {name: FileEntry(len(content), content_digest(content)) for name, content in files.items()}
     items = {}
     for rank in range(layout.world_size):
-        with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1) as mesh:
+        with dry_mesh(
+            layout, rank, has_wrap_links=config.parallel.num_chunks > 1, neighbours=config.neighbours
+        ) as mesh:
             shards = build_replica(config, mesh, mesh.recorder, torch.device("cpu")).saved_shards()
         for one in shards:
             region = zip(one.shard.box.offsets, one.shard.box.sizes, strict=True)

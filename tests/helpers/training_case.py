@@ -310,6 +310,7 @@ def _join(context: RankContext, config: Config, orders: Orders) -> tuple[Mesh, R
         device,
         recorder,
         has_wrap_links=parallel.num_chunks > 1,
+        neighbours=config.neighbours,
         has_tp_lane=parallel.num_sequence_chunks > 1,
         before_exchange=_killer(context.rank, orders),
     )
@@ -360,8 +361,10 @@ def _parameters(replica: Replica) -> list[Piece]:
         for logical in (logical for bucket in chunk.buckets for logical in bucket.parameters):
             values = logical.parameter.detach()
             values = values.float() if values.dtype == torch.bfloat16 else values
-            placement = logical.placement
-            pieces.append(Piece(placement.name, placement.global_shape, placement.box.offsets, values.numpy().copy()))
+            parts = values.flatten().split([placement.box.numel for placement in logical.placements])
+            for placement, part in zip(logical.placements, parts, strict=True):
+                array = part.view(placement.box.sizes).numpy().copy()
+                pieces.append(Piece(placement.name, placement.global_shape, placement.box.offsets, array))
     return pieces
 
 
@@ -372,7 +375,7 @@ def _state(replica: Replica) -> State:
         pieces[kind].append(Piece(shard.name, shard.global_shape, shard.box.offsets, values, is_owner))
     for saved in replica.saved_shards():
         if saved.kind == FP8_HISTORY:
-            shard, is_owner = saved.shard, saved.copies.index == 0
+            shard, is_owner = saved.shard, saved.shard.copies.index == 0
             values = shard.tensor.numpy().copy()
             pieces[FP8_HISTORY].append(Piece(shard.name, shard.global_shape, shard.box.offsets, values, is_owner))
     return pieces

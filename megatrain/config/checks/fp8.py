@@ -81,8 +81,8 @@ def _dim_problems(config: Config) -> Iterator[Problem]:
         ("hidden size", model.hidden_size, ("model.hidden_size",)),
         ("width of all query heads / tp_size", model.num_heads * model.resolved_head_dim // tp_size, heads),
         (
-            "width of all key heads / tp_size",
-            model.resolved_num_kv_heads * model.resolved_head_dim // tp_size,
+            "width of key heads on a rank",
+            max(model.resolved_num_kv_heads // tp_size, 1) * model.resolved_head_dim,
             ("model.num_kv_heads", *heads),
         ),
         ("ffn size / tp_size", model.resolved_ffn_size // tp_size, ("model.ffn_size", "model.hidden_size")),

@@ -32,12 +32,23 @@ def parallel_problems(context: Context) -> Iterator[Problem]:
 
 
 class _Split(NamedTuple):
-    """Something that tensor parallelism cuts in equal parts."""
+    """Something that tensor parallelism cuts in equal parts.
+
+    has_holders: where there are more ranks than the size, as many of them may hold the same part.
+    """
 
     text: str
     size: int
     keys: tuple[str, ...]
     extra_way_out: str = ""
+    has_holders: bool = False
+
+    @property
+    def rule(self) -> str:
+        return f"must divide {self.text}" + (" or be a multiple of it" if self.has_holders else "")
+
+    def fits(self, tp_size: int) -> bool:
+        return self.size % tp_size == 0 or (self.has_holders and tp_size % self.size == 0)
 
 
 def _splits(context: Context) -> list[_Split]:
@@ -59,9 +70,8 @@ def _splits(context: Context) -> list[_Split]:
         _Split(f"model.seq_len={model.seq_len} (sequence parallelism)", model.seq_len, ("model.seq_len",)),
     ]
     if model.num_kv_heads:
-        splits.insert(
-            1, _Split(f"model.num_kv_heads={model.num_kv_heads}", model.num_kv_heads, ("model.num_kv_heads",))
-        )
+        text, key = f"model.num_kv_heads={model.num_kv_heads}", "model.num_kv_heads"
+        splits.insert(1, _Split(text, model.num_kv_heads, (key,), has_holders=True))
     return [split for split in splits if context.knows(*split.keys)]
 
 
@@ -69,10 +79,12 @@ def _tensor_parallel_problems(context: Context) -> Iterator[Problem]:
     tp_size = context.config.parallel.tp_size
     splits = _splits(context)
     # The sizes offered satisfy every one of the rules, not only the one that was broken.
-    fitting = alternatives(nearest(divisors(math.gcd(*(split.size for split in splits))), tp_size)) if splits else ""
+    exact = [split.size for split in splits if not split.has_holders] or [split.size for split in splits]
+    common = [size for size in divisors(math.gcd(*exact)) if all(split.fits(size) for split in splits)] if exact else []
+    fitting = alternatives(nearest(common, tp_size))
     for split in splits:
-        if split.size % tp_size:
-            text = f"parallel.tp_size={tp_size} must divide {split.text}; use {fitting}{split.extra_way_out}"
+        if not split.fits(tp_size):
+            text = f"parallel.tp_size={tp_size} {split.rule}; use {fitting}{split.extra_way_out}"
             yield Problem(("parallel.tp_size", *split.keys), text)
 
 

@@ -11,8 +11,7 @@ from megatrain.parallel.sharding import FlatShard
 
 
 def shard(name: str, size: int, copies: Copies = NO_COPIES) -> SavedShard:
-    flat = FlatShard(name, (size,), Box((0,), (size,)), torch.zeros(size))
-    return SavedShard("master", flat, copies)
+    return SavedShard("master", FlatShard(name, (size,), Box((0,), (size,)), torch.zeros(size), copies))
 
 
 def names(shards: list[SavedShard]) -> list[str]:

@@ -46,13 +46,15 @@ def job_of(model: ModelConfig) -> Config:
     )
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt2"])
-def test_logits_of_a_trained_checkpoint_are_ours(ckpt: Ckpt, tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "tp"), [("llama", 2), ("gpt2", 2), ("llama", 4)], ids=["llama", "gpt2", "llama-key-value-heads-held-twice"]
+)
+def test_logits_of_a_trained_checkpoint_are_ours(ckpt: Ckpt, tmp_path: Path, case: str, tp: int) -> None:
     model = tiny(case)
     parameters = random_parameters(model)
     state = {f"{prefix}.{name}": one for name, one in parameters.items()
              for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
-    write_as_job(tmp_path / "saved", with_layout(job_of(model), tp=2, pp=2), state)
+    write_as_job(tmp_path / "saved", with_layout(job_of(model), tp=tp, pp=2), state)
 
     found = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", "--json")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import fsspec
 import pytest
 
 from megatrain.checkpoint.image import plan_image
+from megatrain.checkpoint.metadata_reader import load_metadata
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint.url_location import open_location
 from megatrain.contracts.checkpoint_files import is_manifest_name, read_manifest
@@ -60,6 +62,24 @@ def test_files_are_those_of_a_job(
         assert getattr(manifest, name) == getattr(expected, name), name
     assert (found["num_files"], found["step"]) == (len(expected.files), 7)
     assert "OK" in ckpt("verify", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("before", "after"), [({"tp": 2}, {"tp": 4}), ({"tp": 8}, {"tp": 1, "pp": 2})])
+def test_a_key_value_head_of_several_ranks_is_stored_once(
+    ckpt: Ckpt, tmp_path: Path, before: dict[str, int], after: dict[str, int]
+) -> None:
+    config = make_config({"model": {"num_kv_heads": 2}})
+    state = whole_state(config)
+    for name, layout in (("a", before), ("b", after)):
+        write_as_job(tmp_path / name, with_layout(config, **layout), state)
+
+    ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", *options(after), "--json")
+
+    assert contents(tmp_path / "out") == contents(tmp_path / "b")
+    for name in ("a", "b"):
+        stored = load_metadata(LocalLocation(tmp_path / name)).tensors.values()
+        assert all(sum(math.prod(item.sizes) for item in one.items) == one.numel for one in stored)
+        assert "OK" in ckpt("verify", tmp_path / name)
 
 
 def test_layers_are_split_as_told(ckpt: Ckpt, tmp_path: Path) -> None:

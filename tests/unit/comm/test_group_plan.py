@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from megatrain.comm.group_plan import PlannedGroup, all_planned_groups, planned_groups, summing_order
-from megatrain.contracts.layout import DENSE, Layout
+from megatrain.contracts.layout import DENSE, Layout, Neighbours
 
 SIZES = (1, 2, 4)
 SMALL = [
@@ -120,6 +120,34 @@ def test_the_groups_of_a_name_are_those_of_the_layout(layout: Layout, has_wrap_l
     for groups in found.values():
         members = [rank for group in groups for rank in group]
         assert len(set(members)) == len(members), "no rank is in two groups of a name"
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_groups"),
+    [
+        (Layout(tp_size=4, pp_size=2, dp_size=2), 2),
+        (Layout(tp_size=4, dp_size=3), 1),
+        (Layout(tp_size=8, pp_size=3), 4),
+    ],
+    ids=str,
+)
+def test_neighbours_that_hold_a_part_are_groups_before_the_links(layout: Layout, num_groups: int) -> None:
+    holders = Neighbours("tp", num_groups)
+    everything = list(all_planned_groups(layout, neighbours=[holders]))
+    own = {
+        rank: [one for one in planned_groups(layout, rank, neighbours=[holders]) if len(one.ranks) > 1]
+        for rank in range(layout.world_size)
+    }
+    length = layout.tp_size // num_groups
+    expected = np.arange(layout.world_size).reshape(-1, length)
+
+    assert [one.ranks for one in everything if one.name == f"tp-in-{num_groups}"] == [*map(tuple, expected.tolist())]
+    assert by_member(everything) == own
+    assert created_in_turn(own) == {one.key for one in everything}
+    without = [one for one in everything if one.name != holders.name]
+    assert without == list(all_planned_groups(layout)), "no other group is another, or elsewhere in the order"
+    names = list(dict.fromkeys(one.name for one in everything))
+    assert not any("pp-" in name for name in names[: names.index(holders.name)])
 
 
 def test_the_order_of_sums_and_of_creation() -> None:

@@ -92,7 +92,7 @@ CASES = {
     "key heads": (
         ["--fp8.recipe=tensorwise", "--model.num_kv_heads=1"],
         (
-            'fp8.recipe="tensorwise" needs multiples of 16, and the width of all key heads / tp_size is 8; change '
+            'fp8.recipe="tensorwise" needs multiples of 16, and the width of key heads on a rank is 8; change '
             "model.num_kv_heads or model.num_heads or model.hidden_size or model.head_dim so that it is 16 "
             "(--fp8.recipe on the command line)"
         ),

@@ -12,7 +12,18 @@ CASES = {
     ),
     "tp and key-value heads": (
         ["--parallel.tp_size=4", "--model.num_kv_heads=10"],
-        "parallel.tp_size=4 must divide model.num_kv_heads=10; use 1 or 2 (--parallel.tp_size on the command line)",
+        (
+            "parallel.tp_size=4 must divide model.num_kv_heads=10 or be a multiple of it; use 1 or 2 "
+            "(--parallel.tp_size on the command line)"
+        ),
+    ),
+    "more tp ranks than key-value heads": (
+        ["--parallel.tp_size=4", "--model.num_kv_heads=2"],
+        None,
+    ),
+    "one key-value head": (
+        ["--parallel.tp_size=4", "--model.num_kv_heads=1"],
+        None,
     ),
     "tp and feed-forward": (
         ["--parallel.tp_size=4", "--model.ffn_size=414"],
@@ -310,7 +321,7 @@ def test_every_tensor_parallel_rule_is_reported_with_sizes_that_satisfy_all(prob
 
     assert [problem.partition(" must divide ")[2].partition(";")[0] for problem in problems] == [
         "model.num_heads=20",
-        "model.num_kv_heads=4",
+        "model.num_kv_heads=4 or be a multiple of it",
         "model.ffn_size=640",
         "the padded vocabulary of 1024 (model.vocab_size=1000 rounded up to model.vocab_multiple=128)",
         "model.seq_len=64 (sequence parallelism)",

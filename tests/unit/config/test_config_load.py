@@ -223,7 +223,7 @@ def test_rules_that_rest_on_a_wrong_value_are_left_out(problems_of) -> None:
     # num_heads is wrong, so nothing is said about what it divides; the window is wrong by itself.
     problems = problems_of("--model.num_heads=none", "--parallel.tp_size=4", "--model.num_kv_heads=3")
     assert [problem.partition(" ")[0] for problem in problems] == ['model.num_heads="none"', "parallel.tp_size=4"]
-    assert "must divide model.num_kv_heads=3; use 1 " in problems[1]
+    assert "must divide model.num_kv_heads=3 or be a multiple of it; use 1 " in problems[1]
 
 
 def test_empty_file_lists_what_is_missing(problems_of) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from megatrain.parallel.placement import Copies
 from tests.helpers.hand_made_optimizer import SHAPES, build_rank, draw, whole_state
+from tests.helpers.lone_buckets import give_copies
 
 
 def test_tiny_updates_accumulate_under_bf16() -> None:
@@ -118,7 +119,7 @@ def test_replicas_add_nothing_to_the_norm_unless_they_are_not_finite() -> None:
     rank = build_rank()
     rank.set_gradients(draw(3))
     for bucket in rank.chunk.buckets:
-        bucket.copies = Copies("tp", index=1, count=2)
+        give_copies(bucket, Copies("tp", index=1, count=2))
     assert rank.optimizer.gradient_square_sum().item() == 0.0
 
     for bad in (math.nan, math.inf):

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from megatrain.comm.group import Group
+from megatrain.contracts.layout import Layout
 from megatrain.parallel.boxes import Box
-from megatrain.parallel.bucket import SHARE_MULTIPLE, Bucket, group_into_buckets
-from megatrain.parallel.placement import NO_COPIES, Copies, Placement
+from megatrain.parallel.bucket import SHARE_MULTIPLE, Bucket, Stretch, group_into_buckets
+from megatrain.parallel.decoder import decoder_table
+from megatrain.parallel.placement import NO_COPIES, Copies, Placement, place, row_of, tensor_shape
 from megatrain.parallel.sharding import LogicalParameter
 from tests.helpers.lone_buckets import held_whole
 from tests.helpers.lone_rank import simulated_group
@@ -28,7 +30,7 @@ def logical(
     """Return a parameter on meta; with tp_size > 1 its first dim is a part of the whole."""
     box = Box((shape[0] * tp_rank, *[0] * (len(shape) - 1)), shape)
     placement = Placement(name, (shape[0] * tp_size, *shape[1:]), box, replica_group, copies)
-    return LogicalParameter(nn.Parameter(torch.empty(shape, device="meta")), placement)
+    return LogicalParameter(nn.Parameter(torch.empty(shape, device="meta")), (placement,))
 
 
 def build(parameters: Sequence[LogicalParameter], *groups: Group, dtype: torch.dtype = torch.float32) -> Bucket:
@@ -124,7 +126,7 @@ def test_segments_are_the_parameters_without_the_padding(dp_size: int) -> None:
         for segment in bucket.segments():
             assert 0 <= segment.start < segment.stop <= bucket.share_numel
             pieces = found.setdefault(segment.logical.name, [])
-            assert segment.parameter_start == sum(piece.numel() for piece in pieces)
+            assert segment.box_start == sum(piece.numel() for piece in pieces)
             pieces.append(share[segment.start : segment.stop])
             num_elements += segment.stop - segment.start
 
@@ -197,10 +199,38 @@ def test_a_bucket_has_the_groups_of_its_parameters() -> None:
     experts = build([logical("experts", 10, replica_group="edp")], dp, edp, tp)
     norm = build([logical("norm", 10, copies=Copies("tp", 1, 2))], dp, edp, tp)
 
-    assert (experts.replicas, experts.sum_group, experts.copies) == (edp, None, NO_COPIES)
-    assert (norm.replicas, norm.sum_group, norm.copies) == (dp, tp, Copies("tp", 1, 2))
+    assert (experts.replicas, experts.sum_group) == (edp, None)
+    assert (norm.replicas, norm.sum_group) == (dp, tp)
+    assert experts.stretches() == [Stretch(0, SHARE_MULTIPLE, NO_COPIES)]
+    assert norm.stretches() == [Stretch(0, SHARE_MULTIPLE, Copies("tp", 1, 2))]
     assert experts.share == slice(SHARE_MULTIPLE, 2 * SHARE_MULTIPLE)
     assert (experts.numel, norm.numel) == (4 * SHARE_MULTIPLE, 2 * SHARE_MULTIPLE)
+
+
+@pytest.mark.parametrize("dp_size", [1, 2, 5])
+def test_a_share_is_stretches_of_values_with_the_same_copies(dp_size: int) -> None:
+    row = row_of("blocks.0.attention_branch.attention.qkv.weight", decoder_table())
+    layout, holders = Layout(tp_size=4), Copies("tp-in-2", 1, 2)
+    shapes = {"first": (2, 6, 5, 7), "second": (2, 6, 11)}
+    placements = {name: place(name, shape, row, layout, layout.coordinate(3)) for name, shape in shapes.items()}
+    groups = [simulated_group("tp-in-2", 2, 1)]
+    has_copies = []
+    for dp_rank in range(dp_size):
+        members = [
+            LogicalParameter(nn.Parameter(torch.empty(tensor_shape(one), device="meta")), one)
+            for one in placements.values()
+        ]
+        bucket = build(members, simulated_group("dp", dp_size, dp_rank), *groups)
+        stretches = bucket.stretches()
+        assert [0, *(one.stop for one in stretches)] == [*(one.start for one in stretches), bucket.share_numel]
+        for one in stretches:
+            has_copies += [one.copies == holders] * (one.stop - one.start)
+        shards = [shard.copies for shard in bucket.flat_shards(bucket.values[bucket.share])]
+        assert set(shards) <= {holders, NO_COPIES}
+
+    # of each tensor the own two queries, then key and value; padding has no copies
+    expected = [False] * 70 + [True] * 70 + [False] * 22 + [True] * 22
+    assert has_copies == expected + [False] * (len(has_copies) - len(expected))
 
 
 @settings(max_examples=100)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
-from tests.helpers.lone_buckets import held_whole
+from megatrain.parallel.placement import Copies
+from tests.helpers.lone_buckets import give_copies, held_whole
 from tests.helpers.lone_rank import simulated_group
 
 CPU = torch.device("cpu")
@@ -211,6 +212,7 @@ def noting(chunk: ChunkDataParallel) -> tuple[list[Exchange], NotingGroup]:
     group = NotingGroup("tp", exchanges)
     for bucket in chunk.buckets:
         bucket.replicas = bucket.sum_group = group  # type: ignore[assignment]
+        give_copies(bucket, Copies("tp", 0, 2))
     return exchanges, group
 
 

@@ -10,12 +10,24 @@ import pytest
 
 from megatrain.comm.group_plan import planned_groups
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import Layout
-from megatrain.parallel.boxes import boxes_of_range
+from megatrain.contracts.layout import Layout, Neighbours
+from megatrain.parallel.boxes import Box, boxes_of_range
 from megatrain.parallel.decoder import decoder_table
-from megatrain.parallel.placement import PIPELINE_ENDS, Cut, Fused, Placement, PlacementRow, place, row_of
+from megatrain.parallel.placement import (
+    NO_COPIES,
+    PIPELINE_ENDS,
+    Copies,
+    Cut,
+    Fused,
+    Placement,
+    PlacementRow,
+    place,
+    row_of,
+    tensor_shape,
+)
 
 KV = PlacementRow("kv.weight", Cut("tp", 0, num_parts=2))
+QKV = row_of("blocks.0.attention_branch.attention.qkv.weight", decoder_table())
 EXPERTS = PlacementRow("experts.up", Cut("ep", 0), replica_group="edp")
 WORD = PlacementRow("embedding.word.weight", Cut("tp", 0), sum_group=PIPELINE_ENDS)
 CASES: dict[str, tuple[PlacementRow, tuple[int, ...], Layout, tuple[int, ...]]] = {
@@ -25,6 +37,9 @@ CASES: dict[str, tuple[PlacementRow, tuple[int, ...], Layout, tuple[int, ...]]] 
     "fewer parts than ranks": (KV, (2, 5, 3), Layout(tp_size=4, dp_size=2), (0,)),
     "as many parts as ranks": (KV, (4, 5), Layout(tp_size=2, dp_size=2), (0,)),
     "one part": (PlacementRow("kv", Cut("tp", 0, num_parts=1)), (4, 5), Layout(tp_size=4, dp_size=2), (0,)),
+    "a key-value head a rank": (QKV, (4, 6, 2, 3), Layout(tp_size=4, dp_size=2), (0,)),
+    "two ranks a key-value head": (QKV, (2, 6, 2, 3), Layout(tp_size=4, dp_size=2), (0,)),
+    "one key-value head": (QKV, (1, 10, 3), Layout(tp_size=4, dp_size=3), (0,)),
     "experts within tp": (EXPERTS, (4, 2, 3), Layout(tp_size=4, dp_size=2, ep_size=2), (0,)),
     "experts across dp": (EXPERTS, (8, 2, 3), Layout(tp_size=2, dp_size=4, ep_size=4), (0,)),
     "experts over a stage": (EXPERTS, (8, 3), Layout(tp_size=2, pp_size=2, dp_size=2, ep_size=4), (1,)),
@@ -33,11 +48,25 @@ CASES: dict[str, tuple[PlacementRow, tuple[int, ...], Layout, tuple[int, ...]]] 
 """Row, shape, layout and the stages that hold the parameter."""
 
 
-def placed(case: str) -> dict[int, Placement]:
+NEIGHBOURS = {
+    "fewer parts than ranks": Neighbours("tp", 2),
+    "one part": Neighbours("tp", 1),
+    "two ranks a key-value head": Neighbours("tp", 2),
+    "one key-value head": Neighbours("tp", 1),
+}
+"""Of the cases that need any."""
+
+
+def placed(case: str) -> dict[int, tuple[Placement, ...]]:
     """Return what each rank holds that holds any."""
     row, shape, layout, stages = CASES[case]
     ranks = [rank for rank in range(layout.world_size) if layout.index("pp", rank) in stages]
     return {rank: place(row.pattern, shape, row, layout, layout.coordinate(rank)) for rank in ranks}
+
+
+def boxes_of(case: str) -> list[tuple[int, Placement]]:
+    """Return each rank's boxes, with the rank."""
+    return [(rank, placement) for rank, placements in placed(case).items() for placement in placements]
 
 
 def part_of(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
@@ -53,7 +82,7 @@ def share_of(rank: int, placement: Placement, layout: Layout) -> tuple[int, int]
 @pytest.mark.parametrize("case", CASES)
 def test_boxes_tile_the_parameter(case: str) -> None:
     held = np.zeros(CASES[case][1], int)
-    for box in {placement.box for placement in placed(case).values()}:
+    for box in {placement.box for _, placement in boxes_of(case)}:
         assert held[part_of(box.offsets, box.sizes)].shape == box.sizes, "the box sticks out"
         held[part_of(box.offsets, box.sizes)] += 1
     assert (held == 1).all()
@@ -63,7 +92,7 @@ def test_boxes_tile_the_parameter(case: str) -> None:
 def test_each_value_of_the_state_counts_on_one_rank(case: str) -> None:
     _, shape, layout, _ = CASES[case]
     counted = np.zeros(shape, int)
-    for rank, placement in placed(case).items():
+    for rank, placement in boxes_of(case):
         if placement.copies.index == 0:
             for _, box in boxes_of_range(placement.box.sizes, *share_of(rank, placement, layout)):
                 shifted = box.shifted(placement.box.offsets)
@@ -75,7 +104,7 @@ def test_each_value_of_the_state_counts_on_one_rank(case: str) -> None:
 def test_copies_are_the_ranks_with_the_same_share(case: str) -> None:
     layout = CASES[case][2]
     holders = defaultdict(list)
-    for rank, placement in placed(case).items():
+    for rank, placement in boxes_of(case):
         holders[placement.box, share_of(rank, placement, layout)].append(placement.copies)
     for copies in holders.values():
         assert [one.index for one in copies] == list(range(len(copies)))
@@ -86,26 +115,45 @@ def test_copies_are_the_ranks_with_the_same_share(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_groups_are_those_of_the_plan(case: str) -> None:
     layout, found = CASES[case][2], placed(case)
-    for rank, placement in found.items():
-        ranks_of = {planned.name: planned.ranks for planned in planned_groups(layout, rank)}
+    neighbours = [NEIGHBOURS[case]] if case in NEIGHBOURS else []
+    for rank, placement in boxes_of(case):
+        planned = planned_groups(layout, rank, neighbours=neighbours)
+        ranks_of = {"": (rank,), **{one.name: one.ranks for one in planned}}
         replicas, copies = ranks_of[placement.replica_group], placement.copies
-        assert {found[replica].box for replica in replicas} == {placement.box}
-        if copies.group in ranks_of:
-            assert (ranks_of[copies.group].index(rank), len(ranks_of[copies.group])) == (copies.index, copies.count)
+        assert all(placement in found[replica] for replica in replicas)
+        assert (ranks_of[copies.group].index(rank), len(ranks_of[copies.group])) == (copies.index, copies.count)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_boxes_of_a_rank_are_end_to_end_in_its_tensor(case: str) -> None:
+    whole = np.arange(np.prod(CASES[case][1])).reshape(CASES[case][1])
+    for placements in placed(case).values():
+        parts = [whole[part_of(one.box.offsets, one.box.sizes)] for one in placements]
+        tensor = np.concatenate([part.ravel() for part in parts]).reshape(tensor_shape(placements))
+        if len(parts) > 1:
+            assert (tensor == np.concatenate(parts, axis=1)).all(), "matrices lie side by side along dim 1"
         else:
-            assert copies.group in ("", "tp-in-2", "tp-in-1")
+            assert (tensor == parts[0]).all()
+
+
+def test_a_rank_has_the_queries_that_its_key_and_value_serve() -> None:
+    queries, key_and_value = placed("two ranks a key-value head")[3]
+
+    assert (queries.box, queries.copies) == (Box((1, 2, 0, 0), (1, 2, 2, 3)), NO_COPIES)
+    assert (key_and_value.box, key_and_value.copies) == (Box((1, 4, 0, 0), (1, 2, 2, 3)), Copies("tp-in-2", 1, 2))
+    assert [len(placements) for placements in placed("a key-value head a rank").values()] == [1] * 8
 
 
 def test_the_table_says_what_each_rank_holds() -> None:
     head = row_of("loss_head.weight", decoder_table(has_two_ends=True))
     layout = Layout(tp_size=2, pp_size=2)
-    copy = place("loss_head.weight", (6, 5), head, layout, layout.coordinate(3))
+    (copy,) = place("loss_head.weight", (6, 5), head, layout, layout.coordinate(3))
 
     assert (copy.name, copy.box.offsets, copy.box.sizes) == ("embedding.word.weight", (3, 0), (3, 5))
-    assert (copy.replica_group, copy.groups) == ("dp", ("dp", "embedding"))
-    assert (copy.copies.index, copy.copies.count) == (1, 2)
-    assert placed("fewer parts than ranks")[3].groups == ("dp", "tp-in-2")
-    assert placed("experts across dp")[5].groups == ("edp", "")
+    assert (copy.replica_group, copy.copies) == ("dp", Copies("embedding", 1, 2))
+    (kv,), (experts,) = placed("fewer parts than ranks")[3], placed("experts across dp")[5]
+    assert (kv.replica_group, kv.copies.group) == ("dp", "tp-in-2")
+    assert (experts.replica_group, experts.copies.group) == ("edp", "")
 
 
 @pytest.mark.parametrize(
@@ -114,6 +162,8 @@ def test_the_table_says_what_each_rank_holds() -> None:
         (PlacementRow("w", Cut("tp", 1)), (4, 6), 4, r"w of shape \[4, 6\] .* dim 1 in 4 parts for tp_size=4"),
         (KV, (4, 6), 3, r"dim 0 in 2 parts for tp_size=3"),
         (replace(KV, cut=Cut("tp", 0, num_parts=4)), (4, 6), 2, r"in 4 parts for tp_size=2"),
+        (QKV, (2, 5, 7), 4, r"q of w has 3 parts along dim 1 for each of tp-in-2, which 2 ranks share"),
+        (QKV, (4, 5, 7), 6, r"w of shape .* in 4 parts for tp_size=6"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(row: PlacementRow, shape: tuple[int, ...], tp_size: int, problem: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,10 +80,10 @@ def planned(
     return model, found
 
 
-@pytest.mark.parametrize("tp_size", [1, 2, 4])
+@pytest.mark.parametrize(("tp_size", "num_kv_heads"), [(1, 4), (2, 4), (4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: "-".join(map(str, style)))
-def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size: int) -> None:
-    config = config_of(style)
+def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size: int, num_kv_heads: int) -> None:
+    config = replace(config_of(style), num_kv_heads=num_kv_heads)
     with torch.device("meta"):
         whole = {name: tuple(one.shape) for name, one in Transformer(config).named_parameters()}
     ranks = [planned(config, tp_size, rank)[1] for rank in range(tp_size)]
@@ -90,20 +91,25 @@ def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size
     for found in ranks:
         assert [one.name for one in found] == list(whole)
         for one in found:
-            assert one.placement.global_shape == whole[one.name]
-            box = one.placement.box
-            assert one.parameter.shape == box.sizes
-            part = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
-            assert counts[one.name][part].shape == one.parameter.shape, "the box sticks out"
-            counts[one.name][part] += 1
+            assert one.parameter.numel() == sum(placement.box.numel for placement in one.placements)
+            for placement in one.placements:
+                box = placement.box
+                assert placement.global_shape == whole[one.name]
+                part = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
+                assert counts[one.name][part].shape == box.sizes, "the box sticks out"
+                assert not (counts[one.name][part] != placement.copies.index).any(), "a copy out of its turn"
+                counts[one.name][part] += 1
 
-    for one in ranks[0]:
-        assert (counts[one.name] == one.placement.copies.count).all(), one.name
+    for placement in (placement for found in ranks for one in found for placement in one.placements):
+        box, count = placement.box, counts[placement.name]
+        part = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
+        assert (count[part] == placement.copies.count).all(), placement.name
+    assert all(count.all() for count in counts.values())
 
 
 def test_what_is_cut_and_what_is_not() -> None:
     _, found = planned(config_of(("serial", "layernorm", "swiglu", True, "learned", False)), 4)
-    shapes = {one.name: (tuple(one.parameter.shape), not one.placement.copies.group) for one in found}
+    shapes = {one.name: (tuple(one.parameter.shape), not one.groups[1]) for one in found}
 
     branch, mlp = "blocks.1.attention_branch", "blocks.1.mlp_branch"
     assert shapes["embedding.word.weight"] == ((15, 16), True)
@@ -196,9 +202,9 @@ def test_tied_head_on_another_stage_is_a_copy_of_the_same_logical_parameter() ->
     last = planned(config, 2, 1, ModelPart(range(1, 2), has_embedding=False, has_head=True), pp_size=2, stage=1)[1]
 
     for index, part in enumerate((first, last)):
-        (one,) = (one for one in part if one.placement.copies.group == "embedding")
+        (one,) = (one for one in part if one.groups[1] == "embedding")
         box, copies = Box((30, 0), (30, 16)), Copies("embedding", index, 2)
-        assert one.placement == Placement("embedding.word.weight", (60, 16), box, "dp", copies)
+        assert one.placements == (Placement("embedding.word.weight", (60, 16), box, "dp", copies),)
         assert one.parameter.shape == (30, 16)
     assert not any(one.name == "loss_head.weight" for one in last)
 
@@ -208,13 +214,13 @@ def test_untied_head_on_another_stage_is_a_parameter_of_its_own() -> None:
     last = planned(config, 2, 0, ModelPart(range(1, 2), has_embedding=False, has_head=True), pp_size=2)[1]
 
     assert "loss_head.weight" in {one.name for one in last}
-    assert not any(one.placement.copies.group == "embedding" for one in last)
+    assert not any(one.groups[1] == "embedding" for one in last)
 
 
 def test_only_matrices_and_embeddings_are_decayed() -> None:
     for style in STYLES:
         for one in planned(config_of(style), 2)[1]:
-            is_matrix = len(one.placement.global_shape) > 1 and "bias" not in one.name
+            is_matrix = len(one.placements[0].global_shape) > 1 and "bias" not in one.name
             assert one.is_decayed == is_matrix, one.name
 
 
@@ -235,11 +241,14 @@ def test_unknown_parameter_at_the_root_is_named_without_a_dot() -> None:
         apply_tensor_plan(model, plan_of(config_of(STYLES[0]), 1))
 
 
-@pytest.mark.parametrize(("tp_size", "name"), [(3, "embedding.word.weight|qkv"), (8, "qkv")])
-def test_dim_that_does_not_divide_is_refused(tp_size: int, name: str) -> None:
-    config = ModelConfig(**SIZES | {"vocab_multiple": 8, "ffn_size": 24})
+@pytest.mark.parametrize(
+    ("tp_size", "problem"),
+    [(3, "(embedding.word.weight|qkv).*tp_size=3"), (16, "q of .*qkv.weight has 2 parts .* 4 ranks share")],
+)
+def test_dim_that_does_not_divide_is_refused(tp_size: int, problem: str) -> None:
+    config = ModelConfig(**SIZES | {"vocab_multiple": 16, "ffn_size": 24})
 
-    with pytest.raises(TopologyError, match=f"({name}).*tp_size={tp_size}"):
+    with pytest.raises(TopologyError, match=problem):
         planned(config, tp_size)
 
 

@@ -137,6 +137,24 @@ def test_middle_stages_are_told_by_the_fullest_of_them(schedule: str, fullest: i
     assert plan_run(config).stages[1].memory == totals[fullest]
 
 
+def test_holders_of_a_key_value_head_are_planned_with_their_group() -> None:
+    """A rank's parameters are the product's rows it has: half of its head's queries, the head's key and value."""
+    changes = {"parallel.tp_size": 4, "parallel.dp_size": 2, "model.num_heads": 4, "model.has_bias": False}
+    one_each, shared = (
+        plan_run(Config.from_dict(with_changes({**changes, "model.num_kv_heads": heads}))) for heads in (4, 2)
+    )
+    model = Config.from_dict(with_changes(changes)).model
+    head = model.resolved_head_dim * model.hidden_size
+
+    assert [(one.name, one.size, one.num_groups) for one in shared.groups if one not in one_each.groups] == [
+        ("tp-in-2", 2, 4)
+    ]
+    # the whole model is two heads of keys and two of values smaller a layer, but a rank has one of each as before
+    assert one_each.num_parameters - shared.num_parameters == 4 * head * model.num_layers
+    assert one_each.stages[0].num_parameters == shared.stages[0].num_parameters
+    assert one_each.stages[0].memory == shared.stages[0].memory
+
+
 def test_middle_stages_of_other_layers_are_told_apart() -> None:
     """An end that is a chunk of its own, and middle stages of two kinds: the fullest stage is one of them."""
     changes = {"parallel.pp_size": 5, "model.num_layers": 7, "parallel.layers_per_chunk": [2, 2, 1, 2, 0]}

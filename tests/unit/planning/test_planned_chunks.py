@@ -42,9 +42,9 @@ def test_stages_together_are_the_model(path: Path) -> None:
             layers += chunk.part.layers
             total += sum(
                 # the other tp ranks hold the rest of it, or copies
-                math.prod(one.placement.global_shape)
+                math.prod(one.placements[0].global_shape)
                 for one in chunk.parameters
-                if one.placement.copies.index == 0
+                if one.placements[0].copies.index == 0
             )
             assert all(one.parameter.is_meta for one in chunk.parameters)
 

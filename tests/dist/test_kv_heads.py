@@ -1,0 +1,119 @@
+"""Fewer key-value heads than tensor-parallel ranks: neighbours hold the same head, and a job computes the same.
+
+Of eight query heads each rank has its own. What the holders of a key-value head add to its gradient differs, so a sum
+that is left out, or a value that counts twice, shows in the first step's norm.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dist.test_resume import HALF, STEPS, stop_and_resume
+from tests.dist.training_jobs import (
+    Tables,
+    TrainingJobs,
+    assert_bitwise,
+    assert_close,
+    assert_parity,
+    assert_states_bitwise,
+    distance,
+)
+from tests.helpers.training_case import make_config, on_layout
+
+BOUND = 1e-10
+LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False}
+CASES: dict[str, tuple[Tables, dict[str, Any], Tables]] = {
+    # layout, of the layout, of the model and the rest
+    "tp4-kv2-dp2-lamb-zero2": (
+        on_layout(4, 1, 2),
+        {"zero_stage": 2, "recompute": "selective"},
+        {"model": {"num_kv_heads": 2}, "optimizer": {"name": "lamb"}},
+    ),
+    "tp2-kv1-pp2-dp2-chunks2-lamb": (
+        on_layout(2, 2, 2, 2),
+        {"recompute": "full", "offload_layers": 1},
+        {"model": {"num_kv_heads": 1, "dropout": 0.1}, "optimizer": {"name": "lamb"}},
+    ),
+    "tp4-kv1-pp2-llama-untied-awaited": (
+        on_layout(4, 2, 1),
+        {"overlap": False},
+        {"model": {**LLAMA, "num_kv_heads": 1, "has_tied_head": False}},
+    ),
+    "tp8-kv2-parallel-block": (on_layout(8, 1, 1), {}, {"model": {"num_kv_heads": 2, "block": "parallel"}}),
+    "tp8-kv4-one-bucket": (on_layout(8, 1, 1), {"bucket_size": 10**6}, {"model": {"num_kv_heads": 4}}),
+    "tp4-kv2-dp2-sequence-chunks-zero2-awaited": (
+        on_layout(4, 1, 2),
+        {"num_sequence_chunks": 2, "zero_stage": 2, "overlap": False},
+        {"model": {**LLAMA, "num_kv_heads": 2}},
+    ),
+    "tp4-kv2-pp2-zero-bubble": (
+        on_layout(4, 2, 1, schedule="zero_bubble"),
+        {"bucket_size": 500},
+        {"model": {"num_kv_heads": 2}},
+    ),
+    "tp2-kv1-dp4-small-buckets-lamb": (
+        on_layout(2, 1, 4),
+        {"bucket_size": 500},
+        {"model": {"num_kv_heads": 1}, "optimizer": {"name": "lamb"}},
+    ),
+}
+
+
+@pytest.mark.slow(kept=["tp4-kv2-dp2-lamb-zero2"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_holders_of_a_head_give_the_numbers_of_one_process(
+    case: tuple[Tables, dict[str, Any], Tables], jobs: TrainingJobs, all_data: Tables
+) -> None:
+    layout, options, changes = case
+    reference = jobs.remembered(make_config(all_data, changes))
+    run = jobs.run(make_config(all_data, changes, layout, {"parallel": options}))
+
+    assert_bitwise(run.initial, reference.initial)
+    assert_parity(run, reference, BOUND)
+    assert_close([run.evaluation.loss], [reference.evaluation.loss], BOUND, "evaluation")
+    assert run.losses[-1] < run.losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_overlap_changes_no_bit(zero_stage: int, jobs: TrainingJobs, train_data: Tables) -> None:
+    common: Tables = {**train_data, "model": {"num_kv_heads": 2}}
+    on, off = (
+        jobs.run(make_config(common, on_layout(4, 1, 2), {"parallel": {"zero_stage": zero_stage, "overlap": overlap}}))
+        for overlap in (True, False)
+    )
+
+    assert_bitwise(on.final, off.final)
+    assert on.losses == off.losses
+
+
+@pytest.mark.slow(kept=["to fewer"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((4, 1, 2, 1), (1, 1, 1, 1)), ((2, 2, 2, 1), (4, 1, 2, 1)), ((8, 1, 1, 1), (4, 2, 1, 2))],
+    ids=["to fewer", "to more", "of more to more"],
+)
+def test_a_job_goes_on_with_other_holders(
+    first: tuple[int, int, int, int],
+    second: tuple[int, int, int, int],
+    jobs: TrainingJobs,
+    train_data: Tables,
+    tmp_path: Path,
+) -> None:
+    common: Tables = {
+        **train_data,
+        "model": {"num_kv_heads": 2},
+        "train": {"steps": STEPS},
+        "optimizer": {"name": "lamb", "eps": 1e-4},
+    }
+    before, after = stop_and_resume(jobs, common, tmp_path, first, second)
+    reference = jobs.remembered(make_config(common))
+
+    assert_states_bitwise(after.initial_state, before.final_state)
+    assert_bitwise(after.initial, before.final)
+    assert_close(before.losses + after.losses, reference.losses, BOUND, "loss")
+    assert_close(after.grad_norms, reference.grad_norms[HALF:], BOUND, "gradient norm after")
+    assert max(distance(after.final, reference.final).values()) <= BOUND
