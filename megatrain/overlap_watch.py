@@ -63,7 +63,7 @@ class OverlapWatch:
 
 def watched_kinds(config: Config, layout: Layout) -> tuple[Operation, ...]:
     """Return what overlap is to hide in this layout."""
-    kinds = _DATA_PARALLEL if layout.dp_size > 1 else ()
+    kinds = _DATA_PARALLEL if layout.has_replicas else ()
     return kinds + (_TENSOR_PARALLEL if config.parallel.num_sequence_chunks > 1 else ())
 
 

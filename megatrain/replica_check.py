@@ -1,6 +1,7 @@
 """A runtime check: the ranks of a replica group hold the same parameters, bit by bit.
 
-Each rank makes a checksum of every bucket, and the bucket's replica group compares them: one number a bucket travels.
+Each rank makes a checksum of every bucket, and all ranks that hold the same bucket compare them: those of its replica
+group, and of axes beside it that do not cut the model either. One number a bucket travels.
 Where two differ, checksums of their parameters say in which. Checked is what a step has computed with, after its
 gathers and before the optimizer writes again: so this waits for no gather. Every gather mends what was wrong beside the
 owner's share, and is not compared: what does not last until the next comparison is not found.
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from megatrain.assembly import Replica
-from megatrain.comm.group import Group, brief
+from megatrain.comm.group import brief
 from megatrain.contracts.errors import ReplicaError
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.bucket import Bucket
@@ -41,31 +42,31 @@ class ReplicaCheck:
     def check(self, step: int) -> None:
         """Compare the parameters that `step` has computed with. Every chunk's gather must have ended.
 
-        Raises: ReplicaError on every rank of the job, naming what differs in the first replica group where something
-        does.
-        Communication: one gather of 8 bytes a bucket over each replica group, on host memory; a small all-reduce an
-        axis. More where ranks differ.
+        Raises: ReplicaError on every rank of the job, naming what differs among the first ranks where something does.
+        Communication: one gather of 8 bytes a bucket along each axis of replicas, on host memory; a small all-reduce
+        an axis. More where ranks differ.
         """
         mesh = self._replica.mesh
-        by_group: dict[str, list[_Numbered]] = {}
+        by_axes: dict[tuple[str, ...], list[_Numbered]] = {}
         for chunk in self._replica.data_parallel:
             for bucket in chunk.buckets:
-                by_group.setdefault(bucket.replicas.name, []).append((chunk.number, bucket))
-        # every group compares, also when one before it has found something: its members may not all know of that
-        problems = [self._compared(step, mesh.host.along[name], buckets) for name, buckets in by_group.items()]
+                axes = mesh.layout.replica_axes(bucket.replicas.name)
+                by_axes.setdefault(axes, []).append((chunk.number, bucket))
+        # all compare, also when others before them have found something: they may not all know of that
+        problems = [self._compared(step, axes, buckets) for axes, buckets in by_axes.items()]
         problem = next(filter(None, problems), None)
         is_bad = torch.tensor(float(problem is not None), device=self._replica.device)
         if mesh.sum_over_all(is_bad).item():
             raise ReplicaError(mesh.host.agree(mesh.rank, problem))
         self._equal_at = step
 
-    def _compared(self, step: int, group: Group, buckets: Sequence[_Numbered]) -> str | None:
-        """Return what differs in a group, on every rank of it the same."""
-        by_rank = _gathered(group, [self._checksums.of(bucket.values) for _, bucket in buckets])
+    def _compared(self, step: int, axes: tuple[str, ...], buckets: Sequence[_Numbered]) -> str | None:
+        """Return what differs among the ranks along `axes`, on each of them the same."""
+        by_rank = self._gathered(axes, [self._checksums.of(bucket.values) for _, bucket in buckets])
         differing = [place for place, column in enumerate(zip(*by_rank, strict=True)) if len(set(column)) > 1]
-        return self._problem(step, group, [buckets[place] for place in differing]) if differing else None
+        return self._problem(step, axes, [buckets[place] for place in differing]) if differing else None
 
-    def _problem(self, step: int, group: Group, buckets: Sequence[_Numbered]) -> str:
+    def _problem(self, step: int, axes: tuple[str, ...], buckets: Sequence[_Numbered]) -> str:
         """Return in which parameters of differing buckets there are differences, and whose they are."""
         names, sums = [], []
         for chunk, bucket in buckets:
@@ -77,18 +78,19 @@ class ReplicaCheck:
             for name, start, stop in [*parts, (f"padding after {parts[-1][0]}", stops[-1], bucket.numel)]:
                 names.append(f"{name} (chunk {chunk})")
                 sums.append(self._checksums.of(bucket.values[start:stop]))
-        by_rank = _gathered(group, sums)
+        by_rank = self._gathered(axes, sums)
         columns = list(zip(*by_rank, strict=True))
         found = [name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
         shown = ", ".join(found[:_MOST_NAMED]) + (
             f" and {len(found) - _MOST_NAMED} more" if found[_MOST_NAMED:] else ""
         )
-        everybody, odd = brief(group.ranks), odd_rows(by_rank)
-        who = f"of the data-parallel ranks {everybody} no majority agrees, so who is wrong is not known"
+        members = self._replica.mesh.layout.ranks_along(self._replica.mesh.rank, *axes)
+        everybody, odd = brief(members), odd_rows(by_rank)
+        who = f"of the replicas on ranks {everybody} no majority agrees, so who is wrong is not known"
         if odd:
-            ranks = tuple(group.ranks[row] for row in odd)
+            ranks = tuple(members[row] for row in odd)
             verb = "ranks {} differ" if len(ranks) > 1 else "rank {} differs"
-            who = f"{verb.format(brief(ranks))} from most of the data-parallel ranks {everybody}"
+            who = f"{verb.format(brief(ranks))} from most of the replicas on ranks {everybody}"
         equal_at = f"step {self._equal_at}" if self._equal_at else "no step of this process"
         return (
             f"parameters differ at step {step} in {shown}: {who} (train.checksum_interval={self._interval}, last "
@@ -96,11 +98,10 @@ class ReplicaCheck:
             f"step"
         )
 
-
-def _gathered(group: Group, checksums: Sequence[Tensor]) -> list[tuple[int, ...]]:
-    """Return the numbers of each rank of the group, in its order."""
-    numbers = group.all_gather(torch.stack(list(checksums)).cpu(), Operation.CHECKSUM).wait()
-    return [tuple(row) for row in numbers.view(group.size, -1).tolist()]
+    def _gathered(self, axes: tuple[str, ...], checksums: Sequence[Tensor]) -> list[tuple[int, ...]]:
+        """Return the numbers of each rank along `axes`, in their order."""
+        host = self._replica.mesh.host
+        return host.all_gather(axes, torch.stack(list(checksums)).cpu(), Operation.CHECKSUM)
 
 
 def odd_rows(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:

@@ -187,10 +187,10 @@ class Trainer:
         )
 
     def _make_replica_check(self) -> ReplicaCheck | None:
-        interval, dp_size = self._config.train.checksum_interval, self._parts.replica.mesh.layout.dp_size
-        if interval and dp_size == 1:
-            self._note(f"train.checksum_interval={interval}: one data-parallel rank has no replica to compare with")
-        return ReplicaCheck(interval, self._parts.replica) if interval and dp_size > 1 else None
+        interval, has_replicas = self._config.train.checksum_interval, self._parts.replica.mesh.layout.has_replicas
+        if interval and not has_replicas:
+            self._note(f"train.checksum_interval={interval}: no rank has a replica to compare with")
+        return ReplicaCheck(interval, self._parts.replica) if interval and has_replicas else None
 
     def _check_of(self, step: int) -> Callable[[], None] | None:
         """Return what compares the replicas in this step, None where it is not due."""

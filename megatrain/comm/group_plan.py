@@ -100,7 +100,9 @@ def all_planned_groups(
 
 def _kinds(layout: Layout, has_wrap_links: bool, neighbours: Sequence[Neighbours]) -> tuple[_Kind, ...]:
     along = (_Kind(axis, axis) for axis in layout.innermost_first)
-    on_host = (_Kind(f"host-{axis}", axis, is_on_host=True) for axis in summing_order(layout))
+    summed = summing_order(layout)
+    others = (axis for axis in layout.innermost_first if axis not in summed)
+    on_host = (_Kind(f"host-{axis}", axis, is_on_host=True) for axis in (*summed, *others))
     holders = (_Kind(one.name, one.axis, num_runs=one.num_groups) for one in neighbours)
     always = (*along, *on_host, _EMBEDDING, *holders)
     if layout.pp_size == 1:

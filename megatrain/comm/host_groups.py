@@ -23,13 +23,18 @@ _EXCHANGE = Operation.CHECKPOINT_EXCHANGE
 
 @dataclass(frozen=True, slots=True)
 class HostGroups:
-    """This rank's groups by axis, in the order of sums. Tensors are on the CPU. Each call blocks and takes all."""
+    """This rank's groups by axis. Tensors are on the CPU. Each call blocks and takes all ranks of the groups it uses.
+
+    order: the axes along which a word reaches all ranks, one after the other: those of sums.
+    """
 
     along: Mapping[str, Group]
+    order: Sequence[str]
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return tuple(self.along.values())
+        """Those along which a word reaches all ranks, in that order."""
+        return tuple(self.along[axis] for axis in self.order)
 
     @property
     def dp(self) -> Group:
@@ -38,7 +43,7 @@ class HostGroups:
     @property
     def num_calls(self) -> int:
         """How many exchanges this rank has taken part in."""
-        return sum(group.num_calls for group in self.groups)
+        return sum(group.num_calls for group in self.along.values())
 
     def gather_json(self, rank: int, value: Any) -> list[Any] | None:
         """Return every rank's `value` in rank order at rank 0, None at the others. `rank` is the caller's global one.
@@ -103,9 +108,20 @@ class HostGroups:
         """Return whether every rank says yes."""
         return bool(self.minimum([int(is_ok)])[0])
 
+    def all_gather(self, axes: Sequence[str], numbers: Tensor, operation: Operation) -> list[tuple[int, ...]]:
+        """Return the numbers of every rank that differs from this one along `axes` alone, in their order.
+
+        That is the order of `Layout.ranks_along(rank, *axes)`. Shapes: numbers [count], int64.
+        Communication: one all-gather an axis, the last axis first.
+        """
+        count = len(numbers)
+        for axis in reversed(axes):
+            numbers = self.along[axis].all_gather(numbers, operation).wait()
+        return [tuple(row) for row in numbers.view(-1, count).tolist()]
+
     def set_timeout(self, seconds: float) -> None:
         """Bound every later exchange."""
-        for group in self.groups:
+        for group in self.along.values():
             group.set_timeout(seconds)
 
 

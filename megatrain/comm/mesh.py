@@ -24,7 +24,7 @@ from megatrain.comm.host_groups import HostGroups
 from megatrain.comm.link_warmup import warm_up
 from megatrain.comm.links import Links, create_links
 from megatrain.comm.queue import CommunicationQueue, Exchange, Lane
-from megatrain.contracts.layout import DENSE, Coordinate, Layout, Neighbours
+from megatrain.contracts.layout import DENSE, REPLICAS, Coordinate, Layout, Neighbours
 from megatrain.contracts.operations import Operation, all_reduce_along
 from megatrain.telemetry.recorder import Recorder
 
@@ -76,7 +76,7 @@ class Mesh:
     @property
     def groups(self) -> tuple[Group, ...]:
         """All groups of this rank, each once."""
-        found = [*self.along.values(), self.embedding, *self.neighbours.values(), *self.host.groups]
+        found = [*self.along.values(), self.embedding, *self.neighbours.values(), *self.host.along.values()]
         if self.links is not None:
             channels = (self.links.forward_to_next, self.links.forward_from_previous,
                         self.links.backward_to_previous, self.links.backward_from_next)  # fmt: skip
@@ -151,7 +151,7 @@ def create_mesh(
     def lane(name: str) -> Lane | None:
         return Lane(name) if device.type == "cpu" else None
 
-    with_lanes = ("dp", "tp") if has_tp_lane else ("dp",)
+    with_lanes = (*REPLICAS, "tp") if has_tp_lane else REPLICAS
     all_planned = planned_groups(layout, rank, has_wrap_links=has_wrap_links, neighbours=neighbours)
     for planned in all_planned:
         number = recorder.add_group(planned.name, planned.ranks)
@@ -186,7 +186,7 @@ def create_mesh(
         recorder=recorder,
         along={axis: groups[axis] for axis in layout.axes},
         embedding=groups["embedding"],
-        host=HostGroups({axis: groups[f"host-{axis}"] for axis in summing_order(layout)}),
+        host=HostGroups({axis: groups[f"host-{axis}"] for axis in layout.axes}, summing_order(layout)),
         links=links,
         stores=stores,
         neighbours={one.name: groups[one.name] for one in neighbours},

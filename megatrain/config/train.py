@@ -64,7 +64,7 @@ class TrainConfig:
     checksum_interval: int = field(
         default=0,
         metadata=option(
-            "Steps between comparisons of all parameters over the data-parallel ranks, bit by bit, by checksums: a "
+            "Steps between comparisons of all parameters over their replicas (data-parallel ranks), by checksums: a "
             "difference ends the run and names parameter and rank. Reads all parameters once. 0: never.",
             unit="steps",
             minimum=0,

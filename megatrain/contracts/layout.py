@@ -61,6 +61,8 @@ STAGES = "pp"
 DENSE = ("dp", "cp", "tp")
 FACTORISATIONS: Mapping[str, tuple[str, ...]] = {"dense": DENSE, "expert": ("edp", "ep")}
 """How the ranks of a stage are dealt to axes, outermost first. The dense one says how many ranks a stage has."""
+REPLICAS = tuple(axes[0] for axes in FACTORISATIONS.values())
+"""The outermost axis of each factorisation: along it gradients are summed, and state is sharded."""
 _BY_NAME = {axis.name: axis for axis in AXES}
 _LEFT_OVER = tuple(axes[0] for axes in FACTORISATIONS.values() if axes is not DENSE)
 SIZED_AXES = tuple(axis for axis in AXES if axis.name not in _LEFT_OVER)
@@ -180,6 +182,11 @@ class Layout:
         """The sizes for people: "pp 2, dp 4, tp 1"."""
         return ", ".join(f"{name} {self.size(name)}" for name in self.axes if name not in _LEFT_OVER)
 
+    @property
+    def has_replicas(self) -> bool:
+        """Whether some ranks hold the same parameters and compute with them for other samples or tokens."""
+        return any(self.size(axis) > 1 for axis in self.axes if not _BY_NAME[axis].cuts_model)
+
     def size(self, axis: str) -> int:
         return self._placed(axis).size
 
@@ -214,6 +221,11 @@ class Layout:
         """Return the told axes that number the ranks together with this one, without it."""
         together = next(axes for axes in FACTORISATIONS.values() if axis in (STAGES, *axes))
         return tuple(one for one in self.axes if one in (STAGES, *together) and one != axis)
+
+    def replica_axes(self, axis: str) -> tuple[str, ...]:
+        """Return the told axes of this one's factorisation whose ranks hold the same: dp and cp for either."""
+        together = next(axes for axes in FACTORISATIONS.values() if axis in axes)
+        return tuple(one for one in self.axes if one in together and not _BY_NAME[one].cuts_model)
 
     def place_text(self, rank: int, *axes: str) -> str:
         """Return a rank's place in words: "stage 0, dp 3, tp 1". axes: along these alone, in the order of all."""

@@ -10,7 +10,8 @@ import torch
 from megatrain.comm import create_mesh, join, meet
 from megatrain.comm.host_groups import gather_json_in
 from megatrain.contracts.black_box_values import Identity
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import REPLICAS, Layout
+from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.telemetry.recorder import open_recorder
 from tests.helpers.rank_pool import RankPool
@@ -23,12 +24,18 @@ LAYOUTS = [
     Layout(dp_size=3),
     Layout(),
     Layout(pp_size=2, cp_size=2, tp_size=2, ep_size=2),
+    Layout(dp_size=2, cp_size=2, tp_size=2, ep_size=4),
 ]
 
 
 def plan_of(rank: int) -> dict[str, Any]:
     """Return something whose length differs by rank."""
     return {"rank": rank, "items": [[rank, "caf\u00e9"]] * (rank * 37)}
+
+
+def replicas_of(layout: Layout) -> set[tuple[str, ...]]:
+    """Return the axes along which each axis's ranks and those beside them hold the same."""
+    return {layout.replica_axes(axis) for axis in REPLICAS if axis in layout.axes}
 
 
 def talk(context: RankContext, layout: Layout) -> dict[str, Any]:
@@ -49,6 +56,9 @@ def talk(context: RankContext, layout: Layout) -> dict[str, Any]:
         "all": host.all_agree(True),
         "one refuses": host.all_agree(rank != world_size - 1),
         "in dp": gather_json_in(host.dp, plan_of(rank)),
+        "along": {
+            axes: host.all_gather(axes, torch.tensor([rank, -rank]), Operation.CHECKSUM) for axes in replicas_of(layout)
+        },
         "dp ranks": host.dp.ranks,
         "num_calls": host.num_calls,
         "sum": mesh.sum_over_all(torch.tensor([float(rank)])).item(),
@@ -64,7 +74,10 @@ def test_ranks_tell_each_other(layout: Layout, rank_pool: RankPool) -> None:
         [plan_of(rank) for rank in range(world_size)],
         *([None] * (world_size - 1)),
     ]
-    for answer in answers:
+    for rank, answer in enumerate(answers):
+        assert answer["along"] == {
+            axes: [(member, -member) for member in layout.ranks_along(rank, *axes)] for axes in replicas_of(layout)
+        }
         assert answer["broadcast"] == plan_of(5)
         assert answer["nothing"] is None
         assert answer["minimum"] == [0, 1 - world_size, 7]

@@ -5,18 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
 import torch
+from torch import nn
 
+from megatrain.assembly import Replica
+from megatrain.comm import create_mesh, join, meet
 from megatrain.config.config import Config
+from megatrain.contracts.errors import ReplicaError
+from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
+from megatrain.contracts.process import Process
+from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.pipeline import Pipeline
-from megatrain.replica_check import odd_rows
+from megatrain.parallel.placement import Cut, PlacementRow, place, tensor_shape
+from megatrain.parallel.sharding import LogicalParameter
+from megatrain.replica_check import ReplicaCheck, odd_rows
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_states_bitwise
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
+from tests.helpers.lone_rank import SilentRecorder
 from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
@@ -76,8 +87,8 @@ def test_a_flipped_bit_ends_the_run_on_all_ranks_and_is_named(rank_pool: RankPoo
     found = failures_of(rank_pool, config, Flip(5, 2, name, index=7))
 
     expected = (
-        f"ReplicaError: parameters differ at step 2 in {name} (chunk 0): rank 5 differs from most of the data-parallel "
-        f"ranks 1, 3, 5, 7 (train.checksum_interval=2, last found equal at no step of this process)"
+        f"ReplicaError: parameters differ at step 2 in {name} (chunk 0): rank 5 differs from most of the replicas "
+        f"on ranks 1, 3, 5, 7 (train.checksum_interval=2, last found equal at no step of this process)"
     )
     assert len(found) == 8
     for description in found:
@@ -93,8 +104,56 @@ def test_it_is_found_within_the_interval_and_after_good_checks(rank_pool: RankPo
         assert "parameters differ at step 6 in " in description
         assert "embedding.word.weight (chunk 0)" in description
         assert "blocks.0.mlp_branch.norm.weight (chunk 0)" in description
-        assert "of the data-parallel ranks 0, 1 no majority agrees, so who is wrong is not known" in description
+        assert "of the replicas on ranks 0, 1 no majority agrees, so who is wrong is not known" in description
         assert "last found equal at step 3)" in description
+
+
+def compare_on_more_axes(context: RankContext, layout: Layout, odd_rank: int, odd_name: str) -> str:
+    """Be a rank that holds a dense parameter and experts, compare them, and return what is found.
+
+    On `odd_rank` the last bit of one of the two is turned.
+    """
+    rank = context.rank
+    process = Process(rank, layout.world_size, rank, layout.world_size, 0, context.init_method)
+    join(meet(process, job="compare", timeout_s=20))
+    mesh = create_mesh(layout, rank, torch.device("cpu"), SilentRecorder(), timeout_s=20)
+    options = DataParallelOptions(1, torch.float64, torch.float64, torch.float64, bucket_size=1, has_overlap=False)
+    parameters = []
+    for row, shape in MORE_ROWS if "ep" in layout.axes else MORE_ROWS[:1]:
+        placements = place(row.pattern, shape, row, layout, mesh.coordinate)
+        memory = torch.zeros(tensor_shape(placements), dtype=torch.float64)
+        parameters.append(LogicalParameter(nn.Parameter(memory), placements))
+    chunk = ChunkDataParallel(parameters, mesh.by_name, options, mesh.device)
+    for logical in parameters:
+        logical.parameter.data.fill_(float(logical.placements[0].box.offsets[0]))
+        if (rank, logical.name) == (odd_rank, odd_name):
+            logical.parameter.data.view(torch.int64)[0] ^= 1
+    check = ReplicaCheck(1, cast(Replica, SimpleNamespace(mesh=mesh, data_parallel=[chunk], device=mesh.device)))
+    with pytest.raises(ReplicaError) as caught:
+        check.check(1)
+    return str(caught.value)
+
+
+MORE_ROWS = [(PlacementRow("dense", Cut("tp", 0)), (8,)), (PlacementRow("experts", Cut("ep", 0), "edp"), (8,))]
+
+
+@pytest.mark.parametrize(
+    ("layout", "odd_rank", "odd_name", "who"),
+    [
+        # rank = (dp * 2 + cp) * 2 + tp: along cp alone, 2 and 0 would be as good as each other
+        (Layout(dp_size=2, cp_size=2, tp_size=2), 2, "dense", "rank 2 differs from most of the replicas on ranks 0, 2"),
+        (Layout(cp_size=4), 3, "dense", "rank 3 differs from most of the replicas on ranks 0, 1, 2, 3"),
+        # rank = edp * 2 + ep
+        (Layout(tp_size=8, ep_size=2), 4, "experts", "rank 4 differs from most of the replicas on ranks 0, 2, 4, 6"),
+        (Layout(dp_size=4, ep_size=2), 1, "experts", "of the replicas on ranks 1, 3 no majority agrees"),
+    ],
+    ids=str,
+)
+def test_whoever_holds_the_same_is_compared(
+    layout: Layout, odd_rank: int, odd_name: str, who: str, rank_pool: RankPool
+) -> None:
+    for found in rank_pool.run(compare_on_more_axes, layout.world_size, layout, odd_rank, odd_name):
+        assert f"parameters differ at step 1 in {odd_name} (chunk 0): {who}" in found
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_copies_count_and_are_said() -> None:
 
 def test_a_start_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     arena = create_arena(tmp_path / "arena")
-    host = HostGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid})
+    host = HostGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
     check_room(arena, ["a"], RoomNeeded(1000, 1000), 2, 0, host)
     with pytest.raises(ConfigError, match="need 1000 PB more"):
         check_room(arena, ["a"], RoomNeeded(GB * GB), 2, 0, host)

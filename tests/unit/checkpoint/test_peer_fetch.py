@@ -115,7 +115,7 @@ def test_half_a_snapshot_is_none(
 
 
 def lone_groups() -> HostGroups:
-    return HostGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid})
+    return HostGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
 
 
 def fetch_alone(arena: Arena, hosts: Hosts, missing: list[int]) -> str | None:

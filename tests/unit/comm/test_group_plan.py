@@ -106,11 +106,9 @@ def test_the_groups_of_a_name_are_those_of_the_layout(layout: Layout, has_wrap_l
         assert not found[group.name].intersection([group.ranks])
         found[group.name].add(group.ranks)
     partitions = partitions_of(layout, ("pp", *DENSE))
-    expected = {**partitions, **{f"host-{name}": groups for name, groups in partitions.items()}}
     if layout.size("ep") > 1:
-        expected |= {
-            name: groups for name, groups in partitions_of(layout, ("pp", "edp", "ep")).items() if name != "pp"
-        }
+        partitions |= partitions_of(layout, ("pp", "edp", "ep"))
+    expected = {**partitions, **{f"host-{name}": groups for name, groups in partitions.items()}}
     pipelines = partitions["pp"]
     expected["embedding"] = {(members[0], members[-1]) for members in pipelines}
     expected |= dict.fromkeys(("pp-forward", "pp-backward"), pipelines)
@@ -156,8 +154,8 @@ def test_the_order_of_sums_and_of_creation() -> None:
     layout = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=2)
     assert summing_order(layout) == ("tp", "pp", "cp", "dp")
     assert [planned.name for planned in planned_groups(layout, 0)] == [
-        *("tp", "cp", "dp", "pp", "ep", "edp", "host-tp", "host-pp", "host-cp", "host-dp", "embedding"),
-        *("pp-forward", "pp-backward"),
+        *("tp", "cp", "dp", "pp", "ep", "edp", "host-tp", "host-pp", "host-cp", "host-dp"),
+        *("host-ep", "host-edp", "embedding", "pp-forward", "pp-backward"),
     ]
     assert [planned.name for planned in planned_groups(Layout(), 0)] == [
         *("tp", "dp", "pp", "host-tp", "host-pp", "host-dp", "embedding")

@@ -50,7 +50,7 @@ def test_a_loopback_address_is_of_use_on_one_machine_only() -> None:
 
 
 def lone_groups() -> HostGroups:
-    return HostGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid})
+    return HostGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
 
 
 def test_a_meeting_has_a_secret_of_its_own() -> None:

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 from megatrain.comm import group_creation, mesh, priorities
 from megatrain.comm.mesh import create_mesh
 from megatrain.comm.process import join_fake, leave
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import AXES, Layout
 from tests.helpers.lone_rank import SilentRecorder
 
 LAYOUT = Layout(tp_size=2, pp_size=2, dp_size=2)
@@ -61,6 +61,10 @@ def test_links_are_warmed_up(layout: Layout, device: str, is_warmed_up: bool, to
     create_mesh(layout, 0, torch.device(device), SilentRecorder(), has_wrap_links=True)
 
     assert ("links" in told) is is_warmed_up
+
+
+def test_what_travels_between_replicas_yields() -> None:
+    assert [axis.name for axis in AXES if not priorities.is_urgent(axis.name)] == ["dp", "edp"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

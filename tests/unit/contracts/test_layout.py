@@ -77,6 +77,27 @@ def test_ranks_along_several_axes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("layout", "of_dense", "of_experts"),
+    [
+        (Layout(tp_size=4, pp_size=2), ("dp",), ()),
+        (Layout(dp_size=2), ("dp",), ()),
+        (Layout(cp_size=2), ("dp", "cp"), ()),
+        (Layout(tp_size=4, ep_size=2), ("dp",), ("edp",)),
+        (Layout(tp_size=4, ep_size=4), ("dp",), ("edp",)),
+        (Layout(dp_size=2, cp_size=2, ep_size=2), ("dp", "cp"), ("edp",)),
+    ],
+    ids=str,
+)
+def test_replicas_hold_what_no_axis_between_them_cuts(
+    layout: Layout, of_dense: tuple[str, ...], of_experts: tuple[str, ...]
+) -> None:
+    assert layout.replica_axes("dp") == of_dense
+    assert layout.replica_axes("edp") == of_experts
+    together = [layout.ranks_along(0, *axes) for axes in (of_dense, of_experts)]
+    assert layout.has_replicas == any(len(ranks) > 1 for ranks in together)
+
+
+@pytest.mark.parametrize(
     ("sizes", "message"),
     [
         ({"tp_size": 0}, r"parallel\.tp_size=0 must be at least 1"),

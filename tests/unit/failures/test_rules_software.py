@@ -88,7 +88,7 @@ def test_what_our_own_programs_print() -> None:
     skips = "megatrain: error: loss=nan at step 9: not finite for 9 steps in a row (train.max_skipped_steps)"
     differ = (
         "megatrain: error: parameters differ at step 8 in a.weight (chunk 0): rank 3 differs from most of the "
-        "data-parallel ranks 1, 3, 5 (train.checksum_interval=4, last found equal at step 4); check the memory and the "
+        "replicas on ranks 1, 3, 5 (train.checksum_interval=4, last found equal at step 4); check the memory and the "
         "network of their hosts, and go back to before that step"
     )
     killed = "megatrain: rank 3 (process 4711) got SIGTERM, but came to no step boundary within runtime.save_grace_s=60"

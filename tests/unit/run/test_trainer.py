@@ -155,7 +155,7 @@ def test_a_rank_alone_is_told_that_it_compares_with_nobody(make_trainer: MakeTra
     made = make_trainer({"train": {"checksum_interval": 2, "steps": 2}, "optimizer": {"lr_warmup_steps": 1}})
     made.run()
 
-    assert "train.checksum_interval=2: one data-parallel rank has no replica to compare with" in made.reports.texts
+    assert "train.checksum_interval=2: no rank has a replica to compare with" in made.reports.texts
 
 
 def test_everything_is_a_span(make_trainer: MakeTrainer, tmp_path: Path) -> None:
