@@ -207,8 +207,12 @@ def decode_header(page: bytes, place: str) -> tuple[Identity, ClockBase, int]:
     if not 1 <= values["capacity"] <= MAX_RECORDS:
         raise DataError(f"{place}: header field capacity={values['capacity']}, expected 1 to {MAX_RECORDS}")
     try:
-        layout = Layout(**_decode_sizes(page, version, values["num_axes"]))
+        layout = _decode_layout(page, version, values["num_axes"])
         layout.coordinate(values["rank"])
+        if layout.world_size != values["world_size"]:
+            raise TopologyError(
+                f"world_size={values['world_size']}, but its axes ({layout}) make {layout.world_size} ranks"
+            )
         texts = {name: values[name].rstrip(b"\0").decode() for name in _TEXT_BYTES}
     except (TopologyError, UnicodeDecodeError) as error:
         raise DataError(f"{place}: the header does not make sense: {error}") from error
@@ -225,15 +229,23 @@ def decode_header(page: bytes, place: str) -> tuple[Identity, ClockBase, int]:
     return identity, clock, values["capacity"]
 
 
-def _decode_sizes(page: bytes, version: int, num_axes: int) -> dict[str, int]:
+def _decode_layout(page: bytes, version: int, num_axes: int) -> Layout:
     if version == _FORMER_VERSION:
-        sizes = _FORMER_SIZES.unpack_from(page, header_offsets()["num_axes"][0])
-        return {f"{axis}_size": size for axis, size in zip(_FORMER_AXES, sizes, strict=True)}
+        former = _FORMER_SIZES.unpack_from(page, header_offsets()["num_axes"][0])
+        return Layout(**{f"{axis}_size": size for axis, size in zip(_FORMER_AXES, former, strict=True)})
     if num_axes > MAX_AXES:
         raise TopologyError(f"num_axes={num_axes}, there is room for {MAX_AXES}")
     places = range(_HEADER.size, _HEADER.size + num_axes * _AXIS.size, _AXIS.size)
-    entries = (_AXIS.unpack_from(page, place) for place in places)
-    return {f"{name.rstrip(bytes(1)).decode()}_size": size for name, size in entries}
+    sizes: dict[str, int] = {}
+    for raw, size in (_AXIS.unpack_from(page, place) for place in places):
+        name = raw.rstrip(bytes(1)).decode()
+        if f"{name}_size" in sizes:
+            raise TopologyError(f"its list of axes has {name!r} twice")
+        sizes[f"{name}_size"] = size
+    layout = Layout(**sizes)
+    if lacking := [axis.name for axis in SIZED_AXES if axis.is_always_told and axis.size_name not in sizes]:
+        raise TopologyError(f"its list of axes lacks {', '.join(lacking)}")
+    return layout
 
 
 def header_words(page: bytes) -> tuple[int, ...]:

@@ -114,7 +114,7 @@ class Layout:
         for name, size in sizes.items():
             if name not in (axis.size_name for axis in SIZED_AXES):
                 known = ", ".join(axis.size_name for axis in SIZED_AXES)
-                raise TopologyError(f"a layout is not given {name}={size}; it is given {known}")
+                raise TopologyError(f"a layout is not given {name!r}={size}; it is given {known}")
             if size < 1:
                 raise TopologyError(f"parallel.{name}={size} must be at least 1")
         size_of = {axis.name: sizes.get(axis.size_name, 1) for axis in SIZED_AXES}

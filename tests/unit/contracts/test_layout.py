@@ -101,8 +101,8 @@ def test_replicas_hold_what_no_axis_between_them_cuts(
     ("sizes", "message"),
     [
         ({"tp_size": 0}, r"parallel\.tp_size=0 must be at least 1"),
-        ({"tp": 2}, r"not given tp=2; it is given pp_size, dp_size, cp_size, tp_size, ep_size"),
-        ({"edp_size": 2}, r"not given edp_size=2"),
+        ({"tp": 2}, r"not given 'tp'=2; it is given pp_size, dp_size, cp_size, tp_size, ep_size"),
+        ({"edp_size": 2}, r"not given 'edp_size'=2"),
         ({"dp_size": 3, "ep_size": 2}, r"ep_size = 2 must divide the 3 ranks of a stage \(dp_size \* cp_size"),
     ],
 )
