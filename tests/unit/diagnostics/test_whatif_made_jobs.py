@@ -51,7 +51,7 @@ def test_slow_worker_is_found_and_its_gain_is_what_the_job_without_it_takes() ->
     assert result.worst_ranks == (5,)
     assert result.workers.rem > 0.95
     assert abs(result.last_stage.rem) < 0.05
-    assert "ranks 5" in advice(result)
+    assert "(rank 5)" in advice(result)
     healthy = analysed(replace(slow, slow_cells={}))
     gain_s = np.mean(list(result.measured_s.values())) - np.mean(list(healthy.measured_s.values()))
     # its ideal is the mean of all 16 cells, one of which is itself

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from megatrain.contracts.texts import ranks_text
 from megatrain_diagnostics.analysis.whatif.metrics import DECOMPOSED_FROM, Decomposition, Explained, Parts, WhatIf
 from megatrain_diagnostics.analysis.whatif.operations import JobShape
 
@@ -56,8 +57,8 @@ def advice(result: WhatIf) -> str:
     if result.slowdown < STRAGGLING_FROM:
         return f"Stragglers cost less than {STRAGGLING_FROM - 1:.0%} of a step: nothing to do."
     if result.workers.rem >= MOST_OF_IT:
-        ranks = ", ".join(map(str, result.worst_ranks[:8])) + (" ..." if len(result.worst_ranks) > 8 else "")
-        return f"A few workers explain most of it (ranks {ranks}): check their hosts, or evict them."
+        ranks = ranks_text(result.worst_ranks[:8]) + (" ..." if len(result.worst_ranks) > 8 else "")
+        return f"A few workers explain most of it ({ranks}): check their hosts, or evict them."
     if result.last_stage.rem >= MOST_OF_IT and len(result.parts.by_stage.overall) > 1:
         return "The last stage explains most of it: give it fewer layers, since it computes the loss too."
     worst = next(iter(result.parts.by_optype.overall), "")

@@ -122,15 +122,17 @@ function Totals({ document }: { document: WhatIfDocument }): JSX.Element {
       <Figure
         label="By slowest ranks"
         value={percentText(Math.max(0, document.m_w))}
-        note={rank === undefined ? "" : <a href={hrefOf("grid", { rank, round })}>of what is lost: ranks {ranksText(document.worst_ranks, 4)}</a>}
+        note={rank === undefined ? "" : <a href={hrefOf("grid", { rank, round })}>of what is lost: {document.worst_ranks.length === 1 ? "rank" : "ranks"} {ranksText(document.worst_ranks, 4)}</a>}
         title="M_W: the part of what is lost that would come back, were the slowest 3 % of the ranks typical"
       />
-      <Figure
-        label="By the last stage"
-        value={percentText(Math.max(0, document.m_s))}
-        note="of what is lost"
-        title="M_S: the part of what is lost that would come back, were the last pipeline stage typical"
-      />
+      {document.by_stage.length > 1 && (
+        <Figure
+          label="By the last stage"
+          value={percentText(Math.max(0, document.m_s))}
+          note="of what is lost"
+          title="M_S: the part of what is lost that would come back, were the last pipeline stage typical"
+        />
+      )}
       <Figure
         label="By launching"
         value={percentText(Math.max(0, document.launch_slowdown - 1))}
