@@ -80,8 +80,11 @@ def train_step(
             [replica.optimizer.gradient_square_sum(), loss_sum if speaks else torch.zeros_like(loss_sum)]
         )
         # the host waits for the device here, as it would after the sum: so whatever is asked for until now counts
-        own = [*shares.tolist(), *map(float, astuple(requests()))]
-        square_sum, loss_total, *asked = mesh.sum_over_all(shares.new_tensor(own)).tolist()
+        is_late = any(chunk.has_late_gradients for chunk in replica.data_parallel)
+        own = [*shares.tolist(), float(is_late), *map(float, astuple(requests()))]
+        square_sum, loss_total, num_late, *asked = mesh.sum_over_all(shares.new_tensor(own)).tolist()
+        if num_late > 0.0:
+            square_sum = _add_late_gradients(replica)
     total_tokens = int(counted.wait()[0].item())
     grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     loss = loss_total / max(total_tokens, 1)
@@ -92,6 +95,13 @@ def train_step(
             replica.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
         replica.pipeline.start_lead(schedule)
     return StepOutcome(loss, grad_norm, is_skipped, Requests(*(count > 0.0 for count in asked)))
+
+
+def _add_late_gradients(replica: Replica) -> float:
+    """Add to all ranks' shares what some rank wrote late. Returns the squared norm of the whole gradient."""
+    for chunk in replica.data_parallel:
+        chunk.reduce_late_gradients()
+    return replica.mesh.sum_over_all(replica.optimizer.gradient_square_sum().reshape(1)).item()
 
 
 def _clip_scale(grad_norm: float, grad_clip: float) -> float:

@@ -73,6 +73,8 @@ class Bucket:
         self.share_numel = self.numel // self.replicas.size
         self.values = torch.zeros(self.numel, dtype=dtype, device=device)
         self.gradients: Tensor | None = None
+        self._late: Tensor | None = None
+        """What was added when the gradients had begun to be reduced."""
         self._is_written = [False] * len(self.parameters)
         for logical, start in zip(self.parameters, self.starts, strict=True):
             # the module keeps its parameter object, which now has this memory instead of the meta device's none
@@ -109,6 +111,21 @@ class Bucket:
         is_fresh = not self._is_written[index]
         self._is_written[index] = True
         return self._view(self.gradients, self.parameters[index], self.starts[index]), is_fresh
+
+    @property
+    def has_late_gradients(self) -> bool:
+        return self._late is not None
+
+    def take_late_gradient(self, index: int) -> tuple[Tensor, bool]:
+        """Return as take_gradient does while the gradients are on their way, which nobody may write to."""
+        if self._late is None:
+            self._late = torch.zeros(self.numel, dtype=self.gradient_dtype, device=self.values.device)
+        return self._view(self._late, self.parameters[index], self.starts[index]), False
+
+    def release_late_gradients(self) -> Tensor:
+        """Return what was added late, for the whole bucket, and forget it; zeros where nothing was."""
+        late, self._late = self._late, None
+        return torch.zeros(self.numel, dtype=self.gradient_dtype, device=self.values.device) if late is None else late
 
     def finished_gradients(self) -> Tensor:
         """Return the whole bucket's gradients, zero where a parameter got none."""

@@ -9,6 +9,7 @@ same numbers. Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from megatrain.parallel.bucket import Bucket, group_into_buckets
 from megatrain.parallel.early_start import WriteCounts
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.weight_products import WeightProducts
+
+_logger = logging.getLogger(__name__)
 
 WrittenGradients = tuple[tuple[bool, ...], ...]
 """Of each bucket and each of its parameters, whether its gradient has begun its sum over the step's micro-batches."""
@@ -169,6 +172,23 @@ class ChunkDataParallel:
         for one in sums:
             one.finish()
 
+    @property
+    def has_late_gradients(self) -> bool:
+        """Whether a gradient was written here when its bucket was on its way: the shares lack it."""
+        return any(bucket.has_late_gradients for bucket in self.buckets)
+
+    def reduce_late_gradients(self) -> None:
+        """Add to the shares what was written late on any rank; all ranks must, if one has something.
+
+        Communication: each bucket's reduction once more, awaited at once.
+        """
+        for bucket in self.buckets:
+            late = bucket.release_late_gradients()
+            share = self._reduce_scatter(bucket, late, late[bucket.share]).wait()
+            if bucket.sum_group is not None:
+                bucket.sum_group.all_reduce(share, all_reduce_along(bucket.sum_group.name)).wait()
+            self.gradient_share(bucket).add_(share)
+
     def gradient_share(self, bucket: Bucket) -> Tensor:
         """Return this rank's share of the summed gradients. Shapes: [share_numel]."""
         if self.options.zero_stage == 2:
@@ -209,18 +229,21 @@ class ChunkDataParallel:
         """Wait for the gathers under way."""
         self._await_gathers(list(self._gathers))
 
-    def written(self, number: int, index: int) -> None:
-        """Take note that parameter `index` of bucket `number` got a gradient, and start the buckets that are whole.
+    def add_gradient(self, number: int, index: int, add: Addition) -> None:
+        """Have `add` add to the gradient of parameter `index` of bucket `number`, and start the buckets that are whole.
 
-        Raises: RuntimeError where the bucket is on its way already.
+        What comes when the bucket is on its way is kept apart, until all ranks sum it: see reduce_late_gradients.
         """
+        bucket, is_late = self.buckets[number], number < self._num_started
+        if is_late and not bucket.has_late_gradients:
+            _logger.warning(
+                "the gradient of %s is written more often than in the first step, after its bucket's reduction had "
+                "started: the rest is summed in a second exchange, and the bucket no longer starts early",
+                bucket.parameters[index].name,
+            )
+        add(*(bucket.take_late_gradient(index) if is_late else bucket.take_gradient(index)))
         if not self._is_counting:
             return
-        if number < self._num_started:
-            raise RuntimeError(
-                f"the gradient of {self.buckets[number].parameters[index].name} was written after the reduction of its "
-                "bucket had started: it is written more often than in the first step"
-            )
         self._counts.note(number, index)
         while self._num_started < len(self.buckets) and self._counts.is_whole(self._num_started):
             self._start_transfer(self.buckets[self._num_started])
@@ -248,17 +271,19 @@ class ChunkDataParallel:
     def _start_transfer(self, bucket: Bucket) -> None:
         options = self.options
         gradients = bucket.finished_gradients()
-        # a share that is not sent is not rounded
-        whole = gradients.to(options.reduce_dtype) if bucket.replicas.size > 1 else gradients
         share = gradients[bucket.share]
-        if options.zero_stage == 2 and whole is not gradients:
-            share = torch.empty_like(share)  # a slice would keep all of them
-        pending = bucket.replicas.reduce_scatter(
-            whole, Operation.GRADS_REDUCE_SCATTER, out=share, chunk=self.number, has_wide_sum=True
-        )
-        self._reductions.append(_Reduction(bucket, pending))
+        if options.zero_stage == 2 and options.reduce_dtype != gradients.dtype and bucket.replicas.size > 1:
+            share = torch.empty_like(share)  # a slice would keep all of them, of which a copy travels
+        self._reductions.append(_Reduction(bucket, self._reduce_scatter(bucket, gradients, share)))
         if options.zero_stage == 2:
             bucket.gradients = None  # what is in flight keeps it alive
+
+    def _reduce_scatter(self, bucket: Bucket, gradients: Tensor, share: Tensor) -> Pending:
+        # a share that is not sent is not rounded
+        whole = gradients.to(self.options.reduce_dtype) if bucket.replicas.size > 1 else gradients
+        return bucket.replicas.reduce_scatter(
+            whole, Operation.GRADS_REDUCE_SCATTER, out=share, chunk=self.number, has_wide_sum=True
+        )
 
     def _finish_transfers(self) -> None:
         while self._reductions:
@@ -295,8 +320,7 @@ class _BucketSink:
     """Of the parameter in the bucket."""
 
     def add(self, add: Addition) -> None:
-        add(*self.chunk.buckets[self.number].take_gradient(self.index))
-        self.chunk.written(self.number, self.index)
+        self.chunk.add_gradient(self.number, self.index, add)
 
     def add_product(self, add: Addition) -> None:
         self.chunk.weight_products.run(lambda: self.add(add))

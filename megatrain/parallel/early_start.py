@@ -3,7 +3,8 @@
 Backward writes to the gradient of a parameter once a micro-batch; several times where chunks of the sequence add to it
 or two ends of a tied model do; later where a schedule puts products off. So the first step counts, and from then on a
 bucket is whole when each of its parameters has as many writes as that. Buckets start in their own order whatever is
-whole first: so all ranks start them in the same order, even if they counted differently.
+whole first: so all ranks start them in the same order, even if they counted differently. A parameter that is written
+more often than in the first step is not relied on again.
 """
 
 from __future__ import annotations
@@ -44,9 +45,18 @@ class WriteCounts:
         return self._each is not None and not self._num_missing[bucket]
 
     def end(self) -> None:
-        """End the window: nothing more will be written. The first one is what later ones are compared with."""
+        """End the window: nothing more will be written. The first one is what later ones are compared with.
+
+        What was written more often than that is never whole early again: each parameter can be misjudged once.
+        """
         if self._each is None and self._num_microbatches:
             self._each = [[self._each_of(count) for count in bucket] for bucket in self._writes]
+        elif self._each is not None:
+            most = self._num_microbatches
+            self._each = [
+                [each if count <= each * most else 0 for each, count in zip(*one, strict=True)]
+                for one in zip(self._each, self._writes, strict=True)
+            ]
 
     def _each_of(self, count: int) -> int:
         each, rest = divmod(count, self._num_microbatches)
