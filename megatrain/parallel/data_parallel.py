@@ -133,7 +133,7 @@ class ChunkDataParallel:
     def settle(self) -> None:
         """Finish what an earlier micro-batch sent on its way (ZeRO-2), which frees its whole gradients."""
         if self.options.zero_stage == 2:
-            self._finish_transfers()
+            self.finish_transfers()
 
     def before_backward(self) -> None:
         """Make room for one micro-batch's gradients (ZeRO-2 keeps none between micro-batches).
@@ -157,7 +157,7 @@ class ChunkDataParallel:
 
     def finish_reduce(self) -> None:
         """Wait until this rank's share of every gradient is summed over both groups of its bucket."""
-        self._finish_transfers()
+        self.finish_transfers()
         self.finish_gather()  # of what no forward used: the optimizer is about to write there
         sums = []
         for bucket in self.buckets:
@@ -266,7 +266,7 @@ class ChunkDataParallel:
             self._counts.end()
         self._num_started, self._is_counting = 0, False
         if not self.options.has_overlap:
-            self._finish_transfers()
+            self.finish_transfers()
 
     def _start_transfer(self, bucket: Bucket) -> None:
         options = self.options
@@ -285,7 +285,8 @@ class ChunkDataParallel:
             whole, Operation.GRADS_REDUCE_SCATTER, out=share, chunk=self.number, has_wide_sum=True
         )
 
-    def _finish_transfers(self) -> None:
+    def finish_transfers(self) -> None:
+        """Wait for the reductions under way."""
         while self._reductions:
             reduction = self._reductions.pop(0)
             result = reduction.pending.wait()

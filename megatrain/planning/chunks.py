@@ -56,9 +56,13 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
     Raises: TopologyError when a parameter cannot be cut.
     """
     kind, host = planned_kind(config), HostCopies()
-    tp = dry_group(mesh.tp, kind.type, has_lane=config.parallel.num_sequence_chunks > 1)
+    along = {
+        axis: dry_group(group, kind.type, has_lane=axis != "tp" or config.parallel.num_sequence_chunks > 1)
+        for axis, group in mesh.along.items()
+    }
+    tp = along["tp"]
     copies = ImmediateCopies() if kind.type == "cpu" else host
-    built = build_chunks(config, replace(mesh, along={**mesh.along, "tp": tp}), _META, copies, kind)
+    built = build_chunks(config, replace(mesh, along=along), _META, copies, kind)
     micro = planned_micro_batch(config, tp)
     standing = [x for chunk in built for x in standing_tensors(chunk)]  # a tied head is another chunk's embedding
     measured: dict[tuple[object, ...], MeasuredChunk] = {}
@@ -73,6 +77,7 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
                 host.memory,
                 is_split=config.parallel.schedule_kind.splits_backward,
                 is_added=config.parallel.zero_stage == 1 and config.num_microbatches(mesh.layout.dp_size) > 1,
+                is_by_bucket=config.parallel.overlaps_by_bucket and not config.kernels.cuda_graphs,
             )
     num_bytes = sum(x.nbytes for x in tensors_of(micro))
     return [

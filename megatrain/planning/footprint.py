@@ -44,6 +44,10 @@ class Footprint:
     """As `forward`, where the micro-batch before it is still the newest: what leaves then makes room."""
     backward_of_newest: int = 0
     """As `backward`, of the newest micro-batch."""
+    early: int = 0
+    """What the fullest moment of a backward has more where buckets are reduced as soon as they are whole."""
+    early_weights: int = 0
+    """The same of its other half, where it is split."""
 
 
 class HostCopies:
@@ -86,12 +90,13 @@ def measure(
     *,
     is_split: bool,
     is_added: bool,
+    is_by_bucket: bool,
 ) -> MeasuredChunk:
     """Run `chunk`, which is on meta, and count.
 
     micro: a micro-batch, also on meta. standing: what does not count, because it is there already. host: counts what is
     offloaded. is_split: products that give weights' gradients are put off. is_added: gradients are added to those of
-    earlier micro-batches.
+    earlier micro-batches. is_by_bucket: buckets are reduced as soon as they are whole.
     """
     chunk.meta.module.train()
     with PeakTensorBytes(on_meta=True).include(standing, tensors_of(micro)) as memory:
@@ -104,6 +109,7 @@ def measure(
         backward, backward_of_newest = run.backward(), run.backward()
         weights = max(run.weights(), run.weights())
         tables = memory.live_bytes - start
+        early, early_weights = run.early() if is_by_bucket else (0, 0)
     kept = second.left
     kept_of_newest = first.left - tables - kept
     return MeasuredChunk(
@@ -117,6 +123,8 @@ def measure(
             kept_of_newest=kept_of_newest,
             forward_after_newest=second.peak,
             backward_of_newest=kept + kept_of_newest + backward_of_newest.peak,
+            early=early,
+            early_weights=early_weights,
         ),
         tables,
     )
@@ -199,6 +207,25 @@ class _Run:
         before = self._begin()
         self._put_off.pop(0).carry_out()
         return self._change(before).peak
+
+    def early(self) -> tuple[int, int]:
+        """Return what reductions that start early add to the most of backward, and to that of its other half.
+
+        Two micro-batches, each of which is reduced: while the first is, writes are counted, and no bucket starts early.
+        """
+        data_parallel = self._chunk.data_parallel
+        data_parallel.overlap_by_bucket(self._chunk.meta.module)
+        peaks = []
+        for _ in range(2):
+            data_parallel.expect(1)
+            data_parallel.before_backward()
+            self.forward()
+            peaks.append((self.backward().peak, self.weights()))
+            data_parallel.after_backward()
+            data_parallel.reduce()
+            data_parallel.finish_transfers()
+        (backward, weights), (early_backward, early_weights) = peaks
+        return max(0, early_backward - backward), max(0, early_weights - weights)
 
     def _hidden(self) -> Tensor:
         dtype = self._chunk.data_parallel.options.dtype

@@ -107,6 +107,7 @@ def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
     dp_size, is_zero_2 = chunk.buckets[0].replicas.size, config.parallel.zero_stage == 2
     is_copied = config.parallel.grad_reduce_dtype == "bf16" and dp_size > 1
     reduced = torch.bfloat16.itemsize if is_copied else sum_bytes
+    whole = [bucket.numel * sum_bytes for bucket in chunk.buckets]
     sent = [bucket.numel * reduced for bucket in chunk.buckets]
     travelling = sent if is_copied or is_zero_2 else [0] * len(sent)
     if is_copied and is_zero_2:  # the share of a copy is no part of it
@@ -123,11 +124,13 @@ def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
     exchanged = _most(arriving, travelling)
     return ChunkMemory(
         footprint=chunk.measured.footprint,
-        whole_gradients=sum(bucket.numel for bucket in chunk.buckets) * sum_bytes,
+        whole_gradients=sum(whole),
         travelling=sum(travelling),
         exchanged=exchanged,
         summed=_most([one + total for one, total in zip(arriving, summed, strict=True)], travelling) - exchanged,
-        copied=sum(sent) if is_copied else 0,
+        copied=_most(travelling, [one - more for one, more in zip(whole, travelling, strict=True)])
+        if is_copied and is_zero_2
+        else 0,
     )
 
 

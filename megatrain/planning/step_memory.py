@@ -6,6 +6,7 @@ keeps other amounts than the others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from megatrain.schedule import Action, ActionKind
 
 _RECEIVES = (ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD)
 _SENDS = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
+_BACKWARDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class ChunkMemory:
     summed: int
     """What is made of it when that has arrived, for a moment, where half precision is summed."""
     copied: int
-    """Of what travels, what is made of the gradients in another type: for a moment they are there beside it."""
+    """Where gradients travel in another type and then go: the most beside them while bucket after bucket is copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class StepWalk:
         self._travelling: dict[int, int] = {}
         self._exchanged: dict[int, int] = {}
         self._unsent = 0
+        self._to_come: Counter[tuple[ActionKind, int]] = Counter()
+        """Of each kind of action and chunk, those that are still to come."""
         self._receives: set[tuple[ActionKind, int, int]] = set()
         self._on_host = 0
         self.peak = Moment("start")
@@ -75,12 +79,14 @@ class StepWalk:
     def run(self, actions: Sequence[Action]) -> Moment:
         """Return the largest moment of forward and backward."""
         sent = {(a.kind, a.chunk, a.microbatch) for a in actions if a.kind in _SENDS}
+        self._to_come = Counter((a.kind, a.chunk) for a in actions)
         for action in actions:
+            self._to_come[action.kind, action.chunk] -= 1
             if action.kind in _RECEIVES and not self._is_only_stage:
                 self._hold_message((action.kind, action.chunk, action.microbatch))
             elif action.kind is ActionKind.FORWARD:
                 self._forward(action, (ActionKind.SEND_FORWARD, action.chunk, action.microbatch) in sent)
-            elif action.kind is ActionKind.BACKWARD or action.kind is ActionKind.BACKWARD_INPUT:
+            elif action.kind in _BACKWARDS:
                 self._backward(action, (ActionKind.SEND_BACKWARD, action.chunk, action.microbatch) in sent)
             elif action.kind is ActionKind.BACKWARD_WEIGHT:
                 self._backward_weight(action)
@@ -118,7 +124,8 @@ class StepWalk:
             kept, most = kept + footprint.kept_of_newest, footprint.backward_of_newest
         self._activations -= kept
         self._on_host -= footprint.on_host
-        self._see(what, most, of_which_kept=kept)
+        is_reduced = self._is_zero_2 or self._is_last(action)
+        self._see(what, most, of_which_kept=kept, early=footprint.early if is_reduced else 0)
         self._activations += footprint.put_off
         if self._is_zero_2:
             self._depart(action.chunk)
@@ -129,9 +136,14 @@ class StepWalk:
 
     def _backward_weight(self, action: Action) -> None:
         footprint = self._chunks[action.chunk].footprint
-        self._see(f"weights' gradients of chunk {action.chunk}", footprint.weights)
+        early = footprint.early_weights if self._is_last(action) else 0
+        self._see(f"weights' gradients of chunk {action.chunk}", footprint.weights, early=early)
         self._activations -= footprint.put_off
         self._finish_compute(False)
+
+    def _is_last(self, action: Action) -> bool:
+        """Say whether no more of its kind comes for its chunk."""
+        return not self._to_come[action.kind, action.chunk]
 
     def _hold_message(self, key: tuple[ActionKind, int, int]) -> None:
         """Count what waits for its consumer: from another stage as of its receive, from this one as of its making."""
@@ -165,13 +177,14 @@ class StepWalk:
         self._travelling.pop(chunk, None)
         self._exchanged.pop(chunk, None)
 
-    def _see(self, what: str, bytes_of_part: int, of_which_kept: int = 0) -> None:
+    def _see(self, what: str, bytes_of_part: int, of_which_kept: int = 0, early: int = 0) -> None:
+        """early: bytes of gradients that have started to travel during the part."""
         moment = Moment(
             what,
             self._activations + of_which_kept,
             bytes_of_part - of_which_kept,
             self._messages,
-            sum(self._travelling.values()) + max(self._exchanged.values(), default=0),
+            sum(self._travelling.values()) + max(self._exchanged.values(), default=0) + early,
         )
         if moment.total > self.peak.total:
             self.peak = moment
