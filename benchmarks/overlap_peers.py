@@ -26,11 +26,13 @@ def join_world(init_method: str, rank: int, world_size: int) -> None:
 
 def _fully_sharded(model: Transformer, config: Config, devices: DeviceMesh) -> FSDPModule:
     """Return the model in as many groups as we have chunks, each gathered during the one before it."""
-    blocks, each = list(model.blocks.values()), config.model.num_layers // config.parallel.num_chunks
     firsts = []
-    for first in range(0, len(blocks), each):
-        fully_shard(blocks[first : first + each], mesh=devices, reshard_after_forward=False)
-        firsts.append(cast(FSDPModule, blocks[first]))
+    for chunk in range(config.parallel.num_chunks):
+        blocks = [model.blocks[str(layer)] for layer in config.layers_of(0, chunk)]
+        if not blocks:
+            continue  # embedding or head alone, which are in the group of the whole model
+        fully_shard(blocks, mesh=devices, reshard_after_forward=False)
+        firsts.append(cast(FSDPModule, blocks[0]))
     whole = fully_shard(model, mesh=devices, reshard_after_forward=False)
     whole._set_unshard_async_op(True)
     for one, following in pairwise([whole, *firsts]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from megatrain.contracts.layout import axis_named
 from megatrain.contracts.texts import bytes_text
 from megatrain.planning.run_plan import RunPlan, StagePlan
 
@@ -12,8 +13,8 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20))
 
 
 def render(plan: RunPlan) -> str:
-    """Return the plan: the job, its groups, its stages, and the memory of a rank of each kind of stage."""
-    sections = [_job(plan), *([_groups(plan)] if plan.groups else []), _stages(plan), _memory(plan)]
+    """Return the plan: the job, its axes and groups, its stages, and the memory of a rank of each kind of stage."""
+    sections = [_job(plan), _axes(plan), *([_groups(plan)] if plan.groups else []), _stages(plan), _memory(plan)]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 
@@ -31,6 +32,15 @@ def _job(plan: RunPlan) -> list[str]:
         f"{bytes_text(plan.checkpoint_bytes)} of weights and moments a checkpoint",
     }
     return [f"Dry run of {plan.job}", *(f"  {name:<9} {fact}" for name, fact in facts.items())]
+
+
+def _axes(plan: RunPlan) -> list[str]:
+    rows = [
+        [axis.name, axis.title, f"{plan.layout.size(axis.name):,}", f"{plan.layout.stride(axis.name):,}", axis.about]
+        for axis in map(axis_named, plan.layout.axes)
+    ]
+    heads = ["axis", "parallelism", "size", "stride", "its ranks are"]
+    return ["Axes (stride: how many ranks neighbours are apart)", *_table(heads, rows, num_left=2)]
 
 
 def _groups(plan: RunPlan) -> list[str]:

@@ -6,13 +6,18 @@ import json
 
 import pytest
 
+from benchmarks.memory import with_changes
 from megatrain.checkpoint.peers import choose_keepers
 from megatrain.comm import dry_mesh
+from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import Layout, axis_named
 from megatrain.contracts.manifest import CheckpointMesh, Manifest
+from megatrain.planning.plan_text import render
+from megatrain.planning.run_plan import plan_run
 from tests.helpers.checkpoint_tree import make_manifest
 
+SMALL = {"model.vocab_size": 64, "model.seq_len": 32, "model.hidden_size": 32}
 LAYOUT = Layout(pp_size=2, cp_size=2, tp_size=2, ep_size=4)
 
 
@@ -30,6 +35,28 @@ def test_a_rank_of_a_dry_run_has_a_group_along_every_axis() -> None:
     assert names == [
         *("pp", "cp", "tp", "ep", "embedding", "host-pp", "host-cp", "host-tp", "host-ep", "pp-forward", "pp-backward")
     ]
+
+
+def test_a_dry_run_tells_every_axis_and_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    # no option of [parallel] gives these sizes yet: whoever adds one need not think of the dry run
+    monkeypatch.setattr(Config, "layout", lambda *_: LAYOUT)
+    changes = {"parallel.pp_size": 2, "parallel.tp_size": 2}
+    plan = plan_run(Config.from_dict(with_changes(SMALL | changes)))
+    lines = [line.split() for line in render(plan).splitlines()]
+
+    assert plan.to_dict()["layout"] == LAYOUT.sizes
+    told = {line[0]: line for line in lines if line and line[0] in LAYOUT.axes}
+    assert list(told) == list(LAYOUT.axes)
+    for axis in LAYOUT.axes:
+        assert [axis, axis_named(axis).title, f"{LAYOUT.size(axis)}", f"{LAYOUT.stride(axis)}"] in [
+            line[:4] for line in lines
+        ]
+    groups = {group.name: group for group in plan.groups}
+    assert groups.keys() >= {axis for axis in LAYOUT.axes if LAYOUT.size(axis) > 1}
+    for name, group in groups.items():
+        if name in LAYOUT.axes:
+            assert (group.size, group.num_groups) == (LAYOUT.size(name), LAYOUT.world_size // LAYOUT.size(name))
+        assert [name, f"{group.size}", f"{group.num_groups}"] in [line[:3] for line in lines]
 
 
 def test_copies_lie_outside_of_the_groups_along_every_axis() -> None:
