@@ -59,7 +59,7 @@ class Group:
             out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
         if self.lane is not None:
             own = out.chunk(self.size)[self.rank]
-            if own.data_ptr() != x.data_ptr():
+            if not _is_same_memory(own, x):
                 own.copy_(x)
             return self._start(operation, out, x, lambda: self._swap([x] * self.size, out.chunk(self.size)), chunk)
         return self._start(
@@ -225,7 +225,12 @@ def _copied(x: Tensor, out: Tensor | None) -> Tensor:
     """Return what a group of one gets: `x`, or `out` holding it. No copy is made where they share their memory."""
     if out is None:
         return x
-    return out if out.data_ptr() == x.data_ptr() else out.copy_(x)
+    return out if _is_same_memory(out, x) else out.copy_(x)
+
+
+def _is_same_memory(a: Tensor, b: Tensor) -> bool:
+    """Say whether two contiguous tensors begin at one place of one storage. On meta all addresses are 0."""
+    return a.untyped_storage() is b.untyped_storage() and a.storage_offset() == b.storage_offset()
 
 
 def brief(ranks: tuple[int, ...]) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from megatrain.config.options import option
 from megatrain.contracts.layout import SIZED_AXES, Axis
-from megatrain.schedule import KINDS, Placement, Schedule, ScheduleKind, build_schedule, forward_only
+from megatrain.schedule import CHUNKED_NAMES, KINDS, Placement, Schedule, ScheduleKind, build_schedule, forward_only
 
 LARGEST_SIZE = 10_000_000
 """Beyond every cluster: the largest runs known have tens of thousands of ranks."""
@@ -61,8 +61,8 @@ class ParallelConfig:
     num_chunks: int = field(
         default=1,
         metadata=option(
-            "Model chunks on each stage; more than 1 with the interleaved schedule only. They are of use without a "
-            "pipeline, too: exchanges of data parallelism overlap, chunk by chunk, with the other chunks.",
+            f"Model chunks on each stage; more than 1 with the {CHUNKED_NAMES} schedule only. They are of use without "
+            "a pipeline, too: exchanges of data parallelism overlap, chunk by chunk, with the other chunks.",
             minimum=1,
             maximum=LARGEST_SIZE,
         ),

@@ -36,7 +36,7 @@ class ShareState:
 
     @property
     def has_own_master(self) -> bool:
-        return self.master.data_ptr() != self.bucket.values[self.bucket.share].data_ptr()
+        return self.master.dtype != self.bucket.values.dtype
 
     @property
     def published(self) -> Tensor | None:

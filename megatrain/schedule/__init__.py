@@ -13,6 +13,7 @@ from megatrain.schedule.checker import check_schedule
 from megatrain.schedule.drawing import render
 from megatrain.schedule.durations import ComputeDurations
 from megatrain.schedule.kinds import (
+    CHUNKED_NAMES,
     KINDS,
     SCHEDULE_NAMES,
     ScheduleKind,
@@ -24,6 +25,7 @@ from megatrain.schedule.placement import Placement
 from megatrain.schedule.stage_rules import peak_in_flight
 
 __all__ = [
+    "CHUNKED_NAMES",
     "COMPUTES",
     "KINDS",
     "MESSAGES_OF",

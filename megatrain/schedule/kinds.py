@@ -73,6 +73,8 @@ KINDS = {
     )
 }
 SCHEDULE_NAMES = tuple(KINDS)
+CHUNKED_NAMES = " or ".join(kind.name for kind in KINDS.values() if kind.has_chunks)
+"""The schedules of several chunks a stage, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ def layout_infeasibilities(name: str, pp_size: int, num_chunks: int) -> Iterator
     if num_chunks > 1 and not kind.has_chunks:
         yield Infeasibility(
             (_CHUNKS, _SCHEDULE),
-            f'{_CHUNKS}={num_chunks} needs {_SCHEDULE}="interleaved", found "{name}"; '
-            'use schedule="interleaved" or num_chunks=1',
+            f'{_CHUNKS}={num_chunks} needs {_SCHEDULE}="{CHUNKED_NAMES}", found "{name}"; '
+            f'use schedule="{CHUNKED_NAMES}" or num_chunks=1',
         )
     if num_chunks == 1 and kind.has_chunks:
         yield Infeasibility(
@@ -140,5 +142,5 @@ def require_feasible(name: str, pp_size: int, num_chunks: int, num_microbatches:
 
 def nearest_schedule(name: str, pp_size: int, num_chunks: int) -> str:
     """Return `name`, or what stands in for it in a layout in which it cannot be built."""
-    candidates = (name, "1f1b", "interleaved")
+    candidates = (name, "1f1b", *(kind.name for kind in KINDS.values() if kind.has_chunks))
     return next((one for one in candidates if not any(layout_infeasibilities(one, pp_size, num_chunks))), name)

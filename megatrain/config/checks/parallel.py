@@ -10,7 +10,7 @@ from megatrain.config.checks.context import Context
 from megatrain.config.checks.layers import layer_problems
 from megatrain.config.problem import Problem
 from megatrain.config.wording import alternatives, divisors, multiples_around, nearest
-from megatrain.schedule import layout_infeasibilities
+from megatrain.schedule import CHUNKED_NAMES, layout_infeasibilities
 
 
 def parallel_problems(context: Context) -> Iterator[Problem]:
@@ -146,7 +146,7 @@ def _alignment_problems(context: Context) -> Iterator[Problem]:
             ("parallel.has_aligned_reductions", "parallel.num_chunks"),
             "parallel.has_aligned_reductions=true puts reductions off behind later computes of their stage, and "
             "parallel.num_chunks=1 reduces after the last one; use has_aligned_reductions=false, or num_chunks=2 "
-            'with schedule="interleaved"',
+            f'with schedule="{CHUNKED_NAMES}"',
         )
     if parallel.zero_stage == 2:
         yield Problem(

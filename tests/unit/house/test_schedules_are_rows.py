@@ -1,0 +1,39 @@
+"""A rule about a schedule stands in its row (megatrain/schedule/kinds.py): no other code asks for a schedule's name."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from megatrain.config.parallel import ParallelConfig
+from megatrain.schedule import SCHEDULE_NAMES
+from tests.helpers.source_tree import python_files, relative, syntax_tree
+
+ALLOWED = {
+    "megatrain/config/parallel.py": "the values of the option, its default among them",
+    "megatrain/config/checks/kernels.py": "recorded micro-batches hold the order of 1f1b on one stage",
+    "megatrain/config/checks/parallel.py": "a way out names a schedule that has no such needs",
+}
+"""File -> why it names one."""
+_NAMED = re.compile(rf"(?<![\w.])({'|'.join(SCHEDULE_NAMES)})(?![\w])")
+
+
+def test_nobody_else_names_a_schedule() -> None:
+    found = {
+        relative(path)
+        for path in python_files("megatrain", "launcher", "diagnostics")
+        if not relative(path).startswith("megatrain/schedule/")
+        for node in ast.walk(syntax_tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _names_one(node.value)
+    }
+    assert found == set(ALLOWED)
+
+
+def _names_one(text: str) -> bool:
+    """Say whether a text is the name of a schedule or an option with it; prose may use the words."""
+    return text in SCHEDULE_NAMES or re.search(rf'schedule="({"|".join(SCHEDULE_NAMES)})"', text) is not None
+
+
+def test_the_options_values_are_the_rows() -> None:
+    hint = ParallelConfig.__annotations__["schedule"]
+    assert tuple(_NAMED.findall(str(hint))) == SCHEDULE_NAMES
