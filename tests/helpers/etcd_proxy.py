@@ -68,6 +68,8 @@ class EtcdProxy:
         self.keeps_back: Callable[[bytes], bool] = lambda request: False
         """Whether a request, as it is sent, is kept until `deliver`; its sender gets no answer."""
         self.kept: list[bytes] = []
+        self.before: Callable[[bytes], object] = lambda request: None
+        """Called with each request; etcd has it only after the return."""
         self._port = port
         self._budget = budget
         self._closed = threading.Event()
@@ -150,6 +152,7 @@ class EtcdProxy:
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := client.recv(_PIECE_BYTES):
+                self.before(data)
                 match self.conduct:
                     case Conduct.SWALLOW:
                         pass

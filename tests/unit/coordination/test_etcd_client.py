@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -35,6 +37,7 @@ from megatrain.coordination.wire import (
     Range,
     Relation,
 )
+from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, post
 from tests.helpers.ports import free_ports
 
@@ -112,44 +115,43 @@ def test_pages_are_of_one_revision(client: EtcdClient, prefix: str, page_keys: i
     assert client.read_all(keys, has_values=False, page_keys=page_keys).items[3].value == b""
 
 
-def test_pages_do_not_see_what_is_written_between_them(
-    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def proxy(etcd: EtcdServers) -> Iterator[EtcdProxy]:
+    with EtcdProxy(etcd.members[0].client_port) as made:
+        yield made
+
+
+def before_page(proxy: EtcdProxy, number: int, act: Callable[[], object]) -> None:
+    """Have something happen between the pages of a read: page 0 is the first."""
+    pages = itertools.count()
+
+    def watch(request: bytes) -> None:
+        if b"/v3/kv/range" in request and next(pages) == number:
+            act()
+
+    proxy.before = watch
+
+
+def test_pages_do_not_see_what_is_written_between_them(client: EtcdClient, prefix: str, proxy: EtcdProxy) -> None:
     for number in range(4):
         client.put(f"{prefix}{number}", "old")
-    real = client.read
+    before_page(proxy, 1, lambda: [client.put(f"{prefix}{number}", "new") for number in (3, 4)])
 
-    def read_and_write(request: Range, **more: float | None) -> object:
-        answer = real(request, **more)
-        client.put(f"{prefix}3", "new")
-        client.put(f"{prefix}4", "new")
-        return answer
+    with EtcdClient(EtcdSettings.of([proxy.url])) as reader:
+        answer = reader.read_all(KeyRange.prefix(prefix), page_keys=2)
 
-    monkeypatch.setattr(client, "read", read_and_write)
-
-    answer = client.read_all(KeyRange.prefix(prefix), page_keys=2)
-
+    assert client.get(f"{prefix}4") is not None
     assert [item.value for item in answer.items] == [b"old"] * 4
     assert answer.revision == answer.items[3].mod_revision
 
 
-def test_pages_begin_again_when_their_revision_is_compacted(
-    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_begin_again_when_their_revision_is_compacted(client: EtcdClient, prefix: str, proxy: EtcdProxy) -> None:
     for number in range(4):
         client.put(f"{prefix}{number}", "")
-    real, requests = client.read, []
+    before_page(proxy, 1, lambda: compact(client, client.put(f"{prefix}4", "")))
 
-    def read_and_compact(request: Range, **more: float | None) -> object:
-        answer = real(request, **more)
-        requests.append(request)
-        if len(requests) == 1:
-            compact(client, client.put(f"{prefix}4", ""))
-        return answer
-
-    monkeypatch.setattr(client, "read", read_and_compact)
-
-    assert len(client.read_all(KeyRange.prefix(prefix), page_keys=2).items) == 5
+    with EtcdClient(EtcdSettings.of([proxy.url])) as reader:
+        assert len(reader.read_all(KeyRange.prefix(prefix), page_keys=2).items) == 5
 
 
 def test_transaction_takes_the_branch_of_its_conditions(client: EtcdClient, prefix: str) -> None:

@@ -49,14 +49,13 @@ def test_what_stands_there_is_replaced_and_what_is_gone_is_written_anew(etcd: Et
         assert item.value == b"three"
 
 
-def test_a_second_writer_is_told(etcd: EtcdServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    with EtcdClient(EtcdSettings.of(etcd.urls)) as client:
-        own, txn = OwnKeys(client), client.txn
-
-        def interfere(*args: object, **more: object) -> object:
-            client.put("/own/third", "mine")
-            return txn(*args, **more)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(client, "txn", interfere)
+def test_a_second_writer_is_told(etcd: EtcdServers) -> None:
+    """Who writes before each of its transactions, also before the one that knows better."""
+    with (
+        EtcdProxy(etcd.members[0].client_port) as proxy,
+        EtcdClient(EtcdSettings.of(etcd.urls)) as other,
+        EtcdClient(EtcdSettings.of([proxy.url])) as client,
+    ):
+        proxy.before = lambda request: b"/v3/kv/txn" in request and other.put("/own/third", "mine")
         with pytest.raises(CoordinationError, match="somebody else writes"):
-            own.put("/own/third", b"yours")
+            OwnKeys(client).put("/own/third", b"yours")

@@ -18,6 +18,7 @@ from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain.coordination.watch import Changes, Snapshot, Watch
 from megatrain.coordination.wire import KeyRange
 from tests.helpers.certificates import Authority, CertificateFiles
+from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, enable_users, post
 
 PASSWORD = "correct horse"
@@ -111,19 +112,19 @@ def test_token_that_etcd_forgot_is_renewed_unseen(guarded: EtcdServers) -> None:
             assert client.renew_lease(keeper.lease_id) == 10
 
 
-def test_token_is_fetched_once(guarded: EtcdServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    with as_bob(guarded) as client:
-        real, paths = client.gateway._exchange, []
-
-        def note(endpoint, path, *more):
-            paths.append(path)
-            return real(endpoint, path, *more)
-
-        monkeypatch.setattr(client.gateway, "_exchange", note)
-        for _ in range(5):
+def test_token_is_fetched_once(guarded: EtcdServers) -> None:
+    paths: list[str] = []
+    (member,) = guarded.members
+    with EtcdProxy(member.client_port) as proxy:
+        proxy.before = lambda request: paths.append(request.split()[1].decode())
+        credentials = Credentials("bob", PASSWORD)
+        with EtcdClient(EtcdSettings.of([proxy.url], credentials=credentials)) as client:
+            for _ in range(5):
+                client.put("jobs/d", "")
+            with EtcdClient(EtcdSettings.of(guarded.urls, credentials=Credentials("root", "root password"))) as root:
+                # a new password, though it is the same, ends the tokens of before
+                root.gateway.call("/v3/auth/user/changepw", {"name": "bob", "password": PASSWORD}, dict, what="users")
             client.put("jobs/d", "")
-        client.gateway._token = "forgotten.1"
-        client.put("jobs/d", "")
 
     assert paths == ["/v3/auth/authenticate", *["/v3/kv/put"] * 6, "/v3/auth/authenticate", "/v3/kv/put"]
 

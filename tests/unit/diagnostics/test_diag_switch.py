@@ -17,7 +17,7 @@ from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobRecord
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_diagnostics.commands import switch
+from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 
 KEYS = JobKeys("demo")
@@ -97,18 +97,20 @@ def test_what_nobody_can_read_is_written_over_by_a_wish_only(
 
 
 def test_two_wishes_at_once_are_both_fulfilled(
-    diag: Switch, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+    diag: Switch, client: EtcdClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The daemon asks for full steps between our look and our write."""
-    own, others = switch.wished, [DiagSettings(full_until_unix_s=5e9, sample_period=9)]
+    others = [DiagSettings(full_until_unix_s=5e9, sample_period=9)]
 
-    def interrupted(*args: Any) -> DiagSettings:
-        if others:
+    def interrupt(request: bytes) -> None:
+        if b"/v3/kv/txn" in request and others:
             client.put(KEYS.diag_settings, encode(others.pop()))
-        return own(*args)
 
-    monkeypatch.setattr(switch, "wished", interrupted)
-    settings = diag("set", "--without=gc")
+    with EtcdProxy(client.gateway.ring.endpoints[0].port) as proxy:
+        proxy.before = interrupt
+        assert main(["diag", "set", "--without=gc", "demo", f"--rdzv-endpoint={proxy.url}"]) == 0
+    assert not others
+    settings = diag("set")
     assert (settings.full_until_unix_s, settings.sample_period, settings.off_operations) == (5e9, 9, ("gc",))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import socket
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +12,13 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.driver_report import DriverReport
-from megatrain.contracts.errors import CoordinationRefusedError
 from megatrain.contracts.host_records import HostPhase, HostRecord, RankFailure
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, JobEnd, Round
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.settings import Credentials, EtcdSettings
 from megatrain.coordination.watch import Snapshot
 from megatrain.coordination.wire import KeyRange
 from megatrain_launcher.driver import driver as driver_module
@@ -32,7 +30,7 @@ from megatrain_launcher.driver.writes import trims_of
 from megatrain_launcher.executor.liveness import LivenessReader
 from tests.helpers.driver_candidates import KEYS, NOW, POLICY, TTL_S, Candidate, Hosts
 from tests.helpers.etcd_proxy import EtcdProxy
-from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.etcd_server import EtcdServers, enable_users
 from tests.helpers.waiting import wait_until
 
 
@@ -177,22 +175,24 @@ def test_a_candidacy_without_a_lease_keeps_nobody_from_driving(etcd: EtcdServers
         assert one.driver.is_leading
 
 
-def test_who_is_refused_lets_another_drive(etcd: EtcdServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lead = driver_module._Term.lead
-
-    def lead_if_allowed(term: Any, stop: threading.Event, note: Any) -> None:
-        if term._host == "one":
-            raise CoordinationRefusedError("permission denied")
-        lead(term, stop, note)
-
-    monkeypatch.setattr(driver_module._Term, "lead", lead_if_allowed)
+def test_who_is_refused_lets_another_drive(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its user may use the keys of the election, and no others of the job."""
     with ExitStack() as stack:
-        candidates = {}
-        for name in ("one", "two"):
-            candidates[name] = Candidate(etcd, name, tmp_path)
-            stack.callback(candidates[name].close)
-        wait_until(lambda: candidates["two"].driver.is_leading, "the other one to drive", 5.0)
-        assert not candidates["one"].driver.is_leading
+        etcd = stack.enter_context(EtcdServers(tmp_path))
+        enable_users(etcd.urls[0], "root password", {"one": "password"}, f"{KEYS.election}/")
+
+        def start(name: str, credentials: Credentials) -> Candidate:
+            settings = EtcdSettings.of(etcd.urls, credentials=credentials)
+            found = Candidate(etcd, name, tmp_path / "incidents", settings)
+            stack.callback(found.close)
+            return found
+
+        one = start("one", Credentials("one", "password"))
+        wait_until(lambda: "driver one may not go on" in caplog.text, "the refusal", 5.0)
+        assert "permission denied" in caplog.text
+        two = start("two", Credentials("root", "root password"))
+        wait_until(lambda: two.driver.is_leading, "the other one to drive", 5.0)
+        assert not one.driver.is_leading
 
 
 def test_history_that_went_back_is_noticed() -> None:

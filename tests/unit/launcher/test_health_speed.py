@@ -239,10 +239,12 @@ def test_one_broken_part_takes_nothing_from_the_others() -> None:
     assert all(load is None or 0 <= load <= 1 for load in loads)
 
 
-def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megatrain_launcher.health.child._PACKAGE", "slow")
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "slow/probe.py").write_text(
+def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    package = tmp_path / "megatrain_launcher/health"
+    package.mkdir(parents=True)
+    for init in (package, package.parent):
+        (init / "__init__.py").touch()
+    (package / "probe.py").write_text(
         "import os, signal\n"
         "pid = os.fork()\n"
         "if pid: print(pid, flush=True)\n"

@@ -9,11 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatrain import rng
 from megatrain.rng import box_indices, derive_key, fill_normal_
 
 CPU = torch.device("cpu")
+BLOCK = 1 << 20
+"""Elements that are drawn at once."""
 KEY = derive_key("weights", 3, "blocks.0.attention.qkv.weight")
 
 
@@ -31,16 +33,12 @@ def boxes(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 @settings(max_examples=150)
-@given(box=boxes(), block=st.sampled_from([1, 2, 5, 16, 1 << 20]))
-def test_box_has_the_numbers_of_the_whole(box: Any, block: int) -> None:
+@given(box=boxes())
+def test_box_has_the_numbers_of_the_whole(box: Any) -> None:
     shape, offsets, sizes = box
     part = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
     expected = whole(shape)[part]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rng, "_BLOCK", block)
-        found = fill_normal_(torch.empty(sizes), KEY, 0.02, shape, offsets)
-
-    assert torch.equal(found, expected)
+    assert torch.equal(fill_normal_(torch.empty(sizes), KEY, 0.02, shape, offsets), expected)
 
 
 @settings(max_examples=100)
@@ -53,31 +51,43 @@ def test_indices_of_a_box_are_flat_positions(box: Any) -> None:
     assert torch.equal(box_indices(shape, offsets, sizes, CPU), expected)
 
 
+class Temporaries(TorchDispatchMode):
+    """Knows the size of the largest wide tensor that is made meanwhile: those are what a block bounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = operation(*args, **kwargs or {})
+        if isinstance(made, torch.Tensor) and made.dtype in (torch.int64, torch.float64):
+            self.largest = max(self.largest, made.numel())
+        return made
+
+
 @pytest.mark.parametrize(
-    "shape", [(rng._BLOCK + 3,), (3, rng._BLOCK // 2 - 1), (1, 1, rng._BLOCK + 5), (1, 1100, 1100)]
+    ("shape", "offsets", "sizes"),
+    [
+        pytest.param((BLOCK + 3,), (0,), (BLOCK + 3,), id="1 dim"),
+        pytest.param((3, BLOCK // 2 - 1), (0, 0), (3, BLOCK // 2 - 1), id="some rows at once"),
+        pytest.param((1, 1, BLOCK + 5), (0, 0, 0), (1, 1, BLOCK + 5), id="a row of its own"),
+        pytest.param((2, 3, 2, 300_000), (1, 1, 0, 7), (1, 2, 2, 290_000), id="a box of 4 dims"),
+    ],
 )
-def test_numbers_do_not_depend_on_the_block_borders(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    in_blocks = whole(shape)
-    monkeypatch.setattr(rng, "_BLOCK", 1 << 40)
+def test_a_large_box_is_drawn_in_blocks_and_has_the_numbers_of_its_parts(
+    shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    found = torch.empty(sizes)
+    with Temporaries() as temporaries:
+        fill_normal_(found, KEY, 0.02, shape, offsets)
+    assert BLOCK // 3 < temporaries.largest <= BLOCK
 
-    assert torch.equal(in_blocks, whole(shape))
-
-
-@pytest.mark.parametrize("shape", [(5000,), (50, 100), (1, 50, 100), (1, 1, 5000), (2, 1, 2500)])
-def test_no_more_than_a_block_is_drawn_at_once(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    hash_indices = rng.hash_indices
-
-    def watched(key: tuple[int, int], index: torch.Tensor) -> torch.Tensor:
-        sizes.append(index.numel())
-        return hash_indices(key, index)
-
-    monkeypatch.setattr(rng, "_BLOCK", 200)
-    monkeypatch.setattr(rng, "hash_indices", watched)
-    whole(shape)
-
-    assert sum(sizes) == math.prod(shape)
-    assert max(sizes) <= 200
+    first = 0
+    for part in found.chunk(3, dim=-1):
+        expected = torch.empty(part.shape)
+        fill_normal_(expected, KEY, 0.02, shape, (*offsets[:-1], offsets[-1] + first))
+        assert torch.equal(part, expected)
+        first += part.shape[-1]
 
 
 def test_narrow_types_are_the_fp64_numbers_rounded_once() -> None:

@@ -16,10 +16,10 @@ from megatrain.config import parallel as parallel_module
 from megatrain.contracts.black_box_values import Command, ControlPage, Phase
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.step_values import StepValue
+from megatrain.data.reader import BatchReader
 from megatrain.optim import ShardedOptimizer, learning_rate
 from megatrain.overlap_watch import OverlapWatch
 from megatrain.telemetry.flops import training_flops_per_token
-from megatrain.trainer import Trainer
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
 from tests.helpers.lone_trainer import LoneTrainer, Note
 
@@ -276,7 +276,7 @@ def test_a_request_to_stop_is_agreed_on_in_the_step_in_which_it_comes(
     made = make_trainer({"data": {"prefetch": 0}})
     chunk = made.replica.data_parallel[0]
     places: dict[str, tuple[Any, str]] = {
-        "data wait": (Trainer, "_read_step"),
+        "data wait": (BatchReader, "read_step"),
         "forward": (made.replica.pipeline, "train"),
         "reduction": (chunk, "finish_reduce"),
     }
