@@ -22,6 +22,7 @@ NAMES = [
     "GPT, dp2, full, gradients summed in bf16",
 ]
 LAYOUTS: dict[str, dict[str, Any]] = {name: CASES[name] for name in NAMES} | {
+    "one key-value head, tp2": {"parallel.tp_size": 2, "model.num_kv_heads": 1},
     "FP8, pp2, zero bubble": {
         "train.precision": "bf16", "fp8.recipe": "tensorwise", "parallel.pp_size": 2,
         "parallel.schedule": "zero_bubble",

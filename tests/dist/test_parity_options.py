@@ -35,7 +35,8 @@ FACTORS: dict[str, list[Any]] = {
     "has_tied_head": [True, False],
     "window_size": [0, 5],
     "dropout": [0.0, 0.1],
-    "num_kv_heads": [8, 4],
+    # 1: fewer than there are tp ranks, in each layout that has any
+    "num_kv_heads": [8, 4, 1],
     "norm": ["layernorm", "rmsnorm"],
     "mlp": ["gelu", "swiglu"],
     "positions": ["learned", "rope"],
