@@ -161,13 +161,8 @@ class ChunkDataParallel:
         self.finish_gather()  # of what no forward used: the optimizer is about to write there
         sums = []
         for bucket in self.buckets:
-            group, share = bucket.sum_group, self.gradient_share(bucket)
-            parts = [share[one.start : one.stop] for one in bucket.stretches() if one.copies.group]
-            if group is None or not parts:
-                continue  # with other copies the same share has none either
-            flat = parts[0] if len(parts) == 1 else torch.cat(parts)
-            sums.append(_SumOfCopies(parts, flat, group.all_reduce(flat, all_reduce_along(group.name))))
-            if not self.options.has_overlap:
+            sums += _start_sum(bucket, self.gradient_share(bucket))
+            if not self.options.has_overlap and sums:
                 sums.pop().finish()
         for one in sums:
             one.finish()
@@ -185,8 +180,8 @@ class ChunkDataParallel:
         for bucket in self.buckets:
             late = bucket.release_late_gradients()
             share = self._reduce_scatter(bucket, late, late[bucket.share]).wait()
-            if bucket.sum_group is not None:
-                bucket.sum_group.all_reduce(share, all_reduce_along(bucket.sum_group.name)).wait()
+            for one in _start_sum(bucket, share):
+                one.finish()
             self.gradient_share(bucket).add_(share)
 
     def gradient_share(self, bucket: Bucket) -> Tensor:
@@ -308,6 +303,16 @@ class _SumOfCopies:
         if len(self.parts) > 1:
             for part, summed in zip(self.parts, self.flat.split([part.numel() for part in self.parts]), strict=True):
                 part.copy_(summed)
+
+
+def _start_sum(bucket: Bucket, share: Tensor) -> list[_SumOfCopies]:
+    """Start to sum what of this rank's `share` of a bucket has copies: one exchange, or none, on all of them alike."""
+    group = bucket.sum_group
+    parts = [share[one.start : one.stop] for one in bucket.stretches() if one.copies.group]
+    if group is None or not parts:
+        return []
+    flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return [_SumOfCopies(parts, flat, group.all_reduce(flat, all_reduce_along(group.name)))]
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -19,6 +19,7 @@ BOUND = 1e-10
 CASES: dict[str, tuple[Tables, Tables]] = {
     "dp2": (on_layout(1, 1, 2), {}),
     "tp2-dp2-zero2": (on_layout(2, 1, 2), {"parallel": {"zero_stage": 2}}),
+    "tp4-kv2-dp2": (on_layout(4, 1, 2), {"model": {"num_kv_heads": 2}}),
     "pp2-dp2-tied": (on_layout(1, 2, 2), {"model": {"has_tied_head": True}}),
 }
 
