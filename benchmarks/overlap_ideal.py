@@ -62,15 +62,16 @@ def measured_computes(records: Sequence[Record], steps: set[int]) -> Computes:
 
 def sent_by_schedule(config: Config) -> float:
     """Return the bytes that a rank sends in a step, the mean over stages."""
-    chunk_bytes, message_bytes = sent_bytes(config)
+    bucket_bytes, message_bytes = sent_bytes(config)
     schedule = config.parallel.build_schedule(config.num_microbatches(config.parallel.dp_size))
     num_messages = sum(action.kind in _SENDS for actions in schedule.stages for action in actions)
-    shared = 2 * sum(chunk_bytes.values())
+    shared = 2 * sum(map(sum, bucket_bytes.values()))
     return (shared + (num_messages * message_bytes if schedule.pp_size > 1 else 0)) / schedule.pp_size
 
 
-def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the bytes that a rank sends to gather, or to reduce, the chunk of (stage, chunk), and those of a message.
+def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], list[int]], int]:
+    """Return the bytes that a rank sends to gather, or to reduce, each bucket of the chunk of (stage, chunk), in the
+    order of backward, and those of a message.
 
     In fp32, parameters and gradients alike.
     """
@@ -83,15 +84,21 @@ def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], int], int]:
         ) as mesh:
             chunks = build_chunks(config, mesh, torch.device("meta"), ImmediateCopies())
         for number, chunk in enumerate(chunks):
-            numel = sum(bucket.numel for bucket in chunk.data_parallel.buckets)
-            found[stage, number] = numel * _ELEMENT_BYTES * (layout.dp_size - 1) // layout.dp_size
+            found[stage, number] = [
+                bucket.numel * _ELEMENT_BYTES * (layout.dp_size - 1) // layout.dp_size
+                for bucket in chunk.data_parallel.buckets
+            ]
     model = config.model
     message = model.seq_len // layout.tp_size * config.batch.micro_batch_size * model.hidden_size * _ELEMENT_BYTES
     return found, message
 
 
 def ideal_of_schedule(config: Config, computes: Sequence[Computes], rate: float) -> float:
-    """Return the seconds of a step. computes: by rank; rate: bytes a second that a rank sends."""
+    """Return the seconds of a step. computes: by rank; rate: bytes a second that a rank sends.
+
+    A chunk computes its buckets one after the other, each for as long as it has bytes: the first forward waits for each
+    bucket where it comes to it, and each is reduced as soon as the last backward is done with it.
+    """
     replay = _Replay(config, rate)
     ends = []
     updates: list[int | None] = [None] * len(computes)
@@ -108,8 +115,8 @@ class _Replay:
     def __init__(self, config: Config, rate: float) -> None:
         self._layout = config.layout(None)
         self._schedule = config.parallel.build_schedule(config.num_microbatches(config.parallel.dp_size))
-        chunk_bytes, message_bytes = sent_bytes(config)
-        self._exchange_s = {key: num_bytes / rate for key, num_bytes in chunk_bytes.items()}
+        bucket_bytes, message_bytes = sent_bytes(config)
+        self._exchange_s = {key: [one / rate for one in sizes] for key, sizes in bucket_bytes.items()}
         self._message_s = message_bytes / rate if self._layout.pp_size > 1 else 0.0
         self._replay = LinkReplay()
         self._arrivals: dict[Any, int] = {}
@@ -126,27 +133,47 @@ class _Replay:
     def add_rank(self, step: int, rank: int, computes: Computes, last_update: int | None) -> int:
         """Add what a rank does in a step. Returns its update of the parameters, which all ranks begin together."""
         schedule, replay, at = self._schedule, self._replay, self._layout.coordinate(rank)
-        peers = (at["pp"], at["tp"])
-        gathers = []
+        stage, peers = at["pp"], (at["pp"], at["tp"])
+        gathers: dict[int, list[int]] = {}
         for chunk in range(schedule.num_chunks):
             after = [] if last_update is None else [last_update]
-            seconds = self._exchange_s[at["pp"], chunk] if after else 0.0
-            gathers.append(replay.send(rank, "dp", seconds, after, (step, "gather", chunk, peers)))
+            gathers[chunk] = [
+                replay.send(rank, "dp", seconds if after else 0.0, after, (step, "gather", chunk, bucket, peers))
+                for bucket, seconds in enumerate(reversed(self._exchange_s[stage, chunk]))
+            ]
         last, reduced = -1, []
-        for action in schedule.stages[at["pp"]]:
+        last_backwards = {a.chunk: a for a in schedule.stages[stage] if a.kind is ActionKind.BACKWARD}
+        for action in schedule.stages[stage]:
+            chunk, exchanges = action.chunk, self._exchange_s[stage, action.chunk]
             if action.kind in _COMPUTES.values():
-                seconds = computes.parts[action.kind, action.chunk, action.microbatch]
-                last = replay.compute(rank, seconds, [gathers[action.chunk]])
-                self._consumers.append(((step, rank, action), last))
+                seconds = computes.parts[action.kind, chunk, action.microbatch]
+                if action.kind is ActionKind.FORWARD and chunk in gathers:
+                    parts = _parts(seconds, exchanges[::-1])
+                    numbers = [
+                        replay.compute(rank, part, [gather])
+                        for part, gather in zip(parts, gathers.pop(chunk), strict=True)
+                    ]
+                elif last_backwards[chunk] == action:
+                    numbers = []
+                    for bucket, (part, exchange) in enumerate(zip(_parts(seconds, exchanges), exchanges, strict=True)):
+                        numbers.append(replay.compute(rank, part, []))
+                        group = (step, "reduce", chunk, bucket, peers)
+                        reduced.append(replay.send(rank, "dp", exchange, [numbers[-1]], group))
+                else:
+                    numbers = [replay.compute(rank, seconds, [])]
+                last = numbers[-1]
+                self._consumers.append(((step, rank, action), numbers[0]))
             elif action.kind in _SENDS:
                 consumer, direction = _SENDS[action.kind]
-                stage, chunk = schedule.placement.place(
-                    schedule.placement.model_chunk(at["pp"], action.chunk) + direction
-                )
-                receiver = self._layout.ranks_along(rank, "pp")[stage]
-                sent = replay.send(rank, direction, self._message_s, [last])
-                self._arrivals[step, receiver, Action(consumer, chunk, action.microbatch)] = sent
-            elif action.kind is ActionKind.REDUCE:
-                seconds = self._exchange_s[at["pp"], action.chunk]
-                reduced.append(replay.send(rank, "dp", seconds, [last], (step, "reduce", action.chunk, peers)))
+                to, to_chunk = schedule.placement.place(schedule.placement.model_chunk(stage, chunk) + direction)
+                receiver = self._layout.ranks_along(rank, "pp")[to]
+                # one stage hands its chunks' activations over in memory
+                sent = last if receiver == rank else replay.send(rank, direction, self._message_s, [last])
+                self._arrivals[step, receiver, Action(consumer, to_chunk, action.microbatch)] = sent
         return replay.compute(rank, computes.update, reduced, (step, "update"))
+
+
+def _parts(seconds: float, exchanges: Sequence[float]) -> list[float]:
+    """Return how long a chunk computes each of its buckets."""
+    whole = sum(exchanges)
+    return [seconds * (one / whole if whole else 1.0 / len(exchanges)) for one in exchanges]

@@ -1,5 +1,7 @@
 """Tokens a second of 8 processes, tp2 pp2 dp2 with 2 chunks a stage, through the real command under torchrun.
 
+Beside them: as many jobs of one process each, side by side, as there are cores. They communicate nothing and fill the
+cores as well, so that the ratio says what the layout costs on a machine of any kind.
 Run alone on the machine: python -m benchmarks throughput_ranks [--write]
 """
 
@@ -12,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +27,29 @@ from megatrain.data.indexed import IndexedWriter, token_dtype
 
 ROOT = Path(__file__).parent.parent
 STEPS, WARMUP = 40, 10
-EIGHT_BAR = 0.8
-"""Tokens/s of 8 processes by those of one, which share the cores."""
+NUM_CORES = len(os.sched_getaffinity(0))
+EIGHT_BAR = 0.5
+"""Tokens/s of 8 processes by those of single processes that fill the same cores."""
 VOCAB_SIZE = 4096
-LAYOUTS = {
-    "1 process": (1, ["--parallel.tp_size=1", "--parallel.pp_size=1", "--parallel.dp_size=1", "--parallel.num_chunks=1",
-                      "--parallel.schedule=1f1b"]),
-    "tp2 pp2 dp2, 2 chunks": (8, []),
-}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Jobs of one kind that run side by side."""
+
+    name: str
+    num_jobs: int
+    num_processes: int
+    overrides: Sequence[str] = ()
+
+
+SINGLE = ("--parallel.tp_size=1", "--parallel.pp_size=1", "--parallel.dp_size=1", "--parallel.num_chunks=1",
+          "--parallel.schedule=1f1b")  # fmt: skip
+SIDES = (
+    Side("1 process", 1, 1, SINGLE),
+    Side(f"{NUM_CORES} jobs of 1 process", NUM_CORES, 1, SINGLE),
+    Side("tp2 pp2 dp2, 2 chunks", 1, 8),
+)
 
 
 def run() -> Result:
@@ -38,7 +57,7 @@ def run() -> Result:
     with tempfile.TemporaryDirectory() as directory:
         prefix = Path(directory) / "train"
         write_random_tokens(prefix)
-        rows = [_measure(name, Path(directory), prefix) for name in LAYOUTS]
+        rows = [_measure(side, Path(directory), prefix) for side in SIDES]
     return Result(
         name="throughput-ranks",
         title="Tokens/s of the demo's model, one process and 8 processes on one machine",
@@ -46,26 +65,35 @@ def run() -> Result:
         rows=rows,
         notes=[
             f"median over steps {WARMUP + 1} to {STEPS}, one thread a process, gloo over loopback, fp32",
+            "jobs side by side: the sum of their tokens/s, the median of all their steps",
             "8 processes share the machine's cores: the figure says what the layout costs there, not how it scales",
         ],
         settings={"configuration": "configs/demo.toml", "steps": STEPS},
-        beyond_bar=at_least("tokens/s of 8 processes / of one", rows[1]["tokens/s"] / rows[0]["tokens/s"], EIGHT_BAR),
+        beyond_bar=at_least(
+            f"tokens/s of 8 processes / of {NUM_CORES} jobs of one",
+            rows[2]["tokens/s"] / rows[1]["tokens/s"],
+            EIGHT_BAR,
+        ),
     )
 
 
-def _measure(name: str, directory: Path, prefix: Path) -> dict[str, Any]:
-    num_processes, overrides = LAYOUTS[name]
-    records = train_records(directory / f"run-{num_processes}", prefix, num_processes, STEPS, overrides)
-    steps = [record for record in records if record["kind"] == "step"][WARMUP:]
-    seconds = [record["duration_s"] for record in steps]
+def _measure(side: Side, directory: Path, prefix: Path) -> dict[str, Any]:
+    def steps_of(job: int) -> list[dict[str, Any]]:
+        run_directory = directory / f"{side.name}-{job}".replace(" ", "-")
+        records = train_records(run_directory, prefix, side.num_processes, STEPS, side.overrides)
+        return [record for record in records if record["kind"] == "step"][WARMUP:]
+
+    with ThreadPoolExecutor(side.num_jobs) as jobs:
+        by_job = list(jobs.map(steps_of, range(side.num_jobs)))
+    seconds = [step["duration_s"] for steps in by_job for step in steps]
     deciles = statistics.quantiles(seconds, n=10)
     return {
-        "layout": name,
-        "tokens/s": statistics.median(record["num_tokens"] / record["duration_s"] for record in steps),
+        "layout": side.name,
+        "tokens/s": sum(statistics.median(one["num_tokens"] / one["duration_s"] for one in steps) for steps in by_job),
         "ms/step": statistics.median(seconds) * 1e3,
         "p10 ms": deciles[0] * 1e3,
         "p90 ms": deciles[-1] * 1e3,
-        "peak RSS of rank 0, GiB": steps[-1]["memory_bytes"] / 2**30,
+        "peak RSS of rank 0, GiB": max(steps[-1]["memory_bytes"] for steps in by_job) / 2**30,
     }
 
 
