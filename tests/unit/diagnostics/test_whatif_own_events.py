@@ -207,7 +207,7 @@ def test_summary_for_people(run_directory: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr().out
     assert "24 ranks (dp 3, pp 4)" in printed
     assert "2, from 10 to 20" in printed
-    assert "(ranks 14): check their hosts" in printed
+    assert "(rank 14): check their hosts" in printed
     assert "backward-compute" in printed
 
 
