@@ -21,6 +21,7 @@ ENDS = {Operation.TP_ALL_GATHER: 3, Operation.TP_REDUCE_SCATTER: 2}
 """Of embedding and head for a micro-batch, which stay whole: in forward, in backward, and for the head again."""
 
 
+@pytest.mark.slow(kept=["serial-selective"])
 @pytest.mark.parametrize(("block", "recompute"), [("parallel", "none"), ("serial", "selective"), ("serial", "full")])
 def test_as_many_bytes_travel_in_more_exchanges(
     block: str, recompute: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
@@ -88,6 +89,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow(kept=["Llama, parallel, selective, dropout"])
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_estimate_is_what_a_step_holds(changes: dict[str, Any], rank_pool: RankPool) -> None:
     for counted, estimated, moment in rank_pool.run(measure_rank, 2, with_changes({**SMALL, **changes})):

@@ -90,7 +90,7 @@ def test_overlap_changes_no_bit(zero_stage: int, jobs: TrainingJobs, train_data:
     assert on.losses == off.losses
 
 
-@pytest.mark.slow(kept=["to fewer"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [((4, 1, 2, 1), (1, 1, 1, 1)), ((2, 2, 2, 1), (4, 1, 2, 1)), ((8, 1, 1, 1), (4, 2, 1, 2))],

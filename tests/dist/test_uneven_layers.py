@@ -66,7 +66,7 @@ def test_uneven_layers_give_the_numbers_of_one_process(
     assert run.losses[-1] < run.losses[0]
 
 
-@pytest.mark.slow(kept=["even-to-3+1"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [([], [3, 1]), ([1, 3], [])], ids=["even-to-3+1", "1+3-to-even"])
 def test_a_job_goes_on_with_another_split(
     first: list[int], second: list[int], jobs: TrainingJobs, train_data: Tables, tmp_path: Path

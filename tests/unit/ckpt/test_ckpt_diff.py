@@ -34,6 +34,7 @@ def test_the_same_state_in_another_layout_differs_in_the_mesh_alone(ckpt: Ckpt, 
     assert (found["num_compared"], found["values"]) == (len(state), [])
 
 
+@pytest.mark.slow(kept=["layout0"])
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}])
 def test_values_that_differ_are_measured(
     ckpt: Ckpt, config: Config, tmp_path: Path, layout: dict[str, int], monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def bring_back(servers: EtcdServers, member: EtcdMember, *, was_killed: bool) ->
     servers.wait_ready()
 
 
+@pytest.mark.slow(kept=["kill-True"])
 @pytest.mark.parametrize(("fault", "is_leader"), [("kill", True), ("freeze", True), ("freeze", False)])
 def test_calls_go_on_through_another_member(cluster: EtcdServers, fault: str, is_leader: bool) -> None:
     """The member that everything of a client hangs on goes: puts, lease, watch and leadership outlive it."""

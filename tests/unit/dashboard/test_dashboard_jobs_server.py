@@ -174,6 +174,7 @@ def test_a_run_that_became_a_link_is_not_opened(runs: Path) -> None:
         ask(served.port, "/jobs/b/api/v1/job").assert_refused(404, "is a symbolic link by now")
 
 
+@pytest.mark.slow
 def test_few_are_open_at_a_time_and_idle_ones_are_closed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_jobs_module, "_SWEEP_S", 0.02)
     write_run(runs / "c")
@@ -227,6 +228,7 @@ def test_command_lines_that_mean_no_list(runs: Path, capsys: pytest.CaptureFixtu
         assert text in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_program_of_all_jobs(runs: Path) -> None:
     command = [sys.executable, "-m", "megatrain", "dashboard", "--runs", str(runs), "--port", "0"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as program:

@@ -336,6 +336,7 @@ def reaped(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+@pytest.mark.slow
 def test_the_history_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "runs" / "old" / "events").mkdir(parents=True)
     process = started("megatrain", "dashboard", "--replay", "old", "--port", "0", directory=tmp_path)

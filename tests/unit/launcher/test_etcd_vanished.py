@@ -181,6 +181,7 @@ def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, p
         assert Told.by(client).value == b"another"
 
 
+@pytest.mark.slow
 def test_old_parts_that_etcd_takes_away_itself_are_no_loss(place: Path, program: Path) -> None:
     with EtcdProcess(place, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         for number in range(50):
@@ -198,6 +199,7 @@ def test_old_parts_that_etcd_takes_away_itself_are_no_loss(place: Path, program:
         assert Told.by(client).value == b"value"
 
 
+@pytest.mark.slow
 def test_one_that_lost_what_nobody_held_does_not_begin_anew(
     place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

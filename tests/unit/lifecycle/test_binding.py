@@ -188,6 +188,7 @@ def test_a_system_without_affinity_is_a_configuration_error(monkeypatch: pytest.
         bind_process("numa", 0, 1)
 
 
+@pytest.mark.slow
 def test_threads_of_torch_are_set() -> None:
     script = (
         "from megatrain.binding import set_threads; import torch\n"

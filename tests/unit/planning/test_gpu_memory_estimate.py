@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow(kept=["Llama, selective recompute", "Llama, FP8 by row"])
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_estimate_is_what_kernels_would_hold(changes: dict[str, Any]) -> None:

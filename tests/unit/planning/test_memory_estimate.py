@@ -62,6 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow(kept=["GPT", "ZeRO-2, gradients in bf16", "offloaded", "FP8"])
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_estimate_is_what_a_step_holds(changes: dict[str, Any]) -> None:
     counted, estimated, moment = measure_rank(RankContext(0, 1, ""), with_changes({**SMALL, **changes}))
@@ -85,6 +86,7 @@ class NumpyCopies:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_offloaded_activations_are_off_the_device_as_estimated(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "ImmediateCopies", NumpyCopies)

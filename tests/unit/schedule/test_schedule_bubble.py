@@ -122,6 +122,7 @@ def test_the_bubble_of_equal_durations_is_told_where_none_are_given() -> None:
     assert bubble_fraction("zero_bubble", 4, 1, 8) == 1 / 8
 
 
+@pytest.mark.slow
 def test_four_times_the_batch_has_a_quarter_of_the_bubble(
     makespans: dict[tuple[str, int, int, int], NDArray[np.int64]],
 ) -> None:
