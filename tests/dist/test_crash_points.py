@@ -103,6 +103,7 @@ def test_a_rank_that_is_killed_in_the_copy_into_the_only_slot(
     assert steps_that_are_whole(tmp_path / "checkpoints") == [2, 4]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_while_the_slots_change(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -226,6 +227,7 @@ def test_writers_that_are_killed_while_the_ranks_train_on(
         assert_goes_on_as_if_never_stopped(after, straight, newest[number])
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_between_the_only_slots_of_two_ranks(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:

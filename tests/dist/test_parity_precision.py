@@ -43,7 +43,7 @@ one process differ by 5e-5). The change of a weight in 5 steps is smaller than t
 starts at zero and is nothing but its changes, with little to average over (measured 1.9e-2)."""
 
 
-@pytest.mark.slow(kept=["tp2-pp2-dp2"])
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fp32_gives_the_numbers_of_one_process(layout: str, jobs: TrainingJobs, train_data: Tables) -> None:
     common: Tables = {"train": {"precision": "fp32"}}

@@ -69,6 +69,7 @@ def is_tidy(main: Path) -> bool:
     return len(steps) <= 2 and all(path.name in names or path.name > max(names) for path in main.glob("step-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_disk_that_is_full(train_data: Tables, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 128 << 10) as disk:

@@ -158,7 +158,7 @@ MEMORY_CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow(kept=["parallel-block-full"])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MEMORY_CASES)
 def test_memory_is_what_is_planned(case: str, rank_pool: RankPool) -> None:
     tables = with_changes({**MEMORY, **MEMORY_CASES[case]})

@@ -283,7 +283,6 @@ def test_what_is_no_pickle_is_refused(raw: bytes) -> None:
         read_metadata(raw, "x")
 
 
-@pytest.mark.slow(kept=["nested0"])
 @pytest.mark.parametrize(
     "nested",
     [
