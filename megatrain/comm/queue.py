@@ -309,7 +309,8 @@ class _Task:
 
     def start_at_once(self, *, has_turn: bool) -> BaseException | None:
         """Start it before the lane's thread has woken up. Returns what went wrong."""
-        self._has_begun = has_turn
+        if has_turn:
+            self._begin()  # since it was submitted the one before may have begun and ended
         self._start()
         if has_turn:
             self._queue.recorder.launched(self._token)

@@ -285,6 +285,35 @@ def test_a_span_is_announced_at_once_and_begins_with_its_turn(tmp_path: Path) ->
     assert first.flags == second.flags == RecordFlag.WATCHED
 
 
+def test_a_span_begins_after_the_one_before_which_ended_while_it_was_submitted(tmp_path: Path) -> None:
+    """A thread that submits may be held up for long: spans that overlap would tell another order than the lane's."""
+    identity = Identity("demo", "main", 1, 0, Layout(dp_size=2), 1, "a")
+    recorder = open_recorder(identity, directory=str(tmp_path), run_key="key", num_records=64)
+    assert recorder.path is not None
+    link, pending = Link(recorder=recorder), list[Pending]()
+
+    class LateLane(Lane):
+        """The third exchange is announced, and before it enters the lane the second's turn has come and gone."""
+
+        def add(self, task: Any) -> None:
+            if len(pending) == 2:
+                for name, one in zip(("first", "second"), pending, strict=True):
+                    link.works[name].has_ended.set()
+                    one.wait()
+                wait_until(lambda: not self._num_open, "the lane to be empty", DEADLINE_S)
+            super().add(task)
+
+    lane = LateLane("dp")
+    for name in ("first", "second", "third"):
+        pending.append(link.submit(name, lane))
+    link.works["third"].has_ended.set()
+    pending[2].wait()
+
+    _, second, third = read_black_box(recorder.path).records
+    assert second.duration_ns is not None
+    assert third.start_ns >= second.start_ns + second.duration_ns
+
+
 def test_a_lane_without_work_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "_IDLE_S", 0.01)
     link, lane = Link(), Lane("rarely")
