@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from megatrain.checkpoint.image import ImagePlan, plan_image
+from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan, plan_image
 from megatrain.checkpoint.ownership import SavedShard, divide
 from megatrain.contracts.arena import Arena, SealedSnapshot
 from megatrain.contracts.arena_layout import (
@@ -56,10 +56,11 @@ class SnapshotPlan:
         return hashlib.sha256(self.file.digest + self.rest.digest).digest()
 
 
-def plan_snapshot(shards: Sequence[SavedShard]) -> SnapshotPlan:
+def plan_snapshot(shards: Sequence[SavedShard], max_item_bytes: int = MAX_ITEM_BYTES) -> SnapshotPlan:
     """Lay out the snapshot of one rank's state. The same state gives the same plan in another process."""
     owned, others = divide(shards)
-    return SnapshotPlan(*(plan_image([(one.kind, one.shard) for one in part]) for part in (owned, others)))
+    parts = [[(one.kind, one.shard) for one in part] for part in (owned, others)]
+    return SnapshotPlan(*(plan_image(part, max_item_bytes) for part in parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,19 @@ NUM_KEPT_ITEMS = 16
 """What a box needs at once when the files are of so many tensor-parallel ranks."""
 _ENVELOPE_BYTES = 4096
 """More than there is around the data of an item."""
-KEPT_BYTES = NUM_KEPT_ITEMS * (MAX_ITEM_BYTES + _ENVELOPE_BYTES)
+
+
+def bytes_of_kept_items(max_item_bytes: int) -> int:
+    """Return the memory for as many items as a box may need, of which each has at most so many bytes of data."""
+    return NUM_KEPT_ITEMS * (max_item_bytes + _ENVELOPE_BYTES)
 
 
 class ParameterReader:
     """Reads from one committed checkpoint. Every item that is read is checked against its digest."""
 
-    def __init__(self, directory: Location, manifest: Manifest, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(
+        self, directory: Location, manifest: Manifest, kept_bytes: int = bytes_of_kept_items(MAX_ITEM_BYTES)
+    ) -> None:
         """Read what the checkpoint holds. kept_bytes: the memory for items that were read; the last one is always kept.
 
         Raises: CheckpointError naming the file.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatrain.checkpoint.box_cover import shared_box
-from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImageItem
+from megatrain.checkpoint.image import ImageItem
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.parallel.boxes import Box
 
@@ -25,7 +25,7 @@ class Part:
     needs: frozenset[int]
 
 
-def parts_of(item: ImageItem, reader: ParameterReader, most_bytes: int = MAX_ITEM_BYTES) -> Iterator[Part]:
+def parts_of(item: ImageItem, reader: ParameterReader, most_bytes: int) -> Iterator[Part]:
     """Yield the parts of an item in the order of its data. One whose stored items have most_bytes or less stays whole.
 
     Raises: CheckpointError naming the tensor.

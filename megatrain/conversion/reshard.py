@@ -19,11 +19,11 @@ import torch
 from megatrain.assembly import build_replica
 from megatrain.checkpoint.arena_slots import plan_snapshot
 from megatrain.checkpoint.data_file import data_file_name, is_data_file
-from megatrain.checkpoint.image import ImagePlan
+from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan
 from megatrain.checkpoint.item_reader import vouched_content
 from megatrain.checkpoint.metadata_reader import load_metadata
 from megatrain.checkpoint.offline_writer import NewCheckpoint, new_checkpoint
-from megatrain.checkpoint.parameter_reader import ParameterReader
+from megatrain.checkpoint.parameter_reader import ParameterReader, bytes_of_kept_items
 from megatrain.comm import dry_mesh
 from megatrain.config.checks import check
 from megatrain.config.config import Config
@@ -51,16 +51,23 @@ class ReshardReport:
 
 
 def reshard(
-    source: Location, output: Location, layout: Layout, num_chunks: int, layers_per_chunk: tuple[int, ...] = ()
+    source: Location,
+    output: Location,
+    layout: Layout,
+    num_chunks: int,
+    layers_per_chunk: tuple[int, ...] = (),
+    *,
+    max_item_bytes: int = MAX_ITEM_BYTES,
 ) -> ReshardReport:
     """Write the committed checkpoint `source` to `output` in the layout given, and commit it.
 
-    layers_per_chunk: as parallel.layers_per_chunk; empty for the even split, whatever the source's was.
+    layers_per_chunk: as parallel.layers_per_chunk; empty for the even split, whatever the source's was. max_item_bytes:
+    data of one item, of which the memory holds some at a time; a job writes items of the default.
     Raises: ConfigError when no job of this layout could run the model; CheckpointError naming the file.
     """
     manifest = read_manifest(source)
     config = _with_layout(job_config(manifest, source), layout, num_chunks, layers_per_chunk)
-    reader = ParameterReader(source, manifest)
+    reader = ParameterReader(source, manifest, bytes_of_kept_items(max_item_bytes))
     written = replace(
         manifest,
         written_unix_s=time.time(),
@@ -73,19 +80,23 @@ def reshard(
     with new_checkpoint(
         output, written, lambda rank: data_file_name(manifest.round, rank), _small_files(source, manifest)
     ) as target:
-        for images in _windows(planned_images(config, layout, has_optimizer=manifest.has_optimizer)):
-            _write_images(target, images, reader)
+        planned = planned_images(config, layout, max_item_bytes, has_optimizer=manifest.has_optimizer)
+        for images in _windows(planned):
+            _write_images(target, images, reader, max_item_bytes)
     return ReshardReport(target.manifest, reader.bytes_read)
 
 
-def planned_images(config: Config, layout: Layout, *, has_optimizer: bool) -> Iterator[tuple[int, ImagePlan]]:
+def planned_images(
+    config: Config, layout: Layout, max_item_bytes: int, *, has_optimizer: bool
+) -> Iterator[tuple[int, ImagePlan]]:
     """Yield each rank of a job and the image of the file that it writes. The plans' tensors have no memory."""
     for rank in range(layout.world_size):
         with dry_mesh(
             layout, rank, has_wrap_links=config.parallel.num_chunks > 1, neighbours=config.neighbours
         ) as mesh:
             shards = build_replica(config, mesh, mesh.recorder, torch.device("meta")).saved_shards()
-        yield rank, plan_snapshot([one for one in shards if has_optimizer or one.kind == "master"]).file
+        saved = [one for one in shards if has_optimizer or one.kind == "master"]
+        yield rank, plan_snapshot(saved, max_item_bytes).file
 
 
 def _windows(images: Iterable[tuple[int, ImagePlan]]) -> Iterator[list[tuple[int, ImagePlan]]]:
@@ -94,10 +105,12 @@ def _windows(images: Iterable[tuple[int, ImagePlan]]) -> Iterator[list[tuple[int
         yield window
 
 
-def _write_images(target: NewCheckpoint, images: Iterable[tuple[int, ImagePlan]], reader: ParameterReader) -> None:
+def _write_images(
+    target: NewCheckpoint, images: Iterable[tuple[int, ImagePlan]], reader: ParameterReader, max_item_bytes: int
+) -> None:
     """Write the data files of some ranks, all at once."""
     files = [target.create(rank, plan) for rank, plan in images]
-    parts = [[part for item in file.plan.items for part in parts_of(item, reader)] for file in files]
+    parts = [[part for item in file.plan.items for part in parts_of(item, reader, max_item_bytes)] for file in files]
     num_missing = [len(of_file) for of_file in parts]
     turns = Turns([[part.needs for part in of_file] for of_file in parts])
     for file in (file for file, num_parts in zip(files, num_missing, strict=True) if not num_parts):

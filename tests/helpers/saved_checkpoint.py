@@ -21,7 +21,7 @@ from megatrain.checkpoint.data_file import (
     encode_trailer,
     trailer_digest,
 )
-from megatrain.checkpoint.image import ImagePlan, key_of, plan_image
+from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan, key_of, plan_image
 from megatrain.checkpoint.metadata_file import metadata_bytes
 from megatrain.checkpoint.offline_writer import write_checkpoint
 from megatrain.cli import main
@@ -67,7 +67,12 @@ def whole_state(config: Config, seed: int = 3) -> dict[str, Tensor]:
 
 
 def write_as_job(
-    directory: Path, config: Config, state: dict[str, Tensor], step: int = 7, beside: Mapping[str, bytes] | None = None
+    directory: Path,
+    config: Config,
+    state: dict[str, Tensor],
+    step: int = 7,
+    beside: Mapping[str, bytes] | None = None,
+    max_item_bytes: int = MAX_ITEM_BYTES,
 ) -> Manifest:
     """Write the checkpoint that the ranks of a job write together: each fills its image from memory.
 
@@ -86,7 +91,7 @@ def write_as_job(
             region = zip(one.shard.box.offsets, one.shard.box.sizes, strict=True)
             whole = state[key_of(one.kind, one.shard.name)]
             one.shard.tensor.copy_(whole[tuple(slice(at, at + size) for at, size in region)])
-        plan = plan_snapshot(shards).file
+        plan = plan_snapshot(shards, max_item_bytes).file
         name = data_file_name(2, rank)
         files[name], entries[name] = _data_file(plan)
         items[rank] = plan.items_json()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatrain.checkpoint.image import plan_image
 from megatrain.config.config import Config
 from megatrain.contracts.location import LocalLocation
 from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job
@@ -36,17 +35,14 @@ def test_the_same_state_in_another_layout_differs_in_the_mesh_alone(ckpt: Ckpt, 
 
 @pytest.mark.slow(kept=["layout0"])
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}])
-def test_values_that_differ_are_measured(
-    ckpt: Ckpt, config: Config, tmp_path: Path, layout: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan_image, "__defaults__", (2048,))  # several items a tensor
+def test_values_that_differ_are_measured(ckpt: Ckpt, config: Config, tmp_path: Path, layout: dict[str, int]) -> None:
     state = whole_state(config)
-    write_as_job(tmp_path / "a", config, state)
+    write_as_job(tmp_path / "a", config, state, max_item_bytes=2048)  # several items a tensor
     keys = [key for key in state if key.endswith("qkv.weight") and key.startswith("model.")][:2]
     state[keys[0]].view(-1)[5] += 0.5
     state[keys[0]].view(-1)[700] -= 0.25
     state[keys[1]].view(-1)[-1] = float("nan")
-    write_as_job(tmp_path / "b", with_layout(config, **layout), state, step=9)
+    write_as_job(tmp_path / "b", with_layout(config, **layout), state, step=9, max_item_bytes=2048)
 
     found = ckpt("diff", tmp_path / "a", tmp_path / "b", "--tensors", "--json")
     text = ckpt("diff", tmp_path / "a", tmp_path / "b", "--tensors")

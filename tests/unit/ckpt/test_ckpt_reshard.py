@@ -10,14 +10,14 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from megatrain.checkpoint.image import plan_image
 from megatrain.checkpoint.metadata_reader import load_metadata
-from megatrain.checkpoint.parameter_reader import ParameterReader
+from megatrain.checkpoint.parameter_reader import bytes_of_kept_items
 from megatrain.checkpoint.url_location import open_location
 from megatrain.contracts.checkpoint_files import is_manifest_name, read_manifest
 from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.layout import Layout
 from megatrain.contracts.location import LocalLocation
-from megatrain.conversion.parts import parts_of
+from megatrain.conversion.reshard import ReshardReport, reshard
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from tests.helpers.checkpoint_tree import put_main
 from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job
@@ -103,32 +103,34 @@ def test_layers_are_split_as_told(ckpt: Ckpt, tmp_path: Path) -> None:
 
 
 ITEM_BYTES = 4 << 10
-KEPT_BYTES = 16 * 6 << 10
-"""For 16 items and what is around them, which weighs more here."""
+"""So small that a tiny model has many items."""
+KEPT_BYTES = bytes_of_kept_items(ITEM_BYTES)
 
 
-@pytest.fixture
-def _small_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all bounds be those of small items, so that a tiny model has many."""
-    monkeypatch.setattr(plan_image, "__defaults__", (ITEM_BYTES,))
-    monkeypatch.setattr(parts_of, "__defaults__", (ITEM_BYTES,))
-    monkeypatch.setattr(ParameterReader.__init__, "__defaults__", (KEPT_BYTES,))
+def reshard_small_items(directory: Path, after: dict[str, int]) -> ReshardReport:
+    """Write `directory`/a to `directory`/out in another layout, all in small items."""
+    layout = Layout(**{f"{axis}_size": size for axis, size in after.items()})
+    return reshard(
+        LocalLocation(directory / "a"), LocalLocation(directory / "out"), layout, 1, max_item_bytes=ITEM_BYTES
+    )
 
 
-@pytest.mark.usefixtures("_small_items")
+def data_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.distcp"))
+
+
 def test_memory_holds_some_items(ckpt: Ckpt, tmp_path: Path) -> None:
     config = make_config({"train": {"precision": "fp32"}})
-    write_as_job(tmp_path / "a", with_layout(config, dp=4), whole_state(config))
+    write_as_job(tmp_path / "a", with_layout(config, dp=4), whole_state(config), max_item_bytes=ITEM_BYTES)
 
     with PeakTensorBytes() as memory:
-        found = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", "--tp", 2, "--json")
+        reshard_small_items(tmp_path, {"tp": 2})
 
-    assert found["num_bytes"] > 5 * KEPT_BYTES
+    assert data_bytes(tmp_path / "out") > 5 * KEPT_BYTES
     assert memory.peak_bytes <= KEPT_BYTES + 4 * ITEM_BYTES
     assert "OK" in ckpt("verify", tmp_path / "out")
 
 
-@pytest.mark.usefixtures("_small_items")
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -142,12 +144,12 @@ def test_memory_holds_some_items(ckpt: Ckpt, tmp_path: Path) -> None:
 )
 def test_every_item_is_read_once(ckpt: Ckpt, tmp_path: Path, before: dict[str, int], after: dict[str, int]) -> None:
     config = make_config({"train": {"precision": "fp32"}}, UNTIED)
-    write_as_job(tmp_path / "a", with_layout(config, **before), whole_state(config))
-    num_bytes = sum(path.stat().st_size for path in (tmp_path / "a").glob("*.distcp"))
+    write_as_job(tmp_path / "a", with_layout(config, **before), whole_state(config), max_item_bytes=ITEM_BYTES)
+    num_bytes = data_bytes(tmp_path / "a")
 
-    found = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", *options(after), "--json")
+    report = reshard_small_items(tmp_path, after)
 
-    assert 0.95 * num_bytes < found["bytes_read"] <= num_bytes
+    assert 0.95 * num_bytes < report.bytes_read <= num_bytes
     assert "OK" in ckpt("verify", tmp_path / "out")
 
 
