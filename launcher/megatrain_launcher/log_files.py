@@ -14,8 +14,8 @@ from typing import Final
 
 from megatrain.contracts.vanished_files import is_in_place
 
-DEFAULT_MAX_BYTES: Final = 64 << 20
-DEFAULT_NUM_FILES: Final = 4
+_MAX_BYTES: Final = 64 << 20
+_NUM_FILES: Final = 4
 
 
 @dataclass(slots=True)
@@ -23,8 +23,8 @@ class RotatingFile:
     """Appends to `path`; when that is full, it becomes `path`.1, which becomes `path`.2, until there are num_files."""
 
     path: Path
-    max_bytes: int = DEFAULT_MAX_BYTES
-    num_files: int = DEFAULT_NUM_FILES
+    max_bytes: int = _MAX_BYTES
+    num_files: int = _NUM_FILES
     trouble: str = ""
     """Why lines are being lost; empty: they are not."""
     _fd: int = -1

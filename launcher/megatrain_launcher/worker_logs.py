@@ -23,7 +23,7 @@ from typing import Final, Self
 from megatrain.contracts.run_directory import rank_log_path
 from megatrain.failures.verdict import Verdict
 from megatrain_launcher.log_disk import LogDisk
-from megatrain_launcher.log_files import DEFAULT_MAX_BYTES, DEFAULT_NUM_FILES, RotatingFile
+from megatrain_launcher.log_files import RotatingFile
 from megatrain_launcher.log_tee import Tee, TeeChoice, is_shown
 from megatrain_launcher.log_watch import LogWatch
 
@@ -68,7 +68,10 @@ class _Shared:
 
 
 class WorkerLogs:
-    """Keeps the logs of one host's workers. The pump calls `on_alarm(round, rank, verdict)`, which must not block."""
+    """Keeps the logs of one host's workers. The pump calls `on_alarm(round, rank, verdict)`, which must not block.
+
+    `file_at`: makes what keeps a rank's lines at a path.
+    """
 
     def __init__(
         self,
@@ -76,16 +79,14 @@ class WorkerLogs:
         *,
         tee: TeeChoice = "first",
         tee_fd: int = 1,
-        max_bytes: int = DEFAULT_MAX_BYTES,
-        num_files: int = DEFAULT_NUM_FILES,
+        file_at: Callable[[Path], RotatingFile] = RotatingFile,
         on_alarm: Callable[[int, int, Verdict], None] | None = None,
     ) -> None:
         self._host_logs = host_logs
         self._tee_choice = tee
         self._tee = Tee(tee_fd)
         self._disk = LogDisk()
-        self._max_bytes = max_bytes
-        self._num_files = num_files
+        self._file_at = file_at
         self._on_alarm = on_alarm
         self._shared = _Shared()
         self._selector = selectors.EpollSelector()
@@ -114,7 +115,7 @@ class WorkerLogs:
             round_number,
             rank,
             read_fd,
-            RotatingFile(path, self._max_bytes, self._num_files),
+            self._file_at(path),
             LogWatch(rank),
             is_shown(self._tee_choice, rank),
         )

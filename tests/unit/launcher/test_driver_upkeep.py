@@ -12,6 +12,7 @@ from megatrain.contracts.record import decode
 from megatrain_launcher.driver import incident_files
 from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.pace import Pace
+from tests.helpers.held_file import held_file
 from tests.helpers.waiting import wait_until
 
 
@@ -48,25 +49,18 @@ def test_incidents_are_written_as_files_and_the_newest_word_counts(tmp_path: Pat
 
 
 def test_storage_that_is_away_is_told_and_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_back, begun = threading.Event(), threading.Event()
-    write = incident_files._write
-
-    def wait_and_write(directory: Path, found: Incident) -> str:
-        begun.set()
-        is_back.wait(10.0)
-        return write(directory, found)
-
-    monkeypatch.setattr(incident_files, "_write", wait_and_write)
     monkeypatch.setattr(incident_files, "_SLOW_S", 0.05)
     monkeypatch.setattr(incident_files, "_END_S", 0.05)
-    with IncidentFiles(tmp_path) as files:
-        files.write(incident("a"))
-        assert begun.wait(10.0)
-        files.write(incident("b", "first"))
-        files.write(incident("b", "last"))
-        wait_until(lambda: "it does not answer" in files.trouble, "the trouble", 5.0)
-    assert not list(tmp_path.iterdir()), "left without waiting"
-    is_back.set()
+    (tmp_path / "a.json").write_text("{}")
+    with held_file(tmp_path / "a.json") as held:
+        with IncidentFiles(tmp_path) as files:
+            files.write(incident("a"))
+            held.wait_until_asked_for()
+            files.write(incident("b", "first"))
+            files.write(incident("b", "last"))
+            wait_until(lambda: "it does not answer" in files.trouble, "the trouble", 5.0)
+        assert [path.name for path in tmp_path.iterdir()] == ["a.json"], "left without waiting"
+        held.release()
     wait_until(lambda: (tmp_path / "b.json").exists(), "what waited", 5.0)
     assert decode(Incident, (tmp_path / "b.json").read_bytes(), "file").reason == "last"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,28 +16,26 @@ from megatrain_launcher import log_disk
 from megatrain_launcher.log_disk import LogDisk
 from megatrain_launcher.log_files import RotatingFile
 from megatrain_launcher.worker_logs import WorkerLogs, rank_log_path
+from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 20.0
 LINE = b"nothing to see, nothing to see\n"
 
 
-@pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A file system on which nothing is opened until the event is set."""
+@dataclass
+class HangingFile(RotatingFile):
+    """Is on a file system that takes nothing until `answers` is set."""
+
+    answers: threading.Event = field(default_factory=threading.Event)
+
+    def write(self, chunk: bytes) -> None:
+        self.answers.wait(DEADLINE_S)
+        super().write(chunk)
+
+
+def test_ranks_go_on_and_their_failures_are_named(tmp_path: Path) -> None:
     answers = threading.Event()
-    open_file = RotatingFile._open
-
-    def hang(file: RotatingFile) -> None:
-        answers.wait(DEADLINE_S)
-        open_file(file)
-
-    monkeypatch.setattr(RotatingFile, "_open", hang)
-    yield answers
-    answers.set()
-
-
-def test_ranks_go_on_and_their_failures_are_named(hanging: threading.Event, tmp_path: Path) -> None:
-    with WorkerLogs(tmp_path, tee="none") as logs:
+    with WorkerLogs(tmp_path, tee="none", file_at=partial(HangingFile, answers=answers)) as logs:
         fd = logs.open_rank(1, 0)
         left = LINE * (2 * log_disk.MAX_WAITING_BYTES // len(LINE)) + b"torch.OutOfMemoryError: CUDA out of memory."
         num_bytes = len(left)
@@ -46,7 +45,7 @@ def test_ranks_go_on_and_their_failures_are_named(hanging: threading.Event, tmp_
         verdict = logs.verdict_at_end(0, DEADLINE_S)
         assert verdict is not None
         assert verdict.label is Label.CUDA_OOM
-        hanging.set()
+        answers.set()
         logs.close_round(DEADLINE_S)
 
     text = rank_log_path(tmp_path, 1, 0).read_bytes()
@@ -56,18 +55,14 @@ def test_ranks_go_on_and_their_failures_are_named(hanging: threading.Event, tmp_
     assert text.startswith(LINE * 1000)
 
 
-def test_a_hang_is_told_while_it_lasts(
-    hanging: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hang_is_told_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_disk, "STUCK_S", 0.0)
     disk, done = LogDisk(), threading.Event()
-    file = RotatingFile(tmp_path / "rank.log")
+    file = HangingFile(tmp_path / "rank.log")
     disk.write(file, LINE)
-    while not disk.trouble:
-        assert not done.wait(0.01)
-    assert "has not answered for 0 s" in disk.trouble
+    wait_until(lambda: "has not answered for 0 s" in disk.trouble, "the trouble", DEADLINE_S)
     disk.tell(done)
-    hanging.set()
+    file.answers.set()
     assert done.wait(DEADLINE_S)
     disk.close_file(file)
     disk.close(DEADLINE_S)
@@ -75,8 +70,9 @@ def test_a_hang_is_told_while_it_lasts(
     assert file.path.read_bytes() == LINE
 
 
-def test_the_end_does_not_wait_for_it(hanging: threading.Event, tmp_path: Path) -> None:
-    disk = LogDisk()
-    disk.write(RotatingFile(tmp_path / "rank.log"), LINE)
+def test_the_end_does_not_wait_for_it(tmp_path: Path) -> None:
+    disk, file = LogDisk(), HangingFile(tmp_path / "rank.log")
+    disk.write(file, LINE)
     disk.close(0.01)
-    assert not hanging.is_set()
+    assert not file.path.exists()
+    file.answers.set()

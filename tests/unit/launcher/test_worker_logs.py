@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -232,7 +233,8 @@ class TestWorkerLogs:
 
     def test_worker_that_never_stops_writing_delays_nothing(self, tmp_path: Path) -> None:
         stop = threading.Event()
-        with WorkerLogs(tmp_path, tee="none", max_bytes=1 << 16, num_files=2) as logs:
+        file_at = partial(RotatingFile, max_bytes=1 << 16, num_files=2)
+        with WorkerLogs(tmp_path, tee="none", file_at=file_at) as logs:
             fd = logs.open_rank(1, 0)
 
             def flood() -> None:

@@ -1,0 +1,64 @@
+"""A file that nobody can open for a while: who tries waits, as for storage that does not answer.
+
+Another process has a lease on the file (fcntl, F_SETLEASE). The kernel keeps an open by anybody else waiting until the
+lease is given up, for 45 seconds at most. An open with O_NONBLOCK does not wait: it fails.
+"""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.helpers.require import require
+
+_DEADLINE_S = 20.0
+_HOLDER = """
+import fcntl, os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+signal.sigwait([signal.SIGIO])
+print("asked for", flush=True)
+sys.stdin.read()
+"""
+
+
+class HeldFile:
+    """The process that has the lease."""
+
+    def __init__(self, holder: subprocess.Popen[str]) -> None:
+        self._holder = holder
+
+    def wait_until_asked_for(self) -> None:
+        """Return once somebody waits for the file."""
+        assert self._holder.stdout is not None
+        assert select.select([self._holder.stdout], [], [], _DEADLINE_S)[0], "nobody has opened the file"
+        assert self._holder.stdout.readline() == "asked for\n"
+
+    def release(self) -> None:
+        """Let it be opened again."""
+        self._holder.kill()
+        self._holder.communicate()
+
+
+@contextmanager
+def held_file(path: Path) -> Iterator[HeldFile]:
+    """Hold a file that is there. Skips the test on a file system without leases."""
+    holder = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _HOLDER, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    held = HeldFile(holder)
+    try:
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        is_held = holder.stdout.readline() == "held\n"
+        require("leases", found=is_held, reason="" if is_held else holder.stderr.read().strip())
+        yield held
+    finally:
+        held.release()
