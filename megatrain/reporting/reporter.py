@@ -16,7 +16,7 @@ from megatrain.reporting.console import open_console
 from megatrain.reporting.interval import IntervalBuilder
 from megatrain.reporting.lines import Progress, evaluation_line, progress_line, step_line
 from megatrain.reporting.report import EvaluationReport, Report, StepReport
-from megatrain.reporting.sinks import MetricSink, open_sinks
+from megatrain.reporting.sinks import MetricSink, OpenSinks, open_sinks
 from megatrain.telemetry.compute_cost import compute_cost, device_name
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Reporter:
         *,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        open_sinks: OpenSinks = open_sinks,
     ) -> None:
         self._interval = config.log.interval
         self._total_steps = config.train.steps

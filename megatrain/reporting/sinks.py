@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from megatrain.config.config import Config
 from megatrain.config.log import LogConfig
@@ -28,6 +28,10 @@ class MetricSink(Protocol):
 
     def close(self) -> None:
         """Store what is held back, and give the resources back."""
+
+
+OpenSinks: TypeAlias = Callable[[Config, RunDirectory, Callable[[str], None]], list[MetricSink]]
+"""Opens what a configuration asks for, in a run directory; the last is what prints a note."""
 
 
 def missing_packages(log: LogConfig) -> list[str]:

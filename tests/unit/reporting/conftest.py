@@ -15,6 +15,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.reporting import Reporter, StepReport
+from megatrain.reporting.sinks import OpenSinks, open_sinks
 
 
 class Clock:
@@ -110,11 +111,17 @@ def make_reporter(
     make_config: Callable[..., Config], run_directory: RunDirectory, stream: Stream, clock: Clock
 ) -> Callable[..., Reporter]:
     def make(
-        output: Stream | None = None, check_hold: Callable[[], None] = lambda: None, **sections: dict[str, Any]
+        output: Stream | None = None,
+        check_hold: Callable[[], None] = lambda: None,
+        open_sinks: OpenSinks = open_sinks,
+        **sections: dict[str, Any],
     ) -> Reporter:
         device = torch.device("cpu")
         layout = Layout(tp_size=2, dp_size=2)
         config = make_config(**sections)
-        return Reporter(config, layout, device, run_directory, check_hold, stream=output or stream, clock=clock)
+        return Reporter(
+            config, layout, device, run_directory, check_hold,
+            stream=output or stream, clock=clock, open_sinks=open_sinks,
+        )  # fmt: skip
 
     return make

@@ -188,16 +188,10 @@ class FailingSink:
 
 
 def test_a_failing_sink_is_named_once_and_tried_again(
-    make_config: Callable[..., Config],
-    make_reporter: MakeReporter,
-    make_step: MakeStep,
-    stream: Stream,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
+    make_reporter: MakeReporter, make_step: MakeStep, stream: Stream, clock: Clock
 ) -> None:
     sink = FailingSink()
-    monkeypatch.setattr("megatrain.reporting.reporter.open_sinks", lambda *_: [sink])
-    reporter = make_reporter()
+    reporter = make_reporter(open_sinks=lambda *_: [sink])
     run(reporter, clock, [make_step(1), make_step(2)])
     sink.is_full = False
     run(reporter, clock, [make_step(3)])
