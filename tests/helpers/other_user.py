@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.helpers.child_process import in_child
 from tests.helpers.require import require
 
 OTHER_USER = 65_533
@@ -16,20 +16,14 @@ OTHER_USER = 65_533
 def as_other_user(act: Callable[[], None]) -> None:
     """Carry out `act` in a child process of another user; fail when it raises. Only root can: else skip the test."""
     require("root", os.geteuid() == 0, "only root can act as another user")
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setresgid(OTHER_USER, OTHER_USER, OTHER_USER)
-            os.setresuid(OTHER_USER, OTHER_USER, OTHER_USER)
-            act()
-            code = 0
-        except OSError:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the other user could not act"
+
+    def act_as_other_user() -> None:
+        os.setgroups([])
+        os.setresgid(OTHER_USER, OTHER_USER, OTHER_USER)
+        os.setresuid(OTHER_USER, OTHER_USER, OTHER_USER)
+        act()
+
+    assert in_child(act_as_other_user) == 0, "the other user could not act"
 
 
 def where_all_may_look(directory: Path) -> Path:

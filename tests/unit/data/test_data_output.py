@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
+import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatrain.contracts.errors import DataError
-from megatrain.data import output as output_module
 from megatrain.data.output import new_directory, remove_abandoned
+from tests.helpers.child_process import in_child
+from tests.helpers.permissions import heed_permissions
+from tests.helpers.refused_calls import refuse_call, renameat2_number
 
 NAMES = ("one", "two")
 
@@ -38,11 +42,16 @@ def test_an_empty_directory_may_be_filled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_exchange", [True, False])
-def test_force_replaces_all(tmp_path: Path, has_exchange: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not has_exchange:
-        monkeypatch.setattr(output_module, "_exchange", lambda first, second: False)
+def test_force_replaces_all(tmp_path: Path, has_exchange: bool) -> None:
     fill(tmp_path / "out", "old")
-    fill(tmp_path / "out", "new", is_forced=True)
+    number = renameat2_number()
+
+    def replace() -> None:
+        if not has_exchange:
+            refuse_call(number)
+        fill(tmp_path / "out", "new", is_forced=True)
+
+    assert in_child(replace) == 0
     assert {(tmp_path / "out" / name).read_text() for name in NAMES} == {"new"}
     assert os.listdir(tmp_path) == ["out"]
 
@@ -91,27 +100,30 @@ def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         fill(tmp_path / "file" / "out", "new")
 
 
-def leave_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Do what a build does that is killed: fill a staging directory, let go of its lock and remove nothing."""
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
-        with pytest.raises(KeyboardInterrupt), new_directory(path, NAMES, True) as filled:
+def leave_behind(path: Path) -> Path:
+    """Have a build killed while it fills a directory; return what it leaves behind."""
+
+    def be_killed() -> None:
+        with new_directory(path, NAMES, True) as filled:
             (filled / "one").write_text("half")
-            raise KeyboardInterrupt
-    assert (filled / "one").exists()
-    return filled.parent
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    before = set(path.parent.iterdir())
+    assert in_child(be_killed) == -signal.SIGKILL
+    (left,) = set(path.parent.iterdir()) - before
+    return left
 
 
-def test_the_next_build_removes_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_build_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    first, second = leave_behind(output, monkeypatch), leave_behind(tmp_path / "out2", monkeypatch)
+    first, second = leave_behind(output), leave_behind(tmp_path / "out2")
     born = tmp_path / ".out.part-00000000"  # killed before it had a lock
     born.mkdir()
     fill(output, "new")
     assert not first.exists()
     assert not born.exists()
     assert second.exists()  # of another output
-    leave_behind(output, monkeypatch)
+    leave_behind(output)
     with pytest.raises(DataError, match="already holds a data set"):
         fill(output, "newer")
     assert sorted(os.listdir(tmp_path)) == [second.name, "out"]
@@ -140,57 +152,50 @@ def test_what_only_looks_like_a_staging_directory_is_kept(tmp_path: Path) -> Non
     assert (foreign / "thesis.tex").exists()
 
 
-def test_a_directory_taken_for_abandoned_at_birth_gets_another_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens = iter(["aaaaaaaa", "bbbbbbbb", "cccccccc"])
-    real_open, real_flock = os.open, output_module.fcntl.flock
+def test_a_directory_taken_for_abandoned_at_birth_gets_another_name(tmp_path: Path) -> None:
+    """Another build finds it twice just after its birth: without a lock file, and before the file is locked."""
+    output = tmp_path / "out"
+    found: list[str] = []
 
-    # Another build finds this one just after its birth, twice: without a lock file, and before the file is locked.
-    def open_late(path: Path, flags: int, mode: int = 0o777, dir_fd: int | None = None) -> int:
-        if "aaaaaaaa" in str(path) and flags & os.O_CREAT:
-            remove_abandoned(tmp_path / "out")
-        return real_open(path, flags, mode, dir_fd=dir_fd)
+    def find(event: str, arguments: tuple[Any, ...]) -> None:
+        """Be the other build, just before this one opens its first lock file, and before it locks the second."""
+        is_next = event == ("open", "fcntl.flock", "")[len(found)]
+        if is_next and (event != "open" or Path(str(arguments[0])).name == "lock"):
+            found.append(event)
+            remove_abandoned(output)
 
-    def lock_late(lock: int, kind: int) -> None:
-        if "bbbbbbbb" in os.readlink(f"/proc/self/fd/{lock}"):
-            monkeypatch.setattr(output_module.fcntl, "flock", real_flock)
-            remove_abandoned(tmp_path / "out")
-        real_flock(lock, kind)
+    def build() -> None:
+        sys.addaudithook(find)
+        fill(output, "new")
+        assert found == ["open", "fcntl.flock"]
 
-    monkeypatch.setattr(output_module.secrets, "token_hex", lambda size: next(tokens))
-    monkeypatch.setattr(output_module.os, "open", open_late)
-    monkeypatch.setattr(output_module.fcntl, "flock", lock_late)
-    with new_directory(tmp_path / "out", NAMES, False) as filled:
-        assert filled.parent.name == ".out.part-cccccccc"
-        (filled / "one").write_text("1")
+    assert in_child(build) == 0
+    assert (output / "one").read_text() == "new"
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_failed_replacement_puts_the_old_directory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_replacement_puts_the_old_directory_back(tmp_path: Path) -> None:
+    """A directory that its owner may not write can be moved to no other place: the old one is away by then."""
     output = tmp_path / "out"
     fill(output, "old")
-    monkeypatch.setattr(output_module, "_exchange", lambda first, second: False)
-    rename = Path.rename
 
-    def interrupted(path: Path, target: Path) -> None:
-        if path.name == "new":
-            raise KeyboardInterrupt
-        rename(path, target)
+    def replace() -> None:
+        heed_permissions()
+        with (
+            pytest.raises(DataError, match=r"out: cannot be written: Permission denied"),
+            new_directory(output, NAMES, True) as filled,
+        ):
+            filled.chmod(0o555)
 
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        fill(output, "new", is_forced=True)
+    assert in_child(replace) == 0
     assert (output / "one").read_text() == "old"
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_build_killed_while_it_replaced_gives_the_old_directory_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_killed_while_it_replaced_gives_the_old_directory_back(tmp_path: Path) -> None:
     output = tmp_path / "out"
     fill(output, "old")
-    left = leave_behind(output, monkeypatch)
+    left = leave_behind(output)
     output.rename(left / "replaced")
     with pytest.raises(DataError, match="already holds a data set"):
         fill(output, "new")

@@ -1,0 +1,22 @@
+"""A fork of the test's process: for what cannot be undone, as an end in the middle or rights that are given up."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+
+
+def in_child(act: Callable[[], object]) -> int:
+    """Carry out `act` in a child process and return its exit code: 1 when it raises."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            act()
+            code = 0
+        except BaseException:  # noqa: BLE001 -- the test is told by the exit code
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
