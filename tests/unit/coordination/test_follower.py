@@ -15,12 +15,11 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.coordination import lasting_thread
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.follower import Follower
-from megatrain.coordination.gateway import Gateway
 from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.watch import Changes, Snapshot, Watch, WatchEvent
-from megatrain.coordination.wire import KeyRange
+from megatrain.coordination.wire import KeyRange, RangeAnswer
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until
@@ -194,36 +193,55 @@ def test_idle_watch_hears_as_long_as_its_member_answers(client: EtcdClient, pref
         assert watch.heard_at != before
 
 
-def test_mistake_of_ours_ends_no_watch(client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Gateway.open_stream
-    mistakes = iter([ZeroDivisionError("a mistake"), ZeroDivisionError("a mistake")])
+class MistakenClient(EtcdClient):
+    """Fails of `mistakes` of ours, not of etcd, while there are any."""
 
-    def open_stream(*arguments: object, **more: object) -> object:
-        for mistake in mistakes:
+    def __init__(self, settings: EtcdSettings) -> None:
+        super().__init__(settings)
+        self.mistakes: Iterator[Exception] = iter(())
+        self.renewed = threading.Event()
+
+    def read_all(self, keys: KeyRange, *, has_values: bool = True, page_keys: int = 500) -> RangeAnswer:
+        for mistake in self.mistakes:
             raise mistake
-        return opened(*arguments, **more)  # type: ignore[arg-type]
+        return super().read_all(keys, has_values=has_values, page_keys=page_keys)
 
-    monkeypatch.setattr(Gateway, "open_stream", open_stream)
-    with Watch(client, KeyRange.prefix(prefix)) as watch:
+    def renew_lease(self, lease_id: int, *, deadline_s: float | None = None) -> int:
+        for mistake in self.mistakes:
+            raise mistake
+        ttl_s = super().renew_lease(lease_id, deadline_s=deadline_s)
+        self.renewed.set()
+        return ttl_s
+
+
+@pytest.fixture
+def mistaken(etcd: EtcdServers) -> Iterator[MistakenClient]:
+    with MistakenClient(EtcdSettings.of(etcd.urls)) as client:
+        yield client
+
+
+def test_mistake_of_ours_ends_no_watch(mistaken: MistakenClient, prefix: str) -> None:
+    may_go_on = threading.Event()
+
+    def mistakes() -> Iterator[Exception]:
+        yield ZeroDivisionError("a mistake")
+        may_go_on.wait(10.0)
+        yield ZeroDivisionError("a mistake")
+
+    mistaken.mistakes = mistakes()
+    with Watch(mistaken, KeyRange.prefix(prefix)) as watch:
+        wait_until(lambda: watch.trouble == "ZeroDivisionError: a mistake", "the mistake", 10.0)
+        may_go_on.set()
         assert isinstance(watch.next(10.0), Snapshot)
-        wait_until(lambda: "ZeroDivisionError" in watch.trouble or next(mistakes, None) is None, "the mistake", 10.0)
-        client.put(prefix + "a", "")
+        mistaken.put(prefix + "a", "")
 
         assert isinstance(watch.next(10.0), Changes)
         wait_until(lambda: watch.trouble == "", "the trouble to be over", 10.0)
 
 
-def test_mistake_of_ours_ends_no_lease(hasty: None, client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    renew = client.renew_lease
-    mistakes, renewed = iter([ZeroDivisionError("a mistake")]), threading.Event()
-
-    def renew_lease(lease_id: int, **more: float | None) -> int:
-        for mistake in mistakes:
-            raise mistake
-        renewed.set()
-        return renew(lease_id, **more)
-
-    monkeypatch.setattr(client, "renew_lease", renew_lease)
-    with LeaseKeeper(client, ttl_s=5, period_s=0.05) as keeper:
-        assert renewed.wait(10.0)
+def test_mistake_of_ours_ends_no_lease(hasty: None, mistaken: MistakenClient, caplog: pytest.LogCaptureFixture) -> None:
+    mistaken.mistakes = iter([ZeroDivisionError("a mistake")])
+    with LeaseKeeper(mistaken, ttl_s=5, period_s=0.05) as keeper:
+        assert mistaken.renewed.wait(10.0)
         assert keeper.state is LeaseState.HELD
+    assert "ZeroDivisionError: a mistake; it starts again" in caplog.text

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 import socket
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -22,9 +26,7 @@ from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobRecord, Round
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyValue
 from megatrain_diagnostics import daemon
-from megatrain_diagnostics.collector.job_watch import JobWatch
 from megatrain_diagnostics.collector.settings import DaemonSettings
 from megatrain_diagnostics.daemon import Configuration, run_daemon
 from megatrain_diagnostics.events.tables import Spans
@@ -36,6 +38,7 @@ from megatrain_diagnostics.store.segments import StoreError
 from megatrain_diagnostics.wire.discovery import WatchedDaemon
 from megatrain_diagnostics.wire.sender import Sender
 from tests.helpers.daemon_process import KEYS, daemon_record, running_daemon
+from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.event_collector import span_rows
 from tests.helpers.waiting import wait_until
@@ -153,32 +156,46 @@ def test_nothing_is_removed_before_it_is_known_what_is_kept() -> None:
     assert configuration.retention.hours == DiagnosticsConfig().retention_hours
 
 
-def test_metrics_are_where_the_job_wants_them_also_of_a_daemon_whose_address_was_said(
-    etcd: EtcdServers, client: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class LateWatch(JobWatch):
-        def _take_record(self, item: KeyValue) -> None:
-            stop.wait(0.3)  # etcd takes its time
-            super()._take_record(item)
+def is_in(thread: threading.Thread, code: CodeType) -> bool:
+    """Say whether a thread carries out the code of a function now."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and any(one.f_code is code for one, _ in traceback.walk_stack(frame))
 
-    monkeypatch.setattr(daemon, "JobWatch", LateWatch)
+
+def test_metrics_are_where_the_job_wants_them_also_of_a_daemon_whose_address_was_said(
+    etcd: EtcdServers, client: EtcdClient, tmp_path: Path
+) -> None:
+    """The job's record, which names the port, comes only when the daemon waits for it, or has announced itself."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     config = load_config(CONFIGS / "demo.toml", [f"--diagnostics.daemon_metrics_port={port}"]).config
-    keys, stop = JobKeys("other"), threading.Event()
+    keys, stop, is_announced = JobKeys("other"), threading.Event(), threading.Event()
+    record, announcement = (b'"%s"' % base64.b64encode(key.encode()) for key in (keys.record, keys.daemon))
+
+    def hold_record(request: bytes) -> None:
+        if announcement in request:
+            is_announced.set()
+        elif record in request:
+            wait_until(
+                lambda: is_announced.is_set() or is_in(thread, Configuration.wait.__code__), "the daemon", WAIT_S
+            )
+
     client.put(keys.record, encode(JobRecord("other", "", "", config_values(config), 1, 1, 1, "", "", 1.0)))
-    thread = threading.Thread(target=run_daemon, args=(settings_of(etcd, tmp_path), stop))
-    thread.start()
-    try:
-        wait_until(lambda: client.get(keys.daemon) is not None, "the daemon's record", WAIT_S)
-        item = client.get(keys.daemon)
-        assert item is not None
-        assert decode(DaemonRecord, item.value, keys.daemon).metrics_port == port
-    finally:
-        stop.set()
-        thread.join()
-        client.delete(keys.record)
+    with EtcdProxy(etcd.members[0].client_port) as proxy:
+        proxy.before = hold_record
+        settings = replace(settings_of(etcd, tmp_path), etcd=EtcdSettings.of([proxy.url]))
+        thread = threading.Thread(target=run_daemon, args=(settings, stop))
+        thread.start()
+        try:
+            wait_until(lambda: client.get(keys.daemon) is not None, "the daemon's record", WAIT_S)
+            item = client.get(keys.daemon)
+            assert item is not None
+            assert decode(DaemonRecord, item.value, keys.daemon).metrics_port == port
+        finally:
+            stop.set()
+            thread.join()
+            client.delete(keys.record)
 
 
 @pytest.mark.parametrize("name", ["demo.toml", "gpt_125m.toml"])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,18 +18,12 @@ from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, JobEnd, Round
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import Credentials, EtcdSettings
-from megatrain.coordination.watch import Snapshot
 from megatrain.coordination.wire import KeyRange
-from megatrain_launcher.driver import driver as driver_module
-from megatrain_launcher.driver.checkpoint_watch import CheckpointWatch
-from megatrain_launcher.driver.incident_files import IncidentFiles
-from megatrain_launcher.driver.run_watch import RunWatch
 from megatrain_launcher.driver.state import Seen
 from megatrain_launcher.driver.writes import trims_of
-from megatrain_launcher.executor.liveness import LivenessReader
-from tests.helpers.driver_candidates import KEYS, NOW, POLICY, TTL_S, Candidate, Hosts
-from tests.helpers.etcd_proxy import EtcdProxy
-from tests.helpers.etcd_server import EtcdServers, enable_users
+from tests.helpers.driver_candidates import KEYS, NOW, TTL_S, Candidate, Hosts
+from tests.helpers.etcd_proxy import Conduct, EtcdProxy
+from tests.helpers.etcd_server import EtcdServers, enable_users, post
 from tests.helpers.waiting import wait_until
 
 
@@ -195,13 +188,21 @@ def test_who_is_refused_lets_another_drive(tmp_path: Path, caplog: pytest.LogCap
         assert not one.driver.is_leading
 
 
-def test_history_that_went_back_is_noticed() -> None:
-    watch: Any = SimpleNamespace(next=lambda timeout_s: None)
-    nothing: Any = None
-    files, run_watch, checkpoints = IncidentFiles(None), RunWatch({}), CheckpointWatch(None)
-    term = driver_module._Term(
-        nothing, KEYS, "h", POLICY, nothing, files, run_watch, checkpoints, LivenessReader(), lambda: 0.0
-    )
-    term._awaited = 50
-    assert term._take(Snapshot(60, (), "compacted"), watch)
-    assert not term._take(Snapshot(40, (), "restored"), watch)
+def test_history_that_went_back_is_noticed(etcd: EtcdServers, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A proxy answers the driver's first look at the job as an etcd that was restored from before the election."""
+    look = b'"%s"' % base64.b64encode(KEYS.prefix.encode())
+    header = post(etcd.urls[0], "/v3/maintenance/status", {})["header"]
+    restored = json.dumps({"header": {**header, "revision": "1"}}).encode()
+    is_first = iter([True])
+    with ExitStack() as stack:
+        proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
+        client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
+        client.delete(KeyRange.prefix(KEYS.prefix))
+        proxy.spoils = lambda request: b"/v3/kv/range" in request and look in request and next(is_first, False)
+        proxy.garbage = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(restored), restored]
+        proxy.conduct = Conduct.GARBAGE
+        one = Candidate(etcd, "one", tmp_path, EtcdSettings.of([proxy.url]))
+        stack.callback(one.close)
+        assert Hosts(client).wait_for(Round, KEYS.round(1)).driver == "one"
+    assert proxy.num_spoiled == 1
+    assert caplog.text.count("etcd was set back to an older state; everything is read anew") == 1

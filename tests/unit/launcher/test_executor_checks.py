@@ -22,6 +22,8 @@ class Host:
     is_full: bool = True
     is_training: bool = False
     num_checks: int = 0
+    num_looks: int = 0
+    """How often it was asked whether it is fit."""
     reports: list[str] = field(default_factory=list)
     is_checked: threading.Event = field(default_factory=threading.Event)
 
@@ -37,6 +39,7 @@ class Host:
 
     def objection(self, by: Judge) -> str:
         assert by is Judge.CHECKS
+        self.num_looks += 1
         return self.record.unfit_reason
 
     def check(self, session: str, is_training: bool) -> CheckReport:
@@ -60,8 +63,8 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
     assert host.record.unfit_reason == "disk: full"
     host.is_full = False
     wait_until(lambda: host.record.is_fit, "the host to be fit", 5.0)
-    told = host.num_checks
-    threading.Event().wait(0.1)
+    told, looks = host.num_checks, host.num_looks
+    wait_until(lambda: host.num_looks >= looks + 3, "the desk to look at it", 5.0)
     assert host.num_checks == told, "who is fit is left alone"
     assert set(host.reports) == {JOIN_CHECK}
     desk.close()
@@ -70,7 +73,7 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
 def test_a_host_that_trains_is_left_alone() -> None:
     host = Host(is_training=True)
     desk = desk_of(host)
-    threading.Event().wait(0.1)
+    wait_until(lambda: host.num_looks >= 3, "the desk to look at it", 5.0)
     assert host.num_checks == 0
     host.is_training = False
     wait_until(lambda: host.num_checks > 0, "a check", 5.0)

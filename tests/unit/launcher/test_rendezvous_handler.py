@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import threading
@@ -300,20 +301,29 @@ def test_keys_that_nobody_can_read_are_told_and_passed_over(
     assert f"{keys.host('x')}: not JSON" in caplog.text
 
 
-def test_a_mistake_of_a_leader_does_not_leave_the_job_without_one(
-    etcd: EtcdServers, run_id: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    decide, calls = leader.decide, itertools.count()
+class MistakenHandler(logging.Handler):
+    """Fails of the first round that a leader tells of: a mistake in what the leader calls."""
 
-    def mistaken(*args: object, **more: object) -> object:
-        if next(calls) == 0:
+    is_mistaken = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.is_mistaken and record.getMessage().startswith("rendezvous: round 1:"):
+            self.is_mistaken = False
             raise KeyError("a mistake")
-        return decide(*args, **more)
 
-    monkeypatch.setattr(leader, "decide", mistaken)
-    with agents(etcd, run_id, 1, 1) as job:
-        (info,) = job.meet(job.new())
-    assert info.world_size == 1
+
+def test_a_mistake_of_a_leader_does_not_leave_the_job_without_one(
+    etcd: EtcdServers, run_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, leader.__name__)
+    logger, handler = logging.getLogger(leader.__name__), MistakenHandler()
+    logger.addHandler(handler)
+    try:
+        with agents(etcd, run_id, 1, 1) as job:
+            (info,) = job.meet(job.new())
+    finally:
+        logger.removeHandler(handler)
+    assert (info.world_size, handler.is_mistaken) == (1, False)
     assert "this leader failed" in caplog.text
 
 
