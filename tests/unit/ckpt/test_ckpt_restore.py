@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from megatrain.contracts.lineage import current_branch
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
 from tests.helpers.checkpoint_tree import found, put_main, put_manifest, tree
+from tests.helpers.forked_program import run_forked
 from tests.helpers.saved_checkpoint import Ckpt, put_whole
 
 
@@ -115,15 +115,35 @@ def test_a_running_job_is_not_led_astray(ckpt: Ckpt, run: Path, capsys: pytest.C
     assert ckpt("restore", run, "--step", 10, "--json")["running"] == []
 
 
-def test_a_job_that_starts_meanwhile_is_seen(ckpt: Ckpt, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ExitStack() as stack:
+RESTORE_AND_START = """
+import sys
+from contextlib import ExitStack
+from pathlib import Path
 
-        def verify(*_: object, **__: object) -> list[str]:
-            stack.enter_context(RunDirectory(run).held())
-            return []
+from megatrain.cli import main
+from megatrain.contracts.run_directory import RunDirectory
 
-        monkeypatch.setattr("megatrain.commands.ckpt.restore.verify_checkpoint", verify)
-        assert "Nothing was changed" in ckpt("restore", run, "--step", 10, code=66)
+run = sys.argv[1]
+job = ExitStack()
+started = []
+
+def start_job(event, arguments):
+    if event == "open" and str(arguments[0]).endswith(".distcp") and not started:
+        started.append(arguments[0])
+        job.enter_context(RunDirectory(Path(run)).held())
+
+sys.addaudithook(start_job)
+code = main(["ckpt", "restore", run, "--step", "10"])
+assert started
+sys.exit(code)
+"""
+"""A job starts when the first file of data is opened, to verify it."""
+
+
+def test_a_job_that_starts_meanwhile_is_seen(run: Path) -> None:
+    done = run_forked(["-c", RESTORE_AND_START, str(run)], timeout_s=30.0)
+
+    assert (done.returncode, "is training in" in done.stderr, "Nothing was changed" in done.stderr) == (66, True, True)
     assert current_branch(checkpoints_of(run)) == "branch-0002"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from megatrain_diagnostics.analysis.heat_scale import (
 )
 from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.dashboard.answers.binary import unpack
-from megatrain_diagnostics.dashboard.pages.heat import subject as heat_subject
 from megatrain_diagnostics.dashboard.pages.heat.order import By
 from megatrain_diagnostics.dashboard.pages.heat.route import router
 from megatrain_diagnostics.dashboard.pages.heat.subject import Measure, subject_of
@@ -294,12 +294,13 @@ def test_cell_of_which_nothing_is_known(client: TestClient) -> None:
     assert document["peers_median"] > 0
 
 
-def test_cell_comes_from_the_picture_that_is_kept(source: PictureSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = picture_client(source, router)
-    picture(fresh)
-    monkeypatch.setattr(heat_subject, "step_cells", lambda *_: pytest.fail("the events were read again"))
+def test_cell_comes_from_the_picture_that_is_kept(tmp_path: Path) -> None:
+    directory = stored_events(tmp_path, job().ranks(), TOTALS)
+    fresh = picture_client(PictureSource(directory), router)
+    picture(fresh, "round=1")
+    shutil.rmtree(directory / "events")
 
-    assert fresh.get(f"/heat/cell?rank={SLOW_RANK}&step=12").json()["rank"] == SLOW_RANK
+    assert fresh.get(f"/heat/cell?round=1&rank={SLOW_RANK}&step=12").json()["value"] == value_of(SLOW_RANK, 12)
 
 
 def test_outliers_name_the_slow_rank_first(client: TestClient) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.ops import attention
 from megatrain.ops.attention import AttentionPattern, causal_attention
 from megatrain.ops.attention_choice import AttentionCase, Backend, choose_attention
+from megatrain.ops.device_kind import DeviceKind
 from tests.helpers.kernels import draw
 
 BF16 = torch.bfloat16
@@ -63,29 +63,25 @@ def test_processors_have_one_kernel_whatever_is_asked_of_gpus() -> None:
     assert choose_attention(AttentionCase("cpu", (0, 0), BF16, 64, False, False), "flash").backend is Backend.CPU
 
 
-@pytest.fixture
-def slow_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every case looks like one that a GPU computes slowly."""
-    monkeypatch.setattr(attention, "AttentionCase", lambda *_: gpu(TURING, window=True))
-    attention._checked_choice.cache_clear()
+def slow_pattern(**options: bool) -> AttentionPattern:
+    """Return a case that an old GPU computes slowly, chosen for it whatever is here."""
+    return AttentionPattern(6, 3, device_kind=DeviceKind("cuda", TURING), **options)
 
 
-@pytest.mark.usefixtures("slow_case")
 def test_a_slow_path_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    q = draw(6, 1, 2, 8)
+    q = draw(6, 1, 2, 56)  # no other test of this process has such heads
     with caplog.at_level(logging.INFO, logger="megatrain.ops.attention"):
         for _ in range(3):
-            causal_attention(q, q, q, AttentionPattern(6, 3))
+            causal_attention(q, q, q, slow_pattern())
 
     assert len(caplog.records) == 1
     assert caplog.records[0].levelno == logging.WARNING
     assert "attention: dense (not cudnn: it needs compute capability 9.0" in caplog.text
 
 
-@pytest.mark.usefixtures("slow_case")
 def test_a_slow_path_is_an_error_where_that_is_asked_for() -> None:
     q = draw(6, 1, 2, 8)
     with pytest.raises(
         ConfigError, match=r"kernels\.strict=true, and attention would write out all S \* S scores: not cudnn"
     ):
-        causal_attention(q, q, q, AttentionPattern(6, 3, is_strict=True))
+        causal_attention(q, q, q, slow_pattern(is_strict=True))
