@@ -69,83 +69,63 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"megatrain {megatrain.__version__}\n"
 
 
-def test_nothing_said_is_a_usage_error_with_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
-    assert "verbs:" in capsys.readouterr().err
-
-
-def test_unknown_verb_is_named_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["trian"]) == 2
-    assert "unknown verb 'trian'; did you mean 'train'?" in capsys.readouterr().err
-
-
-def test_unknown_option_before_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--versoin"]) == 2
-    assert "unknown option '--versoin' before the verb; did you mean '--version'?" in capsys.readouterr().err
-
-
-def test_overrides_are_taken_in_both_spellings_and_anywhere(
-    add_verb: AddVerb, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "verbs:"),
+        ("trian", "unknown verb 'trian'; did you mean 'train'?"),
+        ("--versoin", "unknown option '--versoin' before the verb; did you mean '--version'?"),
+        ("echo a.toml --train.steps", "--train.steps needs a value: --train.steps=VALUE"),
+        ("echo a.toml --train.steps --dry-run", "--train.steps needs a value: --train.steps=VALUE"),
+        ("echo a.toml --dryrun", "unknown argument '--dryrun'; did you mean '--dry-run'?"),
+        ("echo a.toml --dry", "unknown argument '--dry'"),
+        ("doctor --train.steps=3", "'--train.steps=3': `megatrain doctor` takes no --section.key overrides"),
+    ],
+)
+def test_usage_error_tells_what_is_wrong(
+    add_verb: AddVerb, capsys: pytest.CaptureFixture[str], words: str, told: str
 ) -> None:
     add_verb("echo", ECHO)
 
-    assert cli.main(["echo", "--train.steps", "-5", "a.toml", "--dry-run", "--optimizer.lr=1e-4"]) == 0
-    assert capsys.readouterr().out == "a.toml True ['--train.steps=-5', '--optimizer.lr=1e-4']\n"
+    assert cli.main(words.split()) == 2
+    assert told in capsys.readouterr().err
 
 
-def test_misspelt_override_is_left_to_the_configuration(add_verb: AddVerb, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        ("--train.steps -5 a.toml --dry-run --optimizer.lr=1e-4", "True ['--train.steps=-5', '--optimizer.lr=1e-4']"),
+        ("a.toml --Model.hidden-size=3", "False ['--Model.hidden-size=3']"),
+    ],
+    ids=["both spellings, anywhere", "a misspelt one is left to the configuration"],
+)
+def test_overrides_are_taken(add_verb: AddVerb, capsys: pytest.CaptureFixture[str], words: str, taken: str) -> None:
     add_verb("echo", ECHO)
 
-    assert cli.main(["echo", "a.toml", "--Model.hidden-size=3"]) == 0
-    assert "['--Model.hidden-size=3']" in capsys.readouterr().out
+    assert cli.main(["echo", *words.split()]) == 0
+    assert capsys.readouterr().out == f"a.toml {taken}\n"
 
 
-@pytest.mark.parametrize("words", [["--train.steps"], ["--train.steps", "--dry-run"]])
-def test_override_without_a_value(add_verb: AddVerb, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    add_verb("echo", ECHO)
-
-    assert cli.main(["echo", "a.toml", *words]) == 2
-    assert "--train.steps needs a value: --train.steps=VALUE" in capsys.readouterr().err
-
-
-def test_unknown_argument_is_named_with_the_nearest(add_verb: AddVerb, capsys: pytest.CaptureFixture[str]) -> None:
-    add_verb("echo", ECHO)
-
-    assert cli.main(["echo", "a.toml", "--dryrun"]) == 2
-    assert "unknown argument '--dryrun'; did you mean '--dry-run'?" in capsys.readouterr().err
-
-
-def test_abbreviation_is_not_an_argument(add_verb: AddVerb) -> None:
-    add_verb("echo", ECHO)
-    assert cli.main(["echo", "a.toml", "--dry"]) == 2
-
-
-def test_override_of_a_verb_that_takes_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", "--train.steps=3"]) == 2
-    assert "'--train.steps=3': `megatrain doctor` takes no --section.key overrides" in capsys.readouterr().err
-
-
-def test_config_error_is_a_heading_and_one_line_a_problem(
-    add_verb: AddVerb, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (
+            "ConfigError(['first', 'second'])",
+            78,
+            "megatrain: error: the configuration has 2 problems:\n1. first\n2. second\n",
+        ),
+        ("DataError('corpus.txt is empty')", int(DataError.exit_code), "megatrain: error: corpus.txt is empty\n"),
+        ("KeyboardInterrupt()", 130, "megatrain: interrupted\n"),
+    ],
+    ids=["one line a problem", "a type has its own exit code", "the shell's code of an interrupt"],
+)
+def test_error_is_a_message_and_an_exit_code(
+    add_verb: AddVerb, capsys: pytest.CaptureFixture[str], error: str, code: int, told: str
 ) -> None:
     add_verb("raise", RAISE)
 
-    assert cli.main(["raise", "ConfigError(['first', 'second'])"]) == 78
-    assert capsys.readouterr().err == "megatrain: error: the configuration has 2 problems:\n1. first\n2. second\n"
-
-
-def test_typed_error_has_its_own_exit_code(add_verb: AddVerb, capsys: pytest.CaptureFixture[str]) -> None:
-    add_verb("raise", RAISE)
-
-    assert cli.main(["raise", "DataError('corpus.txt is empty')"]) == int(DataError.exit_code)
-    assert capsys.readouterr().err == "megatrain: error: corpus.txt is empty\n"
-
-
-def test_interrupt_ends_with_the_shells_code(add_verb: AddVerb, capsys: pytest.CaptureFixture[str]) -> None:
-    add_verb("raise", RAISE)
-
-    assert cli.main(["raise", "KeyboardInterrupt()"]) == 130
-    assert capsys.readouterr().err == "megatrain: interrupted\n"
+    assert cli.main(["raise", error]) == code
+    assert capsys.readouterr().err == told
 
 
 def test_our_own_bug_keeps_its_traceback(add_verb: AddVerb) -> None:

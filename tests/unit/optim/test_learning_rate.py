@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.optim import learning_rate
@@ -53,19 +56,17 @@ def test_first_step_of_a_warmup_is_not_wasted() -> None:
     assert rates([0, 1], 1000, lr_warmup_steps=1, lr_schedule="constant") == [1.0, 1.0]
 
 
-def test_cosine_is_torchs() -> None:
+@pytest.mark.parametrize(
+    ("name", "steps", "make_scheduler"),
+    [
+        ("cosine", range(38), partial(CosineAnnealingLR, T_max=37, eta_min=0.07)),
+        ("linear", range(50), partial(LinearLR, start_factor=1.0, end_factor=0.1, total_iters=37)),
+    ],
+)
+def test_decay_is_torchs(name: str, steps: range, make_scheduler: Callable[..., LRScheduler]) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.7)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=37, eta_min=0.05)
-    for found in rates(list(range(38)), 37, lr=0.7, min_lr=0.05, lr_schedule="cosine"):
-        assert found == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9)
-        optimizer.step()
-        scheduler.step()
-
-
-def test_linear_is_torchs() -> None:
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.7)
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.1, total_iters=37)
-    for found in rates(list(range(50)), 37, lr=0.7, min_lr=0.07, lr_schedule="linear"):
+    scheduler = make_scheduler(optimizer)
+    for found in rates(list(steps), 37, lr=0.7, min_lr=0.07, lr_schedule=name):
         assert found == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9)
         optimizer.step()
         scheduler.step()
