@@ -6,8 +6,13 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 
 
 class SharedFixtureScheduling(LoadScopeScheduling):
-    """The tests of a file stay together, and so do all that use the pool of ranks: there is one pool a session."""
+    """The tests of a file stay together.
+
+    So do all that use the pool of ranks, of which there is one a session, and all that read the syntax trees of all
+    files, which are made once a process.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        return "ranks" if file.startswith("tests/dist/") else file
+        shared = ("tests/dist/", "tests/unit/house/")
+        return next((directory for directory in shared if file.startswith(directory)), file)

@@ -6,8 +6,10 @@ import ast
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[2]
+Node = TypeVar("Node", bound=ast.AST)
 
 
 def python_files(*directories: str) -> list[Path]:
@@ -24,15 +26,31 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def nodes(path: Path, *kinds: type[Node]) -> Iterator[Node]:
+    """Yield the nodes of some kinds in the syntax tree of a Python file."""
+    by_kind = _nodes_by_kind(path)
+    for kind in kinds:
+        yield from by_kind.get(kind, ())
+
+
 @cache
-def syntax_tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+def _nodes_by_kind(path: Path) -> dict[type[ast.AST], list[Any]]:
+    """Parse a file and walk its tree, once for all rules."""
+    found: dict[type[ast.AST], list[Any]] = {}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        found.setdefault(type(node), []).append(node)
+    return found
+
+
+def forget_trees() -> None:
+    """Let go of all syntax trees."""
+    _nodes_by_kind.cache_clear()
 
 
 def imported_modules(path: Path) -> Iterator[tuple[str, int]]:
     """Yield every imported module, or name within a module, in full, with its line number."""
-    for node in ast.walk(syntax_tree(path)):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+    for plain in nodes(path, ast.Import):
+        yield from ((alias.name, plain.lineno) for alias in plain.names)
+    for node in nodes(path, ast.ImportFrom):
+        if node.module is not None:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)

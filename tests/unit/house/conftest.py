@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.source_tree import syntax_tree
+from tests.helpers.source_tree import forget_trees
 
 
 @pytest.fixture(autouse=True)
@@ -22,4 +22,4 @@ def nothing_is_garbage() -> Iterator[None]:
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     """Let go of all syntax trees after the last test that reads them: later garbage collections would walk them."""
     if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
-        syntax_tree.cache_clear()
+        forget_trees()

@@ -77,7 +77,15 @@ def code_lines(name: str, text: str) -> dict[int, str]:
 
 def spelled_at(name: str, text: str) -> list[int]:
     """Return the lines at which a window begins that names all three axes."""
-    named = {number: set(_AXIS.findall(line)) for number, line in code_lines(name, text).items()}
+    # code names no more than its text: most files need not be read as code
+    if set(_AXIS.findall(text)) != set(NAMED) or not windows(dict(enumerate(text.split("\n"), 1))):
+        return []
+    return windows(code_lines(name, text))
+
+
+def windows(lines: dict[int, str]) -> list[int]:
+    """Return where a window begins, of lines by their numbers, that names all three axes."""
+    named = {number: set(_AXIS.findall(line)) for number, line in lines.items()}
     return [
         number
         for number in sorted(named)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase, translate
 from pathlib import Path
 
-from tests.helpers.source_tree import ROOT, documents, python_files, relative, syntax_tree
+from tests.helpers.source_tree import ROOT, documents, nodes, python_files, relative
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 FORMER_WORD = "incarnation"
@@ -41,9 +41,12 @@ def banned_patterns(text: str) -> list[str]:
     return patterns
 
 
-def defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+NAMING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.arg, ast.Name, ast.Attribute, ast.alias)
+
+
+def defined_names(found: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """Yield every name that a module gives: a keyword of somebody else's function is not one of them."""
-    for node in ast.walk(tree):
+    for node in found:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name, node.lineno
@@ -55,12 +58,12 @@ def defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
 
 
-def violations(tree: ast.Module, patterns: list[str]) -> list[tuple[str, int, str]]:
+def violations(found: Iterable[ast.AST], patterns: list[str]) -> list[tuple[str, int, str]]:
     # most names match none: they are asked once, of all
     any_of = re.compile("|".join(map(translate, patterns)))
     return [
         (name, line, pattern)
-        for name, line in defined_names(tree)
+        for name, line in defined_names(found)
         if any_of.match(bare(name))
         for pattern in patterns
         if fnmatchcase(bare(name), pattern)
@@ -83,7 +86,7 @@ def test_violation_is_found() -> None:
         "class A:\n    def f(self, n_heads):\n        self.batch_size = g(batch_size=n_heads, micro_batch_size=1)\n"
     )
 
-    assert violations(ast.parse(source), ["n_*", "batch_size"]) == [
+    assert violations(ast.walk(ast.parse(source)), ["n_*", "batch_size"]) == [
         ("n_heads", 2, "n_*"),
         ("batch_size", 3, "batch_size"),
     ]
@@ -95,7 +98,7 @@ def test_no_banned_name_is_defined() -> None:
     found = [
         f"{relative(path)}:{line}: {name!r} is ruled out by {pattern!r} in docs/glossary.md"
         for path in paths
-        for name, line, pattern in violations(syntax_tree(path), patterns)
+        for name, line, pattern in violations(nodes(path, *NAMING), patterns)
     ]
 
     assert not found, "\n".join(found)

@@ -7,7 +7,7 @@ import re
 
 from megatrain.config.parallel import ParallelConfig
 from megatrain.schedule import SCHEDULE_NAMES
-from tests.helpers.source_tree import python_files, relative, syntax_tree
+from tests.helpers.source_tree import nodes, python_files, relative
 
 ALLOWED = {
     "megatrain/config/parallel.py": "the values of the option, its default among them",
@@ -15,6 +15,7 @@ ALLOWED = {
     "megatrain/config/checks/parallel.py": "a way out names a schedule that has no such needs",
 }
 """File -> why it names one."""
+_SET = re.compile(rf'schedule="({"|".join(SCHEDULE_NAMES)})"')
 _NAMED = re.compile(rf"(?<![\w.])({'|'.join(SCHEDULE_NAMES)})(?![\w])")
 
 
@@ -23,15 +24,15 @@ def test_nobody_else_names_a_schedule() -> None:
         relative(path)
         for path in python_files("megatrain", "launcher", "diagnostics")
         if not relative(path).startswith("megatrain/schedule/")
-        for node in ast.walk(syntax_tree(path))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _names_one(node.value)
+        for node in nodes(path, ast.Constant)
+        if isinstance(node.value, str) and _names_one(node.value)
     }
     assert found == set(ALLOWED)
 
 
 def _names_one(text: str) -> bool:
     """Say whether a text is the name of a schedule or an option with it; prose may use the words."""
-    return text in SCHEDULE_NAMES or re.search(rf'schedule="({"|".join(SCHEDULE_NAMES)})"', text) is not None
+    return text in SCHEDULE_NAMES or _SET.search(text) is not None
 
 
 def test_the_options_values_are_the_rows() -> None:

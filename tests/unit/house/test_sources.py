@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tests.helpers.source_tree import ROOT, documents, imported_modules, python_files, relative, syntax_tree
+from tests.helpers import backend_packages
+from tests.helpers.source_tree import ROOT, documents, imported_modules, nodes, python_files, relative
 
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 85
@@ -42,9 +43,9 @@ def is_below(path: Path, places: tuple[str, ...]) -> bool:
     return relative(path).startswith(places)
 
 
-def environment_writes(tree: ast.Module) -> Iterator[int]:
+def environment_writes(found: Iterable[ast.AST]) -> Iterator[int]:
     """Yield the lines that change os.environ."""
-    for node in ast.walk(tree):
+    for node in found:
         match node:
             case ast.Subscript(value=ast.Attribute(attr="environ"), ctx=ast.Store() | ast.Del()):
                 yield node.lineno
@@ -100,10 +101,8 @@ def test_functions_are_short() -> None:
     found = [
         f"{relative(path)}:{node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
         for path in ALL_PYTHON
-        for node in ast.walk(syntax_tree(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
+        for node in nodes(path, ast.FunctionDef, ast.AsyncFunctionDef)
+        if node.end_lineno is not None and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
     ]
     assert not found, "\n".join(found)
 
@@ -141,11 +140,22 @@ def test_only_checkpoint_imports_torch_distributed_checkpoint() -> None:
     assert not found, "\n".join(found)
 
 
+def test_no_module_imports_an_optional_backend() -> None:
+    """The one place that loads them does so by their names' text, when it is asked to."""
+    importers = {
+        relative(path)
+        for path in PACKAGE
+        for module, _ in imported_modules(path)
+        if module.partition(".")[0] in backend_packages.NAMES
+    }
+    assert not importers
+
+
 def test_the_environment_is_no_configuration_bus() -> None:
     found = [
         f"{relative(path)}:{line}"
         for path in PACKAGE
-        for line in environment_writes(syntax_tree(path))
+        for line in environment_writes(nodes(path, ast.Subscript, ast.Call))
         if not is_below(path, ENVIRONMENT_WRITERS)
     ]
     assert not found, f"os.environ is written in {', '.join(found)}"
@@ -156,21 +166,25 @@ def test_environment_writes_are_found() -> None:
         "os.environ['A'] = '1'\ndel os.environ['A']\nos.environ.update(b)\nx = os.environ['A']\nos.putenv('A', '')\n"
     )
 
-    assert sorted(environment_writes(ast.parse(source))) == [1, 2, 3, 5]
+    assert sorted(environment_writes(ast.walk(ast.parse(source)))) == [1, 2, 3, 5]
 
 
-def sleeps(tree: ast.Module) -> Iterator[int]:
+def sleeps(found: Iterable[ast.AST]) -> Iterator[int]:
     """Yield the lines that call a function named sleep, in the programs that stand in strings too."""
-    for node in ast.walk(tree):
+    for node in found:
         match node:
             case ast.Call(func=ast.Attribute(attr="sleep") | ast.Name(id="sleep")):
                 yield node.lineno
-            case ast.Constant(value=str(text)) if re.search(r"\bsleep\(", text):
+            case ast.Constant(value=str(text)) if "sleep" in text and re.search(r"\bsleep\(", text):
                 yield node.lineno
 
 
 def test_no_test_sleeps() -> None:
-    found = [f"{relative(path)}:{line}" for path in python_files("tests") for line in sleeps(syntax_tree(path))]
+    found = [
+        f"{relative(path)}:{line}"
+        for path in python_files("tests")
+        for line in sleeps(nodes(path, ast.Call, ast.Constant))
+    ]
     assert not found, f"wait on a condition with a deadline instead: {', '.join(found)}"
 
 
@@ -179,4 +193,4 @@ def test_sleeps_are_found() -> None:
     source = (
         f"time.{call}\n{call}\nprogram = 'import time; time.{call}'\nsleep = asleep(1)\npatch('time.sleep', wake)\n"
     )
-    assert sorted(sleeps(ast.parse(source))) == [1, 2, 3]
+    assert sorted(sleeps(ast.walk(ast.parse(source)))) == [1, 2, 3]

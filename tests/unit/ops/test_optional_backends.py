@@ -16,7 +16,6 @@ from megatrain.ops.optional_backends import (
     import_transformer_engine,
 )
 from tests.helpers.backend_packages import APEX, NAMES, PYPI_APEX, TRANSFORMER_ENGINE, write_packages
-from tests.helpers.source_tree import imported_modules, python_files, relative
 
 
 def without(files: dict[str, str], *paths: str) -> dict[str, str]:
@@ -112,14 +111,3 @@ def test_what_does_not_load_says_why(
 
     with pytest.raises(ImportError, match=message):
         load()
-
-
-def test_they_are_imported_in_one_place_only() -> None:
-    importers = {
-        relative(path)
-        for path in python_files("megatrain")
-        for module, _ in imported_modules(path)
-        if module.partition(".")[0] in NAMES
-    }
-
-    assert not importers  # that place imports them by their names' text, when it is asked to
