@@ -43,6 +43,8 @@ MAX_RECORDS = 2**24
 """A ring of 1 GiB: a file that claims more is no black box."""
 MAX_GROUPS = 64
 """Entries in the group page. Entry 0 is never used: group 0 in a record means "no group"."""
+MAX_STEP = 2**31 - 1
+"""Of what a record's field holds. A word of the header that claims more is no step."""
 NOT_SAID = 2**64 - 1
 """In a word that may be absent (a step before the first one), and the duration of a record that is still open."""
 _LOW_32_BITS = 2**32 - 1
@@ -254,7 +256,7 @@ def header_words(page: bytes) -> tuple[int, ...]:
 
 
 def decode_progress(words: Sequence[int], place: str) -> Progress:
-    """Return the progress words. Raises: DataError for a phase that does not exist."""
+    """Return the progress words. Raises: DataError for a phase or a step that there cannot be."""
 
     def said(word: Word) -> int | None:
         return None if words[word] == NOT_SAID else words[word]
@@ -263,6 +265,9 @@ def decode_progress(words: Sequence[int], place: str) -> Progress:
         phase = Phase(words[Word.PHASE])
     except ValueError as error:
         raise DataError(f"{place}: phase {words[Word.PHASE]}, expected 0 to {max(Phase)}") from error
+    for word in (Word.CURRENT_STEP, Word.COMPLETED_STEP):
+        if MAX_STEP < words[word] < NOT_SAID:
+            raise DataError(f"{place}: {word.name}={words[word]}, expected 0 to {MAX_STEP}")
     return Progress(
         phase=phase,
         phase_since_ns=words[Word.PHASE_SINCE_NS],

@@ -42,10 +42,13 @@ class HostBoxes:
     def tails(self) -> tuple[RankTail, ...]:
         return tuple(self._tails)
 
-    def newest(self) -> tuple[RankTail, ...]:
-        """Return the ranks of the newest round."""
-        number = max((tail.identity.round for tail in self._tails), default=0)
-        return tuple(tail for tail in self._tails if tail.identity.round == number)
+    def newest(self, latest: int) -> tuple[RankTail, ...]:
+        """Return the ranks of the newest round up to `latest`, the one that the driver began last; 0: not known.
+
+        A box may claim any round: one that nobody began would hide the ranks that train.
+        """
+        rounds = [tail.identity.round for tail in self._tails if not latest or tail.identity.round <= latest]
+        return tuple(tail for tail in self._tails if tail.identity.round == max(rounds, default=0))
 
     def find(self) -> None:
         """Look which boxes there are, and whose ranks are gone."""

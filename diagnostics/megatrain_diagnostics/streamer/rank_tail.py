@@ -38,6 +38,8 @@ EVIDENCE_RECORDS = 8192
 """So many of a rank's newest records are streamed around an incident: some steps, whatever the sample period."""
 _MOST = 2**31 - 1
 """Of what a column of 32 bits holds."""
+_LATEST_NS = 2**61
+"""No clock has come so far."""
 Tables = list[tuple[type[Table], Table]]
 
 
@@ -50,9 +52,9 @@ class RankTail:
         self._reader = BlackBoxReader(path)
         self._clock = clock
         self.identity = self._reader.identity
-        if max(self.identity.round, self.identity.rank) > _MOST:
+        if nonsense := _nonsense(self._reader):
             self._reader.close()
-            raise DataError(f"{path}: rank {self.identity.rank} of round {self.identity.round}: no such")
+            raise DataError(f"{path}: {nonsense}: no job has that")
         self._period = 1
         self._writer = Writer(self.identity.round, self.identity.rank, clock.offset_ns)
         self._ring = RingTail(self._reader)
@@ -160,6 +162,15 @@ class RankTail:
                 "name": [group.name for group in groups],
             },
         )
+
+
+def _nonsense(reader: BlackBoxReader) -> str:
+    """Return what of a header no row of a table can hold; empty where all of it is fine."""
+    identity, at_ns = reader.identity, reader.clock.monotonic_ns
+    most = max(identity.round, identity.layout.world_size)  # which no rank and no size of an axis exceeds
+    if most > _MOST:
+        return f"rank {identity.rank} of {identity.layout.world_size} ({identity.layout}) in round {identity.round}"
+    return f"opened at {at_ns} ns of the monotonic clock" if at_ns > _LATEST_NS else ""
 
 
 def _is_alive(pid: int) -> bool:

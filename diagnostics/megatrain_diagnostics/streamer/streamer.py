@@ -24,6 +24,7 @@ from megatrain_diagnostics.streamer.host_devices import DeviceSource, HostDevice
 from megatrain_diagnostics.streamer.host_reading import host_reading, rank_reading
 from megatrain_diagnostics.streamer.log_tail import HostLogs
 from megatrain_diagnostics.streamer.positions import Positions, read_positions, write_positions
+from megatrain_diagnostics.streamer.rank_tail import RankTail
 from megatrain_diagnostics.streamer.settings import StreamerSettings
 from megatrain_diagnostics.streamer.silence import SilenceWatch
 from megatrain_diagnostics.wire.sender import SenderState
@@ -99,7 +100,7 @@ class Streamer:
         for kind, table in self._boxes.look():
             self._batcher.add(kind, table, now_s)
         self._batcher.add(LogLines, self._logs.look(self._clock.now_ns()), now_s)
-        for kind, table in self._devices.look(self._boxes.newest(), self._expected().round, self._clock.now_ns()):
+        for kind, table in self._devices.look(self._newest(), self._expected().round, self._clock.now_ns()):
             self._batcher.add(kind, table, now_s)
         self._batcher.flush(now_s)
         if self._is_due("keep", now_s, _KEEP_S):
@@ -122,8 +123,11 @@ class Streamer:
         self._due[what] = now_s + period_s
         return True
 
+    def _newest(self) -> tuple[RankTail, ...]:
+        return self._boxes.newest(self._expected().round)
+
     def _watch_silence(self, now_s: float) -> None:
-        tails, expected = self._boxes.newest(), self._expected()
+        tails, expected = self._newest(), self._expected()
         before, self._silent_soon = self._silent_soon, self._early_silence.silent(tails, expected)
         if soon := tuple(sorted(set(self._silent_soon) - set(before))):
             self._on_silence(soon)
@@ -151,7 +155,7 @@ class Streamer:
         return host_reading(
             self._settings.job,
             self._settings.host,
-            [rank_reading(tail, self._clock, gpu_uuid) for tail, gpu_uuid in self._devices.with_gpus(boxes.newest())],
+            [rank_reading(tail, self._clock, gpu_uuid) for tail, gpu_uuid in self._devices.with_gpus(self._newest())],
             self._sender.state(),
             self._batcher.num_sent,
             boxes.num_lost + sum(tail.num_lost for tail in boxes.tails),

@@ -174,6 +174,12 @@ def test_a_control_page_whose_writer_died_is_said_and_healed_by_the_next(write_b
         ),
         (lambda image: image[: 8 * Word.PHASE] + b"\x63" + image[8 * Word.PHASE + 1 :], r"phase 99, expected 0 to 5"),
         (lambda image: image[: 8 * Word.STATE] + b"\x09" + image[8 * Word.STATE + 1 :], r"state 9, expected 0 to 2"),
+        (
+            lambda image: (
+                image[: 8 * Word.CURRENT_STEP] + struct.pack("<Q", 2**31) + image[8 * Word.CURRENT_STEP + 8 :]
+            ),
+            r"CURRENT_STEP=2147483648, expected 0 to 2147483647",
+        ),
         (lambda image: b"", r"0 bytes, a black box has at least"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ import pytest
 
 import megatrain.telemetry.recorder
 from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import ControlPage, Identity
+from megatrain.contracts.black_box_layout import Word, box_bytes, encode_header
+from megatrain.contracts.black_box_values import ClockBase, ControlPage, Identity
 from megatrain.contracts.clock_base import read_clock_base
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
@@ -92,9 +94,9 @@ class Host:
             patience=PATIENCE,
         )
 
-    def path(self, rank: int) -> Path:
+    def path(self, rank: int, round_number: int = 1) -> Path:
         key = RunDirectory(self.root / "run").key
-        return black_box_path(self.root / "boxes", "demo", key, "main", 1, rank)
+        return black_box_path(self.root / "boxes", "demo", key, "main", round_number, rank)
 
     def rank(self, rank: int, host: str = "host-1", pid: int | None = None) -> Recorder:
         identity = Identity("demo", "main", 1, rank, Layout(dp_size=4), pid or os.getpid(), host)
@@ -364,6 +366,55 @@ def test_a_box_that_is_set_aside_is_not_streamed_again_and_the_one_in_its_place_
         streamer.look(turn * LONG_S)
     assert sorted(taken.all(Ranks).pid.tolist()) == sorted([os.getpid(), os.getppid()])
     assert sorted(taken.all(StepTotals).step[taken.all(StepTotals).operation == SUMMED.number].tolist()) == [*range(5)]
+
+
+def put_box(host: Host, rank: int = 5, number: int = 1, dp_size: int = 8, at_ns: int = 1, step: int = 0) -> Path:
+    """Lay a box of this host with a whole header and an empty ring under the name that it has to have."""
+    path = host.path(rank, number)
+    image = bytearray(box_bytes(16))
+    identity = Identity("demo", "main", number, rank, Layout(dp_size=dp_size), os.getpid(), "host-1")
+    header = encode_header(identity, ClockBase(at_ns, time.time_ns(), 1), 16)
+    image[: len(header)] = header
+    struct.pack_into("<Q", image, 8 * Word.CURRENT_STEP, step)
+    path.write_bytes(image)
+    return path
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [{"dp_size": 2**31}, {"dp_size": 2**32 - 1}, {"at_ns": 2**64 - 1}, {"number": 2**32 - 1}, {"step": 2**63}],
+    ids=str,
+)
+def test_a_box_full_of_nonsense_is_named_and_costs_no_other_rank(
+    host: Host, caplog: pytest.LogCaptureFixture, nonsense: dict[str, Any]
+) -> None:
+    recorder = host.rank(0)
+    take_steps(recorder, range(2))
+    path = put_box(host, **nonsense)
+    streamer, taken = host.streamer(OneReading())
+    streamer.look(LONG_S)
+    take_steps(recorder, range(2, 4))
+    streamer.look(LONG_S + 2)
+    streamer.end()
+    assert taken.all(Ranks).rank.tolist() == [0]
+    assert taken.all(Values).step.tolist() == [0, 1, 2, 3]
+    assert caplog.text.count(str(path)) == 1
+
+
+def test_a_box_of_a_round_that_nobody_began_hides_no_rank_that_stands_still(host: Host) -> None:
+    stuck = host.rank(0)
+    take_steps(stuck, range(1, 4))
+    host.expected = HostRanks(1, range(1), time.monotonic())
+    put_box(host, rank=1, number=9, dp_size=2, at_ns=time.monotonic_ns())
+    streamer, _ = host.streamer()
+    now_ns = time.monotonic_ns()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic_ns", lambda: now_ns + 60_000_000_000)
+        for turn in range(3):
+            streamer.look(LONG_S + turn)
+    assert host.silent == [(0,)]
+    assert [(one.rank, one.step) for one in streamer.reading().ranks] == [(0, 3)]
+    streamer.end()
 
 
 class OneReading:
