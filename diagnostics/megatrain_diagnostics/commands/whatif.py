@@ -115,22 +115,23 @@ def _summary(result: WhatIf, shape: JobShape) -> list[str]:
 
     steps = list(result.measured_s)
     measured = sum(result.measured_s.values()) / len(steps)
-    lines = facts(
-        [
-            ("job", f"{shape.trial_name}, {shape.world_size} ranks (dp {shape.dp_size}, pp {shape.pp_size})"),
-            ("steps", f"{len(steps)}, from {min(steps)} to {max(steps)}; {measured:.3f} s on average"),
-            ("S", f"{result.slowdown:.3f} times as long as without stragglers; {result.waste:.1%} of the time wasted"),
-            ("gaps", f"{result.launch_slowdown:.3f} times as long as without gaps between operations"),
-            ("M_W", f"{result.workers.rem:.1%} of the slowdown goes with the slowest 3 % of the workers"),
-            ("M_S", f"{result.last_stage.rem:.1%} of the slowdown goes with the last stage"),
-        ]
-    )
+    pairs = [
+        ("job", f"{shape.trial_name}, {shape.world_size} ranks (dp {shape.dp_size}, pp {shape.pp_size})"),
+        ("steps", f"{len(steps)}, from {min(steps)} to {max(steps)}; {measured:.3f} s on average"),
+        ("S", f"{result.slowdown:.3f} times as long as without stragglers; {result.waste:.1%} of the time wasted"),
+        ("gaps", f"{result.launch_slowdown:.3f} times as long as without gaps between operations"),
+        ("M_W", f"{result.workers.rem:.1%} of the slowdown goes with the slowest 3 % of the workers"),
+    ]
+    if result.has_stages:
+        pairs.append(("M_S", f"{result.last_stage.rem:.1%} of the slowdown goes with the last stage"))
+    lines = facts(pairs)
     for title, parts in (
         ("operation", result.parts.by_optype),
         ("dp rank", result.parts.by_dp_rank),
         ("stage", result.parts.by_stage),
     ):
-        lines += ["", *_slowest(title, parts)]
+        if len(parts.overall) > 1:  # the only one has all of S
+            lines += ["", *_slowest(title, parts)]
     lines += ["", advice(result)]
     lines += [f"note: {note}" for note in result.notes[:_SHOWN_NOTES]]
     if len(result.notes) > _SHOWN_NOTES:

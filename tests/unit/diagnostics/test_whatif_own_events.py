@@ -181,15 +181,20 @@ def test_without_a_full_step_the_way_to_one_is_told() -> None:
         of_spans(optimizers, job)
 
 
-@pytest.fixture
-def run_directory(tmp_path: Path) -> Path:
-    table, job = recorded(JOBS["interleaved"])
-    (tmp_path / "run" / "events").mkdir(parents=True)
-    with SegmentStore(tmp_path / "run" / "events") as store:
+def stored(name: str, run: Path) -> Path:
+    """Put the events of a job in a run directory, and return that."""
+    table, job = recorded(JOBS[name])
+    (run / "events").mkdir(parents=True)
+    with SegmentStore(run / "events") as store:
         store.append(Spans, to_arrow(recorded_spans(table, job.shape)))
         store.append(Ranks, to_arrow(who_ran(job.shape)))
         store.commit()
-    return tmp_path / "run"
+    return run
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    return stored("interleaved", tmp_path / "run")
 
 
 def test_exported_trace_has_the_same_figures(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,6 +214,17 @@ def test_summary_for_people(run_directory: Path, capsys: pytest.CaptureFixture[s
     assert "2, from 10 to 20" in printed
     assert "(rank 14): check their hosts" in printed
     assert "backward-compute" in printed
+    assert "M_S" in printed
+    assert "\nstage" in printed
+
+
+def test_a_job_of_one_stage_has_no_last_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", "whatif", str(stored("no pipeline", tmp_path / "run"))]) == 0
+    printed = capsys.readouterr().out
+    assert "M_W" in printed
+    assert "dp rank  slowdown" in printed
+    assert "M_S" not in printed
+    assert "\nstage" not in printed
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,11 @@ def advice(result: WhatIf) -> str:
     if result.workers.rem >= MOST_OF_IT:
         ranks = ranks_text(result.worst_ranks[:8]) + (" ..." if len(result.worst_ranks) > 8 else "")
         return f"A few workers explain most of it ({ranks}): check their hosts, or evict them."
-    if result.last_stage.rem >= MOST_OF_IT and len(result.parts.by_stage.overall) > 1:
-        return "The last stage explains most of it: give it fewer layers, since it computes the loss too."
+    if result.last_stage.rem >= MOST_OF_IT and result.has_stages:
+        return (
+            "The last stage explains most of it: give it fewer layers with parallel.layers_per_chunk, since it "
+            "computes the loss too."
+        )
     worst = next(iter(result.parts.by_optype.overall), "")
     if worst.endswith("-compute"):
         return (

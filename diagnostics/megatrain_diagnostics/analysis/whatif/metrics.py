@@ -94,8 +94,12 @@ class WhatIf:
     """M_W is `workers.rem`."""
     worst_ranks: tuple[int, ...]
     last_stage: Explained
-    """M_S is `last_stage.rem`."""
+    """M_S is `last_stage.rem`; without a pipeline it stands for all ranks and says nothing."""
     notes: tuple[str, ...]
+
+    @property
+    def has_stages(self) -> bool:
+        return len(self.parts.by_stage.overall) > 1
 
     @property
     def waste(self) -> float:

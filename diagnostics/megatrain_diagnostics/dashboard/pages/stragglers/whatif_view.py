@@ -111,7 +111,7 @@ def _actions(
     if worst_hosts and result.workers.rem >= MOST_OF_IT and not named.issuperset(worst_hosts):
         yield _balance("evict", names_text(worst_hosts), gain_s, economy)
     gain_s = result.last_stage.tori - result.last_stage.trem
-    if len(result.parts.by_stage.overall) > 1 and gain_s > 0.0:
+    if result.has_stages and gain_s > 0.0:
         yield _balance("move layers off the last stage with parallel.layers_per_chunk", "", gain_s, economy)
     yield ActionBalance(
         action="nothing", target="", gain_s_per_step=0.0, gain_s=0.0, price_s=0.0, is_worth_it=None,
