@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -21,6 +22,7 @@ from megatrain.chunk_builder import hidden_shape
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.ops.precision import DTYPES, accumulate_dtype
+from megatrain.parallel.bucket import Bucket
 from megatrain.planning.chunks import PlannedChunk, planned_kind
 from megatrain.planning.step_memory import ChunkMemory, StepWalk
 from megatrain.schedule import peak_in_flight
@@ -101,37 +103,52 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
     )
 
 
+class _Reduction(NamedTuple):
+    """Bytes of one bucket's gradients while they are reduced: see ChunkMemory."""
+
+    whole: int
+    travelling: int
+    arriving: int
+    summed: int
+    copied: int
+
+
 def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
-    """ZeRO-1 reduces gradients in place, ZeRO-2 lets them go and keeps its share; in another type a copy travels."""
-    sum_bytes = accumulate_dtype(DTYPES[config.train.precision]).itemsize
-    dp_size, is_zero_2 = chunk.buckets[0].replicas.size, config.parallel.zero_stage == 2
-    is_copied = config.parallel.grad_reduce_dtype == "bf16" and dp_size > 1
-    reduced = torch.bfloat16.itemsize if is_copied else sum_bytes
-    whole = [bucket.numel * sum_bytes for bucket in chunk.buckets]
-    sent = [bucket.numel * reduced for bucket in chunk.buckets]
-    travelling = sent if is_copied or is_zero_2 else [0] * len(sent)
-    if is_copied and is_zero_2:  # the share of a copy is no part of it
-        travelling = [size + bucket.share_numel * sum_bytes for size, bucket in zip(sent, chunk.buckets, strict=True)]
-    # where ranks exchange their parts and sum them themselves (Group.reduce_scatter), what arrives has memory of its
-    # own: on CPUs of the bucket that travels and the next one, else of all; half precision is summed in a wider copy
-    arriving, summed = [0] * len(sent), [0] * len(sent)
-    if dp_size > 1 and planned_kind(config).type == "cpu":
-        arriving = [sum(sent[first : first + 2]) for first in range(len(sent))]
-    elif is_copied:
-        travelling = [one + size for one, size in zip(travelling, sent, strict=True)]
-    if is_copied:
-        summed = [bucket.share_numel * torch.float32.itemsize for bucket in chunk.buckets]
+    reductions = [_reduction(config, bucket) for bucket in chunk.buckets]
+    travelling = [one.travelling for one in reductions]
+    # there is room for what arrives of the bucket that travels and of the next one
+    arriving = [sum(one.arriving for one in reductions[first : first + 2]) for first in range(len(reductions))]
     exchanged = _most(arriving, travelling)
     return ChunkMemory(
         footprint=chunk.measured.footprint,
-        whole_gradients=sum(whole),
+        whole_gradients=sum(one.whole for one in reductions),
         travelling=sum(travelling),
         exchanged=exchanged,
-        summed=_most([one + total for one, total in zip(arriving, summed, strict=True)], travelling) - exchanged,
-        copied=_most(travelling, [one - more for one, more in zip(whole, travelling, strict=True)])
-        if is_copied and is_zero_2
-        else 0,
+        summed=_most([room + one.summed for room, one in zip(arriving, reductions, strict=True)], travelling)
+        - exchanged,
+        copied=_most(
+            [one.copied for one in reductions], [one.whole - one.travelling if one.copied else 0 for one in reductions]
+        ),
     )
+
+
+def _reduction(config: Config, bucket: Bucket) -> _Reduction:
+    """ZeRO-1 reduces gradients in place, ZeRO-2 lets them go and keeps its share; in another type a copy travels."""
+    sum_bytes = accumulate_dtype(DTYPES[config.train.precision]).itemsize
+    is_alone, is_zero_2 = bucket.replicas.size == 1, config.parallel.zero_stage == 2
+    is_copied = config.parallel.grad_reduce_dtype == "bf16" and not is_alone
+    whole = bucket.numel * sum_bytes
+    sent = bucket.numel * torch.bfloat16.itemsize if is_copied else whole
+    travelling = sent if is_copied or is_zero_2 else 0
+    if is_copied and is_zero_2:  # the share of a copy is no part of it
+        travelling += bucket.share_numel * sum_bytes
+    # where ranks exchange their parts and sum them themselves (Group.reduce_scatter), what arrives has memory of its
+    # own: on CPUs when it has its turn, else from the start on; half precision is summed in a wider copy
+    arriving = sent if planned_kind(config).type == "cpu" and not is_alone else 0
+    if is_copied and not arriving:
+        travelling += sent
+    summed = bucket.share_numel * torch.float32.itemsize if is_copied else 0
+    return _Reduction(whole, travelling, arriving, summed, travelling if is_copied and is_zero_2 else 0)
 
 
 def _most(beside: Sequence[int], travelling: Sequence[int]) -> int:

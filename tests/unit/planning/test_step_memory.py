@@ -112,6 +112,25 @@ def test_a_copy_in_another_type_is_beside_the_gradients_for_a_moment() -> None:
     assert (moment.total, moment.what) == (600, "reduction of chunk 0")
 
 
+def test_each_bucket_travels_among_the_replicas_of_its_own_parameters() -> None:
+    """Experts may have one holder each where all other parameters have several."""
+    changes = {"train.precision": "bf16", "parallel.grad_reduce_dtype": "bf16", "parallel.dp_size": 2}
+    config = Config.from_dict(with_changes(changes))
+    buckets = {}
+    for dp_size in (1, 2):
+        with dry_mesh(Layout(dp_size=dp_size), 0) as mesh:
+            (chunk,) = plan_stage(config, mesh)
+            buckets[dp_size] = chunk.buckets[0]
+
+    def travelling(*dp_sizes: int) -> int:
+        empty = MeasuredChunk(footprint(0, 0, 0), 0)
+        planned = replace(chunk, buckets=tuple(buckets[size] for size in dp_sizes), measured=empty)
+        return estimate_memory(config, Layout(dp_size=2), 0, [planned]).travelling
+
+    assert travelling(1) == 0
+    assert travelling(1, 2) == travelling(2, 1) == travelling(2) > 0
+
+
 @pytest.mark.parametrize(
     ("name", "moment", "total"),
     [("gpipe", "forward of chunk 0", 7 * 100 + 30 + 300), ("1f1b", "backward of chunk 0", 380)],
