@@ -126,7 +126,9 @@ def _restore_rows(ranks: Sequence[SaveFigures]) -> list[Row]:
     restore = _spans([one.restore_windows for one in ranks])
     rows += [
         restore.row("warm restore", "s", "<= 2"),
-        _count_row("warm restore: bytes read from storage", sum(one.restore_bytes_read for one in ranks), "<= 0", "bytes"),
+        _count_row(
+            "warm restore: bytes read from storage", sum(one.restore_bytes_read for one in ranks), "<= 0", "bytes"
+        ),
     ]
     return rows
 
