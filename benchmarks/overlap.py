@@ -42,6 +42,10 @@ LOWEST, SHARE, HIGHEST = 0.46, 0.5, 0.54
 """Part of a step with overlap off that is communication, as the link is set."""
 LOWEST_TOLD, HIGHEST_TOLD = 0.45, 0.55
 """The same over the whole run."""
+STEADY = 0.1
+"""By which part the step on links as they are may change during a run; more, and the machine changed its speed."""
+MAX_MEASURES = 3
+"""Of a case, until the machine kept its speed and communication its share."""
 NUM_TRIES = 6
 NUM_FREE = 3
 """Blocks on links as they are, before and after."""
@@ -102,8 +106,12 @@ def run() -> Result:
     """Measure every case."""
     rows = []
     for case in CASES:
-        rows.append(_measure(case))
-        print(rows[-1], flush=True)
+        for number in range(1, MAX_MEASURES + 1):
+            row = {**_measure(case), "measured": number}
+            print(row, flush=True)
+            if is_valid(row):
+                break
+        rows.append({**row, "met": "yes" if is_valid(row) and is_wanted(case, row) else "no"})
     return Result(
         name="overlap",
         title="Communication hidden under computation, on a slow link",
@@ -113,6 +121,8 @@ def run() -> Result:
             "hidden = (off - on) / (off - ideal); ideal: replayed, from durations with overlap off and the link's rate",
             "hidden, least, most: median and ends of 6 turns; other times are medians of 6 blocks a side, taking turns",
             "wanted: hidden at least, and on / ideal at most; communication: 1 - (off on links as they are) / off",
+            f"measured: how often, {MAX_MEASURES} times at most; again for what the machine did, whatever was hidden:",
+            f"communication not {LOWEST_TOLD} to {HIGHEST_TOLD} of off, or over {STEADY:.0%} between the free links",
             "blocks are of 4 steps, in pipelines and beside peers of 2, each after one that is not counted",
             "default chunks: parallel.num_chunks = 1 and parallel.bucket_size = 0; bucket: elements that close one",
             "DDP and FSDP2: our model, buckets and groups of layers, on torch; ratio of times, turn by turn",
@@ -176,6 +186,18 @@ class _Ranks:
         return number
 
 
+def is_valid(row: Mapping[str, Any]) -> bool:
+    """Whether the machine kept its speed and communication its share of a step; no word of what was hidden."""
+    before, after = row["free link, ms"], row["free link after, ms"]
+    is_steady = abs(after - before) <= STEADY * min(before, after)
+    return is_steady and LOWEST_TOLD <= row["communication"] <= HIGHEST_TOLD
+
+
+def is_wanted(case: Case, row: Mapping[str, Any]) -> bool:
+    """Whether enough was hidden."""
+    return bool(row["hidden"] >= case.wanted[0] and row["on / ideal"] <= case.wanted[1])
+
+
 def _measure(case: Case) -> dict[str, Any]:
     tables = {
         side: {
@@ -234,7 +256,6 @@ def _measure(case: Case) -> dict[str, Any]:
     off, on = (float(np.median(seconds[side])) for side in ("off", "on"))
     hidden = (seconds["off"] - seconds["on"]) / (seconds["off"] - ideal)
     communication = 1.0 - (free_s + free_again_s) / 2.0 / off
-    is_met = LOWEST_TOLD <= communication <= HIGHEST_TOLD and float(np.median(hidden)) >= case.wanted[0]
     return {
         "case": case.name,
         "bucket": config.bucket_size(config.parallel.dp_size) if config.parallel.dp_size > 1 else "-",
@@ -249,7 +270,6 @@ def _measure(case: Case) -> dict[str, Any]:
         "most": float(hidden.max()),
         "on / ideal": on / ideal,
         "wanted": f"{case.wanted[0]:.0%}" + (f", {case.wanted[1]:g}" if case.wanted[1] < math.inf else ""),
-        "met": "yes" if is_met and on / ideal <= case.wanted[1] else "no",
         "DDP / on": _ratio(seconds, "DDP"),
         "FSDP2 / on": _ratio(seconds, "FSDP2"),
         "link, MB/s": rate / 1e6,

@@ -1,0 +1,29 @@
+"""A row of the overlap benchmark is measured again for what the machine did, never for what was hidden."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.overlap import Case, is_valid, is_wanted
+
+CASE = Case("two ranks", {"dp_size": 2}, 1, (0.8, 1.08))
+ROW = {"free link, ms": 1000.0, "free link after, ms": 1000.0, "communication": 0.5, "hidden": 0.9, "on / ideal": 1.05}
+
+
+@pytest.mark.parametrize(
+    ("difference", "valid", "wanted"),
+    [
+        ({}, True, True),
+        ({"free link after, ms": 1110.0}, False, True),
+        ({"free link after, ms": 890.0}, False, True),
+        ({"free link after, ms": 1090.0}, True, True),
+        ({"communication": 0.44}, False, True),
+        ({"communication": 0.56}, False, True),
+        ({"hidden": 0.79}, True, False),
+        ({"hidden": 1.5}, True, True),
+        ({"on / ideal": 1.09}, True, False),
+    ],
+)
+def test_a_row_is_measured_again_for_the_machine_only(difference: dict[str, float], valid: bool, wanted: bool) -> None:
+    row = {**ROW, **difference}
+    assert (is_valid(row), is_wanted(CASE, row)) == (valid, wanted)
