@@ -2,7 +2,8 @@
 
 Transfer time of an exchange is from the latest start among its peers to the first end: waiting for a late peer is not
 slowness of a network (OSDI'25). Where hosts time the work and no thread watches it, an end is when the host looked, so
-only ends count that a host was waiting for: what compute hid has no transfer time. Bandwidths are those of nccl-tests
+only ends count that a host was waiting for: what compute hid has no transfer time. Nor does the end of the member that
+began last count there: what its peers sent before may lie in its own host's buffers. Bandwidths are those of nccl-tests
 (doc/PERFORMANCE.md): algorithm bandwidth is the size of the whole vector over time; bus bandwidth multiplies by what
 each link must carry, 2(n-1)/n of it in an all-reduce, (n-1)/n in an all-gather or reduce-scatter, all of it from rank
 to rank. Groups and links more than 10 % slower than the median of their kind are reported (Greyhound).
@@ -74,7 +75,7 @@ class Communication:
     num_too_short: int
     """Over before the last member began, by clocks that do not agree well enough."""
     num_hidden: int
-    """Timed by hosts none of which waited for its end: their transfer time is not known."""
+    """Timed by hosts of which none that came before the last waited for its end: their transfer time is not known."""
     notes: tuple[str, ...]
 
 
@@ -119,14 +120,19 @@ def analyse_communication(events: StepEvents, first_step: int, last_step: int) -
 def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tuple[NDArray[np.bool_], Int64]:
     """Return of each exchange whether some member knows its end, and the time from the latest start to the first such.
 
-    `held_up_ns` says of each span how long its host did nothing but wait for it while the data moved.
+    `held_up_ns` says of each span how long its host did nothing but wait for it while the data moved. Where hosts time
+    the work, the member that began last knows no end, unless all began together.
     """
     if not len(exchanges):
         return np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64)
     parts = exchanges.parts
-    after_ns = end_ns(spans)[parts] - np.repeat(exchanges.latest_start_ns, exchanges.num_parts)
+    latest_ns = np.repeat(exchanges.latest_start_ns, exchanges.num_parts)
+    after_ns = end_ns(spans)[parts] - latest_ns
     is_of_device = (spans.flags[parts] & int(RecordFlag.DEVICE_CLOCK)) != 0
-    knows = is_of_device | knows_end(select(spans, parts), held_up_ns[parts], after_ns)
+    is_earlier = spans.start_ns[parts] < latest_ns
+    any_earlier = np.repeat(np.logical_or.reduceat(is_earlier, exchanges.first[:-1]), exchanges.num_parts)
+    waits = knows_end(select(spans, parts), held_up_ns[parts], after_ns)
+    knows = is_of_device | (waits & (is_earlier | ~any_earlier))
     first = np.minimum.reduceat(np.where(knows, after_ns, np.iinfo(np.int64).max), exchanges.first[:-1])
     has_end: NDArray[np.bool_] = np.logical_or.reduceat(knows, exchanges.first[:-1])
     return has_end, np.where(has_end, first, 0)

@@ -86,7 +86,11 @@ def _lines(found: Communication) -> list[str]:
     ]
     if found.num_hidden:
         pairs.append(
-            ("hidden", f"{found.num_hidden:,}: no host waited for their end, so how long they took is not known")
+            (
+                "hidden",
+                f"{found.num_hidden:,}: no host that came before the last waited for their end, "
+                "so how long they took is not known",
+            )
         )
     if found.num_too_short:
         pairs.append(

@@ -208,6 +208,21 @@ def test_of_hosts_only_the_end_that_one_of_them_waited_for_is_true_and_of_device
         assert found.is_device_clock == bool(flags)
 
 
+@pytest.mark.parametrize(("flags", "transfer_us"), [(0, 200), (2, 10)])
+def test_of_hosts_the_end_of_the_last_to_begin_says_nothing(flags: int, transfer_us: float) -> None:
+    drawing = Drawing(layout=Layout(dp_size=2))
+    dp = drawing.group("dp", (0, 1))
+    # rank 1 begins at 100 and finds what rank 0 sent before in its host's buffers
+    for rank, start, end in ((0, 0, 300), (1, 100, 110)):
+        drawing.span(Op.STEP, 0, 400, rank=rank)
+        drawing.span(Op.GRADS_REDUCE_SCATTER, start, end - start, rank=rank, group=dp, collective=1, num_bytes=MB,
+                     flags=flags)  # fmt: skip
+
+    (found,) = analyse(drawing).bandwidths
+
+    assert found.transfer_s == pytest.approx(transfer_us * 1e-6)
+
+
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp_size=2), Layout(tp_size=2, pp_size=2, dp_size=2)])
 def test_whole_jobs_have_finite_figures(layout: Layout) -> None:
     found = analyse(draw_job(layout, range(10, 13), 4), 10, 12)
