@@ -85,13 +85,8 @@ def _lines(found: Communication) -> list[str]:
         ("exchanges", f"{found.num_exchanges:,}, {found.num_incomplete:,} of them without some member's span"),
     ]
     if found.num_hidden:
-        pairs.append(
-            (
-                "hidden",
-                f"{found.num_hidden:,}: no host that came before the last waited for their end, "
-                "so how long they took is not known",
-            )
-        )
+        why = "no host that came before the last waited for their end, so how long they took is not known"
+        pairs.append(("hidden", f"{found.num_hidden:,}: {why}"))
     if found.num_too_short:
         pairs.append(
             ("too short", f"{found.num_too_short:,}: over before the last began; the clocks are not that exact")
