@@ -43,9 +43,9 @@ LOWEST, SHARE, HIGHEST = 0.46, 0.5, 0.54
 LOWEST_TOLD, HIGHEST_TOLD = 0.45, 0.55
 """The same over the whole run."""
 STEADY = 0.1
-"""By which part the step on links as they are may change during a run; more, and the machine changed its speed."""
+"""Largest relative change of a step on free links during a run; beyond it the machine changed its speed."""
 MAX_MEASURES = 3
-"""Of a case, until the machine kept its speed and communication its share."""
+"""Largest number of measurements of a case, which end with the first valid one."""
 NUM_TRIES = 6
 NUM_FREE = 3
 """Blocks on links as they are, before and after."""
@@ -121,8 +121,8 @@ def run() -> Result:
             "hidden = (off - on) / (off - ideal); ideal: replayed, from durations with overlap off and the link's rate",
             "hidden, least, most: median and ends of 6 turns; other times are medians of 6 blocks a side, taking turns",
             "wanted: hidden at least, and on / ideal at most; communication: 1 - (off on links as they are) / off",
-            f"measured: how often, {MAX_MEASURES} times at most; again for what the machine did, whatever was hidden:",
-            f"communication not {LOWEST_TOLD} to {HIGHEST_TOLD} of off, or over {STEADY:.0%} between the free links",
+            f"measured: at most {MAX_MEASURES} times, until communication is {LOWEST_TOLD} to {HIGHEST_TOLD} of off and",
+            f"steps on free links before and after differ by at most {STEADY:.0%}; what was hidden decides nothing",
             "blocks are of 4 steps, in pipelines and beside peers of 2, each after one that is not counted",
             "default chunks: parallel.num_chunks = 1 and parallel.bucket_size = 0; bucket: elements that close one",
             "DDP and FSDP2: our model, buckets and groups of layers, on torch; ratio of times, turn by turn",
@@ -187,14 +187,14 @@ class _Ranks:
 
 
 def is_valid(row: Mapping[str, Any]) -> bool:
-    """Whether the machine kept its speed and communication its share of a step; no word of what was hidden."""
+    """Return whether the machine kept its speed and communication its share of a step, whatever was hidden."""
     before, after = row["free link, ms"], row["free link after, ms"]
     is_steady = abs(after - before) <= STEADY * min(before, after)
     return is_steady and LOWEST_TOLD <= row["communication"] <= HIGHEST_TOLD
 
 
 def is_wanted(case: Case, row: Mapping[str, Any]) -> bool:
-    """Whether enough was hidden."""
+    """Return whether the row meets its bars: enough hidden, on / ideal small enough."""
     return bool(row["hidden"] >= case.wanted[0] and row["on / ideal"] <= case.wanted[1])
 
 

@@ -12,7 +12,7 @@ from megatrain.contracts.round_starts import RoundStart, begin_round
 
 
 class RoundClaim:
-    """A number that no other round has, of this job or another one that saves here; rank 0 speaks for all."""
+    """A number that no other round has, of this job or another one that saves here; rank 0 chooses it for all ranks."""
 
     def __init__(self, checkpoints: Location, job_round: JobRound | None, number: int, mesh: Mesh) -> None:
         """job_round: which round of the launcher this is, None without one. number: the one to begin with."""

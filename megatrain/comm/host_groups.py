@@ -2,7 +2,7 @@
 
 Plans travel as JSON, agreements as small integers, shards of a checkpoint as bytes. These groups are gloo's, also where
 the mesh's are NCCL's: a checkpoint neither queues behind training's collectives nor needs device memory. No group joins
-all ranks, which at 10,000 would be a mesh of connections; whoever speaks to all goes along one axis after the other.
+all ranks, which at 10,000 would be a mesh of connections; an exchange with all goes along one axis after the other.
 """
 
 from __future__ import annotations

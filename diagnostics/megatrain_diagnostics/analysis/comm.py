@@ -2,8 +2,8 @@
 
 Transfer time of an exchange is from the latest start among its peers to the first end: waiting for a late peer is not
 slowness of a network (OSDI'25). Where hosts time the work and no thread watches it, an end is when the host looked, so
-only ends count that a host was waiting for: what compute hid has no transfer time. Nor does the end of the member that
-began last count there: what its peers sent before may lie in its own host's buffers. Bandwidths are those of nccl-tests
+only ends count that a host was waiting for: what compute hid has no transfer time. The end of the member that began
+last does not count either: its peers' data may lie in its host's buffers already. Bandwidths are those of nccl-tests
 (doc/PERFORMANCE.md): algorithm bandwidth is the size of the whole vector over time; bus bandwidth multiplies by what
 each link must carry, 2(n-1)/n of it in an all-reduce, (n-1)/n in an all-gather or reduce-scatter, all of it from rank
 to rank. Groups and links more than 10 % slower than the median of their kind are reported (Greyhound).
