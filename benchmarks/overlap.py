@@ -121,7 +121,7 @@ def run() -> Result:
             "hidden = (off - on) / (off - ideal); ideal: replayed, from durations with overlap off and the link's rate",
             "hidden, least, most: median and ends of 6 turns; other times are medians of 6 blocks a side, taking turns",
             "wanted: hidden at least, and on / ideal at most; communication: 1 - (off on links as they are) / off",
-            f"measured: at most {MAX_MEASURES} times, until communication is {LOWEST_TOLD} to {HIGHEST_TOLD} of off and",
+            f"measured: up to {MAX_MEASURES} times, until communication is {LOWEST_TOLD} to {HIGHEST_TOLD} of off and",
             f"steps on free links before and after differ by at most {STEADY:.0%}; what was hidden decides nothing",
             "blocks are of 4 steps, in pipelines and beside peers of 2, each after one that is not counted",
             "default chunks: parallel.num_chunks = 1 and parallel.bucket_size = 0; bucket: elements that close one",
