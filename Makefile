@@ -10,13 +10,16 @@ DEMO_ARGS  ?=
 BENCH_ARGS ?=
 TEST_ARGS  ?=
 # The writers of checkpoints have the lowest priority: beside tests of the usual one they would hardly run.
-PYTEST     := nice -n 15 $(VENV_PY) -m pytest
+# Python keeps what it compiled, also where the environment says otherwise: hundreds of processes run the same files.
+PYTEST     := env -u PYTHONDONTWRITEBYTECODE nice -n 15 $(VENV_PY) -m pytest
+# Launched jobs are judged by the clock: a program of the usual priority must not hold them up for seconds.
+FAULTS     := env -u PYTHONDONTWRITEBYTECODE $(VENV_PY) -m pytest tests/faults
 # The pool of ranks first: its tests take longest.
 SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
 SUITE      := tests/dist tests/unit tests/docs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv web dashboard-sample demo demo-fault test test-all test-kernels test-faults test-faults-short test-web check bench ci-nightly ci-deps clean
+.PHONY: help venv web dashboard-sample demo demo-fault test test-all test-kernels test-torch-cuda test-faults test-faults-short test-web check bench ci-nightly ci-deps clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -60,11 +63,23 @@ test-kernels: venv  ## carry out the CUDA kernels on the processor, and compile 
 	@$(PYTEST) tests/unit/ops --kernels=emulated $(SIDE_BY_SIDE) $(TEST_ARGS)
 	@$(PYTEST) tests/kernels $(TEST_ARGS)
 
+# An environment of its own: a torch for CUDA takes gigabytes, and only this target needs one.
+CUDA_TORCH ?= 2.13.0
+CUDA_VENV  := .venv-cuda-$(CUDA_TORCH)
+CUDA_TESTS := --rootdir . -c /dev/null -p no:cacheprovider -q -rfEs tests/kernels tests/unit/ops tests/gpu
+
+test-torch-cuda:  ## test the kernels and operators beside a torch built for CUDA (no GPU; downloads gigabytes; CUDA_TORCH=2.11.0)
+	@test -x $(CUDA_VENV)/bin/pytest || { $(PYTHON) -m venv --clear $(CUDA_VENV) && \
+	  $(CUDA_VENV)/bin/python -m pip install $(PIP_FLAGS) 'torch===$(CUDA_TORCH)' && \
+	  $(CUDA_VENV)/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt \
+	    numpy safetensors h11 setuptools nvidia-cuda-crt nvidia-cuda-nvcc nvidia-nvvm pytest; }
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CUDA_VENV)/bin/python -m pytest $(CUDA_TESTS) $(TEST_ARGS)
+
 test-faults: venv  ## break launched jobs in every way (minutes; as root also with networks that are cut)
-	@$(PYTEST) tests/faults $(TEST_ARGS)
+	@$(FAULTS) $(TEST_ARGS)
 
 test-faults-short: venv  ## break launched jobs in the ways that happen most
-	@$(PYTEST) tests/faults --slow=without $(TEST_ARGS)
+	@$(FAULTS) --slow=without $(TEST_ARGS)
 
 test-web: venv  ## open the dashboard in a real browser (chromium of the system)
 	@$(PYTEST) tests/web $(SIDE_BY_SIDE) -n 2 $(TEST_ARGS)

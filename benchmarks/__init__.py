@@ -1,4 +1,4 @@
-"""Measurements, side by side with a peer where there is one. `make bench` runs them all, alone on the machine.
+"""Measurements, compared with a peer where there is one. `make bench` runs all of them; nothing else may run then.
 
-`python -m benchmarks [NAME ...] [--write]`: with --write, the results go to docs/benchmarks.
+`python -m benchmarks [NAME ...] [--write]`: with --write, the results are written to docs/benchmarks.
 """

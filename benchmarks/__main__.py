@@ -34,21 +34,23 @@ NAMES = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones (default: all of {', '.join(NAMES)})")
-    parser.add_argument("--write", action="store_true", help="put the results into docs/benchmarks")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"benchmarks to run (default: all of {', '.join(NAMES)})"
+    )
+    parser.add_argument("--write", action="store_true", help="write the results to docs/benchmarks")
     parser.add_argument(
         "--size-gb", type=float, default=1.0, help="checkpoint: size of the state (default: %(default)s)"
     )
     parser.add_argument("--storage", default="", help="checkpoint: directory on the disk that is measured")
     parser.add_argument("--hosts", type=int, default=1250, help="heartbeats: simulated hosts (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=120.0, help="heartbeats: for how long (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="heartbeats: duration (default: %(default)s)")
     parser.add_argument(
-        "--ingest-seconds", type=float, default=60.0, help="event_ingest: for how long (default: %(default)s)"
+        "--ingest-seconds", type=float, default=60.0, help="event_ingest: duration (default: %(default)s)"
     )
     parser.add_argument(
         "--processes", type=int, default=128, help="group_init: ranks of the largest layout (default: %(default)s)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="group_init: of each side (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="group_init: rounds of each side (default: %(default)s)")
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown:

@@ -1,4 +1,4 @@
-"""Bars: what a figure may be at most or at least. A benchmark that finds one beyond its bar says so and fails."""
+"""Bars: the greatest or least allowed value of a figure. A benchmark reports a figure beyond its bar and fails."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 
 def at_most(what: str, found: float, bar: float) -> list[str]:
-    """Return a sentence when `found` is above `bar`, or no number."""
-    return [] if found <= bar else [f"{what} is {found:,.4g}; it may be {bar:,.4g} at most"]
+    """Return a sentence when `found` is above `bar`, or NaN."""
+    return [] if found <= bar else [f"{what} is {found:,.4g}; it must be at most {bar:,.4g}"]
 
 
 def at_least(what: str, found: float, bar: float) -> list[str]:
-    """Return a sentence when `found` is below `bar`, or no number."""
-    return [] if found >= bar else [f"{what} is {found:,.4g}; it must be {bar:,.4g} at least"]
+    """Return a sentence when `found` is below `bar`, or NaN."""
+    return [] if found >= bar else [f"{what} is {found:,.4g}; it must be at least {bar:,.4g}"]
 
 
 def must_hold(what: str, holds: bool) -> list[str]:
@@ -24,7 +24,7 @@ _LIMITS: Mapping[str, Callable[[str, float, float], list[str]]] = {"<=": at_most
 
 
 def as_written(what: str, found: float, bar: str) -> list[str]:
-    """Return a sentence when `found` does not keep `bar` as a table writes it: "<= 1.3", ">= 0.8", or nothing."""
+    """Return a sentence when `found` is beyond `bar`, which is in the form of a table: "<= 1.3", ">= 0.8", or empty."""
     if not bar or bar == "-":
         return []
     sign, limit = bar.split(" ", 1)

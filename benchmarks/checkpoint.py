@@ -1,4 +1,4 @@
-"""A checkpoint of 1 GB from 4 ranks beside torch's dcp.save and dcp.async_save, plain copies and plain writes.
+"""A checkpoint of 1 GB from 4 ranks, compared with torch's dcp.save and dcp.async_save, plain copies and plain writes.
 
 Run alone on the machine: python -m benchmarks checkpoint [--size-gb G] [--storage DIRECTORY] [--write]
 """
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Seconds or ratios, one a round; the round that warms up is not in it."""
+    """Seconds or ratios, one for each round except the warm-up round."""
 
     values: tuple[float, ...]
 
@@ -50,7 +50,7 @@ class _Times:
 
 
 def run(size_gb: float = 1.0, storage: str = "") -> Result:
-    """Measure. storage: where the files go, on a disk; "" takes a temporary directory."""
+    """Measure. storage: a directory on a disk for the files; "" means a temporary directory."""
     tables = state_tables(size_gb)
     with _places(storage) as places, RankPool(NUM_RANKS) as pool:
         file_system = _file_system(places.storage)
@@ -61,7 +61,7 @@ def run(size_gb: float = 1.0, storage: str = "") -> Result:
     rows = [*_save_rows(saves), *_restore_rows(saves), *_step_rows(steps)]
     return Result(
         name="checkpoint",
-        title="Taking, storing and restoring a checkpoint, beside torch's and plain copies and writes",
+        title="Taking, storing and restoring a checkpoint, compared with torch's and with plain copies and writes",
         command=f"python -m benchmarks checkpoint{options} --write",
         rows=rows,
         notes=_notes(steps),
@@ -149,24 +149,24 @@ def _notes(steps: StepFigures) -> list[str]:
     if steps.num_unfinished:
         beside = f"until COMMIT, but for {steps.num_unfinished} that were cut off"
     return [
-        f"{ROUNDS} rounds after one that warms up; in each, all sides take turns, in the other order every other time",
+        f"{ROUNDS} rounds after a warm-up round; in each, all sides take turns; every other round reverses the order",
         "median, lowest and highest of the rounds; ratios round by round; before each side os.sync; files are new",
-        "a time is from the first rank's begin to the last rank's end; all ranks begin together",
+        "a time runs from the start of the first rank to the end of the last one; all ranks start together",
         "stall: JobCheckpoints.take, the agreement of all ranks included",
-        "stage 2: from there to COMMIT, SHA-256 of every item included; ranks wait meanwhile and look every 2 ms",
-        "dcp: the same tensors, plain ones with a key a box; default writer: one file a rank, synced, no checksums",
-        "stager kept: one DefaultStager for all saves, which reuses its memory; else async_save as it comes",
-        "copies: numpy.copyto from the state to pre-faulted shared memory; plain writes take the bytes from there",
+        "stage 2: from there to COMMIT, SHA-256 of every item included; ranks wait meanwhile and poll every 2 ms",
+        "dcp: the same tensors as plain tensors, one key a box; default writer: one file a rank, synced, no checksums",
+        "stager kept: one DefaultStager for all saves, which reuses its memory; else async_save with its defaults",
+        "copies: numpy.copyto from the state to pre-faulted shared memory; plain writes write from there",
         f"loads: by {NUM_RANKS} data-parallel ranks, page cache of the files dropped, every value checked",
         "another cut: other buckets, so that most stored items are needed by other ranks than those that wrote them",
         "warm restore: a new JobCheckpoints and its restore(), every value checked",
-        f"steps: the trainer's own on a small model; its {NUM_STEP_RANKS} ranks fill the cores; a block's mean",
-        f"blocks beside stage 2 (the stall is not in them) last {beside}; in turn with them, as many steps without it",
+        f"steps: the trainer's own on a small model; its {NUM_STEP_RANKS} ranks use all cores; means of a block",
+        f"blocks beside stage 2 (without the stall) last {beside}; in turn with them, as many steps without stage 2",
     ]
 
 
 def _spans(ranks: Sequence[Sequence[tuple[float, float]]]) -> _Times:
-    """Return how long each time took all ranks, without the first, which warms up."""
+    """Return the duration of each round over all ranks, without the first, which is the warm-up."""
     return _Times(tuple(_span(windows) for windows in list(zip(*ranks, strict=True))[1:]))
 
 
@@ -184,7 +184,7 @@ def _count_row(what: str, value: float, bar: str = "", unit: str = "count") -> R
 
 @contextmanager
 def _places(storage: str) -> Iterator[Places]:
-    """Make directories of our own; they go when the writer that was started has ended."""
+    """Make temporary directories. They are removed when the writer that was started has ended."""
     with (
         tempfile.TemporaryDirectory(prefix="megatrain-benchmark-", dir=storage or _disk_directory()) as disk,
         tempfile.TemporaryDirectory(prefix="megatrain-benchmark-", dir=_SHARED_MEMORY) as memory,
@@ -196,7 +196,7 @@ def _places(storage: str) -> Iterator[Places]:
 
 
 def _disk_directory() -> str:
-    """Return a directory for temporary files that is on no memory file system."""
+    """Return a directory for temporary files that is not on a memory file system."""
     candidates = [tempfile.gettempdir(), "/var/tmp", str(Path.cwd())]
     return next(one for one in candidates if Path(one).is_dir() and _file_system(Path(one)) not in _MEMORY_FILE_SYSTEMS)
 

@@ -1,4 +1,4 @@
-"""What the ranks of benchmark `checkpoint` do: save in turns, load, restore from memory, train beside the writer."""
+"""The ranks of benchmark `checkpoint`: they save in turns, load, restore from memory, and train during a write."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ from benchmarks.checkpoint_sides import (
     copy_bytes,
 )
 from benchmarks.checkpoint_state import RankState, build_state
-from megatrain.assembly import Replica, build_replica
-from megatrain.checkpoint.continuation import Progress
+from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.load import LoadReport, load_state
-from megatrain.comm import Mesh, create_mesh, meet
+from megatrain.comm import Mesh, create_mesh, open_rendezvous
 from megatrain.config.config import Config
 from megatrain.contracts.checkpoint_files import read_manifest, step_directory_name
 from megatrain.contracts.layout import Layout
@@ -41,7 +40,8 @@ from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import build_schedule
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
-from megatrain.training_step import Requests, train_step
+from megatrain.training.rank_model import RankModel, build_rank_model
+from megatrain.training.step import Requests, train_step
 from tests.helpers.rank_protocol import RankContext
 
 BUCKET_SIZE = 8_000_000
@@ -60,7 +60,7 @@ _STEP_TABLES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Directories of one measurement, all empty at first: `storage` on a disk, `memory` for arenas and copies."""
+    """Directories of one measurement, empty at first. `storage`: on a disk; `memory`: for arenas and copies."""
 
     storage: Path
     memory: Path
@@ -68,7 +68,7 @@ class Places:
 
 @dataclass(slots=True)
 class SaveFigures:
-    """What one rank saw. windows: by side and phase, one (begin, end) a time, the first of which warms up."""
+    """The measurements of one rank. windows: by side and phase, one (begin, end) a round; the first is the warm-up."""
 
     state_bytes: int = 0
     num_tensors: int = 0
@@ -77,7 +77,7 @@ class SaveFigures:
     calls_by_take: list[int] = field(default_factory=list)
     checkpoint_bytes: int = 0
     bytes_read: dict[str, int] = field(default_factory=dict)
-    """By cut of the state that is filled."""
+    """By how the state that is filled is cut."""
     bytes_received: dict[str, int] = field(default_factory=dict)
     load_windows: dict[str, tuple[float, float]] = field(default_factory=dict)
     restore_windows: list[tuple[float, float]] = field(default_factory=list)
@@ -85,15 +85,15 @@ class SaveFigures:
 
 
 def measure_saves(context: RankContext, tables: dict[str, Any], num_rounds: int, places: Places) -> SaveFigures:
-    """Be one rank of all measurements but that of the step."""
+    """Run one rank of all measurements except that of the step."""
     mesh, config = _join(context, tables, places)
     state = build_state(config, mesh, BUCKET_SIZE)
     checkpoints = _job(config, mesh, state, places)
     figures = SaveFigures(state_bytes=state.num_bytes, num_tensors=len(state.shards))
-    calls = mesh.host.num_calls
+    calls = mesh.cpu_groups.num_calls
     checkpoints.restore()
-    figures.planning_calls = mesh.host.num_calls - calls
-    ours = TwoStages(checkpoints, lambda: mesh.host.num_calls)
+    figures.planning_calls = mesh.cpu_groups.num_calls - calls
+    ours = TwoStages(checkpoints, lambda: mesh.cpu_groups.num_calls)
     _take_turns(_sides(state, ours, places), num_rounds, figures)
     figures.calls_by_take = ours.calls_by_take
     _load(
@@ -119,7 +119,7 @@ def _sides(state: RankState, ours: TwoStages, places: Places) -> list[Side]:
 
 
 def _take_turns(sides: list[Side], num_rounds: int, figures: SaveFigures) -> None:
-    """Run all sides once to warm up and then num_rounds times, forward and backward in turn."""
+    """Run all sides once to warm up and then num_rounds times, in alternating order."""
     for number in range(num_rounds + 1):
         for side in sides if number % 2 == 0 else reversed(sides):
             with _all_together():
@@ -135,7 +135,7 @@ def _take_turns(sides: list[Side], num_rounds: int, figures: SaveFigures) -> Non
 
 @contextmanager
 def _all_together() -> Iterator[None]:
-    """Begin on all ranks at once, with nothing of what was before left for the disk to do."""
+    """Begin on all ranks at once, after all earlier writes have reached the disk."""
     dist.barrier()
     if dist.get_rank() == 0:
         os.sync()
@@ -144,7 +144,7 @@ def _all_together() -> Iterator[None]:
 
 
 def _load(place: LocalLocation, config: Config, state: RankState, mesh: Mesh, figures: SaveFigures) -> None:
-    """Fill the state from storage as it was cut, and one that is cut elsewhere."""
+    """Fill from storage the state with the saved cut, and a state with another cut."""
     figures.checkpoint_bytes = sum(entry.size for entry in read_manifest(place).files.values())
     _fill_from(place, "same cut", state, mesh, figures)
     _fill_from(place, "another cut", build_state(config, mesh, _OTHER_BUCKET_SIZE), mesh, figures)
@@ -157,7 +157,7 @@ def _fill_from(place: LocalLocation, cut: str, state: RankState, mesh: Mesh, fig
     with _all_together():
         started = time.perf_counter()
         shards = [(one.kind, one.shard) for one in state.shards]
-        report: LoadReport = load_state(place, read_manifest(place), shards, mesh.rank, mesh.host)
+        report: LoadReport = load_state(place, read_manifest(place), shards, mesh.rank, mesh.cpu_groups)
         figures.load_windows[cut] = (started, time.perf_counter())
     figures.bytes_read[cut], figures.bytes_received[cut] = report.bytes_read, report.bytes_received
     if not state.is_filled():
@@ -176,7 +176,7 @@ def _drop_from_page_cache(directory: Path) -> None:
 def _restore_from_memory(
     config: Config, mesh: Mesh, state: RankState, places: Places, num_rounds: int, figures: SaveFigures
 ) -> None:
-    """Do what the workers of a job do after a crash of the workers before: plan, enter the arena, copy."""
+    """Do what the workers of a job do after earlier workers crashed: plan, enter the arena, copy."""
     for number in range(num_rounds + 1):
         state.clear()
         with _all_together():
@@ -195,20 +195,20 @@ def _restore_from_memory(
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Mean seconds of a step, one value a block; the first of each warms up. `alone` took the same steps."""
+    """Mean seconds of a step, one value for each block; the first block is the warm-up. `alone` has as many steps."""
 
     beside: list[float]
     alone: list[float]
     num_steps: list[int]
-    """Of each block."""
+    """The number of steps of each block."""
     stage_2_s: list[float]
-    """From the seal until rank 0 knew that it is stored; cut off after a time."""
+    """The seconds from the seal until rank 0 knew that the checkpoint is stored, cut off after a time limit."""
     num_unfinished: int
-    """Blocks that ended before storage had the checkpoint."""
+    """The number of blocks that ended before storage had the checkpoint."""
 
 
 def measure_steps(context: RankContext, tables: dict[str, Any], num_rounds: int, places: Places) -> StepFigures:
-    """Train with the real step, on two ranks, while the writer brings a state to storage, and while it does not."""
+    """Train with the real step on two ranks, with and without a writer that brings a state to storage meanwhile."""
     mesh, config = _join(context, tables, places)
     state = build_state(config, mesh, BUCKET_SIZE)
     checkpoints = _job(config, mesh, state, places)
@@ -223,7 +223,7 @@ def measure_steps(context: RankContext, tables: dict[str, Any], num_rounds: int,
             with _all_together():
                 figures.alone.append(steps.run(num_steps))
         with _all_together():
-            checkpoints.take(Progress(step=step, num_updates=step))
+            checkpoints.take(TrainingProgress(step=step, num_updates=step))
         taken = time.perf_counter()
         num_steps, seconds, is_stored = steps.run_until_news(checkpoints)
         figures.stage_2_s.append(time.perf_counter() - taken)
@@ -240,30 +240,30 @@ def measure_steps(context: RankContext, tables: dict[str, Any], num_rounds: int,
 
 
 class _Steps:
-    """The trainer's step on a small model, ZeRO over two ranks."""
+    """The trainer's step on a small model, with ZeRO over two ranks."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._recorder = Recorder(BlackBoxWriter.anonymous())
         config = Config.from_dict(_STEP_TABLES)
-        self._replica: Replica = build_replica(config, mesh, self._recorder, mesh.device)
-        self._replica.initialise()
-        self._replica.set_training(True)
+        self._rank_model: RankModel = build_rank_model(config, mesh, self._recorder, mesh.device)
+        self._rank_model.initialise()
+        self._rank_model.set_training(True)
         shape = (_STEP_SEQ_LEN, _STEP_BATCH)
         tokens, labels = torch.randint(2048, shape), torch.randint(2048, shape)
         self._inputs: list[PipelineInput] = [
-            self._replica.pipeline_input(tokens, labels, torch.arange(_STEP_BATCH), None)
+            self._rank_model.pipeline_input(tokens, labels, torch.arange(_STEP_BATCH), None)
         ]
         self.run(5)
 
     def run(self, num_steps: int) -> float:
-        """Train so many steps and return the mean seconds of one."""
+        """Train `num_steps` steps and return the mean seconds of one."""
         started = time.perf_counter()
         for _ in range(num_steps):
             self._step(is_over=False)
         return (time.perf_counter() - started) / max(num_steps, 1)
 
     def run_until_news(self, checkpoints: JobCheckpoints) -> tuple[int, float, bool]:
-        """Train until storage has what was taken; return the steps, the mean seconds of one, and whether it has."""
+        """Train until the checkpoint is stored; return the steps, the mean seconds of one, and whether it is stored."""
         started = time.perf_counter()
         num_steps, is_stored, is_over = 0, False, False
         while not is_over:
@@ -274,9 +274,9 @@ class _Steps:
         return num_steps, (time.perf_counter() - started) / num_steps, is_stored
 
     def _step(self, *, is_over: bool) -> bool:
-        """Train one step; return whether any rank says that it is over."""
+        """Train one step; return whether any rank has requested the end."""
         outcome = train_step(
-            self._replica,
+            self._rank_model,
             build_schedule("1f1b", 1, 1, 1),
             self._inputs,
             num_label_tokens=_STEP_SEQ_LEN * _STEP_BATCH,
@@ -289,12 +289,12 @@ class _Steps:
 
 
 def _join(context: RankContext, tables: dict[str, Any], places: Places) -> tuple[Mesh, Config]:
-    """Join the other ranks, in a world group that is connected, as torch's checkpoints need; all are data-parallel."""
+    """Join the other ranks, which are all data-parallel, in a connected world group, which torch's checkpoints need."""
     device, size = torch.device("cpu"), context.world_size
     process = Process(context.rank, size, context.rank, size, 0, context.init_method)
-    meeting = meet(process, job="benchmark", timeout_s=300.0)
-    if meeting is not None:
-        store = dist.PrefixStore(meeting.prefix, meeting.store)
+    rendezvous = open_rendezvous(process, job="benchmark", timeout_s=300.0)
+    if rendezvous is not None:
+        store = dist.PrefixStore(rendezvous.prefix, rendezvous.store)
         dist.init_process_group("gloo", store=store, rank=context.rank, world_size=size)
     mesh = create_mesh(Layout(dp_size=size), context.rank, device, Recorder(BlackBoxWriter.anonymous()),
                        has_wrap_links=False)  # fmt: skip

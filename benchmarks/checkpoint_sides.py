@@ -1,6 +1,6 @@
-"""The sides of benchmark `checkpoint`: each brings, or copies, the same bytes of all ranks once, and says when.
+"""The sides of benchmark `checkpoint`: each stores or copies the same bytes of all ranks once, and returns the times.
 
-Every side begins and ends with new files; what it leaves behind is removed outside its time. All ranks call together.
+Every side writes new files, which are removed outside its measured time. All ranks call a side together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from benchmarks.checkpoint_state import RankState
-from megatrain.checkpoint.continuation import Progress
+from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.contracts.checkpoint_files import step_directory_name
 
@@ -31,29 +31,29 @@ _MADV_POPULATE_WRITE = 23
 _ALIGNMENT = 64
 
 Windows = dict[str, tuple[float, float]]
-"""By name of a phase: when this rank began and ended it, on the clock that all processes of a machine share."""
+"""By name of a phase: when this rank began and ended the phase, on the clock that all processes of a machine share."""
 
 
 class Side(ABC):
-    """One way to bring the state somewhere."""
+    """One way to store or copy the state."""
 
     name: str
 
     @abstractmethod
     def run(self, number: int) -> Windows:
-        """Do it for the time number `number`, from 0."""
+        """Store or copy the state once. `number` counts the calls, from 0."""
 
     def remove(self, number: int) -> None:
-        """Remove the files of that time, on rank 0. By default there are none."""
+        """Remove the files of that call, on rank 0. By default there are none."""
         return None
 
     def close(self) -> None:
-        """Let go of what was held from one time to the next."""
+        """Free what was kept from one call to the next."""
         return None
 
 
 class SharedBuffers:
-    """One file of shared memory a rank, pre-faulted: where plain copies go and where plain writes come from."""
+    """One pre-faulted file of shared memory for each rank: the target of plain copies and source of plain writes."""
 
     def __init__(self, directory: Path, num_bytes: int) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -65,7 +65,7 @@ class SharedBuffers:
         self.own: NDArray[np.uint8] = np.frombuffer(self._maps[rank], dtype=np.uint8)
 
     def views(self, ranks: list[int]) -> list[memoryview]:
-        """Return the bytes that the plain copies of these ranks put there."""
+        """Return the bytes that the plain copies of these ranks have written."""
         return [memoryview(self._maps[rank]) for rank in ranks]
 
 
@@ -78,7 +78,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def copy_bytes(state: RankState) -> int:
-    """Return the shared memory that a copy tensor by tensor takes."""
+    """Return the bytes of shared memory that a copy tensor by tensor takes."""
     return sum(_aligned(one.shard.tensor.nbytes) for one in state.shards)
 
 
@@ -87,7 +87,7 @@ def _aligned(num_bytes: int) -> int:
 
 
 class TensorCopies(Side):
-    """Copies each tensor to a place of its own, as checkpoints must; views are made beforehand."""
+    """Copies each tensor to its own place, as checkpoints must. The views are made beforehand."""
 
     name = "copy, tensor by tensor"
 
@@ -107,12 +107,12 @@ class TensorCopies(Side):
 
 
 class WholeCopy(Side):
-    """Copies as many bytes in one call, which lets libc choose the copy for large ones."""
+    """Copies the same number of bytes in one call, so that libc can choose its method for large copies."""
 
     name = "copy, one memcpy a rank"
 
     def __init__(self, state: RankState, buffers: SharedBuffers) -> None:
-        # the same kind of memory as the state: numpy's own would be in huge pages
+        # memory from torch, like the state's: numpy's own would be in huge pages
         self._source = torch.ones(state.num_bytes, dtype=torch.uint8).numpy()
         self._target = buffers.own[: state.num_bytes]
 
@@ -123,7 +123,7 @@ class WholeCopy(Side):
 
 
 class TwoStages(Side):
-    """This project: JobCheckpoints.take, then wait for COMMIT."""
+    """megatrain's side: JobCheckpoints.take, and then a wait for COMMIT."""
 
     name = "megatrain"
 
@@ -137,7 +137,7 @@ class TwoStages(Side):
         step = number + 1
         calls = self._num_calls()
         started = time.perf_counter()
-        self._checkpoints.take(Progress(step=step, num_updates=step))
+        self._checkpoints.take(TrainingProgress(step=step, num_updates=step))
         taken = time.perf_counter()
         self.calls_by_take.append(self._num_calls() - calls)
         self._checkpoints.wait(step)
@@ -145,12 +145,12 @@ class TwoStages(Side):
         return {"stall": (started, taken), "stage 2": (taken, time.perf_counter())}
 
     def remove(self, number: int) -> None:
-        """Remove the checkpoint before: the newest one is loaded later."""
+        """Remove the previous checkpoint; the newest one is loaded later."""
         shutil.rmtree(Path(self._checkpoints.directory) / step_directory_name(number), ignore_errors=True)
 
 
 class TorchSave(Side):
-    """dcp.save of the same tensors, plain ones under a key of their own a box, with its default writer, which syncs."""
+    """dcp.save of the same plain tensors, with one key for each box and its default writer, which syncs."""
 
     name = "dcp.save"
 
@@ -169,7 +169,7 @@ class TorchSave(Side):
 
 
 class TorchAsyncSave(Side):
-    """dcp.async_save of the same; with `keeps_stager`, in the memory of the save before, else as it comes."""
+    """dcp.async_save of the same tensors. `keeps_stager`: reuse the memory of the previous save, unlike the default."""
 
     def __init__(self, state: RankState, directory: Path, *, keeps_stager: bool) -> None:
         self.name = "dcp.async_save, stager kept" if keeps_stager else "dcp.async_save"
@@ -177,7 +177,7 @@ class TorchAsyncSave(Side):
         self._directory = directory
         self._stager: DefaultStager | None = None
         if keeps_stager:
-            # the rest of the options wants CUDA
+            # the other options need CUDA
             self._stager = DefaultStager(StagingOptions(False, False, False, False))
 
     def run(self, number: int) -> Windows:
@@ -199,7 +199,7 @@ class TorchAsyncSave(Side):
 
 
 def torch_state(state: RankState) -> dict[str, Tensor]:
-    """Return the state as torch's checkpoints take it: one key a box, so that no two ranks share any."""
+    """Return the state in the form of torch's checkpoints: one key for each box, so that no two ranks share a key."""
     return {
         f"{one.kind}.{one.shard.name}.{','.join(map(str, one.shard.box.offsets))}": one.shard.tensor
         for one in state.shards
@@ -207,7 +207,7 @@ def torch_state(state: RankState) -> dict[str, Tensor]:
 
 
 class PlainWrite(Side):
-    """Writes the bytes to new files and syncs them: by one process, or by every rank its own."""
+    """Writes the bytes to new files and syncs them: one process writes all, or every rank writes its own."""
 
     def __init__(self, buffers: SharedBuffers, directory: Path, *, is_alone: bool) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()

@@ -1,6 +1,6 @@
-"""The state that benchmark `checkpoint` saves: a GPT's master weights and two moments, cut by the trainer's own code.
+"""The state that benchmark `checkpoint` saves: a GPT's master weights and two moments, sharded by the trainer's code.
 
-Values tell their place, so what is read back can be checked in any other cut.
+Each value encodes its place, so values that are read back can be checked in any other cut.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ KINDS = ("master", "exp_avg", "exp_avg_sq")
 _BYTES_A_PARAMETER = 4 * len(KINDS)
 _VOCAB_SIZE, _SEQ_LEN, _NUM_LAYERS, _HEAD_DIM = 16384, 512, 10, 64
 _PERIOD = 2**24
-"""Floats count this far."""
+"""fp32 represents integers exactly up to this number."""
 _SEED = 2_654_435_761
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankState:
-    """One rank's share. `flats` is the memory behind `shards`, one tensor a bucket and kind as the optimizer has it."""
+    """One rank's shards. `flats`: the memory behind them, one tensor for each bucket and kind as in the optimizer."""
 
     shards: tuple[SavedShard, ...]
     flats: tuple[Tensor, ...]
@@ -48,12 +48,12 @@ class RankState:
             flat.zero_()
 
     def is_filled(self) -> bool:
-        """Whether every element has the value that `fill` gives it."""
+        """Return whether every element has the value that `fill` gives it."""
         return all(torch.equal(one.shard.tensor, _values(one.kind, one.shard)) for one in self.shards)
 
 
 def state_tables(size_gb: float) -> dict[str, dict[str, Any]]:
-    """Return the configuration of a model whose state is about this large: ten layers, as wide as it takes."""
+    """Return the configuration of a model whose state has about this size: ten layers, with a width that fits."""
     numel = size_gb * 1e9 / _BYTES_A_PARAMETER
     linear, square = _VOCAB_SIZE + _SEQ_LEN, 12 * _NUM_LAYERS
     hidden_size = (math.sqrt(linear**2 + 4 * square * numel) - linear) / (2 * square)
@@ -74,7 +74,7 @@ def state_tables(size_gb: float) -> dict[str, dict[str, Any]]:
 
 
 def build_state(config: Config, mesh: Mesh, bucket_size: int) -> RankState:
-    """Return this data-parallel rank's share; another `bucket_size` cuts the same state at other places."""
+    """Return this data-parallel rank's shards. Another `bucket_size` cuts the same state at other places."""
     (meta,) = build_meta_chunks(config, mesh.layout, mesh.coordinate["pp"], mesh.tp)
     shards: list[SavedShard] = []
     flats: list[Tensor] = []
@@ -83,7 +83,7 @@ def build_state(config: Config, mesh: Mesh, bucket_size: int) -> RankState:
             members, mesh.by_name, dtype=torch.float32, gradient_dtype=torch.float32, device=torch.device("meta")
         )
         for kind in KINDS:
-            flat = torch.zeros(bucket.share_numel)
+            flat = torch.zeros(bucket.shard_numel)
             shards += [SavedShard(kind, shard) for shard in bucket.flat_shards(flat)]
             flats.append(flat)
     state = RankState(tuple(shards), tuple(flats))
@@ -92,7 +92,10 @@ def build_state(config: Config, mesh: Mesh, bucket_size: int) -> RankState:
 
 
 def _values(kind: str, shard: FlatShard) -> Tensor:
-    """Return what a box holds: a number made of each element's place in the whole parameter. A box is contiguous."""
+    """Return the values of a box: numbers computed from each element's place in the whole parameter.
+
+    A box is contiguous.
+    """
     first = 0
     for size, offset in zip(shard.global_shape, shard.box.offsets, strict=True):
         first = first * size + offset

@@ -1,7 +1,8 @@
-"""The whole loop, from a slow host to the resumed job: how soon the verdict comes, and whether it stays away.
+"""The whole loop, from a slow host to the resumed job: how soon the verdict comes, and whether any verdict is false.
 
-The real trainer, launcher, streamer and daemon; compute is paced, because with more ranks than cores nothing else
-measures anything but the scheduler. All hosts are this machine. Run alone: python -m benchmarks closed_loop [--write]
+Trainer, launcher, streamer and daemon are the real ones. Compute is paced, because there are more ranks than cores, and
+real compute would measure only the scheduler. All hosts are this machine.
+Run alone on the machine: python -m benchmarks closed_loop [--write]
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.helpers.paced_train import Pace, Slowness
 CALM_RUNS, SLOW_RUNS = 20, 5
 CALM_STEPS, STEPS_BEFORE, STEPS_AFTER = 60, 30, 30
 NOISES = (0.01, 0.03, 0.06, 0.1)
-"""Standard deviations of the pace, in turn."""
+"""Standard deviations of the pace; runs use them in turn."""
 FACTOR = 1.3
 _PACE_S = 300.0
 _VERDICT_S = 60.0
@@ -44,7 +45,7 @@ class Calm:
 
 @dataclass(frozen=True, slots=True)
 class Slowed:
-    """What came of a run with a slow rank. `next_step_s`: since the driver decided."""
+    """The result of a run with a slow rank. `next_step_s`: seconds from the driver's decision to the next step."""
 
     is_host_right: bool
     is_evicted: bool
@@ -52,11 +53,11 @@ class Slowed:
     next_step_s: float
     steps_lost: int
     pace_after: float
-    """Time of a step by that before anything was slow."""
+    """The time of a step, divided by that before any rank was slow."""
 
 
 def run(calm_runs: int = CALM_RUNS, slow_runs: int = SLOW_RUNS) -> Result:
-    """Run the loop without a slow host, a seed each, and with one."""
+    """Run the loop without a slow host and with one. Each run has its own seed."""
     calm = [_calm(seed) for seed in range(calm_runs)]
     slowed = [_slowed(seed) for seed in range(slow_runs)]
     rows = [*([_calm_row(calm)] if calm else []), *([_slowed_row(slowed)] if slowed else [])]
@@ -70,13 +71,13 @@ def run(calm_runs: int = CALM_RUNS, slow_runs: int = SLOW_RUNS) -> Result:
             "slow": f"one rank's compute takes {FACTOR} times as long",
         },
         notes=[
-            f"no slow host: {CALM_STEPS} steps a run; the driver may act upon verdicts of high confidence only",
-            f"verdict: steps from the first slow one to the one at which the verdict was sure; asked: <= {STEPS_BAR}",
+            f"no slow host: {CALM_STEPS} steps a run; the driver may act only upon verdicts of high confidence",
+            f"verdict: steps from the first slow step to the verdict of high confidence; required: <= {STEPS_BAR}",
             "next step: seconds from the driver's decision until the job had completed a step on other hosts",
-            f"pace after: median time of {STEPS_AFTER} steps after the resume by that before; asked: <= {PACE_BAR}",
+            f"pace after: median time of {STEPS_AFTER} steps after the resume / that before; required: <= {PACE_BAR}",
         ],
         beyond_bar=[
-            *must_hold("nobody is evicted where nobody is slow", not any(one.evictions for one in calm)),
+            *must_hold("no host is evicted when no host is slow", not any(one.evictions for one in calm)),
             *must_hold("the slow host is evicted", all(one.is_host_right and one.is_evicted for one in slowed)),
             *must_hold("no step is lost", not any(one.steps_lost for one in slowed)),
             *(found for one in slowed for found in at_most("steps until the verdict", one.verdict_steps, STEPS_BAR)),
@@ -93,7 +94,7 @@ def _calm(seed: int) -> Calm:
 
 
 def _slowed(seed: int) -> Slowed:
-    """The slow rank is another one in each of four runs."""
+    """Run the loop with a slow rank. Four consecutive seeds give four different ranks."""
     with _loop(seed) as loop:
         began = loop.newest_step()
         before = loop.wait_for_more_steps(STEPS_BEFORE, _PACE_S)

@@ -1,7 +1,8 @@
-"""The dashboard of the largest job: pictures in a browser, the overview for 50 people, and what it takes of memory.
+"""The dashboard of the largest job: pictures in a browser, the overview for 50 people, and its memory.
 
 Pictures: a recorded run of 12,288 ranks and 100 steps, in headless chromium without a GPU, 1920 x 1080. Overview: a job
-of 1,536 hosts in a real etcd whose statuses change as executors' do, beside etcd and the clients on the same machine.
+of 1,536 hosts in a real etcd, whose statuses change as often as those of executors; etcd and the clients run on the
+same machine.
 Run alone on the machine: python -m benchmarks dashboard [--write]
 """
 
@@ -53,16 +54,16 @@ def run() -> Result:
         notes=[
             (
                 "heat map: painted = the loop over the cells and the canvas calls; shown = from the last byte of the "
-                "answer to the picture, whatever the page does between: in an open page of which another operation is "
-                "asked, and in one that is opened for it; medians of 14 after one that is not counted"
+                "answer to the picture, with all that the page does in between: in an open page when another "
+                "operation is chosen, and in a newly opened page; medians of 14 after one that is not counted"
             ),
             (
-                "timeline: painted = what drawing one frame takes while it is dragged, median of 120 frames; interval "
-                "= between two frames, which a screen of 60 Hz bounds from below"
+                "timeline: painted = time to draw one frame while it is dragged, median of 120 frames; interval = "
+                "time between two frames, at least that of a screen of 60 Hz"
             ),
-            f"overview: {NUM_CLIENTS} clients, each asks once a second for {SECONDS:g} s",
-            "memory: resident, of the dashboard's process, after all of that",
-            "asked for: heat map 50 ms and 1.5 MB; timeline 16 ms a frame; overview 50 ms",
+            f"overview: {NUM_CLIENTS} clients, each with one request a second for {SECONDS:g} s",
+            "memory: resident memory of the dashboard's process afterwards",
+            "required: heat map 50 ms and 1.5 MB; timeline 16 ms a frame; overview 50 ms",
         ],
         settings={"ranks": LARGEST.world_size, "steps": NUM_STEPS, "layout": str(LARGEST)},
         beyond_bar=[
@@ -92,8 +93,8 @@ def _pictures(run_directory: Path) -> Iterator[dict[str, Any]]:
 def _overview(run_directory: Path, etcd_directory: Path) -> Iterator[dict[str, Any]]:
     with EtcdServers(etcd_directory) as etcd, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         write_job(client, str(run_directory))
-        words = ("--run", str(run_directory), "--job", KEYS.job, "--rdzv-endpoint", etcd.urls[0], "--port", "0")
-        with _kept("megatrain_diagnostics.dashboard", *words) as process, changing_statuses(client):
+        arguments = ("--run", str(run_directory), "--job", KEYS.job, "--rdzv-endpoint", etcd.urls[0], "--port", "0")
+        with _kept("megatrain_diagnostics.dashboard", *arguments) as process, changing_statuses(client):
             wait_until(lambda: client.get(KEYS.dashboard) is not None, "the page", _READY_S)
             item = client.get(KEYS.dashboard)
             assert item is not None
@@ -106,29 +107,29 @@ def _overview(run_directory: Path, etcd_directory: Path) -> Iterator[dict[str, A
 
 
 def _asked(url: str) -> Sequence[float]:
-    words = [sys.executable, "-m", "benchmarks.dashboard_clients", url, str(NUM_CLIENTS), str(SECONDS)]
-    found: list[float] = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    arguments = [sys.executable, "-m", "benchmarks.dashboard_clients", url, str(NUM_CLIENTS), str(SECONDS)]
+    found: list[float] = json.loads(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)
     return found
 
 
 @contextmanager
-def _served(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Have a dashboard run at a free port."""
+def _served(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run a dashboard at a free port during the block."""
     port = free_ports(1)[0]
-    with _kept("megatrain", "dashboard", "--port", str(port), *words) as process:
+    with _kept("megatrain", "dashboard", "--port", str(port), *arguments) as process:
         url = f"http://127.0.0.1:{port}/"
         wait_until(lambda: _is_ready(url), "the page", _READY_S)
         yield process, url
 
 
 def _is_ready(url: str) -> bool:
-    words = ["-c", f"import urllib.request; urllib.request.urlopen('{url}readyz')"]
-    return subprocess.run([sys.executable, *words], capture_output=True, check=False).returncode == 0
+    arguments = ["-c", f"import urllib.request; urllib.request.urlopen('{url}readyz')"]
+    return subprocess.run([sys.executable, *arguments], capture_output=True, check=False).returncode == 0
 
 
 @contextmanager
-def _kept(module: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-m", module, *words], stderr=subprocess.DEVNULL)
+def _kept(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments], stderr=subprocess.DEVNULL)
     try:
         yield process
     finally:

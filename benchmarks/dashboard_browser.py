@@ -1,4 +1,6 @@
-"""What a browser takes for the pictures of the largest job: Debian's chromium without a GPU, so an upper bound."""
+"""The time that a browser needs for the pictures of the largest job. Debian's chromium has no GPU, so these are upper
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _NUM_PAINTS = 15
 _NUM_FRAMES = 120
 _OPERATIONS = ("backward-compute", "optimizer", "data-wait", "grads-reduce-scatter", "step")
 _MEASURES = ("sum", "max", "count")
-"""A question that was asked before is answered from the page's own memory: each of these is asked once."""
+"""The page answers a repeated request from its own memory, so each combination is requested once."""
 _TIMING = """
 () => {
   const canvas = document.querySelector("canvas[data-testid=heat-cells]");
@@ -57,7 +59,7 @@ async ([canvas, frames]) => {
 
 @contextmanager
 def opened_page() -> Iterator[Page]:
-    """Have a page of a browser during the block."""
+    """Yield a page of a browser, which stays open during the block."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_context(viewport=_SIZE).new_page()
@@ -67,10 +69,10 @@ def opened_page() -> Iterator[Page]:
 
 
 def heat_figures(page: Page, url: str, query: str) -> dict[str, float]:
-    """Return ms of painting, ms from the last byte of the answer to the picture, ms of the answer, and its bytes.
+    """Return the ms of painting, the ms from the answer's last byte to the picture, and the answer's ms and bytes.
 
-    Medians of several questions to an open page; `opening_ms` is from the last byte to the picture in a page that is
-    opened for it. From the last byte on counts all that the page does, frames that it waits for included.
+    These are medians of several requests of an open page. `opening_ms` is from the last byte to the picture in a page
+    that is opened for it. Everything that the page does after the last byte counts, including frames that it waits for.
     """
     found, opening = [], []
     for _ in range(_NUM_PAINTS):
@@ -91,13 +93,13 @@ def heat_figures(page: Page, url: str, query: str) -> dict[str, float]:
 
 
 def _timing(page: Page) -> dict[str, float]:
-    """Return what the picture took that was asked for last, when it is there."""
+    """Wait for the picture that was requested last, and return its times."""
     timing: dict[str, float] = page.wait_for_function(_TIMING).json_value()
     return timing
 
 
 def pan_figures(page: Page, url: str, query: str) -> dict[str, Any]:
-    """Return what frames took while the timeline was dragged: medians and the worst, ms; and how many slices it has."""
+    """Return the number of slices of the timeline, and the ms of frames while it is dragged: medians and the worst."""
     page.goto("about:blank")
     page.goto(f"{url}#/timeline?{query}")
     canvas = page.locator("canvas[data-testid=timeline-canvas]")

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.dashboard_clients URL CLIENTS SECONDS`: pages that ask for the overview once a second.
+"""`python -m benchmarks.dashboard_clients URL CLIENTS SECONDS`: clients that request the overview once a second.
 
-Each has a connection of its own and asks at its own moment, as open pages do. Prints the milliseconds of all answers.
+Like open pages, each has its own connection and its own offset in the second. Prints the milliseconds of all answers.
 """
 
 from __future__ import annotations

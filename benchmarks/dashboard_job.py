@@ -1,4 +1,4 @@
-"""A running job of 12,288 ranks on 1,536 hosts as etcd tells of it, made up; its statuses change as executors' do."""
+"""A simulated running job of 12,288 ranks on 1,536 hosts in etcd. Its statuses change as often as in a real job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = JobKeys("largest")
 NUM_HOSTS = 1536
 _WORKERS = 8
 _STEP_S = 6.3
-"""Of MegaScale's 175B model on 12,288 GPUs (Table 2)."""
+"""The step time of MegaScale's 175B model on 12,288 GPUs (Table 2)."""
 
 
 def write_job(client: EtcdClient, run_directory: str) -> None:
@@ -33,16 +33,16 @@ def write_job(client: EtcdClient, run_directory: str) -> None:
     client.put(KEYS.round(1), encode(round_))
     client.put(f"{KEYS.election}/leader", b"host-0")
     for host in range(NUM_HOSTS):
-        told = HostRecord(
+        record_of_host = HostRecord(
             _name(host), f"s{host}", 100, _address(host), 29400, 29500, _WORKERS, "hash", "0.1.0", "8 GPUs", now_s, True
         )
-        client.put(KEYS.host(_name(host)), encode(told))
+        client.put(KEYS.host(_name(host)), encode(record_of_host))
         client.put(KEYS.status(_name(host)), encode(_status(host, 100, now_s)))
 
 
 @contextmanager
 def changing_statuses(client: EtcdClient) -> Iterator[None]:
-    """Have the hosts tell how they are as often as executors do, one after the other."""
+    """Write the statuses of the hosts during the block, one after the other, as often as executors do."""
     is_over = threading.Event()
     pause_s = RecoveryConfig().status_interval_s / NUM_HOSTS
 

@@ -1,8 +1,8 @@
-"""A million events a second for a minute, streamed by hosts into the store, acknowledged when they are on disk.
+"""A million events a second for a minute, streamed by hosts into the store and acknowledged when they are on disk.
 
-The daemon is the real one, with its checks, beside etcd and one process for all hosts, whose rows are made beforehand.
-The peer is the least that one can do with the same libraries: a Flight DoPut of bare batches, written to Parquet and
-synced, without a token, a check, a number or a bound.
+The daemon is the real one with its checks. etcd and one process that simulates all hosts run beside it; the rows are
+made beforehand. The peer is a minimal program with the same libraries: a Flight DoPut of bare batches, written to
+Parquet and synced, without a token, a check, a number or a bound.
 
 Run alone on the machine: python -m benchmarks event_ingest [--write] [--ingest-seconds S]
 """
@@ -43,7 +43,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def run(seconds: float = SECONDS) -> Result:
-    """Measure the steady rate with two sizes of batches, then the greatest, ours and the peer's."""
+    """Measure the steady rate with two batch sizes, and then the greatest rates of megatrain and of the peer."""
     rows = [
         _ours("steady, 8,192 rows a batch", seconds, 8192, RATE),
         _ours("steady, 1,024 rows a batch", seconds / 4, 1024, RATE),
@@ -56,11 +56,11 @@ def run(seconds: float = SECONDS) -> Result:
         command="python -m benchmarks event_ingest --write",
         rows=rows,
         notes=[
-            "million rows/s: rows over the time from the first one sent to the last acknowledgement, of what is synced",
+            "million rows/s: rows / time from the first row sent to the last acknowledgement, after the sync to disk",
             "stored: rows counted in the Parquet files afterwards, by another library's reader",
             "lag: time from the last row sent to the last acknowledgement",
-            "daemon MB: the most that it had resident",
-            "cores: of the daemon, and of the process that plays all hosts, on the same machine",
+            "daemon MB: its peak resident memory",
+            "cores: used by the daemon, and by the process that simulates all hosts, on the same machine",
             f"{HOSTS} streams of {RANKS_A_HOST} ranks each, rows of 14 columns (spans); the peer has one stream",
         ],
         settings={"seconds": seconds, "rows_per_s": RATE},
@@ -125,9 +125,9 @@ def _row(side: str, found: dict[str, Any], daemon_cpu_s: float, daemon_mb: float
 @contextmanager
 def _daemon(run: Path, endpoint: str) -> Iterator[subprocess.Popen[bytes]]:
     run.mkdir()
-    words = ["--run", str(run), "--job", JOB, "--rdzv-endpoint", endpoint]
+    arguments = ["--run", str(run), "--job", JOB, "--rdzv-endpoint", endpoint]
     with (run / "daemon.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "megatrain_diagnostics.daemon", *words], stderr=log)
+        process = subprocess.Popen([sys.executable, "-m", "megatrain_diagnostics.daemon", *arguments], stderr=log)
     try:
         yield process
         process.send_signal(signal.SIGTERM)
@@ -166,7 +166,7 @@ def _hosts(module: str, orders: Any) -> dict[str, Any]:
 
 
 def _num_stored(directory: Path) -> int:
-    # the daemon leaves what it has merged for a minute, for readers that have listed it
+    # the daemon keeps merged segments for a minute, for readers that have already listed them
     files = [str(path) for path in not_superseded(list(directory.rglob("*.parquet")))]
     return int(pyarrow.dataset.dataset(files, format="parquet").count_rows())
 

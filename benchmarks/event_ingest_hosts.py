@@ -1,6 +1,6 @@
-"""The hosts of the ingest benchmark: one process that streams rows made beforehand, as many hosts at a steady rate.
+"""The hosts of the ingest benchmark: one process that streams prepared rows at a steady rate, like many hosts.
 
-Reads its orders as one line of JSON, says when it is ready, starts at the next line, and writes what came of it.
+It reads its orders as one line of JSON, reports when it is ready, starts at the next line, and writes its result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from megatrain_diagnostics.wire.sender import Sender, SenderLimits
 
 RANKS_A_HOST = 8
 _FULL_BYTES = 12 << 20
-"""A host that is not paced waits while so much waits in it."""
+"""A host without a rate waits while it has this many bytes in memory and in flight."""
 _LAST_ACKNOWLEDGEMENT_S = 60.0
 
 
@@ -37,7 +37,7 @@ class Orders(TypedDict):
     num_hosts: int
     batch_rows: int
     rows_per_s: float
-    """All hosts together; 0: as fast as they are acknowledged."""
+    """The rate of all hosts together; 0: as fast as rows are acknowledged."""
     seconds: float
 
 
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def made_rows(first_rank: int, num_rows: int) -> Spans:
-    """Return rows as eight ranks of a host might write them: noise on durations, operations in turn."""
+    """Return rows like those of eight ranks of a host: operations in turn, with noise on their durations."""
     generator = np.random.default_rng(first_rank)
     numbers = np.arange(num_rows)
     operations = [operation.number for operation in Operation][1:12]
@@ -110,7 +110,7 @@ def _stream(orders: Orders, senders: list[Sender], tables: list[Spans]) -> dict[
 
 
 def _turns(orders: Orders, senders: list[Sender], began: float) -> Iterator[int]:
-    """Yield which host sends next, whenever it is time."""
+    """Yield the number of the host that sends next, whenever a batch is due."""
     num_batches = 0
     while (elapsed_s := time.monotonic() - began) < orders["seconds"]:
         if orders["rows_per_s"]:

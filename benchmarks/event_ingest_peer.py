@@ -1,7 +1,7 @@
-"""The peer of the ingest benchmark: a bare Flight DoPut whose batches go to Parquet, a synced file each million rows.
+"""The peer of the ingest benchmark: a bare Flight DoPut that writes batches to Parquet, one synced file a million rows.
 
-Two processes, as ours: this one serves, a child sends as fast as it is acknowledged. Reads its orders as one line of
-JSON, says when it is ready, starts at the next line, and writes what came of it.
+It has two processes, like megatrain's side: this one serves, and a child sends as fast as batches are acknowledged. It
+reads its orders as one line of JSON, reports when it is ready, starts at the next line, and writes its result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatrain_diagnostics.columns.schema import to_arrow
 
 _FILE_ROWS = 1_000_000
 _IN_FLIGHT = 256
-"""Batches: as many bytes as all of our hosts' windows."""
+"""Batches in flight: as many bytes as the windows of all hosts of megatrain's side."""
 
 
 class _Server(flight.FlightServerBase):
@@ -65,18 +65,18 @@ def _send(port: int, batch_rows: int, seconds: float, answers: Any) -> None:
     client = flight.connect(f"grpc://127.0.0.1:{port}")
     answers.put("ready")
     writer, reader = client.do_put(flight.FlightDescriptor.for_command(b"peer"), batch.schema)
-    room = threading.Semaphore(_IN_FLIGHT)
+    semaphore = threading.Semaphore(_IN_FLIGHT)
     done = threading.Event()
 
     def listen() -> None:
         while (answer := reader.read()) is not None:
-            room.release(int(answer.to_pybytes()))
+            semaphore.release(int(answer.to_pybytes()))
         done.set()
 
     threading.Thread(target=listen, daemon=True).start()
     began, cpu, num_batches = time.monotonic(), time.process_time(), 0
     while time.monotonic() - began < seconds:
-        room.acquire()
+        semaphore.acquire()
         writer.write_batch(batch)
         num_batches += 1
     sent_s = time.monotonic() - began

@@ -1,7 +1,7 @@
-"""The event store at 12,288 ranks x 100 steps x 8 operations: what commits cost, and what questions do from Parquet.
+"""The event store at 12,288 ranks x 100 steps x 8 operations: the cost of commits, and of queries on the Parquet files.
 
-The peer is pyarrow.dataset with numpy on the same files. Both sides answer each question in turn, in one process, and
-must give the same answer. The first question of a process also reads footers and checksums; it has a column of its own.
+The peer is pyarrow.dataset with numpy on the same files. Both sides answer each query in turn, in one process, and must
+give the same answer. The first query of a process also reads footers and checksums; it has its own column.
 
 Run alone on the machine: python -m benchmarks event_store [--write]
 """
@@ -27,9 +27,9 @@ from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import StepTotals, from_columns, num_rows
 from megatrain_diagnostics.store.compaction import HOUR_IS_OVER_NS, compact
-from megatrain_diagnostics.store.heat import HeatQuestion
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segment_store import SegmentStore
+from megatrain_diagnostics.store.step_cells import step_cells
 
 RANKS, STEPS = 12_288, 100
 OPERATIONS = (
@@ -39,14 +39,13 @@ OPERATIONS = (
 SLOW_RANK = 777
 REPEATS = 9
 RATIO_BAR = 1.0
-HEAT = HeatQuestion(1, Operation.FORWARD_COMPUTE.number, range(RANKS), range(STEPS), max_step_bins=STEPS)
 ONE_RANK = Where(ranks=(SLOW_RANK,), first_step=40, last_step=49)
 TEN_STEPS = Where(first_step=40, last_step=49)
 HOUR_NS = 3600 * 10**9
 
 
 def run() -> Result:
-    """Write the rows, ask both sides, merge, ask again."""
+    """Write the rows, query both sides, merge the segments, and query again."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         commits = _fill(directory)
@@ -65,9 +64,9 @@ def run() -> Result:
         notes=[
             _commit_note(commits),
             f"merged: {num_bytes / 1e6:.0f} MB, {num_bytes / num_events:.1f} bytes a row",
-            f"heat: the greatest forward-compute of each of {HEAT.max_rank_bins} x {STEPS} cells, and whose it is",
+            "heat map: the forward-compute of each rank in each step",
             f"medians of {REPEATS} in one process, sides in turn; `first`: a fresh reader, with footers and checksums",
-            "the peer gives the same answers, but looks at no checksum, orders no rows, and drops none that came twice",
+            "the peer gives the same answers, but verifies no checksums, orders no rows, and drops no duplicates",
         ],
         settings={"ranks": RANKS, "steps": STEPS, "operations": len(OPERATIONS)},
         beyond_bar=[
@@ -88,7 +87,7 @@ def _commit_note(seconds: list[float]) -> str:
 
 
 def _fill(directory: Path) -> list[float]:
-    """Write a segment a step; return the seconds that each took."""
+    """Write one segment for each step; return the seconds that each took."""
     rng = np.random.default_rng(0)
     seconds = []
     with SegmentStore(directory) as store:
@@ -126,10 +125,10 @@ def _rows(step: int, rng: np.random.Generator) -> StepTotals:
 
 
 def _ask(directory: Path, files: str) -> list[dict[str, Any]]:
-    """Return a row for each question."""
+    """Return a row for each query."""
     peer = ds.dataset([str(path) for path in _files(directory)])
     questions: dict[str, tuple[Callable[[StoredEvents], Any], Callable[[], Any]]] = {
-        "heat map": (lambda events: events.heat(HEAT).values, lambda: _peer_heat(peer)),
+        "heat map": (_heat, lambda: _peer_heat(peer)),
         "1 rank x 10 steps": (
             lambda events: num_rows(events.read(StepTotals, ONE_RANK)),
             lambda: _peer_window(peer, pc.field("rank") == SLOW_RANK),
@@ -173,12 +172,16 @@ def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
     return 1e3 * (time.perf_counter() - began), found
 
 
+def _heat(events: StoredEvents) -> Any:
+    return step_cells(events, 1, Operation.FORWARD_COMPUTE.number, "sum_ns", range(STEPS), RANKS)
+
+
 def _peer_heat(peer: ds.Dataset) -> Any:
     chosen = (pc.field("operation") == Operation.FORWARD_COMPUTE.value) & (pc.field("round") == 1)
     table = peer.to_table(columns=["rank", "step", "sum_ns"], filter=chosen)
-    grid = np.full((RANKS, STEPS), -1, dtype=np.int64)
-    grid[table.column("rank").to_numpy(), table.column("step").to_numpy()] = table.column("sum_ns").to_numpy()
-    return grid.reshape(-1, HEAT.ranks_per_bin, STEPS).max(axis=1)
+    grid = np.full((STEPS, RANKS), np.nan)
+    grid[table.column("step").to_numpy(), table.column("rank").to_numpy()] = table.column("sum_ns").to_numpy()
+    return grid
 
 
 def _peer_window(peer: ds.Dataset, chosen: pc.Expression) -> int:
@@ -192,5 +195,5 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _replaced(directory: Path) -> list[Path]:
-    """Return the files that merged ones stand for: a daemon removes them after a minute, the peer would read both."""
+    """Return the files that merged ones replace. A daemon removes them after a minute; the peer would read both."""
     return [path for path in _files(directory) if path.name[:12] == path.name[13:25]]

@@ -1,9 +1,9 @@
-"""Build, check and time everything that needs a GPU: `python3 -m benchmarks.gpu`, under nine minutes.
+"""Build, check and time everything that needs a GPU: `python3 -m benchmarks.gpu`. It takes less than nine minutes.
 
-Needs one GPU; python3 with torch for CUDA, numpy, safetensors, pytest and nvidia-ml-py; nvcc, Python's headers and a
-C++ compiler. No network, no installation. Stages run one after the other, the most important first, each with at most
-the time that is left. What was found is on disk after every figure, so that a run which is cut off leaves what it had:
-docs/benchmarks/gpu.json and gpu.md (--output for another place).
+It needs one GPU; python3 with torch for CUDA, numpy, safetensors, pytest and nvidia-ml-py; nvcc, Python's headers and a
+C++ compiler. It needs no network and installs nothing. Stages run one after the other, the most important first, each
+within the time that is left. Every figure is written at once to gpu.json and gpu.md in docs/benchmarks, or in the
+directory of --output, so that a run that is interrupted keeps its figures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.result import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_S = 525.0
-"""With the last process ended and the page printed, under nine minutes."""
+"""Leaves time to end the last process and to print the page within nine minutes."""
 CHECKS_S = 200.0
 BUILD = "Build"
 SANITIZED_TESTS = "test_normalization or test_activation or test_cross_entropy or test_quantization"
@@ -40,11 +40,11 @@ CLEAN_SUMMARY = {
     "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
 }
 Run = Callable[[Stage, float], None]
-"""Runs a stage in at most so many seconds."""
+"""Runs a stage in at most the given number of seconds."""
 
 
 def main() -> int:
-    """Run the stages. Exit code 2 without a GPU, 1 where something of ours failed."""
+    """Run the stages. Exit code: 2 without a GPU, 1 where a stage failed."""
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of gpu.json and gpu.md")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds for all stages (default %(default)s)")
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def stages(output: Path) -> dict[str, Run]:
-    """Return the stages in order, the most important first. Timing runs in processes of its own."""
+    """Return the stages in order, the most important first. Timing stages run in their own processes."""
     operators, steps = (
         partial(run_in_child, output, f"benchmarks.{name}") for name in ("gpu_operator_stages", "gpu_step_stages")
     )
@@ -81,7 +81,7 @@ def stages(output: Path) -> dict[str, Run]:
 
 
 def run_all(runs: Mapping[str, Run], output: Path, budget_s: float) -> None:
-    """Run the stages, each with the time that the others have left. Without kernels none goes on after the build."""
+    """Run the stages, each with the time that earlier ones have left. If the build fails, no further stage starts."""
     started, is_built = time.perf_counter(), True
     for name, run in runs.items():
         began = time.perf_counter() - started
@@ -90,14 +90,14 @@ def run_all(runs: Mapping[str, Run], output: Path, budget_s: float) -> None:
             stage.fail("not started: the kernels were not built")
             continue
         if began >= budget_s:
-            stage.change(note="not reached: the time was up")
+            stage.change(note="not started: no time was left")
             continue
         try:
             run(stage, budget_s - began)
         except Exception as error:  # noqa: BLE001 - one stage that breaks must not hide what the others find
             stage.fail(f"{type(error).__name__}: {error}")
         seconds = time.perf_counter() - started - began
-        # read again: the processes of the stage have written it
+        # the record is read again, because the processes of the stage have written it
         stage = Record.read(output).stage(name)
         stage.change(seconds=round(seconds, 1))
         is_built = name != BUILD or not stage.content["failed"]
@@ -105,7 +105,7 @@ def run_all(runs: Mapping[str, Run], output: Path, budget_s: float) -> None:
 
 
 def run_in_child(output: Path, module: str, name: str, stage: Stage, timeout_s: float) -> None:
-    """Run a stage in processes of its own: one, and another one behind each figure that a process did not survive."""
+    """Run a stage in a process of its own. After each figure that the process did not survive, start another one."""
     deadline = time.perf_counter() + timeout_s
     command = [sys.executable, "-m", module, name, "--output", str(output)]
     before = ""
@@ -115,7 +115,7 @@ def run_in_child(output: Path, module: str, name: str, stage: Stage, timeout_s: 
         if stage.content["is_done"]:
             return
         if code is None:
-            stage.change(note="cut off: the time was up")
+            stage.change(note="stopped: no time was left")
             return
         if json.dumps(stage.content) == before:
             stage.fail(f"exit code {code}: {log[-1500:]}")
@@ -124,7 +124,7 @@ def run_in_child(output: Path, module: str, name: str, stage: Stage, timeout_s: 
 
 
 def build(stage: Stage, timeout_s: float) -> None:
-    """Compile the kernels for the GPU at hand, in the place where the next processes load them from."""
+    """Compile the kernels for this machine's GPU, at the place from which later processes load them."""
     major, minor = torch.cuda.get_device_capability()
     architecture = f"{major}.{minor}{'a' if major >= 9 else ''}"
     stage.change(found={"architecture": architecture})
@@ -147,7 +147,7 @@ def check(stage: Stage, timeout_s: float) -> None:
 
 
 def sanitize(stage: Stage, timeout_s: float) -> None:
-    """Run tests of the kernels under compute-sanitizer. A tool that does not say that all is well has failed."""
+    """Run tests of the kernels under compute-sanitizer. A tool fails unless its summary reports no errors."""
     if shutil.which("compute-sanitizer") is None:
         stage.change(note="not measured: compute-sanitizer is not on this machine")
         return
@@ -157,9 +157,10 @@ def sanitize(stage: Stage, timeout_s: float) -> None:
     for number, (tool, clean) in enumerate(CLEAN_SUMMARY.items()):
         options, environment = ["--tool", tool], quiet_pytest()
         if tool == "memcheck":
-            # torch asks the driver what it supports; errors are the answer
+            # torch queries the driver for supported features, and an error is the answer for an unsupported one
             options += ["--report-api-errors", "no"]
-            # every tensor by itself: inside one block of torch's, an access past its end hits a neighbour unseen
+            # one allocation for each tensor: inside a block of torch's allocator, an access past the end of a tensor
+            # would hit a neighbour without being detected
             environment |= {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         left_s = (deadline - time.perf_counter()) / (len(CLEAN_SUMMARY) - number)
         code, log = run_command(["compute-sanitizer", *options, *tests], left_s, environment)
@@ -173,7 +174,7 @@ def sanitize(stage: Stage, timeout_s: float) -> None:
 
 
 def pytest_command(*arguments: str) -> list[str]:
-    """Return what runs tests on the kernels, without pyproject.toml: its settings want plug-ins of pytest."""
+    """Return the command that runs tests on the kernels. It ignores pyproject.toml, which needs plug-ins of pytest."""
     own = ["-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60"]
     return [sys.executable, "-m", "pytest", "-q", "-rfEs", *own, "--kernels=cuda", *arguments]
 
@@ -184,7 +185,7 @@ def quiet_pytest() -> dict[str, str]:
 
 
 def pytest_summary(log: str) -> str:
-    """Return the line in which pytest counts, or ""."""
+    """Return the summary line of pytest, or ""."""
     lines = re.findall(
         r"^(?:=+ )?(\d+ (?:passed|failed|skipped|error|warning|deselected).* in [\d.]+s.*?)(?: =+)?$", log, re.M
     )
@@ -194,9 +195,9 @@ def pytest_summary(log: str) -> str:
 def run_command(
     command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> tuple[int | None, str]:
-    """Run a command in the repository and return its exit code, None where the time was up, and what it printed.
+    """Run a command in the repository. Return its exit code, or None if the time was up, and its output.
 
-    environment: variables beside this process's own.
+    environment: variables in addition to those of this process.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
@@ -209,7 +210,7 @@ def run_command(
                 code = process.wait(max(timeout_s, 0.0))
         finally:
             if process.returncode is None:
-                # with the processes that it started: they hold the GPU too
+                # the processes that it started are killed too, because they hold the GPU
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

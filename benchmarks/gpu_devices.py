@@ -1,4 +1,4 @@
-"""The reader of GPU telemetry against nvidia-smi, on a machine that has both; what it says is kept to be a fixture."""
+"""Compare the reader of GPU telemetry with nvidia-smi on a machine with a GPU. The readings are kept as a fixture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUM_SAMPLES = 3
 FIELDS: Mapping[str, tuple[str, float, float]] = {
     "temperature.gpu": ("temperature_c", 1.0, 5.0),
     "clocks.max.sm": ("max_sm_clock_mhz", 1.0, 0.0),
-    "clocks.max.memory": ("memory_clock_mhz", 1.0, 1e9),  # idle GPUs lower it: that it is said is enough
+    "clocks.max.memory": ("memory_clock_mhz", 1.0, 1e9),  # idle GPUs lower the clock, so any reported value agrees
     "enforced.power.limit": ("power_limit_w", 1.0, 0.01),
     "memory.total": ("memory_total_bytes", _MIB, _MIB),
     "memory.used": ("memory_used_bytes", _MIB, 4096 * _MIB),
@@ -30,7 +30,7 @@ FIELDS: Mapping[str, tuple[str, float, float]] = {
     "ecc.errors.uncorrected.aggregate.total": ("lifetime_uncorrected_errors", 1.0, 0.0),
     "remapped_rows.uncorrectable": ("uncorrected_rows", 1.0, 0.0),
 }
-"""Field of nvidia-smi -> ours, so many of ours are one of its, and how far they may be apart, in ours."""
+"""nvidia-smi's field -> (our field, the factor from nvidia-smi's unit to ours, the greatest difference in our unit)."""
 
 
 def check_devices(stage: Stage, timeout_s: float) -> None:
@@ -38,8 +38,9 @@ def check_devices(stage: Stage, timeout_s: float) -> None:
     if shutil.which("nvidia-smi") is None:
         stage.change(note="not checked: nvidia-smi is not on this machine")
         return
-    words = [sys.executable, "-m", "megatrain_diagnostics.devices", "--interval-s", "0.1", "--count", str(_NUM_SAMPLES)]
-    end = subprocess.run(words, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=timeout_s)
+    arguments = ("--interval-s", "0.1", "--count", str(_NUM_SAMPLES))
+    command = [sys.executable, "-m", "megatrain_diagnostics.devices", *arguments]
+    end = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=timeout_s)
     lines = end.stdout.splitlines()
     if end.returncode != 0 or len(lines) != _NUM_SAMPLES:
         stage.fail(f"exit code {end.returncode}: {end.stderr[-1500:]}")
@@ -58,15 +59,15 @@ def check_devices(stage: Stage, timeout_s: float) -> None:
 
 
 def asked_of_nvidia_smi(timeout_s: float) -> list[dict[str, str]]:
-    """Return what nvidia-smi says of each GPU by field."""
-    words = ["nvidia-smi", f"--query-gpu=uuid,{','.join(FIELDS)}", "--format=csv,noheader,nounits"]
-    end = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, check=True)
+    """Return nvidia-smi's values for each GPU, by field."""
+    command = ["nvidia-smi", f"--query-gpu=uuid,{','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+    end = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
     rows = csv.reader(end.stdout.splitlines(), skipinitialspace=True)
     return [dict(zip(("uuid", *FIELDS), row, strict=True)) for row in rows]
 
 
 def compare(gpus: Sequence[Mapping[str, Any]], asked: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Return a row for each GPU and field: what both say, and whether they agree. Pure."""
+    """Return a row for each GPU and field: both values, and whether they agree. Pure."""
     ours = {gpu["uuid"]: gpu for gpu in gpus}
     found = []
     for row in asked:

@@ -1,7 +1,7 @@
-"""The memory-bound operations, each beside plain torch: what is timed, and the bytes that it cannot do without.
+"""The memory-bound operations, each with its form in plain torch: the timed work, and the bytes that it must move.
 
-Forward cases keep no graph; backward cases take the gradients of a graph made once. Bytes are counted once for each
-tensor that must be read or written, whatever an implementation really moves.
+Forward cases keep no graph; backward cases compute the gradients of a graph that is made once. Bytes count once for
+each tensor that must be read or written, even if an implementation moves more.
 Shapes: T tokens, H hidden, F ffn, V vocabulary.
 """
 
@@ -31,7 +31,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of the cases. `vocab_size` is that of cross entropy; `num_weights` that of an optimizer's share."""
+    """Sizes of the cases. `vocab_size`: of the cross entropy; `num_weights`: of an optimizer's shard."""
 
     tokens: int = 8192
     hidden: int = 4096
@@ -44,7 +44,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One measurement. `theirs` makes the plain torch form from a wrapper: `compiled`, or one that does nothing."""
+    """One measurement. `theirs` makes the plain torch form, given a wrapper: `compiled`, or one that does nothing."""
 
     name: str
     num_bytes: int
@@ -54,12 +54,12 @@ class Case:
 
 
 def compiled(operation: Operation) -> Operation:
-    """Return the operation compiled by torch for the sizes that it is called with."""
+    """Return the operation, compiled by torch for the sizes with which it is called."""
     return torch.compile(operation, dynamic=False)
 
 
 def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    """Yield the cases; each makes its tensors when it is asked for its work."""
+    """Yield the cases. Each makes its tensors when its work is requested."""
     yield from _norm_cases(sizes, device)
     yield from _activation_cases(sizes, device)
     yield from _residual_cases(sizes, device)
@@ -68,9 +68,9 @@ def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 
 
 def products(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, int, dict[str, Callable[[], Work]]]]:
-    """Yield the products that make a layer's weight gradients: name, FLOP, and ways to add one to a sum in fp32.
+    """Yield the products of a layer's weight gradients: name, FLOP, and ways to add a product to a sum in fp32.
 
-    The first is ours, the last a product that adds to nothing, which no other way can beat.
+    The first way is megatrain's. The last way is a product without addition, which no other way can beat.
     """
     outputs = {
         "qkv": (sizes.heads + 2 * sizes.kv_heads) * sizes.hidden // sizes.heads,
@@ -105,7 +105,7 @@ def _ways_to_add(tokens: int, rows: int, columns: int, device: torch.device) -> 
 
 def _pair(name: str, ours: Operation, theirs: Operation, make: Callable[[], list[Tensor]], bytes_each: tuple[int, int],
           ) -> Iterator[Case]:  # fmt: skip
-    """Yield forward and backward of one operation."""
+    """Yield the forward and the backward case of one operation."""
     yield Case(
         f"{name} forward", bytes_each[0], lambda: _forward(ours, make()), lambda wrap: _forward(wrap(theirs), make())
     )
@@ -127,7 +127,7 @@ def _backward(operation: Operation, inputs: Sequence[Tensor]) -> Work:
     kept: dict[str, object] = {}
 
     def work() -> None:
-        # the graph is made on the stream that records: backward runs where forward ran
+        # the graph is made on the stream that is recorded, because backward runs on the stream of its forward
         if not kept:
             out = operation(*leaves)
             outs = [one for one in (out if isinstance(out, tuple) else (out,)) if one.requires_grad]
@@ -249,7 +249,7 @@ def _end_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         return functional.cross_entropy(logits.float(), labels, reduction="sum")
 
     def our_gradient() -> Work:
-        # by hand, because backward uses the logits up and a graph could not be replayed
+        # called directly, because backward overwrites the logits and so a graph could not be replayed
         logits, grad = _draw(device, tokens, vocab), torch.ones(tokens, device=device)
         lse = local_statistics(logits, labels, 0, vocab)[0]
         return lambda: logits_gradient_(logits, labels, lse, grad, 0, vocab, CROSS_ENTROPY_ALONE)
@@ -293,7 +293,7 @@ def _flat_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         weight = torch.nn.Parameter(_draw(device, count, dtype=torch.float32))
         weight.grad = torch.randn_like(weight)
         published = _draw(device, count)
-        # capturable keeps the number of updates on the GPU, and there is no such thing on a CPU
+        # capturable keeps the number of updates on the GPU; CPUs do not support it
         optimizer = torch.optim.AdamW(
             [weight], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=device.type == "cuda"
         )
@@ -351,7 +351,7 @@ def _flat_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 def _plain_adamw(
     grad: Tensor, master: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, published: Tensor
 ) -> tuple[Tensor, ...]:
-    """The third update of `our_adamw`, with weight decay for all."""
+    """The third update of `our_adamw`, with weight decay for all weights."""
     grad = grad * 0.5
     exp_avg.lerp_(grad, 1.0 - 0.9)
     exp_avg_sq.mul_(0.95).addcmul_(grad, grad, value=1.0 - 0.95)

@@ -1,4 +1,4 @@
-"""The stages of the GPU benchmark that time operations alone."""
+"""The stages of the GPU benchmark that time single operations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BANDWIDTH = "copy, TB/s"
 
 
 def ceilings(stage: Stage) -> None:
-    """Measure what no operation can beat. Needs no kernels."""
+    """Measure upper bounds for all operations. Needs no kernels."""
     stage.change(found={BANDWIDTH: copy_bandwidth() / 1e12, "bf16 product, TFLOP/s": product_flops() / 1e12})
 
 
 def operations(stage: Stage) -> None:
-    """Time each memory-bound operation beside plain torch, eager and compiled."""
+    """Time each memory-bound operation, and the same in plain torch, eager and compiled."""
     found = stage.record.stage(CEILINGS).content["found"]
     bandwidth = found[BANDWIDTH] * 1e12 if BANDWIDTH in found else None
     for case in cases(Sizes(), torch.device("cuda")):
@@ -32,7 +32,7 @@ def operations(stage: Stage) -> None:
 
 
 def operation(stage: Stage, case: Case, bandwidth: float | None) -> None:
-    """Time one operation. `bandwidth`: of a copy, bytes a second, where that is known."""
+    """Time one operation. `bandwidth`: of a copy in bytes a second, where that is known."""
     row = stage.row(operation=case.name)
     fill(stage, row, "ours, us", lambda: seconds_of(case.ours()) * 1e6, is_ours=True)
     ours, theirs = row["ours, us"], case.theirs
@@ -49,7 +49,7 @@ def operation(stage: Stage, case: Case, bandwidth: float | None) -> None:
 
 
 def weight_gradients(stage: Stage) -> None:
-    """Time the products that add to a sum: whether torch's is as fast as one that adds to nothing."""
+    """Time the products that add to a sum, to see whether they are as fast as a product without addition."""
     for name, flops, ways in products(Sizes(), torch.device("cuda")):
         row = stage.row(**{"gradient of": name})
         for way, make in ways.items():
@@ -61,7 +61,7 @@ def _rate(flops: int, make: Callable[[], Callable[[], object]]) -> float:
 
 
 def loss_memory(stage: Stage) -> None:
-    """Measure what cross entropy takes beside its logits."""
+    """Measure the peak memory of cross entropy, relative to its logits."""
     tokens, vocab = 8192, 128256
     labels = torch.randint(0, vocab, (tokens,), device="cuda")
     logits = torch.randn(tokens, vocab, device="cuda", dtype=torch.bfloat16).requires_grad_()

@@ -1,6 +1,6 @@
-"""What the GPU benchmark found so far, on disk after every figure: gpu.json, and gpu.md for people.
+"""The results of the GPU benchmark so far, written to disk after every figure: gpu.json, and gpu.md for people.
 
-Several processes write it, one after the other: each reads it when it begins.
+Several processes write it, one after the other. Each reads it when it begins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Record:
 
     @classmethod
     def begin(cls, directory: Path, command: str) -> Self:
-        """Return an empty record in place of an earlier one."""
+        """Write an empty record that replaces an earlier one, and return it."""
         date = datetime.now(UTC).strftime("%Y-%m-%d")
         record = cls(directory, {"name": "gpu", "date": date, "command": command, "machine": machine(), "stages": {}})
         directory.mkdir(parents=True, exist_ok=True)
@@ -33,11 +33,11 @@ class Record:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Return the record that is in `directory`."""
+        """Return the record in `directory`."""
         return cls(directory, json.loads((directory / "gpu.json").read_text()))
 
     def write(self) -> None:
-        """Put it on disk. A reader finds the last state or this one, never a part."""
+        """Write the record to disk. A reader finds the previous state or this one, never a partial one."""
         for name, text in (
             ("gpu.json", json.dumps(self.document, indent=2) + "\n"),
             ("gpu.md", markdown(self.document)),
@@ -47,13 +47,13 @@ class Record:
             unfinished.replace(self.directory / name)
 
     def stage(self, name: str) -> Stage:
-        """Return the part of one stage, which is empty until something was found."""
+        """Return the part of one stage, which is empty until the stage has a result."""
         empty = {"seconds": 0.0, "found": [], "failed": [], "note": "", "is_done": False}
         return Stage(self, self.document["stages"].setdefault(name, empty))
 
 
 class Stage:
-    """One stage of a record. `content` has its time, its rows or facts, and what failed; all changes go to disk."""
+    """One stage of a record. `content` has its time, its rows or facts, and its failures. All changes go to disk."""
 
     def __init__(self, record: Record, content: dict[str, Any]) -> None:
         self.record = record
@@ -65,12 +65,12 @@ class Stage:
         self.record.write()
 
     def fail(self, *reasons: str) -> None:
-        """Add to what failed, which makes the run one that failed."""
+        """Add failures. A run with failures counts as failed."""
         self.content["failed"] += reasons
         self.record.write()
 
     def row(self, **identity: Any) -> Row:
-        """Return the row that has `identity`: the one that an earlier process began, or a new one."""
+        """Return the row with `identity`: one that an earlier process began, or a new one."""
         rows: list[Row] = self.content["found"]
         for row in rows:
             if all(key in row and row[key] == value for key, value in identity.items()):
@@ -81,7 +81,7 @@ class Stage:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """Return the record for people."""
+    """Return the record as Markdown."""
     facts = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
     lines = [
         "# One GPU: kernels and whole steps",
@@ -104,12 +104,12 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def beside(rows: list[Row], column: str, base: str) -> None:
-    """Give each row its `column` beside that of the side `base` of as many layers, where both were measured."""
+    """Add to each row the ratio of its `column` to that of the side `base` with the same layers, where both exist."""
     bases = {row.get("layers"): row.get(column) for row in rows if row["side"] == base}
     for row in rows:
         row[f"{column} / {base}"] = ratio(row.get(column), bases.get(row.get("layers")))
 
 
 def ratio(value: object, base: object) -> float | str:
-    """Return value / base, or "" where one of them is no figure."""
+    """Return value / base, or "" where one of them is not a figure."""
     return value / base if isinstance(value, float) and isinstance(base, float) else ""

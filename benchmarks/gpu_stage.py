@@ -1,8 +1,8 @@
-"""One stage of the GPU benchmark, in a process of its own.
+"""Run one stage of the GPU benchmark in a process of its own.
 
-A process of its own loads the kernels that were just built, gives all its memory back, and can be stopped. What it
-breaks, as an illegal access breaks all that a process has on its GPU, ends with it: the next process goes on behind the
-figure that broke.
+Such a process loads the kernels that were just built, frees all its memory when it ends, and can be stopped. An illegal
+access makes the GPU unusable only for the process that made it: the next process continues after the figure that
+failed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_record import Record, Row, Stage
-from megatrain.device_memory import let_segments_grow, set_allocator
 from megatrain.ops.extension import load_extension, missing_capability
+from megatrain.training.allocator import let_segments_grow, set_allocator
 
 RUNNING = "running"
 OUT_OF_MEMORY = "out of memory"
@@ -26,13 +26,13 @@ Work = Callable[[Stage], None]
 
 
 class BrokenDeviceError(Exception):
-    """This process can do nothing more on its GPU."""
+    """The GPU is no longer usable in this process."""
 
 
 def run_stage(
     stages: Mapping[str, Work], arguments: Sequence[str] | None = None, *, without_kernels: Sequence[str] = ()
 ) -> int:
-    """Run the stage that the command line names. It is done where the record says so, whatever the exit code."""
+    """Run the stage that the command line names. The record, not the exit code, shows whether it is done."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stage", choices=stages)
     parser.add_argument("--output", type=Path, required=True, help="directory of gpu.json")
@@ -40,7 +40,7 @@ def run_stage(
     stage = Record.read(args.output).stage(args.stage)
     problem = "" if args.stage in without_kernels else missing_kernels()
     if problem:
-        # the plain PyTorch forms would be measured under the kernels' name
+        # otherwise the plain PyTorch forms would be measured under the kernels' names
         stage.fail(f"not measured, there are no compiled kernels: {problem}")
     else:
         let_segments_grow(os.environ, set_allocator)
@@ -50,7 +50,7 @@ def run_stage(
 
 
 def missing_kernels() -> str:
-    """Return why the compiled kernels do not run here, or ""."""
+    """Return why the compiled kernels do not run on this machine, or ""."""
     extension = load_extension()
     if not extension.is_active:
         return extension.reason
@@ -58,10 +58,10 @@ def missing_kernels() -> str:
 
 
 def fill(stage: Stage, row: Row, column: str, work: Callable[[], Any], *, is_ours: bool) -> None:
-    """Put what `work` returns in a row: a value in its column, or a dictionary of columns. An error is put there too.
+    """Put the result of `work` in a row: a value in its column, or a dictionary of columns. An error is recorded too.
 
-    A column that has a value is left alone: an earlier process came to it. One that it did not come back from counts as
-    an error. An error of ours makes the run one that failed; too little memory does not.
+    A column that has a value is not changed, because an earlier process filled it. A column that an earlier process did
+    not finish counts as an error. With `is_ours`, an error makes the run fail, except an error of too little memory.
     Raises: BrokenDeviceError where the GPU does not work after an error.
     """
     if column in row and row[column] != RUNNING:
@@ -69,12 +69,12 @@ def fill(stage: Stage, row: Row, column: str, work: Callable[[], Any], *, is_our
     is_lost = row.get(column) == RUNNING
     row[column] = RUNNING
     stage.record.write()
-    found: Any = "the process did not come back from it"
+    found: Any = "the process ended during this measurement"
     is_error = True
     if not is_lost:
         try:
             found, is_error = work(), False
-        except Exception as error:  # noqa: BLE001 - what fails is said in its place, and the rest goes on
+        except Exception as error:  # noqa: BLE001 - the error is recorded in its place, and other figures follow
             found = described(error)
     if isinstance(found, dict):
         row |= found
@@ -89,20 +89,20 @@ def fill(stage: Stage, row: Row, column: str, work: Callable[[], Any], *, is_our
 
 
 def described(error: BaseException) -> str:
-    """Return an error in a line that a table takes."""
+    """Return an error as one line for a table."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = cause.__cause__ or cause.__context__
-    # torch.compile raises errors of its own around those of what it runs
+    # torch.compile wraps the errors of the code that it runs in its own
     is_memory = any(isinstance(one, torch.OutOfMemoryError) or OUT_OF_MEMORY in str(one).lower() for one in chain)
     line = next((one.strip() for one in str(error).splitlines() if one.strip()), "")
     return f"{OUT_OF_MEMORY if is_memory else type(error).__name__}: {line[:120]}".replace("|", "/")
 
 
 def is_device_usable() -> bool:
-    """Return whether the GPU still computes: not after an illegal access, nor in a recording that was left open."""
+    """Return whether the GPU still computes. It does not after an illegal access, or while a capture is open."""
     try:
         return bool(torch.randn(8, device="cuda").isfinite().all().item())
     except RuntimeError:
@@ -110,7 +110,7 @@ def is_device_usable() -> bool:
 
 
 def release() -> None:
-    """Give the memory of the last work back, with what was compiled for it."""
+    """Free the memory of the last work, and the code that was compiled for it."""
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()

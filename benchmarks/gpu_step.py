@@ -1,8 +1,8 @@
-"""Whole training steps on one GPU, ours beside the same model in plain torch, compiled, with fused AdamW; and a model
-so small that the host is too slow for it, launched by Python and replayed from CUDA graphs.
+"""Whole training steps on one GPU: megatrain's, and the same model in plain torch, compiled, with fused AdamW. Also a
+model so small that the host limits it, launched by Python and replayed from CUDA graphs.
 
-The model has the width of Llama 3 8B and as many layers as the GPU's memory holds. The peer is written the way people
-write one: fp32 weights, bf16 autocast and residual stream, torch's attention, torch.compile, torch's cross entropy and
+The model has the width of Llama 3 8B and as many layers as fit into the GPU's memory. The peer is written in the usual
+way: fp32 weights, bf16 autocast and residual stream, torch's attention, torch.compile, torch's cross entropy and
 torch.optim.AdamW.
 """
 
@@ -25,7 +25,7 @@ from megatrain.ops.rotary import inverse_frequencies, rotary_table
 from megatrain.telemetry.flops import mfu, training_flops_per_token
 
 SHARE_OF_MEMORY = 0.87
-"""What tensors may take: the rest is the driver's, the libraries' and lost between tensors."""
+"""The fraction of memory for tensors. The driver, the libraries and fragmentation use the rest."""
 GIB = 1 << 30
 STEPS, WARMUP = 8, 3
 Step = Callable[[Tensor], float]
@@ -35,7 +35,7 @@ Step = Callable[[Tensor], float]
 class StepFigures:
     """Medians over the timed steps.
 
-    peak_gib: of tensors. held_gib: what torch took for them. growth_gib: by how much that grew in the timed steps.
+    peak_gib: of tensors. held_gib: reserved by torch for them. growth_gib: growth of held_gib in the timed steps.
     """
 
     seconds: float
@@ -57,7 +57,7 @@ def model_config(num_layers: int, *, seq_len: int = 8192, **changes: Any) -> dic
 
 
 def layers_that_fit(memory_bytes: int, model: dict[str, Any]) -> int:
-    """Return how many layers both sides have room for, at least 1."""
+    """Return how many layers fit into memory on both sides, at least 1."""
     num_layers = 1
     while needed_bytes(model, num_layers + 1) <= SHARE_OF_MEMORY * memory_bytes:
         num_layers += 1
@@ -65,7 +65,7 @@ def layers_that_fit(memory_bytes: int, model: dict[str, Any]) -> int:
 
 
 def needed_bytes(model: dict[str, Any], num_layers: int) -> int:
-    """Return an upper estimate of what a step takes on either side, one sample a step.
+    """Return an upper estimate of the bytes of a step on either side, with one sample a step.
 
     With Llama 3 8B's sizes, of 8192 tokens: 218,103,808 weights a layer and 1,050,673,152 at both ends; 1.14e9 bytes
     kept for backward a layer; 1.05e9 logits. An H100 (85.0e9 bytes) gets 10 layers, which take 71.7e9; an H200 (150e9)
@@ -74,20 +74,21 @@ def needed_bytes(model: dict[str, Any], num_layers: int) -> int:
     hidden, ffn, tokens = model["hidden_size"], model["ffn_size"], model["seq_len"]
     qkv = hidden // model["num_heads"] * (model["num_heads"] + 2 * model["num_kv_heads"])
     num_weights = num_layers * (hidden * (qkv + hidden) + 3 * hidden * ffn) + 2 * model["vocab_size"] * hidden
-    # bf16: two sums of the residual stream, two norms, the attention's result, q with k and v, gate, up and product
+    # kept in bf16: two sums of the residual stream, two norms, the attention's result, q, k and v, gate, up and product
     kept = num_layers * 2 * tokens * (5 * hidden + qkv + 3 * ffn)
     num_logits = tokens * model["vocab_size"]
-    # the peer when backward begins: fp32 weights and moments (4 + 8), bf16 copies (2), no gradients yet; logits and
-    # their gradient, each in bf16 and fp32 (12)
+    # the peer at the begin of backward: fp32 weights and moments (4 + 8 bytes), bf16 copies (2), no gradients yet;
+    # logits and their gradient, each in bf16 and fp32 (12)
     at_the_loss = 14 * num_weights + kept + 12 * num_logits
-    # ours, which has its gradients from the first step on: bf16 weight (2), fp32 gradient, master weight and moments
-    # (16); logits in bf16, their gradient in the same place. The peer at the end of backward takes less: 18 and no kept
+    # megatrain, which keeps its gradients from the first step on: bf16 weight (2), fp32 gradient, master weight and
+    # moments (16); logits in bf16, with their gradient in the same memory. The peer at the end of backward takes less:
+    # 18 bytes a weight, and no kept activations
     with_gradients = 18 * num_weights + kept + 2 * num_logits
     return max(at_the_loss, with_gradients)
 
 
 def our_config(model: dict[str, Any], **tables: dict[str, Any]) -> Config:
-    """Return the configuration of our side."""
+    """Return the configuration of megatrain's side."""
     return Config.from_dict(
         {
             "model": model,
@@ -101,7 +102,7 @@ def our_config(model: dict[str, Any], **tables: dict[str, Any]) -> Config:
 
 
 def host_bound_config(base: Config, *, cuda_graphs: bool) -> Config:
-    """Return `base` with little for the GPU to do at a time: micro-batches of one sample, four a step."""
+    """Return `base` with little work for the GPU at a time: micro-batches of one sample, four a step."""
     tables = base.to_dict()
     tables["batch"] |= {"micro_batch_size": 1, "global_batch_size": 4}
     tables["kernels"] |= {"cuda_graphs": cuda_graphs}
@@ -109,14 +110,14 @@ def host_bound_config(base: Config, *, cuda_graphs: bool) -> Config:
 
 
 def our_step(config: Config, device: torch.device) -> tuple[Step, LoneTrainer]:
-    """Return our step, and the trainer to close."""
+    """Return megatrain's step, and the trainer that the caller must close."""
     trainer = LoneTrainer(config, device)
     return lambda tokens_SB: trainer.step(tokens_SB[:-1], tokens_SB[1:]).loss, trainer
 
 
 def peer_step(model: dict[str, Any], device: torch.device, *, is_compiled: bool) -> Step:
     """Return the peer's step."""
-    with device:  # drawing so many weights on the CPU takes long
+    with device:  # initialising so many weights on the CPU would take long
         net = PlainLlama(model)
     net.to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -164,9 +165,9 @@ def measure(step: Step, config: Config, tokens_SB: Tensor, peak_flops: float) ->
 
 
 def profiled_idle(step: Step, tokens_SB: Tensor) -> float | str:
-    """Return the part of two steps, from the first kernel to the last, in which the GPU ran none, or why not.
+    """Return the fraction of two steps, from the first kernel to the last, in which no kernel ran; or why not.
 
-    `step` has run before. The profiler may leave something behind in this process.
+    `step` has run before. The profiler may leave state behind in this process.
     """
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -179,7 +180,7 @@ def profiled_idle(step: Step, tokens_SB: Tensor) -> float | str:
 
 
 def kernel_spans(events: Iterable[Any]) -> list[tuple[float, float]]:
-    """Return when each kernel of a profile began and ended, sorted. Copies, and annotations of code, are no kernels."""
+    """Return begin and end of each kernel of a profile, sorted. Copies and user annotations do not count as kernels."""
     return sorted(
         (event.time_range.start, event.time_range.end)
         for event in events
@@ -190,7 +191,7 @@ def kernel_spans(events: Iterable[Any]) -> list[tuple[float, float]]:
 
 
 def idle_share(spans: list[tuple[float, float]]) -> float | str:
-    """Return the share of the time from the first start to the last end that no span covers. `spans` are sorted."""
+    """Return the fraction of the time from the first start to the last end that no span covers. `spans` are sorted."""
     if not spans:
         return "not measured: the profiler saw no kernel"
     busy, reached = 0.0, spans[0][0]
@@ -224,7 +225,7 @@ class PlainLlama(nn.Module):
 
 
 class PlainNorm(nn.Module):
-    """RMSNorm in fp32 whose result is bf16 like the residual stream: autocast alone would leave it in fp32."""
+    """RMSNorm in fp32 with a result in bf16, like the residual stream. With only autocast it would stay in fp32."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The stages of the GPU benchmark that time whole training steps, or compare them with the CPU's."""
+"""The stages of the GPU benchmark that time whole training steps, or compare their losses with the CPU's."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ FP8_SIDES: dict[str, dict[str, Any]] = {
 OFFLOAD_LAYERS = 8
 PARITY_STEPS = 10
 PARITY_BOUND = 2e-2
-"""Relative, of each of ten losses in bf16: tests/gpu/test_gpu_smoke.py holds the small models to the same."""
+"""The relative bound on each of ten losses in bf16. tests/gpu/test_gpu_smoke.py has the same bound for small models."""
 
 
 def whole_steps(stage: Stage) -> None:
-    """Time our steps and the peer's on one model; with fewer layers again where one of them does not fit."""
+    """Time megatrain's steps and the peer's on one model. If one does not fit into memory, repeat with fewer layers."""
     num_layers = layers_that_fit(torch.cuda.get_device_properties(0).total_memory, model_config(1))
     while True:
         model = model_config(num_layers)
@@ -60,7 +60,7 @@ def whole_steps(stage: Stage) -> None:
 
 
 def offload(stage: Stage) -> None:
-    """Time a model of few layers with their activations on the GPU and on the host."""
+    """Time a model of few layers with its activations on the GPU and on the host."""
     model = model_config(OFFLOAD_LAYERS)
     base = ""
     for recompute in ("selective", "full"):
@@ -72,7 +72,7 @@ def offload(stage: Stage) -> None:
 
 
 def _side(stage: Stage, model: dict[str, Any], name: str, config: Config | None, base: str = OURS) -> Row:
-    """Time one side; the one without a configuration is the peer."""
+    """Time one side. `config` None: the peer."""
     tokens = _tokens(model["vocab_size"], model["seq_len"], 1)
     side = partial(_peer_side, model) if config is None else partial(_our_side, config)
 
@@ -88,7 +88,7 @@ def _side(stage: Stage, model: dict[str, Any], name: str, config: Config | None,
 
 
 def host_bound_steps(stage: Stage) -> None:
-    """Time the same steps launched by Python and replayed from CUDA graphs; their losses stand beside them."""
+    """Time the same steps launched by Python and replayed from CUDA graphs, and record their losses."""
     small = load_config(SMALL_MODEL, []).config
     base = "launched by Python"
     sides = {
@@ -99,7 +99,7 @@ def host_bound_steps(stage: Stage) -> None:
     for name, config in sides.items():
         fill(stage, stage.row(side=name), "seconds", partial(_host_bound_figures, config, tokens), is_ours=True)
         _compare(stage, base)
-    # the profiler comes after all that is timed: launches are what this stage is about
+    # the profiler runs after all timing, because it affects launches, which this stage measures
     for name, config in sides.items():
         fill(stage, stage.row(side=name), "idle", partial(_host_bound_idle, config, tokens), is_ours=True)
 
@@ -134,7 +134,7 @@ def _peer_side(model: dict[str, Any]) -> Iterator[Step]:
 
 
 def _peak() -> float:
-    """Return what MFU is counted against: the data sheet's, or of an unknown GPU what a large product reaches."""
+    """Return the peak FLOP/s for MFU: from the data sheet, or for an unknown GPU the rate of a large product."""
     return peak_flops(torch.cuda.get_device_name()) or product_flops()
 
 
@@ -144,7 +144,7 @@ def _tokens(vocab_size: int, seq_len: int, num_samples: int) -> Tensor:
 
 
 def parity(stage: Stage) -> None:
-    """Train the 125M configuration on both devices, on shorter samples so that the CPU is done in seconds."""
+    """Train the 125M configuration on both devices, with short samples so that the CPU needs only seconds."""
     changes = ["--model.seq_len=256", "--batch.micro_batch_size=1", "--batch.global_batch_size=1"]
     config = load_config(SMALL_MODEL, changes).config
     generator = torch.Generator().manual_seed(0)

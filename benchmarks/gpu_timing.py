@@ -1,4 +1,4 @@
-"""How long work takes on a GPU: medians of replays, each after the caches were filled with something else."""
+"""Time work on a GPU: medians of replays, each after the caches were filled with other data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 Work = Callable[[], object]
 _CACHE_BYTES = 256 << 20
-"""Read between replays: more than any L2 cache holds."""
+"""Bytes that are read between replays: more than any L2 cache holds."""
 
 
 def seconds_of(work: Work, repeats: int = 20) -> float:
-    """Return the median seconds of `work`, recorded once as a CUDA graph and replayed.
+    """Return the median seconds of `work`, captured once as a CUDA graph and replayed.
 
-    A graph keeps the host out of the figure: what is timed is the GPU's work alone, for us and for the peers alike.
+    A graph excludes the host: only the GPU's work is timed, for megatrain and for the peers.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -26,13 +26,13 @@ def seconds_of(work: Work, repeats: int = 20) -> float:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # thread_local: what the threads of torch.compile do meanwhile is no part of the recording
+    # thread_local: calls of torch.compile's threads during the capture do not invalidate it
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
     other = _other_memory()
     seconds = []
     for _ in range(repeats):
-        # read, not written: lines that were written would go back to memory during the replay, at its cost
+        # the memory is read, not written: written cache lines would be written back during the replay and slow it
         other.sum()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -44,7 +44,7 @@ def seconds_of(work: Work, repeats: int = 20) -> float:
 
 
 def _other_memory() -> Tensor:
-    """Return what takes the place of a work's own tensors in the caches when it is read."""
+    """Return a tensor that replaces the work's own tensors in the caches when it is read."""
     return torch.zeros(_CACHE_BYTES // 4, dtype=torch.float32, device="cuda")
 
 

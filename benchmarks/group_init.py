@@ -1,8 +1,9 @@
-"""Seconds until the first finished collective on every group of every rank, and what that asks of the store.
+"""Seconds until the first finished collective on every group of every rank, and the requests to the store.
 
-Real processes, three sides in turn: ours; torch's default, where every rank calls new_group for every group of the
-layout in one order; the same with torch's barrier after each group. And what the counted requests come to in larger
-worlds. Run alone on the machine: python -m benchmarks group_init [--processes N] [--rounds N] [--write]
+Real processes run three sides in turn: megatrain's; torch's default, where every rank calls new_group for every group
+of the layout in the same order; and the same with torch's barrier after each group. A model extends the counted
+requests to larger worlds.
+Run alone on the machine: python -m benchmarks group_init [--processes N] [--rounds N] [--write]
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Turns:
-    """What a side did in a layout: seconds, and seconds of the server's thread, one a round; its counted requests."""
+    """The results of a side in a layout: its seconds and the server thread's seconds, one value for each round; its
+    counted requests.
+    """
 
     seconds: list[float]
     busy_s: list[float]
@@ -51,7 +54,7 @@ class Turns:
 
 
 def run(num_processes: int = 128, num_rounds: int = 5) -> Result:
-    """Measure the layouts of up to `num_processes` ranks, `num_rounds` times each side."""
+    """Measure each side `num_rounds` times in each layout of up to `num_processes` ranks."""
     layouts = [layout for layout in MEASURED if layout.world_size <= num_processes]
     if not layouts:
         raise ValueError(f"--processes={num_processes}: the smallest layout has {MEASURED[0].world_size} ranks")
@@ -82,7 +85,7 @@ def run(num_processes: int = 128, num_rounds: int = 5) -> Result:
 
 
 def _take_turns(pool: RankPool, server: dist.TCPStore, layout: Layout, num_rounds: int) -> Mapping[str, Turns]:
-    """Count the requests of each side once, which warms up too; then time the sides in turn, back and forth."""
+    """Count the requests of each side once, which is also the warm-up; then time the sides in alternating order."""
     turns: dict[str, Turns] = {}
     for side in SIDES:
         records, _ = _create(pool, server, layout, side, "counted", is_counted=True)
@@ -99,7 +102,7 @@ def _take_turns(pool: RankPool, server: dist.TCPStore, layout: Layout, num_round
 def _create(
     pool: RankPool, server: dist.TCPStore, layout: Layout, side: str, name: str, *, is_counted: bool = False
 ) -> tuple[list[Record], float]:
-    """Let all ranks create their groups. Return what they saw, and the seconds of the server's thread."""
+    """Let all ranks create their groups. Return their records, and the seconds of the server's thread."""
     orders = Orders(side, layout, server.port, f"{layout}/{side}/{name}", is_counted)
     busy = _others_s()
     records: list[Record] = pool.run(create_all, layout.world_size, orders, timeout_s=_TIMEOUT_S)
@@ -111,17 +114,17 @@ def _create(
 
 
 def seconds_of(records: list[Record]) -> float:
-    """Return the seconds from when the last rank was let go until the last had a result from each of its groups."""
+    """Return the seconds from when the last rank began until the last rank had a result from each of its groups."""
     return max(record.ended_s for record in records) - max(record.began_s for record in records)
 
 
 def _others_s() -> float:
-    """Return the processor seconds of this process beside the thread that asks: the server's."""
+    """Return the processor seconds of this process except those of the calling thread: the server's."""
     return time.process_time() - time.thread_time()
 
 
 def _costs(pool: RankPool, server: dist.TCPStore) -> Costs:
-    """Measure the server's thread under requests of one kind, from a few clients."""
+    """Measure the cost of each kind of request for the server's thread, with a few clients."""
 
     def each_s(kind: str, num_keys: int) -> float:
         busy = _others_s()
@@ -178,14 +181,14 @@ def _notes(num_rounds: int, costs: Costs) -> list[str]:
     at_ends = [in_words(nccl_requests(largest, rank)) for rank in (0, largest.stride("pp"))]
     return [
         f"seconds: median of {num_rounds} rounds, from when all processes are there and connected to the store",
-        "they end when the last process has a sum from each of its groups; times ours: median of the rounds' ratios",
+        "a time ends when the last process has a sum from each of its groups; times ours: median of the rounds' ratios",
         "all sides create a group along each axis, the same on host memory, two links and the tied embedding's group",
         "torch's sides create a group of the world too, on which no collective is timed",
-        "requests: of the rank that has most, counted at the store object in a round of their own",
+        "requests: of the rank with the most, counted at the store object in a separate round",
         "one get is two messages to the server (a wait and a get), as is one multi_get of up to 128 keys",
-        "store busy: processor time of the server's thread; by the model: requests times what each costs here",
+        "store busy: processor time of the server's thread; by the model: requests times the cost of each here",
         f"cost of a request in us, of {NUM_CLIENTS} clients: {each}, and {costs.key_s * 1e6:.2f} a key of multi_get",
-        "connections and threads are not in the model: it says when the store is what all wait for",
+        "connections and threads are not in the model: it shows when all ranks wait for the store",
         f"with NCCL (not measured), of {largest.world_size:,} ranks: rank 0 sends {at_ends[0]}",
         f"with NCCL (not measured), of {largest.world_size:,} ranks: one of the second stage sends {at_ends[1]}",
     ]

@@ -1,4 +1,4 @@
-"""The rank's side of the benchmark of group creation: one function that creates all groups in one of three ways."""
+"""The ranks of the benchmark of group creation: one function creates all groups in one of three ways."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import torch
 from torch import distributed as dist
 
 from megatrain.comm import create_mesh, join
+from megatrain.comm.communicator import ProcessGroupCommunicator
 from megatrain.comm.group_plan import all_planned_groups
-from megatrain.comm.meeting import Meeting
+from megatrain.comm.rendezvous import Rendezvous
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.process import Process
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
@@ -29,7 +30,7 @@ _HOST = "127.0.0.1"
 
 
 class CountingStore(dist.Store):
-    """Hands every request on, and counts it by kind; what torch's C++ asks passes through here too."""
+    """Forwards every request and counts it by kind. Requests from torch's C++ code pass through it too."""
 
     def __init__(self, store: dist.Store) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class CountingStore(dist.Store):
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """One creation of all groups. port: of the store's server on this machine. prefix: of the keys of this creation."""
+    """One creation of all groups. port: of the store's server on this machine. prefix: of this creation's keys."""
 
     side: str
     layout: Layout
@@ -77,8 +78,8 @@ class Orders:
 
 @dataclass(slots=True)
 class Record:
-    """What a rank saw: when it was let go and when it had a result from each of its groups (monotonic), its requests
-    for the world group and for all others, and its sums by group, of which each must be the number of members."""
+    """The measurements of a rank: when it began and when it had a result from each of its groups (monotonic clock),
+    its requests for the world group and for all other groups, and by group (members, sum), which must be equal."""
 
     began_s: float = 0.0
     ended_s: float = 0.0
@@ -88,11 +89,11 @@ class Record:
 
 
 def create_all(context: RankContext, orders: Orders) -> Record:
-    """Wait until all ranks are there, create the groups, and carry out a collective on each."""
+    """Wait for all ranks, create the groups, and run a collective on each."""
     if orders.side == TORCH_BARRIER:
         os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
     everything = list(all_planned_groups(orders.layout))
-    # before the gate: torch looks up the name of the server's address, and where a reply is lost that takes 5 s
+    # connect before the gate: torch resolves the name of the server's address, and a lost reply costs 5 s
     store: dist.Store = dist.TCPStore(_HOST, orders.port, is_master=False, timeout=_TIMEOUT)
     _pass_gate(store, context.world_size, orders.prefix)
     record = Record(began_s=time.monotonic())
@@ -102,10 +103,14 @@ def create_all(context: RankContext, orders: Orders) -> Record:
         counts = counting.counts
     if orders.side == OURS:
         process = Process(context.rank, context.world_size, init_method=context.init_method)
-        join(Meeting(process, store, orders.prefix))
+        join(Rendezvous(process, store, orders.prefix))
         record.world_requests = Counter(counts)
         mesh = create_mesh(orders.layout, context.rank, torch.device("cpu"), Recorder(BlackBoxWriter.anonymous()))
-        groups = [(one.name, one.size, one.process_group) for one in mesh.groups if one.process_group is not None]
+        groups = [
+            (one.name, one.size, one.communicator.process_group)
+            for one in mesh.groups
+            if isinstance(one.communicator, ProcessGroupCommunicator)
+        ]
     else:
         inside = dist.PrefixStore(orders.prefix, store)
         dist.init_process_group("gloo", store=inside, rank=context.rank, world_size=context.world_size)
@@ -132,7 +137,7 @@ def _first_sums(groups: Iterable[tuple[str, int, Any]]) -> Iterable[tuple[str, t
 
 
 def load_store(context: RankContext, port: int, kind: str, num_keys: int, num_requests: int) -> float:
-    """Ask the server for `num_requests` of one kind, after the keys are there. Return the seconds that took."""
+    """Set the keys, and then send `num_requests` requests of one kind to the server. Return the seconds of these."""
     store = dist.TCPStore(_HOST, port, is_master=False, timeout=_TIMEOUT)
     keys = [f"{kind}-{num_keys}/{number}" for number in range(num_keys)]
     for key in keys:
@@ -153,4 +158,4 @@ def load_store(context: RankContext, port: int, kind: str, num_keys: int, num_re
 
 
 ADDRESS_BYTES = 154
-"""What gloo writes for a rank whose host has a name of a few letters, and reads of each of its peers."""
+"""The bytes that gloo writes for a rank whose host has a short name, and that it reads for each of its peers."""

@@ -1,9 +1,9 @@
-"""How many requests the ranks send to the store to create their groups, and how long they keep its one thread busy.
+"""How many requests the ranks send to the store to create their groups, and how long these keep its one thread busy.
 
-Pure functions of the layout, checked against counted requests. gloo: each member writes its address and reads those
-of all members, itself among them: as torch starts it, in two requests a member (wait, get), in ours in one for 128
-members. torch's barrier after a creation is passed by ALL ranks for EVERY group of the world, members or not. NCCL:
-the first of every 128 members writes an identity, and all read those of all.
+Pure functions of the layout, checked against counted requests. With gloo, each member writes its address and reads
+those of all members, including itself: torch uses two requests for each member (wait, get), megatrain one for 128
+members. With torch's barrier after a creation, ALL ranks pass a barrier for EVERY group of the world, members or not.
+With NCCL, the first of every 128 members writes an identity, and all members read all identities.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from megatrain.comm.group_plan import PlannedGroup, all_planned_groups, planned_
 from megatrain.contracts.layout import Layout
 
 KEYS_A_REQUEST = 128
-"""Of gloo: the addresses that it reads in one request. NCCL's number of ranks by root is the same."""
+"""The number of addresses that gloo reads in one request. NCCL's number of ranks for each root is the same."""
 
 Requests = Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of the server's thread: of a request by kind; of `multi_get`, without the keys, and of each key."""
+    """Seconds of the server's thread. `by_kind`: of one request (`multi_get`: without its keys); `key_s`: of a key."""
 
     by_kind: dict[str, float]
     key_s: float
 
     def of(self, requests: Requests, num_keys: int = 0) -> float:
-        """Return what requests cost, of which those of kind `multi_get` have so many keys together."""
+        """Return the cost of requests. `num_keys`: the number of keys of all requests of kind `multi_get` together."""
         return sum(self.by_kind[kind] * count for kind, count in requests.items()) + self.key_s * num_keys
 
 
 def group_requests(side: str, layout: Layout, rank: int) -> Requests:
-    """Return the requests of a rank for all groups but that of the world.
+    """Return the requests of a rank for all groups except that of the world.
 
-    A barrier's `set`, sent by whoever sees that it is the last, and sometimes by several, is counted once, for rank 0.
+    The `set` of a barrier is counted once, for rank 0. The rank that sees itself as the last sends it; sometimes
+    several ranks do.
     """
     requests = _sum(_gloo(side, len(planned.ranks)) for planned in _own(layout, rank))
     if side == TORCH_BARRIER:
@@ -46,19 +47,19 @@ def group_requests(side: str, layout: Layout, rank: int) -> Requests:
 
 
 def world_requests(side: str, layout: Layout, rank: int) -> Requests:
-    """Return the requests of a rank for the group of the world: ours connects none."""
+    """Return the requests of a rank for the group of the world. megatrain's side does not connect that group."""
     if side == OURS:
         return Counter()
     return _gloo(side, layout.world_size) + (_barriers(1, rank) if side == TORCH_BARRIER else Counter())
 
 
 def nccl_requests(layout: Layout, rank: int) -> Requests:
-    """Return the requests of a rank on GPUs: ours, with those of the links at their first messages."""
+    """Return the requests of a rank on GPUs on megatrain's side, including those of links at their first messages."""
     return _sum(_nccl(planned, rank) for planned in _own(layout, rank))
 
 
 def busy_s(side: str, layout: Layout, costs: Costs) -> tuple[float, float]:
-    """Return for how many seconds the groups, and the world group, keep the thread of one store busy."""
+    """Return for how many seconds the groups, and the world group, keep the one thread of a store busy."""
     groups_s, num_groups = 0.0, 0
     for planned in all_planned_groups(layout):
         groups_s += len(planned.ranks) * _member_s(side, len(planned.ranks), costs)
@@ -92,10 +93,10 @@ def _barriers(num_groups: int, rank: int) -> Requests:
 
 def _nccl(planned: PlannedGroup, rank: int) -> Requests:
     size, index = len(planned.ranks), planned.ranks.index(rank)
-    if planned.is_on_host:
+    if planned.uses_cpu_memory:
         return _gloo(OURS, size)
     if planned.is_link:
-        # both ends meet, and get a communicator: the lower rank writes its identity, the other reads it
+        # both ends meet and get a communicator: the lower rank writes its identity, and the other one reads it
         num_neighbours = int(index < size - 1) + int(index > 0)
         return Counter(set=num_neighbours + int(index < size - 1), get=int(index > 0), wait=num_neighbours)
     arrival = Counter(set=1, wait=1)

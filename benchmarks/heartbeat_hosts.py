@@ -1,7 +1,7 @@
-"""Many simulated hosts in one process, each as an executor meets etcd: a lease, status values, a watch of commands.
+"""Many simulated hosts in one process. Each uses etcd like an executor: a lease, status values, a watch of commands.
 
-Started by `benchmarks.heartbeats`, which it talks to by lines of JSON: what to do comes first, then it says that all
-hosts are there, goes on until a line comes, and answers with what it saw.
+`benchmarks.heartbeats` starts this process and exchanges lines of JSON with it. The process reads its orders, reports
+when all hosts are registered, runs until the next line arrives, and answers with its findings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from megatrain.coordination.watch import Changes, Watch
 from megatrain.coordination.wire import KeyRange
 
 _STACK_BYTES = 256 << 10
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _WRITERS = 4
 
 
@@ -44,24 +44,24 @@ class Orders(TypedDict):
 
 
 class Findings(TypedDict):
-    """What it saw."""
+    """The findings of a process of hosts."""
 
     lost: int
     """Hosts whose lease was lost at any time."""
     doubts: int
-    """Times that a lease was not renewed within its TTL."""
+    """How often a lease was not renewed within its TTL."""
     least_left_s: float
-    """The shortest time that any lease had left, of the TTL."""
+    """The shortest remaining time of any lease."""
     status_writes: int
     status_failures: int
     status_s: list[float]
-    """How long writes took."""
+    """The duration of each write."""
     heard_at: dict[str, list[float]]
-    """When each command arrived, by its key: one entry a host."""
+    """By key of a command, when it arrived: one entry for each host."""
 
 
 class Host:
-    """One host: registered under its lease, with a watch of the commands."""
+    """One host, registered under its lease, with a watch of the commands."""
 
     def __init__(self, orders: Orders, number: int, client: EtcdClient, hosts: Hosts) -> None:
         self.name = f"host-{number}"
@@ -104,7 +104,7 @@ class Host:
 
 
 class Hosts:
-    """All hosts of this process, and what they saw."""
+    """All hosts of this process, and their findings."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -151,7 +151,7 @@ class Hosts:
         )  # fmt: skip
 
     def _write(self, hosts: list[Host]) -> None:
-        """Write the status of each of these hosts once a period, spread over it."""
+        """Write the status of each of these hosts once a period. The writes are spread over the period."""
         period_s = self._orders["status_s"]
         randomness = random.Random(hosts[0].name if hosts else 0)
         due = sorted((time.monotonic() + randomness.uniform(0, period_s), index) for index in range(len(hosts)))
@@ -168,7 +168,7 @@ class Hosts:
             due.append((at + period_s, index))
 
     def _look(self) -> None:
-        while not self._closed.wait(_LOOK_S):
+        while not self._closed.wait(_POLL_S):
             self._look_once()
 
     def _look_once(self) -> None:

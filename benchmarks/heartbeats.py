@@ -1,9 +1,9 @@
-"""What 1,250 hosts (10,000 GPUs) ask of one etcd: leases, status values, and commands that must reach all of them.
+"""The load of 1,250 hosts (10,000 GPUs) on one etcd: leases, status values, and commands that must reach all hosts.
 
-The hosts are simulated, what they do is not: each has its own lease keeper and watch, as an executor has, and the
-settings' periods. Two sides: each host with its own connections, as in production, and all hosts of a process over the
-connections of one client, to see what connections alone cost. That no lease is lost is seen by the hosts and, apart
-from them, by a watch of their keys.
+The hosts are simulated, but their requests are real: each has its own lease keeper and watch, like an executor, and the
+default periods. There are two sides: in one, each host has its own connections, as in production; in the other, all
+hosts of a process share the connections of one client, which shows the cost of connections. Lost leases are detected by
+the hosts and, independently, by a watch of their keys.
 
 Run alone on the machine: python -m benchmarks heartbeats [--write] [--hosts N --seconds S]
 """
@@ -29,7 +29,7 @@ from benchmarks.result import Result
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.maintenance import MemberStatus, statuses
+from megatrain.coordination.maintenance import status
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.watch import ChangeKind, Changes, Watch
 from megatrain.coordination.wire import KeyRange
@@ -39,14 +39,14 @@ HOSTS = 1250
 SECONDS = 120.0
 PROCESSES = 5
 COMMAND_S = 10.0
-"""Between two commands."""
+"""The time between two commands."""
 READY_S = 180.0
 SIDES = {"own connections": True, "one client a process": False}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Registry:
-    """Watches the hosts' keys from outside and counts those that vanish."""
+    """Watches the hosts' keys independently of the hosts and counts the keys that vanish."""
 
     def __init__(self, client: EtcdClient, prefix: str) -> None:
         self._watch = Watch(client, KeyRange.prefix(prefix))
@@ -65,7 +65,7 @@ class Registry:
 
 
 def run(num_hosts: int = HOSTS, seconds: float = SECONDS) -> Result:
-    """Measure both sides, one after the other, each on an etcd of its own."""
+    """Measure both sides, one after the other, each on its own etcd."""
     recovery = RecoveryConfig()
     rows = [_measure(side, num_hosts, seconds, recovery) for side in SIDES]
     return Result(
@@ -74,9 +74,9 @@ def run(num_hosts: int = HOSTS, seconds: float = SECONDS) -> Result:
         command="python -m benchmarks heartbeats --write",
         rows=rows,
         notes=[
-            "lost leases: seen by the hosts / keys that vanished, seen by a watch apart from them; both must be 0",
-            "least left: the shortest time that any lease had left before it would have run out",
-            f"commands: one every {COMMAND_S:g} s; `last host` is the time from the put to the last of all hosts",
+            "lost leases: noticed by the hosts / keys that a separate watch saw vanish; both must be 0",
+            "least left: the shortest time that any lease had left before its expiry",
+            f"commands: one every {COMMAND_S:g} s; `last host` is the time from the put to the last host",
             f"etcd and {PROCESSES} processes of hosts share the machine, so latencies are upper bounds",
         ],
         settings={
@@ -90,7 +90,7 @@ def run(num_hosts: int = HOSTS, seconds: float = SECONDS) -> Result:
             for row in rows
             for one in must_hold(f"{row['side']}: no lease is lost", row["lost leases"] == "0 / 0")
             + must_hold(f"{row['side']}: no write fails", row["failed writes"] == 0)
-            + must_hold(f"{row['side']}: all hosts are there at the end", row["hosts at the end"] == num_hosts)
+            + must_hold(f"{row['side']}: all hosts are registered at the end", row["hosts at the end"] == num_hosts)
         ],
     )
 
@@ -173,7 +173,7 @@ def _end_hosts(process: subprocess.Popen[str]) -> Findings:
 
 
 def _answer(process: subprocess.Popen[str], what: str) -> Any:
-    """Return a process's next line; one that says nothing for long is ended, so that the benchmark always ends."""
+    """Return the next line of a process. A process that is silent for too long is killed, so the benchmark ends."""
     assert process.stdout is not None
     timer = threading.Timer(READY_S, process.kill)
     timer.start()
@@ -185,7 +185,7 @@ def _answer(process: subprocess.Popen[str], what: str) -> Any:
 
 
 def _send_commands(client: EtcdClient, keys: JobKeys, seconds: float) -> dict[str, float]:
-    """Put a command now and then for so long; return when each was sent, by its key."""
+    """Put a command every COMMAND_S for `seconds`; return when each was sent, by its key."""
     sent_at: dict[str, float] = {}
     end = time.monotonic() + seconds
     number = 0
@@ -201,7 +201,7 @@ def _send_commands(client: EtcdClient, keys: JobKeys, seconds: float) -> dict[st
 
 
 def _fan_outs(sent_at: dict[str, float], findings: list[Findings], num_hosts: int) -> list[float]:
-    """Return the seconds that each command took to the last host. Raises: RuntimeError when it did not reach one."""
+    """Return for each command the seconds until the last host had it. Raises: RuntimeError when a host missed one."""
     seconds = []
     for key, at in sent_at.items():
         heard = [moment for found in findings for moment in found["heard_at"].get(key, [])]
@@ -212,12 +212,11 @@ def _fan_outs(sent_at: dict[str, float], findings: list[Findings], num_hosts: in
 
 
 def _usage(etcd: EtcdServers, client: EtcdClient) -> dict[str, float]:
-    """Return what etcd has used so far."""
+    """Return etcd's use of processor, memory and disk so far."""
     process = etcd.members[0].process
     assert process is not None
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    member = next(iter(statuses(client).values()))
-    assert isinstance(member, MemberStatus), member
+    member = status(client, client.settings.endpoints[0])
     return {
         "cpu_s": (int(fields[11]) + int(fields[12])) / _TICKS,
         "rss_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
@@ -226,7 +225,7 @@ def _usage(etcd: EtcdServers, client: EtcdClient) -> dict[str, float]:
 
 
 def _num_connections(etcd: EtcdServers) -> int:
-    """Return how many TCP connections stand between etcd's port and clients."""
+    """Return the number of TCP connections between etcd's port and its clients."""
     port = etcd.members[0].client_port
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return sum(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01" for line in lines)

@@ -1,8 +1,10 @@
-"""How even steps are: the slowest of 500 beside the median, with garbage collected as planned and as Python likes.
+"""The jitter of step times: the slowest of 500 steps against the median, with planned and with Python's own garbage
+collection.
 
-Two data-parallel ranks train the demo's model by the real command; each waits for the other in every step, so that a
-pause of either is a pause of both. A step lasts until the next one: what is between steps, as a planned collection,
-counts. The sides take turns, run by run. Run alone on the machine: python -m benchmarks jitter [--write]
+Two data-parallel ranks train the demo's model with the real command. Each waits for the other in every step, so a pause
+of one is a pause of both. A step lasts until the next one begins, so work between steps, such as a planned collection,
+counts. The sides take turns, run by run.
+Run alone on the machine: python -m benchmarks jitter [--write]
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ from benchmarks.throughput_ranks import train_records, write_random_tokens
 STEPS, LEFT_OUT = 270, 20
 ROUNDS = 2
 RATIO_BAR = 1.1
-"""Of p99 / p50 as planned by Python's own: planned collections make no step longer."""
+"""The bar for planned p99 / p50 divided by that with Python's own collections: planned ones make no step longer."""
 LAYOUT = ["--parallel.tp_size=1", "--parallel.pp_size=1", "--parallel.dp_size=2", "--parallel.num_chunks=1",
           "--parallel.schedule=1f1b", "--batch.micro_batch_size=4", "--batch.global_batch_size=8",
           "--log.interval=1"]  # fmt: skip
 SIDES = {"planned, every 20 steps": "--train.gc_interval=20", "whenever Python decides": "--train.gc_interval=0"}
-"""Often enough that the 99th of 100 steps is one in which garbage is collected."""
+"""Planned collections are frequent enough that the slowest 1 % of steps are steps with a collection."""
 
 
 def run() -> Result:
-    """Train by turns: planned, Python's, Python's, planned."""
+    """Train in the order planned, Python's, Python's, planned."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as directory:
         prefix = Path(directory) / "train"
@@ -46,8 +48,8 @@ def run() -> Result:
         command="python -m benchmarks jitter --write",
         rows=[{"garbage collection": side, **one} for side, one in found.items()],
         notes=[
-            f"{ROUNDS} runs a side of {STEPS - LEFT_OUT} steps each after {LEFT_OUT} that are left out, taking turns",
-            "from one step line to the next, as rank 0 saw it: data, report, black box and collections included",
+            f"{ROUNDS} runs a side, in turn, of {STEPS - LEFT_OUT} steps each after {LEFT_OUT} that are not counted",
+            "time from one step line of rank 0 to the next: data, report, black box and collections included",
             "2 gloo ranks of one thread on one machine",
         ],
         settings={"configuration": "configs/demo.toml", "layout": "dp2", "global_batch_size": 8},

@@ -1,8 +1,8 @@
-"""Live detection of stragglers at the size of MegaScale's largest job: what a step costs the daemon.
+"""Live detection of stragglers at the size of MegaScale's largest job: the cost of a step for the daemon.
 
-Steps of 12,288 ranks (8 operations each) are made while the clock stands, with noise and, from step 40 on, one slow
-host; each is entered and judged before the next, as the daemon does. The other side is the same comparison computed
-again from all kept steps each time, as a report every so often does it (numpy, the newest 100 steps).
+Steps of 12,288 ranks (8 operations each) are made outside the measured time, with noise and, from step 40 on, one slow
+host. Each is entered and judged before the next, as in the daemon. The other side computes the same comparison again
+from all kept steps each time, as an occasional report does (numpy, the newest 100 steps).
 
 Run alone on the machine: python -m benchmarks live_detection [--write]
 """
@@ -31,7 +31,7 @@ LAYOUT = Layout(tp_size=8, pp_size=8, dp_size=192)
 RANKS_PER_HOST = 8
 STEPS = 100
 BAR_MS = 200.0
-"""A step of so many ranks takes seconds: detection keeps up with several jobs."""
+"""A step of this number of ranks takes seconds, so below the bar detection keeps up with several jobs."""
 SLOW_FROM = 40
 SLOW_RANKS = range(808, 816)
 SLOW_FACTOR = 1.15
@@ -47,7 +47,7 @@ TIMES_S = {
     Operation.DATA_WAIT: 0.02,
 }
 _RECOMPUTED = 5
-"""Steps for which the peer is measured: it is slow."""
+"""Steps for which the peer is measured; few, because it is slow."""
 
 
 def run() -> Result:
@@ -82,8 +82,8 @@ def run() -> Result:
         command="python -m benchmarks live_detection --write",
         rows=rows,
         notes=[
-            "a step is: enter its rows (in random order), score every rank and operation against its peers, judge",
-            "anew: medians and spreads over all kept steps each time, without judging; what the first two rows avoid",
+            "a step: enter its rows (in random order), score every rank and operation against its peers, judge",
+            "anew: medians and spreads over all kept steps each time, without judging; the first two rows avoid this",
             _said(named_at),
             f"peak memory of the process, the generator included: {_peak_gib():.2f} GiB",
         ],
@@ -118,7 +118,7 @@ def _steps() -> Iterator[StepTotals]:
 
 
 def _totals(step: int, random: np.random.Generator) -> StepTotals:
-    """Return one step's rows in random order: what a slow rank computes longer the others wait."""
+    """Return one step's rows in random order. The other ranks wait while a slow rank computes longer."""
     num, count = LAYOUT.world_size, len(TIMES_S)
     factor = 1.0 + 0.02 * random.normal(size=num)
     if step >= SLOW_FROM:
@@ -149,7 +149,7 @@ def _totals(step: int, random: np.random.Generator) -> StepTotals:
 
 
 def _recomputed(times: int) -> list[float]:
-    """Return the milliseconds of robust scores over all kept steps, by stage, once a step."""
+    """Return the milliseconds of computing robust scores by stage over all kept steps, `times` times."""
     random = np.random.default_rng(1)
     kept = 1.0 + 0.02 * random.normal(size=(STEPS, len(TIMES_S), LAYOUT.pp_size, LAYOUT.world_size // LAYOUT.pp_size))
     spent_ms = []

@@ -1,4 +1,4 @@
-"""How fast logs are classified, on one core: MB/s of log text fed in chunks of 64 KiB, by kind of text.
+"""The speed of log classification on one core: MB/s of log text that is fed in chunks of 64 KiB, by kind of text.
 
 Run alone on the machine: python -m benchmarks log_classification [--write]
 """
@@ -60,7 +60,7 @@ def failure(rng: random.Random) -> str:
 
 
 def prose(rng: random.Random) -> str:
-    """Return a line that no other line is like: 12 words of 20,000 that mean nothing."""
+    """Return a line unlike any other: 12 of 20,000 meaningless words."""
     words = (_word(rng.randrange(20_000)) for _ in range(12))
     return f"[rank{rng.randrange(8)}]: sample: {' '.join(words)}"
 
@@ -99,7 +99,7 @@ def texts() -> dict[str, bytes]:
 
 
 def rate_mb_s(text: bytes) -> float:
-    """Return MB/s of one pass by a new classifier."""
+    """Return the MB/s of one pass with a new classifier."""
     classifier = LogClassifier()
     started = time.perf_counter()
     for start in range(0, len(text), CHUNK_BYTES):

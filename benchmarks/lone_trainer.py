@@ -1,4 +1,4 @@
-"""This trainer's step in one process, without files: what the one-process benchmarks time."""
+"""megatrain's training step in one process, without files. The one-process benchmarks time it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 import torch
 from torch import Tensor
 
-from megatrain.assembly import Replica, build_replica
 from megatrain.comm import create_mesh
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.layout import Layout
 from megatrain.schedule import build_schedule
 from megatrain.telemetry.recorder import Recorder, open_recorder
-from megatrain.training_step import StepOutcome, train_step
+from megatrain.training.rank_model import RankModel, build_rank_model
+from megatrain.training.step import StepOutcome, train_step
 
 
 class LoneTrainer:
-    """One replica on one device, with a black box as in production. Close it to remove the black box."""
+    """The model of one rank on one device, with a black box as in production. `close` removes the black box."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         identity = Identity("benchmark", "main", 0, 0, Layout(), os.getpid(), "localhost")
@@ -30,24 +30,24 @@ class LoneTrainer:
         )
         mesh = create_mesh(Layout(), 0, device, self.recorder)
         self.config = config
-        self.replica: Replica = build_replica(config, mesh, self.recorder, device)
-        self.replica.initialise()
-        self.replica.set_training(True)
+        self.rank_model: RankModel = build_rank_model(config, mesh, self.recorder, device)
+        self.rank_model.initialise()
+        self.rank_model.set_training(True)
         self._step = 0
 
     def step(self, tokens_SB: Tensor, labels_SB: Tensor) -> StepOutcome:
-        """Train on one global batch, cut in micro-batches. Shapes: [S, global_batch_size]."""
+        """Train on one global batch, split into micro-batches. Shapes: [S, global_batch_size]."""
         size = self.config.batch.micro_batch_size
         sample_B = torch.arange(tokens_SB.shape[1])
         inputs = [
-            self.replica.pipeline_input(tokens, labels, samples, None)
+            self.rank_model.pipeline_input(tokens, labels, samples, None)
             for tokens, labels, samples in zip(
                 tokens_SB.split(size, 1), labels_SB.split(size, 1), sample_B.split(size), strict=True
             )
         ]
         self.recorder.set_step(self._step)
         outcome = train_step(
-            self.replica,
+            self.rank_model,
             build_schedule("1f1b", 1, 1, len(inputs)),
             inputs,
             num_label_tokens=labels_SB.numel(),

@@ -1,6 +1,6 @@
-"""Peak tensor bytes of each rank in two training steps, beside the estimate of `config check --dry-run`.
+"""Peak tensor bytes of each rank in two training steps, compared with the estimate of `config check --dry-run`.
 
-The bytes are counted by a dispatch mode while the real steps run on gloo ranks: python -m benchmarks memory [--write]
+A dispatch mode counts the bytes while the real steps run on gloo ranks: python -m benchmarks memory [--write]
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from benchmarks.result import Result
-from megatrain.assembly import Replica, build_replica
-from megatrain.comm import create_mesh, join, leave, meet
-from megatrain.comm.queue import AwaitedLane
+from megatrain.comm import create_mesh, join, leave, open_rendezvous
+from megatrain.comm.gloo import GlooCommunicator
+from megatrain.comm.lanes import AwaitedLane
 from megatrain.config.config import Config
 from megatrain.contracts.process import Process
 from megatrain.parallel.pipeline import PipelineInput
@@ -21,12 +21,13 @@ from megatrain.planning.memory import estimate_memory
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
-from megatrain.training_step import train_step
+from megatrain.training.rank_model import RankModel, build_rank_model
+from megatrain.training.step import train_step
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 
 BAR = 0.03
-"""How far the estimate may be from what is counted, as a part of that."""
+"""The greatest allowed difference between the estimate and the count, as a fraction of the count."""
 NUM_STEPS = 2
 """The first one counts how often gradients are written; from then on buckets are reduced in the last backward."""
 _BASE: dict[str, dict[str, Any]] = {
@@ -72,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
         "parallel.dp_size": 2, "parallel.zero_stage": 2, "train.precision": "bf16",
         "parallel.grad_reduce_dtype": "bf16",
     },
-    # gradients on their way count for more than what is kept: most is alive near the end of the last backward
+    # gradients in flight take more than what is kept, so the peak is near the end of the last backward
     "GPT, dp2, full, gradients summed in bf16": {
         "model.vocab_size": 256, "model.num_layers": 8, "batch.micro_batch_size": 4, "parallel.dp_size": 2,
         "parallel.recompute": "full", "parallel.bucket_size": 200_000, "train.precision": "bf16",
@@ -101,7 +102,7 @@ def run() -> Result:
                 if abs(estimated / counted - 1) > BAR:
                     beyond.append(
                         f"{name}, rank {rank}: {counted:,} bytes counted, {estimated:,} estimated; they may differ by "
-                        f"{BAR:.0%}"
+                        f"at most {BAR:.0%}"
                     )
                 rows.append(
                     {
@@ -119,9 +120,9 @@ def run() -> Result:
         command="python -m benchmarks memory --write",
         rows=rows,
         notes=[
-            "counted by a dispatch mode: storages that operations return, each once, from its making to its death",
-            "not in it: memory inside kernels and communication libraries, and what an allocator rounds up or caches",
-            "exchanges of gradients and of rows in chunks are completed in their order, when they are awaited",
+            "counted by a dispatch mode: storages that operations return, each once, from its creation to its release",
+            "not counted: memory inside kernels and communication libraries, and what an allocator rounds up or caches",
+            "collectives of gradients and of sequence chunks are completed in their order, when they are awaited",
             f"the benchmark fails where a difference is more than {BAR:.0%}",
             f"{NUM_STEPS} steps, gloo, one thread a rank; on a GPU: not measured",
         ],
@@ -131,7 +132,7 @@ def run() -> Result:
 
 
 def with_changes(changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the base configuration's tables with `changes`, keyed "section.key"; an open dp_size becomes 1."""
+    """Return the base configuration's tables with `changes`, keyed "section.key". dp_size is 1 unless changed."""
     tables: dict[str, dict[str, Any]] = {section: dict(keys) for section, keys in _BASE.items()}
     for path, value in {"parallel.dp_size": 1, **changes}.items():
         section, key = path.split(".")
@@ -140,37 +141,38 @@ def with_changes(changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tuple[int, int, str]:
-    """Train NUM_STEPS steps as one rank. Return the peak counted, the peak estimated, and when it should be.
+    """Train NUM_STEPS steps as one rank. Return the counted peak, the estimated peak, and the estimated moment of it.
 
-    Exchanges that have a lane are carried out when they are awaited, so that the count does not depend on time.
+    Exchanges that have a lane run when they are awaited, so that the count does not depend on timing.
     """
     config, device = Config.from_dict(tables), torch.device("cpu")
     layout = config.layout(context.world_size)
     recorder = Recorder(BlackBoxWriter.anonymous())
     if context.world_size > 1:
         process = Process(rank=context.rank, world_size=context.world_size, init_method=context.init_method)
-        join(meet(process, job="benchmark", timeout_s=60.0))
+        join(open_rendezvous(process, job="benchmark", timeout_s=60.0))
     mesh = create_mesh(
         layout,
         context.rank,
         device,
         recorder,
         has_wrap_links=config.parallel.num_chunks > 1,
-        neighbours=config.neighbours,
-        has_tp_lane=config.parallel.num_sequence_chunks > 1,
+        holders=config.holders,
+        has_sequence_chunks=config.parallel.num_sequence_chunks > 1,
     )
     for group in (mesh.dp, mesh.tp):
-        if group.lane is not None:
-            group.lane = AwaitedLane()
+        communicator = group.communicator
+        if isinstance(communicator, GlooCommunicator) and communicator.new_lane is not None:
+            communicator.new_lane = lambda _: AwaitedLane()
     with PeakTensorBytes() as memory:
-        replica = build_replica(config, mesh, recorder, device)
-        replica.initialise()
-        replica.set_training(True)
-        inputs = random_inputs(replica)
+        rank_model = build_rank_model(config, mesh, recorder, device)
+        rank_model.initialise()
+        rank_model.set_training(True)
+        inputs = random_inputs(rank_model)
         memory.reset_peak()
         for _ in range(NUM_STEPS):
             train_step(
-                replica,
+                rank_model,
                 config.parallel.build_schedule(len(inputs)),
                 inputs,
                 num_label_tokens=sum(one.labels_SB.numel() for one in inputs),
@@ -183,17 +185,17 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
     return memory.peak_bytes, estimate.total, estimate.moment
 
 
-def random_inputs(replica: Replica) -> list[PipelineInput]:
-    """Return the micro-batches of a step, each tensor with memory of its own as the reader makes them."""
-    config = replica.config
+def random_inputs(rank_model: RankModel) -> list[PipelineInput]:
+    """Return the micro-batches of a step. Each tensor has its own memory, as from the data reader."""
+    config = rank_model.config
     shape = (config.model.seq_len, config.batch.micro_batch_size)
     first_sample = torch.arange(config.batch.micro_batch_size)
     return [
-        replica.pipeline_input(
+        rank_model.pipeline_input(
             torch.randint(config.model.vocab_size, shape),
             torch.randint(config.model.vocab_size, shape),
             first_sample + microbatch * config.batch.micro_batch_size,
             torch.zeros(shape, dtype=torch.int64) if config.data.has_document_mask else None,
         )
-        for microbatch in range(config.num_microbatches(replica.mesh.layout.dp_size))
+        for microbatch in range(config.num_microbatches(rank_model.mesh.layout.dp_size))
     ]

@@ -1,11 +1,11 @@
-"""How much of the communication is hidden under computation: overlap off and on, on a link that is made slow.
+"""How much of the communication is overlapped with computation, with overlap off and on, on an artificially slow link.
 
-Each rank is a process of one thread in a network namespace of its own; the links get the rate at which a step with
-overlap off communicates half of its time. Off and on take turns in one run. What is possible at best is replayed
-(benchmarks/overlap_ideal.py; without a pipeline benchmarks/overlap_trace.py). Two ranks compute; four would
-measure the scheduler of two cores, so theirs waits until a stated time is over, as for a device: "paced"
-(benchmarks/overlap_pace.py); by layer where buckets of a chunk start one after the other, and a chunk that waits as a
-whole would let them all land at once. Needs root and the programs ip and tc.
+Each rank is a process of one thread in its own network namespace. The links get the rate at which a step with overlap
+off communicates half of its time. Off and on take turns in one run. A replay gives the ideal time
+(benchmarks/overlap_ideal.py; without a pipeline benchmarks/overlap_trace.py). Two ranks really compute. With four, two
+cores would measure the scheduler, so their compute is "paced": it waits until a stated time is over, as for a device
+(benchmarks/overlap_pace.py). Where the buckets of a chunk start one after the other, each layer is paced, because a
+wait of the whole chunk would let all buckets arrive at once. Needs root and the programs ip and tc.
 Run alone on the machine: python -m benchmarks overlap [--write]
 """
 
@@ -39,16 +39,16 @@ from tests.helpers.waiting import wait_until
 NETWORK = "train"
 TRACED = "traced"
 LOWEST, SHARE, HIGHEST = 0.46, 0.5, 0.54
-"""Part of a step with overlap off that is communication, as the link is set."""
-LOWEST_TOLD, HIGHEST_TOLD = 0.45, 0.55
-"""The same over the whole run."""
+"""The fraction of communication in a step with overlap off, when the link's rate is set."""
+MIN_SHARE, MAX_SHARE = 0.45, 0.55
+"""The same fraction over the whole run."""
 STEADY = 0.1
-"""Largest relative change of a step on free links during a run; beyond it the machine changed its speed."""
+"""Largest relative change of a step on free links during a run. A larger one means that the machine's speed changed."""
 MAX_MEASURES = 3
 """Largest number of measurements of a case, which end with the first valid one."""
 NUM_TRIES = 6
 NUM_FREE = 3
-"""Blocks on links as they are, before and after."""
+"""Blocks on unshaped links, before and after the measurement."""
 BURST_KB, QUEUE = 32, "50ms"
 MODEL = {"vocab_size": 1024, "seq_len": 256, "hidden_size": 128, "num_layers": 8, "num_heads": 4, "norm": "rmsnorm",
          "mlp": "swiglu", "positions": "rope", "has_bias": False, "has_tied_head": False}  # fmt: skip
@@ -59,7 +59,9 @@ SHORT = {**SMALL, "num_layers": 4}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured. forward_s, layer_s, product_s: of paced compute; wanted: the part hidden, and on / ideal."""
+    """One measurement. forward_s, layer_s, product_s: times of paced compute. wanted: bars for the overlapped
+    fraction and for on / ideal.
+    """
 
     name: str
     parallel: Mapping[str, Any]
@@ -76,7 +78,7 @@ class Case:
 
     @property
     def is_traced(self) -> bool:
-        """Whether its ideal is replayed from its calls (overlap_trace.py), not from its schedule."""
+        """Whether the ideal is replayed from the calls (overlap_trace.py) instead of the schedule."""
         return self.parallel.get("pp_size", 1) == 1
 
 
@@ -96,7 +98,7 @@ CASES = [
     Case("PP, 4 stages, interleaved, paced", {**PP, "pp_size": 4}, 8, (0.8, 1.10), 2, SMALL, 0.04, block=2),
     Case("DP 2 x PP 2, paced by layer", {**PP, "dp_size": 2, "pp_size": 2}, 4, (0.75, math.inf), 2, SMALL,
          layer_s=0.03, block=2),
-    Case("TP 2, 4 chunks of the sequence", {**TP, "dp_size": 1}, 1, (0.6, math.inf), 1, WIDE, block=2),
+    Case("TP 2, 4 sequence chunks", {**TP, "dp_size": 1}, 1, (0.6, math.inf), 1, WIDE, block=2),
     Case("TP 2 x DP 2, paced", {**DP, **TP, "dp_size": 2, "bucket_size": 1 << 16}, 1, (0.75, math.inf), 4, SHORT,
          product_s=0.006, block=2),
 ]  # fmt: skip
@@ -114,22 +116,22 @@ def run() -> Result:
         rows.append({**row, "met": "yes" if is_valid(row) and is_wanted(case, row) else "no"})
     return Result(
         name="overlap",
-        title="Communication hidden under computation, on a slow link",
+        title="Communication overlapped with computation, on a slow link",
         command="python -m benchmarks overlap --write",
         rows=rows,
         notes=[
             "hidden = (off - on) / (off - ideal); ideal: replayed, from durations with overlap off and the link's rate",
             "hidden, least, most: median and ends of 6 turns; other times are medians of 6 blocks a side, taking turns",
             "wanted: hidden at least, and on / ideal at most; communication: 1 - (off on links as they are) / off",
-            f"measured: up to {MAX_MEASURES} times, until communication is {LOWEST_TOLD} to {HIGHEST_TOLD} of off and",
-            f"steps on free links before and after differ by at most {STEADY:.0%}; what was hidden decides nothing",
-            "blocks are of 4 steps, in pipelines and beside peers of 2, each after one that is not counted",
+            f"measured: up to {MAX_MEASURES} times, until communication is {MIN_SHARE} to {MAX_SHARE} of off and",
+            f"steps on free links before and after differ by at most {STEADY:.0%}; overlap does not decide",
+            "blocks have 4 steps, in pipelines and beside peers 2, each after one that is not counted",
             "default chunks: parallel.num_chunks = 1 and parallel.bucket_size = 0; bucket: elements that close one",
             "DDP and FSDP2: our model, buckets and groups of layers, on torch; ratio of times, turn by turn",
             "one thread a rank, a network namespace each, link shaped with tc tbf; fp32, gloo",
-            "the ideal: in pipelines that of schedule and buckets, else that of on's calls, each awaited at once",
-            "paced: forward and backward of a chunk, with TP the products of branches, wait until a time is over",
-            "paced by layer: forward and backward of each layer do; gradients are written when its time is over",
+            "ideal: in pipelines from schedule and buckets, else from the calls of the side on, each awaited at once",
+            "paced: forward and backward of a chunk, with TP the products of branches, last until a set time is over",
+            "paced by layer: so do forward and backward of each layer; gradients are written when its time is over",
         ],
         settings={"model": MODEL, "paced model": SMALL},
         beyond_bar=[one for row in rows for one in must_hold(f"{row['case']}: {row['wanted']}", row["met"] == "yes")],
@@ -138,7 +140,7 @@ def run() -> Result:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Some steps in a row: the seconds of each, their numbers with that of the step before, and the calls of ranks."""
+    """Consecutive steps: the seconds of one, the numbers (of the uncounted first step too), and the ranks' calls."""
 
     seconds: float
     steps: Sequence[int]
@@ -146,7 +148,7 @@ class _Block:
 
 
 class _Ranks:
-    """The processes of a case, which carry out one order after another."""
+    """The processes of a case, which execute one order after another."""
 
     def __init__(self, directory: Path, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self._directory = directory
@@ -154,7 +156,7 @@ class _Ranks:
         self._number = 0
 
     def order(self, **what: Any) -> list[dict[str, Any]]:
-        """Have all ranks do something; return their answers by rank."""
+        """Send an order to all ranks; return their answers by rank."""
         number = self._tell(what)
         wanted = [self._directory / f"answer-{number}-{rank}.json" for rank in range(len(self._processes))]
 
@@ -167,13 +169,13 @@ class _Ranks:
         return [json.loads(path.read_text()) for path in wanted]
 
     def end(self) -> None:
-        """Let the processes end, so that what they recorded is whole."""
+        """Let the processes end normally, so that their records are complete."""
         self._tell({"what": "end"})
         for process in self._processes:
             assert process.wait(timeout=60.0) == 0
 
     def block(self, side: str, num_steps: int, is_traced: bool = False) -> _Block:
-        """Have them train some steps, and one before, which is not counted."""
+        """Let all ranks train `num_steps` steps, after one that is not counted."""
         answers = self.order(what="block", side=side, num_steps=num_steps + 1, is_traced=is_traced)
         traces = [Trace.from_dict(one["trace"]) for one in answers if one["trace"]]
         return _Block(max(one["seconds"] for one in answers), answers[0]["steps"], traces)
@@ -187,14 +189,14 @@ class _Ranks:
 
 
 def is_valid(row: Mapping[str, Any]) -> bool:
-    """Return whether the machine kept its speed and communication its share of a step, whatever was hidden."""
+    """Return whether the machine's speed and the fraction of communication were steady, whatever was overlapped."""
     before, after = row["free link, ms"], row["free link after, ms"]
     is_steady = abs(after - before) <= STEADY * min(before, after)
-    return is_steady and LOWEST_TOLD <= row["communication"] <= HIGHEST_TOLD
+    return is_steady and MIN_SHARE <= row["communication"] <= MAX_SHARE
 
 
 def is_wanted(case: Case, row: Mapping[str, Any]) -> bool:
-    """Return whether the row meets its bars: enough hidden, on / ideal small enough."""
+    """Return whether the row meets its bars: enough communication is overlapped, and on / ideal is small enough."""
     return bool(row["hidden"] >= case.wanted[0] and row["on / ideal"] <= case.wanted[1])
 
 
@@ -281,9 +283,9 @@ def _ratio(seconds: Mapping[str, NDArray[np.float64]], peer: str) -> float | str
 
 
 def _shape(ranks: _Ranks, network: HostNetwork, num_bytes: float, free: float, num_steps: int) -> None:
-    """Give the links the rate at which half of a step with overlap off is communication.
+    """Set the links to the rate at which half of a step with overlap off is communication.
 
-    num_bytes: what a rank sends in a step; free: seconds of a step on links that are not shaped.
+    num_bytes: sent by a rank in a step. free: seconds of a step on unshaped links.
     """
     rate = num_bytes / (free * SHARE / (1.0 - SHARE))
     for _ in range(NUM_TRIES):
@@ -295,17 +297,17 @@ def _shape(ranks: _Ranks, network: HostNetwork, num_bytes: float, free: float, n
         print(f"at {rate / 1e6:.2f} MB/s off takes {off * 1e3:.0f} ms, {share:.2f} of it communication", flush=True)
         if LOWEST <= share <= HIGHEST:
             return
-        # what is communicated takes a time that goes with 1 / rate
+        # the time of communication is proportional to 1 / rate
         rate *= (off - free) / (free * SHARE / (1.0 - SHARE))
     raise AssertionError(f"no rate gives a step that is half communication; the last one was {rate / 1e6:.2f} MB/s")
 
 
 def _take_turns(ranks: _Ranks, case: Case) -> dict[str, list[_Block]]:
-    """Return the blocks by side, and those of on that were traced."""
+    """Return the blocks by side, and the traced blocks of "on"."""
     sides = ["off", "on", *([TRACED] if case.is_traced else []), *case.peers]
     blocks: dict[str, list[_Block]] = {side: [] for side in sides}
     for turn in range(case.num_blocks):
-        # there and back: a drift of the machine meets all alike
+        # alternating order, so that a drift of the machine affects all sides equally
         for side in sides[:: 1 if turn % 2 == 0 else -1]:
             is_traced = side == TRACED
             blocks[side].append(ranks.block("on" if is_traced else side, case.block, is_traced))
@@ -321,7 +323,7 @@ def _start(network: HostNetwork, directory: Path, rank: int, shared: Mapping[str
 
 
 class _Killed(subprocess.Popen[bytes]):
-    """A process that does not outlive its block."""
+    """A process that is killed at the end of its block."""
 
     def __exit__(self, *error: Any) -> None:
         self.kill()

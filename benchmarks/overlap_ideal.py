@@ -1,4 +1,4 @@
-"""The time of a step at best: its schedule replayed with measured computations and the rate of the links."""
+"""The ideal time of a step: a replay of its schedule with measured compute times and the rate of the links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from megatrain.schedule import Action, ActionKind
 
 _ELEMENT_BYTES = 4
 _NUM_STEPS = 3
-"""Replayed in a row: the last one less the one before is a step among others."""
+"""Consecutive steps in a replay. The difference between the last two ends is the time of a step in steady state."""
 _COMPUTES = {
     Operation.FORWARD_COMPUTE.value: ActionKind.FORWARD,
     Operation.BACKWARD_COMPUTE.value: ActionKind.BACKWARD,
@@ -35,7 +35,7 @@ _SENDS = {
 
 @dataclass(slots=True)
 class Computes:
-    """Median seconds of what a rank computes in a step: `parts` by kind, chunk and micro-batch, and the update."""
+    """Median seconds of a rank's compute in a step: `parts` by kind, chunk and micro-batch, and the update."""
 
     parts: dict[tuple[ActionKind, int, int], float] = field(default_factory=dict)
     update: float = 0.0
@@ -46,7 +46,7 @@ class Computes:
 
 
 def measured_computes(records: Sequence[Record], steps: set[int]) -> Computes:
-    """Return what a rank's black box says of these steps."""
+    """Return the compute times of these steps from a rank's black box."""
     found: dict[Any, list[float]] = {}
     for one in records:
         if one.step not in steps or not one.is_span or one.duration_ns is None:
@@ -61,7 +61,7 @@ def measured_computes(records: Sequence[Record], steps: set[int]) -> Computes:
 
 
 def sent_by_schedule(config: Config) -> float:
-    """Return the bytes that a rank sends in a step, the mean over stages."""
+    """Return the bytes that a rank sends in a step, as the mean over stages."""
     bucket_bytes, message_bytes = sent_bytes(config)
     schedule = config.parallel.build_schedule(config.num_microbatches(config.parallel.dp_size))
     num_messages = sum(action.kind in _SENDS for actions in schedule.stages for action in actions)
@@ -70,18 +70,16 @@ def sent_by_schedule(config: Config) -> float:
 
 
 def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], list[int]], int]:
-    """Return the bytes that a rank sends to gather, or to reduce, each bucket of the chunk of (stage, chunk), in the
-    order of backward, and those of a message.
+    """Return by (stage, chunk) the bytes that a rank sends to gather or to reduce each bucket, in the order of
+    backward, and the bytes of a message.
 
-    In fp32, parameters and gradients alike.
+    Parameters and gradients are fp32.
     """
     layout = config.layout(None)
     found = {}
     for stage in range(layout.pp_size):
         rank = next(rank for rank in range(layout.world_size) if layout.coordinate(rank)["pp"] == stage)
-        with dry_mesh(
-            layout, rank, has_wrap_links=config.parallel.num_chunks > 1, neighbours=config.neighbours
-        ) as mesh:
+        with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1, holders=config.holders) as mesh:
             chunks = build_chunks(config, mesh, torch.device("meta"), ImmediateCopies())
         for number, chunk in enumerate(chunks):
             found[stage, number] = [
@@ -94,10 +92,10 @@ def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], list[int]], int]:
 
 
 def ideal_of_schedule(config: Config, computes: Sequence[Computes], rate: float) -> float:
-    """Return the seconds of a step. computes: by rank; rate: bytes a second that a rank sends.
+    """Return the seconds of a step. computes: by rank. rate: bytes a second that a rank sends.
 
-    A chunk computes its buckets one after the other, each for as long as it has bytes: the first forward waits for each
-    bucket where it comes to it, and each is reduced as soon as the last backward is done with it.
+    A chunk computes its buckets one after the other, for times in proportion to their bytes. The first forward waits
+    for each bucket where it needs it, and each bucket is reduced as soon as the last backward is done with it.
     """
     replay = _Replay(config, rate)
     ends = []
@@ -110,7 +108,7 @@ def ideal_of_schedule(config: Config, computes: Sequence[Computes], rate: float)
 
 
 class _Replay:
-    """What happens in some steps of all ranks, and what waits for what."""
+    """The computations and messages of some steps of all ranks, with their dependencies."""
 
     def __init__(self, config: Config, rate: float) -> None:
         self._layout = config.layout(None)
@@ -124,14 +122,14 @@ class _Replay:
         self._consumers: list[tuple[Any, int]] = []
 
     def ends(self) -> NDArray[np.float64]:
-        """Return when everything ends, in the order in which it was added."""
+        """Return the ends of all computations and messages, in the order in which they were added."""
         for what, number in self._consumers:
             if what in self._arrivals:
                 self._replay.wait(self._arrivals[what], number)
         return self._replay.ends()
 
     def add_rank(self, step: int, rank: int, computes: Computes, last_update: int | None) -> int:
-        """Add what a rank does in a step. Returns its update of the parameters, which all ranks begin together."""
+        """Add a rank's step. Returns the number of its parameter update, which all ranks begin together."""
         schedule, replay, at = self._schedule, self._replay, self._layout.coordinate(rank)
         stage, peers = at["pp"], (at["pp"], at["tp"])
         gathers: dict[int, list[int]] = {}
@@ -165,15 +163,16 @@ class _Replay:
                 self._consumers.append(((step, rank, action), numbers[0]))
             elif action.kind in _SENDS:
                 consumer, direction = _SENDS[action.kind]
-                to, to_chunk = schedule.placement.place(schedule.placement.model_chunk(stage, chunk) + direction)
+                consumed = schedule.placement.model_chunk(stage, chunk) + direction
+                to, to_chunk = schedule.placement.stage_and_chunk(consumed)
                 receiver = self._layout.ranks_along(rank, "pp")[to]
-                # one stage hands its chunks' activations over in memory
+                # within one stage, chunks pass activations in memory
                 sent = last if receiver == rank else replay.send(rank, direction, self._message_s, [last])
                 self._arrivals[step, receiver, Action(consumer, to_chunk, action.microbatch)] = sent
         return replay.compute(rank, computes.update, reduced, (step, "update"))
 
 
 def _parts(seconds: float, exchanges: Sequence[float]) -> list[float]:
-    """Return how long a chunk computes each of its buckets."""
+    """Return the compute time of each bucket of a chunk."""
     whole = sum(exchanges)
     return [seconds * (one / whole if whole else 1.0 / len(exchanges)) for one in exchanges]

@@ -1,4 +1,4 @@
-"""Paced compute: the true numerics on small tensors, which wait until a stated time is over, as for a device."""
+"""Paced compute: the true numerics on small tensors, and then a wait until a stated time is over, as for a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.helpers.paced_train import pause_until
 
 
 def paced_forward(forward_s: float) -> Any:
-    """Return a chunk's forward that takes so long at least, with a backward of twice that. 0: as it is."""
+    """Return a chunk's forward that takes at least `forward_s`, and its backward twice that. 0: the original one."""
     forward = PipelineChunk.forward
 
     def paced(chunk: PipelineChunk, x: Tensor, context: Any, labels_SB: Tensor | None) -> tuple[Tensor, Backward]:
@@ -39,25 +39,25 @@ def paced_forward(forward_s: float) -> Any:
 
 
 class LayerPace:
-    """Lets each layer of a chunk take its time in forward, and twice that in backward.
+    """Lets each layer of a chunk take `layer_s` in forward, and twice that in backward.
 
-    Embedding and head take as much of it as they have parameters of a layer's. The time to wait for parameters is
-    not a layer's. A backward waits first and computes then, as that of the layer above has: gradients are written
-    at the end of their layer's time, and their bucket can but travel during the layers below.
+    Embedding and head take a time in proportion to their number of parameters. The wait for parameters is not part of a
+    layer's time. A backward waits before it computes. So gradients are written at the end of their layer's time, and
+    their bucket can travel only during the backward of the layers below.
     """
 
     def __init__(self, layer_s: float) -> None:
         self._layer_s = layer_s
         self._began_s = 0.0
-        """By the clock, the forward of the layer that computes."""
+        """When the forward of the current layer began, on the monotonic clock."""
         self._computed_s = 0.0
-        """Processor time of this thread when the wait before ended: what it has computed since is a part of the next.
+        """This thread's processor time when the previous wait ended. Its compute since then counts for the next layer.
 
-        Waiting for an exchange takes none.
+        Waiting for an exchange takes no processor time.
         """
 
     def attach(self, module: Transformer) -> None:
-        """Pace this chunk from now on: after what has been attached before, so after it has waited for parameters."""
+        """Pace this chunk from now on. These hooks run after earlier ones, so after the wait for parameters."""
         parts = [module.embedding, *module.blocks.values(), module.loss_head]
         layer_size = max(_num_parameters(block) for block in module.blocks.values())
         for part in (part for part in parts if part is not None):
@@ -71,7 +71,7 @@ class LayerPace:
     def _after_forward(self, seconds: float, _part: nn.Module, _args: object, out: Tensor | ResidualStream) -> None:
         pause_until(self._began_s + seconds)
         self._computed_s = time.thread_time()
-        # the branch that came last is the first in backward
+        # the branch that was last in forward is the first in backward
         last = out.added_SBH if isinstance(out, ResidualStream) and out.added_SBH is not None else out
         last = last.x_SBH if isinstance(last, ResidualStream) else last
         if last.requires_grad:
@@ -87,12 +87,12 @@ def _num_parameters(module: nn.Module) -> int:
 
 
 @contextmanager
-def paced_products(product_s: float, num_pieces: int) -> Iterator[None]:
-    """Let each product of a chunked branch take so long for each of the pieces of the sequence. 0: as they are."""
+def paced_products(product_s: float, num_chunks: int) -> Iterator[None]:
+    """Let each product of a chunked branch take `product_s` for each sequence chunk. 0: original products."""
     seconds: dict[str, Callable[..., float]] = {
         "_multiply": lambda *_: product_s,
-        "_sum_of_products": lambda pieces, _: product_s * len(pieces),
-        "weight_gradient": lambda *_: product_s * num_pieces,
+        "_sum_of_products": lambda rows, _: product_s * len(rows),
+        "weight_gradient": lambda *_: product_s * num_chunks,
     }
     with ExitStack() as stack:
         for name, takes in seconds.items() if product_s > 0.0 else ():

@@ -20,17 +20,17 @@ from megatrain.parallel.pipeline import PipelineInput
 
 
 def join_world(init_method: str, rank: int, world_size: int) -> None:
-    """Create torch's own group of all ranks, which the peers speak over."""
+    """Create torch's own group of all ranks, which the peers use."""
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
 
 
 def _fully_sharded(model: Transformer, config: Config, devices: DeviceMesh) -> FSDPModule:
-    """Return the model in as many groups as we have chunks, each gathered during the one before it."""
+    """Return the model in as many groups as megatrain has chunks. Each is gathered during the one before it."""
     firsts = []
     for chunk in range(config.parallel.num_chunks):
         blocks = [model.blocks[str(layer)] for layer in config.layers_of(0, chunk)]
         if not blocks:
-            continue  # embedding or head alone, which are in the group of the whole model
+            continue  # a chunk with only embedding or head, which are in the group of the whole model
         fully_shard(blocks, mesh=devices, reshard_after_forward=False)
         firsts.append(cast(FSDPModule, blocks[0]))
     whole = fully_shard(model, mesh=devices, reshard_after_forward=False)
@@ -41,10 +41,10 @@ def _fully_sharded(model: Transformer, config: Config, devices: DeviceMesh) -> F
 
 
 class PeerSide:
-    """The same model under torch's own data parallelism, with AdamW in torch's form."""
+    """The same model under torch's own data parallelism, with torch's AdamW."""
 
     def __init__(self, kind: str, config: Config, inputs: list[PipelineInput], mesh: Mesh) -> None:
-        """kind: "DDP", or "FSDP2" with parameters that stay whole between forward and backward."""
+        """kind: "DDP", or "FSDP2" with parameters that stay gathered between forward and backward."""
         self._mesh, self._inputs = mesh, inputs
         model = Transformer(config.model)
         generator = torch.Generator().manual_seed(0)
@@ -52,7 +52,7 @@ class PeerSide:
             for parameter in model.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
         if kind == "DDP":
-            # the same buckets as ours: torch's own are larger than this model, and would leave it nothing to hide
+            # megatrain's bucket size: torch's default is larger than this model, so DDP would overlap nothing
             bucket_mb = config.bucket_size(mesh.layout.dp_size) * 4 / 2**20
             self._model = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
         else:
@@ -60,7 +60,7 @@ class PeerSide:
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
 
     def block(self, numbers: Sequence[int], mark: Callable[[], None]) -> float:
-        """Train these steps. Returns the seconds of each but the first, before and after which comes a mark."""
+        """Train these steps. Returns the mean seconds of all except the first; marks enclose the counted steps."""
         self._mesh.barrier()
         self._step()
         mark()

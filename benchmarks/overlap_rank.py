@@ -1,7 +1,7 @@
 """One rank of the overlap benchmark: the same job with overlap off and on, in turns, within one process.
 
-Started by benchmarks/overlap.py in a network namespace: `python -m benchmarks.overlap_rank JOB.json`. It carries out
-the orders order-0.json, order-1.json ... that the benchmark writes to the job's directory, and answers each.
+benchmarks/overlap.py starts it in a network namespace: `python -m benchmarks.overlap_rank JOB.json`. It executes the
+orders order-0.json, order-1.json ... that the benchmark writes to the job's directory, and answers each.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import torch
 from benchmarks.overlap_pace import LayerPace, paced_forward, paced_products
 from benchmarks.overlap_peers import PeerSide, join_world
 from benchmarks.overlap_trace import traced
-from megatrain.assembly import Replica, build_replica
-from megatrain.comm import Mesh, create_mesh, join, leave, meet
+from megatrain.comm import Mesh, create_mesh, join, leave, open_rendezvous
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.parallel.pipeline import PipelineChunk, PipelineInput
 from megatrain.telemetry.recorder import Recorder, open_recorder
-from megatrain.training_step import train_step
+from megatrain.training.rank_model import RankModel, build_rank_model
+from megatrain.training.step import train_step
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 600.0
@@ -39,7 +39,7 @@ PROBE_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The settings of a rank: tables of the two sides, kinds of PeerSide beside them, and where it is."""
+    """The settings of a rank: the tables of the two sides, the kinds of peers, and the rank's place in the job."""
 
     sides: dict[str, dict[str, Any]]
     peers: list[str]
@@ -47,31 +47,32 @@ class Job:
     world_size: int
     init_method: str
     directory: str
-    """Shared by all ranks and the benchmark."""
+    """A directory that all ranks and the benchmark share."""
     forward_s: float = 0.0
-    """What the forward of a micro-batch takes at least, and its backward twice that: paced compute."""
+    """Paced compute: the least time of a micro-batch's forward; its backward takes at least twice that."""
     product_s: float = 0.0
-    """The same for the product of one piece of the sequence with one weight."""
+    """Paced compute: the least time of the product of one sequence chunk with one weight."""
     layer_s: float = 0.0
-    """What the forward of a layer takes at least, and its backward twice that."""
+    """Paced compute: the least time of a layer's forward; its backward takes at least twice that."""
 
 
 class Side:
-    """One configuration's replica."""
+    """The rank model of one configuration."""
 
     def __init__(self, config: Config, mesh: Mesh, recorder: Recorder) -> None:
-        self.replica: Replica = build_replica(config, mesh, recorder, torch.device("cpu"))
-        self.replica.initialise()
-        self.replica.set_training(True)
-        self.inputs = _inputs(self.replica)
+        self.rank_model: RankModel = build_rank_model(config, mesh, recorder, torch.device("cpu"))
+        self.rank_model.initialise()
+        self.rank_model.set_training(True)
+        self.inputs = _inputs(self.rank_model)
         self._recorder = recorder
 
     def block(self, numbers: Sequence[int], mark: Callable[[], None]) -> float:
-        """Train these steps. Returns the seconds of each but the first, before and after which comes a mark.
+        """Train these steps. Returns the mean seconds of all except the first; marks enclose the counted steps.
 
-        They are steps among others: what is under way at the end of the first belongs to it, that of the last does not.
+        The steps are in steady state: work in flight at the end of the uncounted first step counts, and work in flight
+        at the end of the last one does not.
         """
-        self.replica.mesh.barrier()
+        self.rank_model.mesh.barrier()
         self._step(numbers[0])
         mark()
         started = time.perf_counter()
@@ -79,15 +80,15 @@ class Side:
             self._step(number)
         seconds = time.perf_counter() - started
         mark()
-        for chunk in self.replica.data_parallel:
+        for chunk in self.rank_model.data_parallel:
             chunk.finish_gather()
         return seconds / (len(numbers) - 1)
 
     def _step(self, number: int) -> None:
         self._recorder.set_step(number)
         train_step(
-            self.replica,
-            self.replica.config.parallel.build_schedule(len(self.inputs)),
+            self.rank_model,
+            self.rank_model.config.parallel.build_schedule(len(self.inputs)),
             self.inputs,
             num_label_tokens=sum(one.labels_SB.numel() for one in self.inputs),
             lr=1e-4,
@@ -113,15 +114,15 @@ def main() -> None:
         join_world(job.init_method, job.rank, job.world_size)
     else:
         process = Process(job.rank, job.world_size, 0, 1, 0, job.init_method)
-        join(meet(process, job="overlap", timeout_s=60.0))
+        join(open_rendezvous(process, job="overlap", timeout_s=60.0))
     mesh = create_mesh(
         layout,
         job.rank,
         torch.device("cpu"),
         recorder,
         has_wrap_links=first.parallel.num_chunks > 1,
-        neighbours=first.neighbours,
-        has_tp_lane=first.parallel.num_sequence_chunks > 1,
+        holders=first.holders,
+        has_sequence_chunks=first.parallel.num_sequence_chunks > 1,
     )
     sides: dict[str, Side | PeerSide] = {}
     paces = paced_products(job.product_s, first.parallel.num_sequence_chunks)
@@ -129,7 +130,7 @@ def main() -> None:
         for name, config in configs.items():
             side = sides[name] = Side(config, mesh, recorder)
             if job.layer_s > 0.0:
-                for chunk in side.replica.pipeline.chunks:
+                for chunk in side.rank_model.pipeline.chunks:
                     LayerPace(job.layer_s).attach(chunk.module)
         sides |= {kind: PeerSide(kind, first, side.inputs, mesh) for kind in job.peers}
         _obey(job, sides, mesh)
@@ -139,7 +140,7 @@ def main() -> None:
 
 
 def _obey(job: Job, sides: dict[str, Side | PeerSide], mesh: Mesh) -> None:
-    """Carry out orders until there are to be no more."""
+    """Execute orders until the order to end."""
     directory, number_of_step, number = Path(job.directory), 0, 0
     while True:
         path = directory / f"order-{number}.json"
@@ -162,25 +163,25 @@ def _obey(job: Job, sides: dict[str, Side | PeerSide], mesh: Mesh) -> None:
 
 
 def _link_rate(mesh: Mesh) -> float:
-    """Return bytes a second that a rank sends while its group gathers: the link's rate as gloo gets it."""
+    """Return the bytes a second that a rank sends in an all-gather: the link's rate as gloo reaches it."""
     group = next(group for group in mesh.along.values() if group.size > 1)
-    share = torch.zeros(PROBE_BYTES // 4)
+    shard = torch.zeros(PROBE_BYTES // 4)
     rates = []
     for _ in range(3):
         mesh.barrier()
         started = time.perf_counter()
-        group.all_gather(share, Operation.DP_ALL_REDUCE).wait()
+        group.all_gather(shard, Operation.DP_ALL_REDUCE).wait()
         rates.append((group.size - 1) * PROBE_BYTES / (time.perf_counter() - started))
     return sorted(rates)[1]
 
 
-def _inputs(replica: Replica) -> list[PipelineInput]:
-    config, generator = replica.config, torch.Generator().manual_seed(replica.mesh.coordinate["dp"])
+def _inputs(rank_model: RankModel) -> list[PipelineInput]:
+    config, generator = rank_model.config, torch.Generator().manual_seed(rank_model.mesh.coordinate["dp"])
     size, length = config.batch.micro_batch_size, config.model.seq_len
     inputs = []
-    for _ in range(config.num_microbatches(replica.mesh.layout.dp_size)):
+    for _ in range(config.num_microbatches(rank_model.mesh.layout.dp_size)):
         tokens = torch.randint(0, config.model.vocab_size, (length + 1, size), generator=generator)
-        inputs.append(replica.pipeline_input(tokens[:-1], tokens[1:], torch.arange(size), None))
+        inputs.append(rank_model.pipeline_input(tokens[:-1], tokens[1:], torch.arange(size), None))
     return inputs
 
 

@@ -1,9 +1,9 @@
-"""Ranks that compute and send, replayed: each has one processor, and one way out to all other ranks.
+"""Replay of ranks that compute and send. Each rank has one processor, and one outgoing link to all other ranks.
 
-On the way out one piece goes after another at the link's rate. Whatever can go goes at once: what a single rank waits
-for, as a message to the next stage, before exchanges of a group, and among these what was ready first. Exchanges are
-cut into pieces, so that a message waits for a piece at most, as on a link that they share.
-Nothing else costs time: no latency, no waiting for a thread.
+The link sends one piece after another at its rate, as soon as a piece can go. Messages that a single rank waits for,
+such as one to the next stage, go before exchanges of a group; otherwise the piece that was ready first goes first.
+Exchanges are cut into pieces, so that a message waits for at most one piece, as on a shared link.
+Nothing else costs time: there is no latency and no wait for a thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PIECE_S = 0.01
-"""A longer one would hold messages up; a shorter one changes a step of seconds by less than 1 % (found by halving)."""
+"""Longer pieces would delay messages. Half of this length changes a step of seconds by less than 1 %."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,13 +27,13 @@ class _Piece:
     number: int
     seconds: float
     link: int | None
-    """The rank whose way out it takes."""
+    """The rank whose outgoing link it uses; None: a computation."""
     is_message: bool
     num_awaited: int = 0
-    """Pieces that must end before it can begin."""
+    """The number of pieces that must end before it can begin."""
     next: list[_Piece] = field(default_factory=list)
     members: list[_Piece] = field(default_factory=list)
-    """Those that begin together with it, itself among them."""
+    """The pieces that begin together with it, including itself."""
     ready_at: float = math.inf
     end: float = math.nan
 
@@ -43,21 +43,21 @@ class _Piece:
 
 
 class LinkReplay:
-    """What happens, and what waits for what. Everything is known by a number, in the order in which it was added."""
+    """Computations and messages with their dependencies. Each has a number, in the order in which it was added."""
 
     def __init__(self) -> None:
         self._pieces: list[_Piece] = []
         self._pieces_of: list[tuple[_Piece, _Piece]] = []
-        """First and last piece of what has this number."""
+        """By number, the first and the last piece."""
         self._last_of_lanes: dict[Hashable, _Piece] = {}
         self._groups: dict[Hashable, list[_Piece]] = {}
 
     def compute(self, rank: int, seconds: float, after: Sequence[int], group: Hashable = None) -> int:
-        """Add a computation, after all earlier ones of its rank; members of a group begin together."""
+        """Add a computation after all earlier ones of its rank. Members of a group begin together."""
         return self._add([self._piece((rank, "compute"), seconds, group, link=None)], after)
 
     def send(self, rank: int, lane: Hashable, seconds: float, after: Sequence[int], group: Hashable = None) -> int:
-        """Add something that is sent, after all earlier ones of its lane; members of a group begin together."""
+        """Add a message or an exchange after all earlier ones of its lane. Members of a group begin together."""
         if group is None:
             return self._add([self._piece((rank, lane), seconds, None, link=rank)], after)
         num_pieces = max(1, math.ceil(seconds / _PIECE_S))
@@ -67,11 +67,11 @@ class LinkReplay:
         return self._add(pieces, after)
 
     def wait(self, what: int, number: int) -> None:
-        """Let `number` begin when `what` has ended."""
+        """Let `number` begin only when `what` has ended."""
         _wait(self._pieces_of[what][1], self._pieces_of[number][0])
 
     def ends(self) -> NDArray[np.float64]:
-        """Return when everything ends. Once only."""
+        """Return the ends of all computations and messages. Can be called only once."""
         now, busy = 0.0, set[int]()
         ready = {one for one in self._pieces if not one.num_awaited}
         for one in ready:
@@ -99,7 +99,7 @@ class LinkReplay:
         return np.array([last.end for _first, last in self._pieces_of])
 
     def _piece(self, lane: Hashable, seconds: float, group: Hashable, link: int | None) -> _Piece:
-        """Add a piece, after the last one of its lane."""
+        """Add a piece after the last one of its lane."""
         piece = _Piece(len(self._pieces), seconds, link, is_message=link is not None and group is None)
         piece.members = [piece] if group is None else self._groups.setdefault(group, [])
         if group is not None:

@@ -1,8 +1,8 @@
-"""The time of a step at best where its exchanges are many: the step's own calls, replayed.
+"""The ideal time of a step with many exchanges: a replay of the step's own calls.
 
-A traced rank notes when it starts an exchange and when it waits for one, with overlap on: that is the program. Each
-exchange is awaited as soon as it has started, so nothing is computed beneath one: what lies between the calls takes as
-long as it does with overlap off.
+A traced rank records when it starts and when it awaits each exchange, with overlap on. During the trace each exchange
+is completed as soon as it has started, so no compute overlaps an exchange, and the compute between the calls takes as
+long as with overlap off.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from megatrain.comm.group import Group
 from megatrain.contracts.operations import Operation
 
 MARK = -1
-"""In place of an exchange's number: where the counted steps of a block begin, and where they end."""
+"""Used instead of an exchange's number at the begin and at the end of the counted steps of a block."""
 _GATHERS = (Operation.TP_ALL_GATHER, Operation.PARAMS_ALL_GATHER)
 _SCATTERS = (Operation.TP_REDUCE_SCATTER, Operation.GRADS_REDUCE_SCATTER)
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One exchange of a block: the group's ranks, what it is, and the bytes that this rank sends."""
+    """One exchange of a block: the group's ranks, the operation, and the bytes that this rank sends."""
 
     ranks: tuple[int, ...]
     operation: str
@@ -41,7 +41,7 @@ class Sent:
 class Trace:
     """The calls of one rank in a block of steps.
 
-    calls: exchange or MARK, whether the program waits for it, and the seconds of computing since the call before.
+    calls: exchange or MARK, whether it is a wait for the exchange, and the seconds of compute since the previous call.
     """
 
     exchanges: list[Sent] = field(default_factory=list)
@@ -58,7 +58,10 @@ class Trace:
 
 @contextmanager
 def traced() -> Iterator[tuple[Trace, Callable[[], None]]]:
-    """Note what this rank's groups exchange in the block, and await it at once. What it yields besides sets a mark."""
+    """Record the exchanges of this rank's groups in the block, and await each at once.
+
+    Yields the trace, and a function that sets a mark.
+    """
     trace = Trace()
     start = Group._start
     since = time.perf_counter()
@@ -88,7 +91,7 @@ def traced() -> Iterator[tuple[Trace, Callable[[], None]]]:
 
 
 class _Traced(Pending):
-    """An exchange that is over, each of whose waits is noted."""
+    """A completed exchange whose waits are recorded."""
 
     __slots__ = ("_note",)
 
@@ -109,7 +112,7 @@ def sent_by_calls(trace: Trace) -> float:
 def ideal_of_calls(traces: Sequence[Sequence[Trace]], rate: float) -> float:
     """Return the seconds of a block between its marks.
 
-    traces: by rank, its blocks; rate: bytes a second it sends.
+    traces: by rank, its blocks. rate: bytes a second that a rank sends.
     """
     replay = LinkReplay()
     marks = np.array([_add_rank(replay, rank, blocks, rate) for rank, blocks in enumerate(traces)])
@@ -118,7 +121,7 @@ def ideal_of_calls(traces: Sequence[Sequence[Trace]], rate: float) -> float:
 
 
 def _add_rank(replay: LinkReplay, rank: int, blocks: Sequence[Trace], rate: float) -> list[int]:
-    """Add a rank's block; what it computes takes the median of its blocks. Returns its marks."""
+    """Add a rank's block. Each compute takes the median time over the rank's blocks. Returns the marks."""
     first = blocks[0]
     program = [call[:2] for call in first.calls]
     assert all([call[:2] for call in one.calls] == program for one in blocks), f"the blocks of rank {rank} differ"

@@ -1,4 +1,4 @@
-"""What a process holds of memory, as the kernel counts it."""
+"""The resident memory of a process, as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def resident_mb(pid: int) -> float:
-    """Return what a process has resident now, in 10^6 bytes."""
+    """Return the current resident memory of a process, in 10^6 bytes."""
     return _of_status(pid, "VmRSS")
 
 
 def peak_resident_mb(pid: int) -> float:
-    """Return the most that a process had resident at any time, in 10^6 bytes."""
+    """Return the peak resident memory of a process, in 10^6 bytes."""
     return _of_status(pid, "VmHWM")
 
 

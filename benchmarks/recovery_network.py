@@ -1,9 +1,9 @@
-"""Seconds from an outage of the network or of etcd to what follows: a host replaced, or training that never stops.
+"""Seconds from an outage of the network or of etcd to its effect: a host is replaced, or training continues.
 
-Two hosts of two gloo ranks each and a spare, steps of 80 ms (paced), all settings of [recovery] as they are by default
-(a lease of 10 s). Where networks fail, each host is in a network namespace of its own, on one network for training and
-one for etcd: that needs root and the program `ip`, and is left out without. Each run is checked: steps that are done
-again have the same losses, bit by bit; every host that was not cut off keeps its session; nothing is left behind.
+There are two hosts of two gloo ranks each and a spare, with paced steps of 80 ms and the defaults of [recovery] (a
+lease of 10 s). For outages of networks, each host is in its own network namespace, on one network for training and one
+for etcd. These cases need root and the program `ip`, and are skipped without them. Each run is checked: repeated steps
+have the same losses, bit by bit; every host that was not cut off keeps its session; nothing is left behind.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SKIPPED = "skipped: needs root and the program ip"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one run showed. Seconds since the outage began; None: it did not happen."""
+    """The result of one run. Times are seconds since the outage began; None: it did not happen."""
 
     detected_s: float | None
     next_step_s: float | None
@@ -44,18 +44,18 @@ class Found:
     median_step_s: float
     longest_step_s: float
     back_s: float | None
-    """Since the outage was over: all hosts are registered again."""
+    """Seconds from the end of the outage until all hosts are registered again."""
     num_evicted: int
     named: str
     is_as_before: bool
-    """The hosts that were not replaced have their sessions, and the job ended in order."""
+    """Whether the hosts that were not replaced kept their sessions, and the job ended normally."""
     has_same_losses: bool
     num_left_behind: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """`strike` does it, waits for what follows and undoes it; it returns when it began and when it was over."""
+    """`strike` causes the outage, waits for its effect and ends it. It returns when it began and when it was over."""
 
     title: str
     strike: Callable[[OutageJob], tuple[float, float]]
@@ -129,7 +129,7 @@ OUTAGES = (
 
 
 def run(num_runs: int = RUNS, titles: str = "") -> Result:
-    """Break the job in every way, in turn. `titles`: only outages whose title has this text."""
+    """Cause every outage, in turn. `titles`: only outages whose title contains this text."""
     can_cut = os.geteuid() == 0 and shutil.which("ip") is not None
     rows: list[dict[str, Any]] = []
     beyond: list[str] = []
@@ -150,12 +150,12 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
         settings={"runs": num_runs, "paced": "80 ms a step", "recovery.lease_ttl_s": TTL_S},
         notes=[
             "Seconds since the outage began: median (least to most).",
-            "stopped itself: no worker of the host that is cut off lives any more; its link is mended only later.",
-            "longest step: of those that ended after the outage began; one after a save counts without the save.",
+            "stopped itself: no worker of the host that is cut off is alive; its link is restored only later.",
+            "longest step: of those that ended after the outage began; a step after a save counts without the save.",
             "never stopped: no step took longer than 3 x the median + 1 s.",
             "back: seconds from the end of the outage until all hosts are registered.",
-            "as before: who was not replaced has its session of before, and the job saved and ended in order.",
-            "same losses: of all steps that were done twice, bit by bit.",
+            "as before: each host that was not replaced kept its session, and the job saved and ended in order.",
+            "same losses: the losses of all repeated steps are equal, bit by bit.",
             "left behind: processes and files in memory, 30 s after the end.",
         ],
         beyond_bar=beyond,
@@ -223,13 +223,13 @@ def _row(outage: Outage, found: Sequence[Found]) -> dict[str, Any]:
 
 
 def _beyond_bar(outage: Outage, found: Found) -> list[str]:
-    """Return what of one run is not as asked for."""
+    """Return sentences about what misses a bar in one run."""
     detected_s, next_step_s = (math.inf if one is None else one for one in (found.detected_s, found.next_step_s))
     return [
         *at_most(f"{outage.title}: seconds until it is detected", detected_s, outage.detected_within_s or math.inf),
         *at_most(f"{outage.title}: seconds until the next step", next_step_s, outage.next_step_within_s or math.inf),
         *must_hold(
-            f"{outage.title}: nobody but a partitioned host is evicted", found.num_evicted == outage.is_partition
+            f"{outage.title}: no host but a partitioned one is evicted", found.num_evicted == outage.is_partition
         ),
         *must_hold(f"{outage.title}: all others are as before", found.is_as_before),
         *must_hold(f"{outage.title}: the same losses", found.has_same_losses),

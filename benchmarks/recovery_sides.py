@@ -1,4 +1,4 @@
-"""The two launchers that `recovery` breaks: ours, and stock torchrun on the same training job."""
+"""The two launchers that `recovery` compares: megatrain's, and stock torchrun on the same training job."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SPARE = "host-2"
 START_S = 90.0
 GIVE_UP_S = 90.0
 GLOO_TIMEOUT_S = 10.0
-"""Of both sides: stock torchrun notices a stopped rank by nothing else."""
+"""The timeout of both sides. Stock torchrun detects a stopped rank only by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one faulted run showed. Seconds since the fault; None: it did not happen."""
+    """The result of a run with a fault. Times are seconds since the fault; None: it did not happen."""
 
     detected_s: float | None
     next_step_s: float | None
@@ -49,17 +49,17 @@ class Outcome:
 
 
 class Side(Protocol):
-    """A launcher with a job that trains under it."""
+    """A launcher with a training job under it."""
 
     name: str
     job: Job
     faults: FaultDirectory
 
     def kill_host(self, *, is_driver: bool) -> float:
-        """Kill the launcher of a host without warning; return when, in unix seconds."""
+        """Kill the launcher of a host without warning; return the unix time of it."""
 
     def outcome(self, struck_unix_s: float) -> Outcome:
-        """Wait until the job is over, and tell."""
+        """Wait until the job is over, and return its outcome."""
 
 
 def make_job_at(root: Path) -> Job:
@@ -68,7 +68,7 @@ def make_job_at(root: Path) -> Job:
 
 
 def next_step_s(job: Job, struck_unix_s: float) -> float | None:
-    """Return when the first step was completed after the job went back, in seconds since the fault."""
+    """Return the seconds from the fault to the first completed step after the restart; None: there was none."""
     last = 0
     for record in job.records("step"):
         if record["step"] <= last and record["unix_time_s"] > struck_unix_s:
@@ -78,7 +78,7 @@ def next_step_s(job: Job, struck_unix_s: float) -> float | None:
 
 
 def memory_files(job: Job) -> tuple[str, ...]:
-    """Return what the job left in its memory directories."""
+    """Return the names of files that the job left in its memory directories."""
     boxes = [path.name for path in own_box_paths(job.root / "boxes")]
     arenas = [path.name for path in job.root.glob("megatrain-arena*")]
     return tuple(sorted(boxes + arenas))
@@ -86,14 +86,14 @@ def memory_files(job: Job) -> tuple[str, ...]:
 
 @contextmanager
 def ours(root: Path) -> Iterator[Side]:
-    """Two executors, a spare, and an etcd of their own."""
+    """Run two executors, a spare, and their own etcd."""
     job = make_job_at(root)
     faults = FaultDirectory(root / "faults", PACE_S)
     directory = root / "etcd"
     directory.mkdir()
     with EtcdServers(directory) as etcd, ExitStack() as stack:
-        words = ("--nnodes", "2", "--spares", "1", "--nproc-per-node", "2", "--local-addr", "127.0.0.1")
-        launched = stack.enter_context(LaunchedJob(job, etcd.urls, faults, words))
+        arguments = ("--nnodes", "2", "--spares", "1", "--nproc-per-node", "2", "--local-addr", "127.0.0.1")
+        launched = stack.enter_context(LaunchedJob(job, etcd.urls, faults, arguments))
         view = JobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         for host in HOSTS[:2]:
@@ -126,7 +126,7 @@ class _Ours:
         incidents = [each for each in self.view.incidents() if each.moments.detected >= struck_unix_s]
         first = incidents[0] if incidents else None
         is_recovered = first is not None and first.state is IncidentState.RECOVERED
-        with suppress(TimeoutError):  # what is left then is counted
+        with suppress(TimeoutError):  # whatever is still there is counted below
             wait_until(lambda: not self.launched.processes() and not memory_files(self.job), "the end of all", 10.0)
         return Outcome(
             detected_s=None if first is None else first.moments.detected - struck_unix_s,
@@ -141,7 +141,7 @@ class _Ours:
 
 @contextmanager
 def torchrun(root: Path, *, is_store_shared: bool) -> Iterator[Side]:
-    """Two agents that meet at a store of the first one's; a third is started by hand where one is killed."""
+    """Run two agents that meet at a store of the first agent. A third agent is started by hand where one is killed."""
     job = make_job_at(root)
     faults = FaultDirectory(root / "faults", PACE_S)
     (port,) = free_ports(1)
@@ -184,7 +184,7 @@ class _Torchrun:
             )
 
     def kill_host(self, *, is_driver: bool) -> float:
-        """The first agent keeps the store, which is as near to a driver as torchrun has."""
+        """Kill an agent. The first one hosts the store, and so is the closest thing to a driver in torchrun."""
         agent = self.agents[0 if is_driver else 1]
         struck = time.time()
         for pid in [agent.pid, *descendants(agent.pid)]:

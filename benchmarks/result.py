@@ -1,4 +1,4 @@
-"""A benchmark's result: printed as a table, and kept as JSON and Markdown with date, machine and command."""
+"""The result of a benchmark: printed as a table, and stored as JSON and Markdown with date, machine and command."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ RESULTS = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`rows` are dictionaries with the same keys; `notes` say what the figures mean and what they do not.
+    """`rows`: dictionaries with the same keys. `notes`: what the figures mean and what they do not mean.
 
-    `beyond_bar`: what is worse than it may be, a sentence each; the command fails by it.
+    `beyond_bar`: one sentence for each figure that misses its bar. If there is any, the command fails.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Result:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on."""
+    """Return facts about the machine that the figures depend on."""
     import torch
 
     facts: dict[str, Any] = {
@@ -56,7 +56,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def publish(result: Result, *, is_written: bool) -> None:
-    """Print the result; with is_written also put it into docs/benchmarks, replacing the last one of this name."""
+    """Print the result. With is_written also write it to docs/benchmarks, replacing the previous one of this name."""
     print(f"\n{result.title}\n{table(result.rows)}")
     for note in result.notes:
         print(f"- {note}")

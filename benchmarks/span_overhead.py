@@ -1,4 +1,4 @@
-"""What a span costs: the median nanoseconds of one, over blocks, beside an empty `with` block.
+"""The cost of a span: the median nanoseconds of one, over blocks, compared with an empty `with` block.
 
 Run alone on the machine: python -m benchmarks span_overhead [--write]
 """
@@ -24,13 +24,13 @@ from megatrain.telemetry.recorder import Recorder, open_recorder
 
 BLOCKS = 60
 SPANS_A_BLOCK = 4096
+"""The number of spans that the recorder sums at once, so that every block includes the cost of one summation."""
 BAR_NS = 4000.0
-"""As many as the recorder adds up at once, so that every block pays for that too."""
 RECORDS = 65536
 
 
 class Nothing:
-    """A context manager that does nothing: the price of `with` itself."""
+    """A context manager that does nothing, to measure the cost of `with` itself."""
 
     def __enter__(self) -> None:
         return None
@@ -86,7 +86,7 @@ def measure(title: str, recorder: Recorder, group: int) -> list[dict[str, Any]]:
 
 
 def run() -> Result:
-    """Measure spans that are recorded, and switched off by the control page."""
+    """Measure recorded spans, and spans that the control page switches off."""
     directory = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     identity = Identity("span-overhead", "main", 0, 0, Layout(), os.getpid(), os.uname().nodename)
     recorder = open_recorder(identity, directory=str(directory), run_key="benchmark", num_records=RECORDS)

@@ -1,7 +1,7 @@
-"""What always-on telemetry costs a training step: switched on and off live, in blocks of 10 steps, paired.
+"""The cost of always-on telemetry for a training step. It is switched on and off live, in paired blocks of 10 steps.
 
-The rank is the real trainer; etcd, a daemon and the host's streamer run beside it and do what they do in a job. On a
-cluster the daemon is another machine's: that is the first case. The switch is the control page.
+The rank is the real trainer. etcd, a daemon and the host's streamer run on the same machine, as in a job. On a cluster
+the daemon runs on another machine, which is the first case. The control page is the switch.
 Run alone on the machine: python -m benchmarks telemetry_overhead [--write]
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.bars import at_most
 from benchmarks.result import Result
 from benchmarks.telemetry_rank import is_on
-from megatrain.commands.etcd_flags import etcd_words
+from megatrain.commands.etcd_flags import etcd_arguments
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.process import HOST_VARIABLE
@@ -36,7 +36,7 @@ from tests.helpers.tiny_data import write_corpus
 
 BLOCK = 10
 WARMUP = 200
-"""Steps left out at the beginning: a multiple of four blocks."""
+"""Steps left out at the begin: a multiple of four blocks."""
 STEPS = 10_000
 HOST = "bench"
 VOCAB_SIZE = 512
@@ -48,7 +48,7 @@ _Z_95 = 1.645
 
 
 def run(steps: int = STEPS, title: str = "") -> Result:
-    """Measure with the daemon in two places. `title`: only the case of this name."""
+    """Measure with the daemon at both places. `title`: only the case of this name."""
     rows = [_measure(name, steps) for name in (ELSEWHERE, BESIDE) if title in ("", name)]
     return Result(
         name="telemetry-overhead",
@@ -57,8 +57,8 @@ def run(steps: int = STEPS, title: str = "") -> Result:
         rows=rows,
         notes=[
             (
-                f"ratio: seconds of a step with telemetry by those without, from the medians of blocks of {BLOCK} "
-                f"steps, paired with their neighbour, order on-off-off-on; first {WARMUP} steps left out; asked for: "
+                f"ratio: seconds of a step with telemetry / those without, from the medians of blocks of {BLOCK} "
+                f"steps, paired with their neighbour, order on-off-off-on; first {WARMUP} steps left out; required: an "
                 f"upper bound of at most {BOUND}"
             ),
             "upper 95 %: one-sided, of the mean of the pairs' logarithms",
@@ -67,9 +67,9 @@ def run(steps: int = STEPS, title: str = "") -> Result:
                 "span is timed (span mask 0)"
             ),
             (
-                f"{ELSEWHERE}: one that only acknowledges; {BESIDE}: the real one, with its store, as under "
-                "`megatrain launch --standalone`; the last columns: what of a core the streamer, at nice 10, and that "
-                "daemon take"
+                f"{ELSEWHERE}: a daemon that only acknowledges; {BESIDE}: the real daemon with its store, as under "
+                "`megatrain launch --standalone`; the last columns: the share of a core that the streamer, at nice "
+                "10, and that daemon use"
             ),
         ],
         settings={"micro_batches": NUM_MICROBATCHES, **MODEL, "vocab_size": VOCAB_SIZE},
@@ -100,7 +100,7 @@ def _measure(name: str, steps: int) -> dict[str, Any]:
 
 
 def pair_ratios(seconds: Sequence[float], block: int, warmup: int) -> list[float]:
-    """Return on / off of each pair of neighbouring blocks, by their medians."""
+    """Return for each pair of neighbouring blocks the ratio on / off of their medians."""
     ratios = []
     for first in range(warmup, len(seconds) - 2 * block + 1, 2 * block):
         one, other = (statistics.median(seconds[start : start + block]) for start in (first, first + block))
@@ -116,16 +116,16 @@ def mean_and_upper(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def _train(root: Path, steps: int, *, is_beside: bool) -> tuple[list[int], list[float]]:
-    """Train; return when each step began, and the processor time that daemon and streamer took, in s."""
+    """Train; return when each step began in ns, and the processor seconds of daemon and streamer."""
     config = _config(root, steps)
     file, times = root / "config.toml", root / "times.json"
     file.write_text(to_toml(config))
     with ExitStack() as stack:
         etcd = stack.enter_context(EtcdServers(root))
         with _diagnosis(root, config, EtcdSettings.of(etcd.urls), is_beside=is_beside) as programs:
-            words = [sys.executable, "-m", "benchmarks.telemetry_rank", str(times), str(BLOCK), str(file)]
-            rank = subprocess.Popen(words, env=_environment(free_ports(1)[0]), stdout=subprocess.DEVNULL)
-            stack.callback(rank.kill)  # after an interrupt; one that has ended is left alone
+            command = [sys.executable, "-m", "benchmarks.telemetry_rank", str(times), str(BLOCK), str(file)]
+            rank = subprocess.Popen(command, env=_environment(free_ports(1)[0]), stdout=subprocess.DEVNULL)
+            stack.callback(rank.kill)  # for an interrupt; no effect on a process that has ended
             code = rank.wait()
             cpu_s = [_cpu_seconds(pid) for pid in programs]
     if code:
@@ -135,18 +135,18 @@ def _train(root: Path, steps: int, *, is_beside: bool) -> tuple[list[int], list[
 
 @contextmanager
 def _diagnosis(root: Path, config: Config, etcd: EtcdSettings, *, is_beside: bool) -> Iterator[list[int]]:
-    """Have a daemon and a streamer; yields their process numbers."""
+    """Run a daemon and a streamer during the block; yields their process ids."""
     run = Path(config.job.run_directory)
     sink = [sys.executable, "-m", "benchmarks.telemetry_sink", config.job.name, str(etcd.endpoints[0])]
     commands = [
-        job_commands(config=config, run=run, etcd=etcd_words(etcd))["diagnostics"] if is_beside else sink,
-        streamer_command(config=config, run=run, host=HOST, logs=run / "logs" / HOST, etcd=etcd_words(etcd)),
+        job_commands(config=config, run=run, etcd=etcd_arguments(etcd))["diagnostics"] if is_beside else sink,
+        streamer_command(config=config, run=run, host=HOST, logs=run / "logs" / HOST, etcd=etcd_arguments(etcd)),
     ]
     with ExitStack() as stack:
         pids = []
-        for place, words in enumerate(commands):
+        for place, command in enumerate(commands):
             log = stack.enter_context((root / f"program-{place}.log").open("wb"))
-            process = subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
             stack.callback(process.wait)
             stack.callback(process.send_signal, signal.SIGTERM)
             pids.append(process.pid)

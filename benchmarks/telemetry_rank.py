@@ -1,7 +1,7 @@
 """A training process whose telemetry is switched on and off: `python -m benchmarks.telemetry_rank FILE BLOCK CONFIG`.
 
-It is the worker that `megatrain train` runs. Before a rank begins the first step of a block it writes its own control
-page, as an executor would, and obeys it at once; when each step began is kept in FILE, rank 0's.
+It is the worker that `megatrain train` runs. Before the first step of a block, a rank writes its own control page, as
+an executor would, and applies it at once. Rank 0 writes to FILE when each step began.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SAMPLE_PERIOD = 10
 
 
 def is_on(step: int, block: int) -> bool:
-    """Return whether a step is timed: pairs of blocks on, off, then off, on, so that a drift favours neither."""
+    """Return whether telemetry is on in a step. Blocks are on, off, off, on, so that a drift favours neither."""
     place = step // block % 4
     return place in (0, 3)
 
 
 def train(times: Path, block: int, config: str) -> int:
-    """Train, and write down when each step began; return the exit code."""
+    """Train, and record when each step began; return the exit code."""
     began: list[int] = []
     set_step = Recorder.set_step
 

@@ -1,7 +1,7 @@
-"""A daemon as a host sees one that runs elsewhere: `python -m benchmarks.telemetry_sink JOB ETCD`.
+"""A minimal daemon that behaves to a host like one on another machine: `python -m benchmarks.telemetry_sink JOB ETCD`.
 
-It takes and acknowledges what is streamed, with all checks, and does with it nothing more: storing and judging are the
-work of another machine.
+It receives and acknowledges events with all checks, but neither stores nor judges them, because that would be the work
+of another machine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from megatrain_diagnostics.collector.admission import Admission
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.collector.event_server import EventServer
-from megatrain_diagnostics.collector.flood import FloodGate
 from megatrain_diagnostics.collector.ingest import Ingest
+from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.events.tables import Table
@@ -38,7 +38,7 @@ class Nowhere:
     """A store that keeps nothing."""
 
     def append(self, kind: type[Table], batch: pa.RecordBatch) -> None:
-        """Forget rows."""
+        """Discard the rows."""
 
     def commit(self) -> int:
         """Do nothing."""
@@ -50,9 +50,9 @@ def serve(job: str, endpoint: str, stop: threading.Event) -> None:
     keys, ledger, rounds = JobKeys(job), Ledger(), KnownRounds()
     with ExitStack() as closing:
         client = closing.enter_context(EtcdClient(EtcdSettings.of(endpoint)))
-        consumers = ConsumerThread([], ledger, RowsAhead(lambda: rounds.latest_told))
+        consumers = ConsumerThread([], ledger, RowsAhead(lambda: rounds.latest_in_etcd))
         closing.callback(consumers.close)
-        ingest = Ingest(Nowhere(), Admission(rounds, FloodGate()), ledger, consumers)
+        ingest = Ingest(Nowhere(), Admission(rounds, RowRateLimiter()), ledger, consumers)
         closing.callback(ingest.close)
         token = secrets.token_hex(32)
         server = EventServer(ingest, LOOPBACK, 0, token)

@@ -1,7 +1,7 @@
-"""Tokens a second of this trainer in one process, beside transformers' Llama with torch.optim.AdamW.
+"""Tokens a second of megatrain in one process, compared with transformers' Llama and torch.optim.AdamW.
 
-Same shapes, batch, clipping and thread count; the sides take turns within one run, so that a drift of the machine hits
-both. Run alone on the machine: python -m benchmarks throughput [--write]
+Shapes, batch, clipping and thread count are the same. The sides take turns within one run, so that a drift of the
+machine affects both. Run alone on the machine: python -m benchmarks throughput [--write]
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ RATIO_BAR = 1.0
 
 
 def run() -> Result:
-    """Measure one and two micro-batches a step."""
+    """Measure steps of one and of two micro-batches."""
     rows = [_measure(num_microbatches) for num_microbatches in (1, 2)]
     return Result(
         name="throughput-one-process",
-        title="Tokens/s in one process, beside transformers' Llama with torch.optim.AdamW",
+        title="Tokens/s in one process, compared with transformers' Llama and torch.optim.AdamW",
         command="python -m benchmarks throughput --write",
         rows=rows,
         notes=[
@@ -108,7 +108,7 @@ def _their_step(num_microbatches: int) -> Callable[[Tensor], object]:
 
     def step(tokens_SB: Tensor) -> None:
         for micro in tokens_SB.t().chunk(num_microbatches):
-            # labels are shifted inside: the first seq_len tokens give seq_len - 1 losses, one fewer than ours
+            # the model shifts labels itself: seq_len tokens give seq_len - 1 losses, one fewer than on our side
             loss = model(input_ids=micro[:, :-1], labels=micro[:, :-1]).loss
             (loss / num_microbatches).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)

@@ -1,7 +1,7 @@
-"""Tokens a second of 8 processes, tp2 pp2 dp2 with 2 chunks a stage, through the real command under torchrun.
+"""Tokens a second of 8 processes, tp2 pp2 dp2 with 2 chunks a stage, with the real command under torchrun.
 
-Beside them: as many jobs of one process each, side by side, as there are cores. They communicate nothing and fill the
-cores as well, so that the ratio says what the layout costs on a machine of any kind.
+They are compared with concurrent jobs of one process each, one for each core. These fill the cores too but do not
+communicate, so the ratio shows the cost of the layout on any machine.
 Run alone on the machine: python -m benchmarks throughput_ranks [--write]
 """
 
@@ -29,13 +29,14 @@ ROOT = Path(__file__).parent.parent
 STEPS, WARMUP = 40, 10
 NUM_CORES = len(os.sched_getaffinity(0))
 EIGHT_BAR = 0.5
-"""Tokens/s of 8 processes by those of single processes that fill the same cores. Not met yet: 0.33 and 0.48."""
+"""The bar for tokens/s of 8 processes, divided by those of single processes that fill the same cores. Not met yet: 0.33
+and 0.48."""
 VOCAB_SIZE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Jobs of one kind that run side by side."""
+    """Concurrent jobs of one kind."""
 
     name: str
     num_jobs: int
@@ -53,7 +54,7 @@ SIDES = (
 
 
 def run() -> Result:
-    """Train the demo's model for some steps in each layout, on random tokens."""
+    """Train the demo's model on random tokens for some steps in each layout."""
     with tempfile.TemporaryDirectory() as directory:
         prefix = Path(directory) / "train"
         write_random_tokens(prefix)
@@ -66,7 +67,7 @@ def run() -> Result:
         notes=[
             f"median over steps {WARMUP + 1} to {STEPS}, one thread a process, gloo over loopback, fp32",
             "jobs side by side: the sum of their tokens/s, the median of all their steps",
-            "8 processes share the machine's cores: the figure says what the layout costs there, not how it scales",
+            "8 processes share the machine's cores: the figure shows the cost of the layout there, not how it scales",
         ],
         settings={"configuration": "configs/demo.toml", "steps": STEPS},
         beyond_bar=at_least(
@@ -100,7 +101,7 @@ def _measure(side: Side, directory: Path, prefix: Path) -> dict[str, Any]:
 def train_records(
     run_directory: Path, prefix: Path, num_processes: int, num_steps: int, overrides: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Train the demo's model by the real command under torchrun. Return what it reported: metrics.jsonl."""
+    """Train the demo's model with the real command under torchrun. Return the records of metrics.jsonl."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}",
         "-m", "megatrain.train", str(ROOT / "configs" / "demo.toml"), f"--train.steps={num_steps}",

@@ -1,8 +1,8 @@
-"""How fast what-if analysis is: beside the public tool on one of its traces, and at 12,288 ranks.
+"""The speed of what-if analysis: compared with the public tool on one of its traces, and at 12,288 ranks.
 
 The peer is the artifact of "Understanding Stragglers in Large Model Training" (OSDI'25), github.com/ByteDance-Seed/
-StragglerAnalysis: MEGATRAIN_STRAGGLER_TOOL names a checkout, MEGATRAIN_STRAGGLER_PYTHON a Python with what it needs
-(pandas < 3). Its times are of wia.py, which finds neither M_W nor M_S; ours are of everything.
+StragglerAnalysis: MEGATRAIN_STRAGGLER_TOOL names a checkout, MEGATRAIN_STRAGGLER_PYTHON a Python with its dependencies
+(pandas < 3). The peer's times are of wia.py, which computes neither M_W nor M_S; ours are of all figures.
 Run alone on the machine: python -m benchmarks whatif [--write]
 """
 
@@ -29,7 +29,7 @@ TRACE = "SE"
 REPEATS = 9
 NOT_MEASURED = "not measured"
 
-# Each times the analysis alone, when everything is imported, and prints the seconds.
+# Each program times only the analysis, after all imports, and prints the seconds.
 _OURS = """
 import sys, time
 from pathlib import Path
@@ -81,11 +81,11 @@ def run() -> Result:
         notes=[
             *notes,
             f"Trace {TRACE} (128 ranks, 43 steps, 107,328 operations): medians of {REPEATS} runs, both sides in turn.",
-            "Ours give every figure of the public tool's three programs; its times are of the first (wia.py) only.",
-            "Analysis: from the files to the figures, everything imported. Process: from the shell and back.",
+            "Ours computes all figures of the public tool's three programs; its times are of the first (wia.py) only.",
+            "Analysis: from the files to the figures, after all imports. Process: the whole command.",
             "The large job: pp 8, dp 192, tp 8, 6 chunks, 32 micro-batches, reduced over tp; all figures.",
             f"Of its time {scale['model_s']:.1f} s arrange the operations and {scale['figures_s']:.1f} s replay them.",
-            "Its peak memory is that of the whole process, the made job included.",
+            "Its peak memory is that of the whole process, the generated job included.",
         ],
         beyond_bar=[
             one
@@ -113,7 +113,7 @@ def _beside_the_peer(timers: dict[str, tuple[Timer, Timer | None]]) -> list[dict
 
 
 def _timers(directory: Path, scratch: Path) -> dict[str, tuple[Timer, Timer | None]]:
-    """Return, by what is measured, how our side and the peer's are timed; None where there is no peer."""
+    """Return by measurement the timers of megatrain's side and of the peer; None where there is no peer."""
     trace, meta = str(directory / "trace.parquet"), str(directory / "meta.yaml")
     own_process = [sys.executable, "-m", "megatrain", "diag", "whatif", "--trace", trace, "--meta", meta, "--json"]
     own_analysis = [sys.executable, "-c", _OURS, trace, meta]
@@ -121,8 +121,8 @@ def _timers(directory: Path, scratch: Path) -> dict[str, tuple[Timer, Timer | No
     peer_process = peer_analysis = None
     if tool:
         environment = {"PYTHONPATH": f"{tool}:{tool}/analyzer"}
-        words = [python, f"{tool}/analyzer/wia.py", "--trace", trace, "--metadata", meta, "--dump-dir", str(scratch)]
-        peer_process = _wall_timer(words, environment)
+        command = [python, f"{tool}/analyzer/wia.py", "--trace", trace, "--metadata", meta, "--dump-dir", str(scratch)]
+        peer_process = _wall_timer(command, environment)
         peer_analysis = _printed_timer([python, "-c", _PEER, trace, meta], environment)
     return {
         f"analysis of {TRACE}": (_printed_timer(own_analysis, {}), peer_analysis),
@@ -130,23 +130,23 @@ def _timers(directory: Path, scratch: Path) -> dict[str, tuple[Timer, Timer | No
     }
 
 
-def _printed_timer(words: Sequence[str], environment: dict[str, str]) -> Timer:
-    return lambda: float(_output(words, environment).split()[-1])
+def _printed_timer(command: Sequence[str], environment: dict[str, str]) -> Timer:
+    return lambda: float(_output(command, environment).split()[-1])
 
 
-def _wall_timer(words: Sequence[str], environment: dict[str, str]) -> Timer:
+def _wall_timer(command: Sequence[str], environment: dict[str, str]) -> Timer:
     def timed() -> float:
         started = time.perf_counter()
-        _output(words, environment)
+        _output(command, environment)
         return time.perf_counter() - started
 
     return timed
 
 
-def _output(words: Sequence[str], environment: dict[str, str]) -> str:
+def _output(command: Sequence[str], environment: dict[str, str]) -> str:
     done = subprocess.run(
-        words, env={**os.environ, **environment}, capture_output=True, text=True, check=False, cwd=ROOT
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, cwd=ROOT
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(words[:4])} ... ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(command[:4])} ... ended with {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout

@@ -1,6 +1,6 @@
 """What-if analysis at the scale of the paper: 12,288 ranks x 10 steps, in a separate process, to measure its memory.
 
-Prints one JSON object. Started by benchmarks/whatif.py; alone: python -m benchmarks.whatif_scale
+Prints one JSON object. benchmarks/whatif.py starts it; by itself: python -m benchmarks.whatif_scale
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JOB = PipelineJob(
 
 
 def measure() -> dict[str, float | int]:
-    """Return times and the peak of memory. Units: seconds, GB."""
+    """Return times and the peak memory. Units: seconds, GB."""
     operations = JOB.run()
     started = time.perf_counter()
     model = make_model(operations, JOB.shape)

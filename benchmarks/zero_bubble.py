@@ -1,8 +1,9 @@
 """How long each stage of a pipeline idles under 1f1b and zero_bubble: 4 ranks on gloo, both schedules in turn, paced.
 
-Forward and both halves of backward run the true numerics on tiny tensors and then wait until a stated duration is over,
-as a GPU would with the host free: more ranks than cores measure nothing else but the scheduler. What is measured is the
-runtime: messages, their order, and what each stage waits for: python -m benchmarks zero_bubble [--write]
+Forward, dgrad and wgrad run the true numerics on tiny tensors and then wait until a stated duration is over, like a GPU
+that leaves the host free. Without that, more ranks than cores would measure only the operating system's scheduler. The
+benchmark measures the runtime: messages, their order, and the waits of each stage.
+Run: python -m benchmarks zero_bubble [--write]
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import torch
 from benchmarks.bars import at_most
 from benchmarks.memory import random_inputs
 from benchmarks.result import Result
-from megatrain.assembly import build_replica
-from megatrain.comm import create_mesh, join, leave, meet
+from megatrain.comm import create_mesh, join, leave, open_rendezvous
 from megatrain.config.config import Config
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.schedule import ComputeDurations, bubble_fraction, build_schedule
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
+from megatrain.training.rank_model import build_rank_model
 from tests.helpers.paced_train import pause_until
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
@@ -35,10 +36,10 @@ STAGES, MICROBATCHES = 4, 8
 SCHEDULES = ("1f1b", "zero_bubble")
 DURATIONS = {
     "equal": ComputeDurations(1.0, 1.0, 1.0),
-    # attention has no weights: inputs' halves are longer than the others
+    # attention has no weights, so dgrad is longer than wgrad
     "with attention": ComputeDurations(1.0, 1.25, 0.75),
 }
-"""In units."""
+"""Durations in units of `unit_s`."""
 _TABLES: dict[str, dict[str, Any]] = {
     "model": {"vocab_size": 64, "seq_len": 16, "hidden_size": 32, "num_layers": STAGES, "num_heads": 2},
     "parallel": {"pp_size": STAGES, "dp_size": 1, "schedule": "zero_bubble"},
@@ -50,12 +51,12 @@ _TABLES: dict[str, dict[str, Any]] = {
 
 
 IDLE_BAR = 0.03
-"""Messages take time, of which the closed form knows nothing."""
+"""The bar for the idle fraction above the closed form, which ignores the time of messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One stage's way through the actions of one step, by the machine's monotonic clock."""
+    """The times of one stage in one step, on the machine's monotonic clock."""
 
     begin_s: float
     end_s: float
@@ -63,7 +64,7 @@ class Pass:
 
 
 class PacedSpans:
-    """Takes the place of the pipeline's recorder: a span lasts as long as its compute is stated to."""
+    """Replaces the pipeline's recorder. A span lasts for the stated duration of its compute."""
 
     def __init__(self, durations_s: Mapping[Operation, float]) -> None:
         self._durations_s = durations_s
@@ -78,7 +79,7 @@ class PacedSpans:
 
 
 def run(rounds: int = 10, unit_s: float = 0.05) -> Result:
-    """Measure `rounds` steps of each schedule for each of the durations; forward takes `unit_s`."""
+    """Measure `rounds` steps of each schedule for each set of durations. A forward takes `unit_s`."""
     with RankPool(size=STAGES) as pool:
         rows = [row for name in DURATIONS for row in _measure(pool, name, rounds, unit_s)]
     return Result(
@@ -87,7 +88,7 @@ def run(rounds: int = 10, unit_s: float = 0.05) -> Result:
         command="python -m benchmarks zero_bubble --write",
         rows=rows,
         notes=[
-            "idle: 1 - busy time of the stage / time from the first stage's begin to the last one's end",
+            "idle: 1 - busy time of the stage / time from the start of the first stage to the end of the last one",
             f"median of {rounds} steps after one to warm up, the schedules taking turns",
             "closed form: bubble_fraction / (1 + bubble_fraction), that is with messages that take no time",
             "compute is paced, messages are real (gloo over loopback, 2 KiB); on a GPU: not measured",
@@ -107,7 +108,7 @@ def run(rounds: int = 10, unit_s: float = 0.05) -> Result:
 
 def _measure(pool: RankPool, name: str, rounds: int, unit_s: float) -> list[dict[str, Any]]:
     durations = DURATIONS[name]
-    # a pass of 1f1b has most units: (microbatches + stages - 1) computes of all three kinds
+    # a pass of 1f1b is the longest: (micro-batches + stages - 1) computes of all three kinds
     longest_s = (MICROBATCHES + STAGES) * durations.total * unit_s
     of_stage = pool.run(
         measure_stage, STAGES, durations, rounds, unit_s, timeout_s=60.0 + 4.0 * longest_s * len(SCHEDULES) * rounds
@@ -124,7 +125,7 @@ def _measure(pool: RankPool, name: str, rounds: int, unit_s: float) -> list[dict
 
 
 def _idle_parts(of_stage: list[list[Pass]]) -> tuple[list[float], list[float]]:
-    """Return the median idle part of each stage, and the seconds of each step."""
+    """Return the median idle fraction of each stage, and the seconds of each step."""
     steps_s = [
         max(one.end_s for one in passes) - min(one.begin_s for one in passes) for passes in zip(*of_stage, strict=True)
     ]
@@ -138,39 +139,39 @@ def _idle_parts(of_stage: list[list[Pass]]) -> tuple[list[float], list[float]]:
 def measure_stage(
     context: RankContext, durations: ComputeDurations, rounds: int, unit_s: float
 ) -> dict[str, list[Pass]]:
-    """Be one stage: run steps of both schedules in turn, the first of each to warm up."""
+    """Run as one stage: steps of both schedules in turn, the first of each as a warm-up."""
     config, device = Config.from_dict(_TABLES), torch.device("cpu")
     process = Process(rank=context.rank, world_size=context.world_size, init_method=context.init_method)
-    join(meet(process, job="benchmark", timeout_s=60.0))
+    join(open_rendezvous(process, job="benchmark", timeout_s=60.0))
     recorder = Recorder(BlackBoxWriter.anonymous())
     mesh = create_mesh(config.layout(context.world_size), context.rank, device, recorder)
-    replica = build_replica(config, mesh, recorder, device)
-    replica.initialise()
-    replica.set_training(True)
-    inputs = random_inputs(replica)
+    rank_model = build_rank_model(config, mesh, recorder, device)
+    rank_model.initialise()
+    rank_model.set_training(True)
+    inputs = random_inputs(rank_model)
     found: dict[str, list[Pass]] = {name: [] for name in SCHEDULES}
     for number in range(1 + rounds):
         for name in SCHEDULES if number % 2 else reversed(SCHEDULES):
             spans = PacedSpans(_durations_s(durations, unit_s, is_split=name == "zero_bubble"))
-            replica.pipeline.recorder = cast(Recorder, spans)
-            for chunk in replica.data_parallel:
+            rank_model.pipeline.recorder = cast(Recorder, spans)
+            for chunk in rank_model.data_parallel:
                 chunk.start_step()
             mesh.sum_over_all(torch.zeros(1, dtype=torch.float64))  # all stages begin together
             begin = time.monotonic()
-            replica.pipeline.train(build_schedule(name, STAGES, 1, MICROBATCHES), inputs, lambda: torch.tensor(1.0))
+            rank_model.pipeline.train(build_schedule(name, STAGES, 1, MICROBATCHES), inputs, lambda: torch.tensor(1.0))
             if number:
                 found[name].append(Pass(begin, time.monotonic(), spans.busy_s))
-            for chunk in replica.data_parallel:
+            for chunk in rank_model.data_parallel:
                 chunk.finish_reduce()
     leave()
     return found
 
 
 def _durations_s(durations: ComputeDurations, unit_s: float, *, is_split: bool) -> dict[Operation, float]:
-    put_off = durations.backward_weight
-    backward = durations.backward_input + (0.0 if is_split else put_off)
+    deferred = durations.wgrad
+    backward = durations.dgrad + (0.0 if is_split else deferred)
     return {
         Operation.FORWARD_COMPUTE: durations.forward * unit_s,
         Operation.BACKWARD_COMPUTE: backward * unit_s,
-        Operation.BACKWARD_WEIGHT_COMPUTE: put_off * unit_s,
+        Operation.BACKWARD_WEIGHT_COMPUTE: deferred * unit_s,
     }

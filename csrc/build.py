@@ -1,9 +1,9 @@
 """Build megatrain._C, the kernels for CUDA, with nvcc: `python csrc/build.py --output megatrain/_C.abi3.so`.
 
-Needs torch's headers, Python's headers and a CUDA toolkit of 12 or later; neither a GPU nor a torch that is built for
+It needs torch's headers, Python's headers and CUDA toolkit 12 or later, but neither a GPU nor a torch that is built for
 CUDA. The extension is built against torch's stable ABI with 2.11 as its target and against Python's limited API, so
-that one file serves every torch from 2.11 and every Python from 3.11. Standard library only: setup.py runs this file
-where nothing else is installed.
+that one file works with every torch from 2.11 and every Python from 3.11. This file uses only the standard library,
+because setup.py runs it where nothing else is installed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CXX_FLAGS = ("-std=c++20", f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-DPy_LIMI
 
 
 class BuildError(Exception):
-    """Why nothing was built, in a sentence for the user."""
+    """A sentence for the user that says why nothing was built."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, or say why not. Exit code 1 when nothing was built."""
+    """Build, or print why nothing can be built. Exit code 1 when nothing was built."""
     parser = argparse.ArgumentParser(description="Build megatrain._C.")
     parser.add_argument("--output", type=Path, required=True, help="the file to write")
     parser.add_argument(
@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(output: Path, architectures: Sequence[str], jobs: int) -> None:
-    """Compile every file of csrc/operators and link them to `output`, which appears whole or not at all.
+    """Compile every file of csrc/operators and link them to `output`, which is written atomically.
 
-    Raises: BuildError where a part is missing or a compiler fails.
+    Raises: BuildError where a prerequisite is missing or a compiler fails.
     """
     nvcc, torch = find_nvcc(), find_torch()
     if nvcc is None:
@@ -85,9 +85,9 @@ def build(output: Path, architectures: Sequence[str], jobs: int) -> None:
 
 
 def architecture_list(text: str) -> tuple[str, ...]:
-    """Return compute capabilities of a list as TORCH_CUDA_ARCH_LIST has it: '8.0;9.0a' or '8.0 9.0a'.
+    """Return the compute capabilities of a list in the form of TORCH_CUDA_ARCH_LIST: '8.0;9.0a' or '8.0 9.0a'.
 
-    Raises: BuildError for what is none.
+    Raises: BuildError for an entry that is not a compute capability.
     """
     found = tuple(text.replace(";", " ").replace(",", " ").split()) or ARCHITECTURES
     for one in found:
@@ -108,7 +108,7 @@ def compile_flags(torch: Path, architectures: Sequence[str]) -> list[str]:
         f'-DMEGATRAIN_ARCHITECTURES="{";".join(architectures)}"',
         *include_flags(torch),
         *(f"-gencode=arch=compute_{one},code=sm_{one}" for one in capabilities),
-        # machines newer than all of these compile the last one's intermediate form themselves
+        # on newer GPUs the driver compiles the PTX itself
         *(
             f"-gencode=arch=compute_{one},code=compute_{one}"
             for one, text in zip(capabilities, architectures, strict=True)
@@ -118,24 +118,30 @@ def compile_flags(torch: Path, architectures: Sequence[str]) -> list[str]:
 
 
 def include_flags(torch: Path, *, is_system: bool = False) -> list[str]:
-    """Return where headers are found. is_system: the compiler does not warn of what they do."""
+    """Return the include flags. is_system: the compiler does not warn about code in these headers."""
     option = "-isystem" if is_system else "-I"
     directories = [torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
     return [f"{option}{directory}" for directory in directories]
 
 
 def link_flags(nvcc: Path, torch: Path) -> list[str]:
-    """Return nvcc's flags for the shared library. CUDA's runtime is linked in, so that none must be found later."""
-    return ["-shared", "--cudart=static", f"-L{nvcc.parent.parent / 'lib'}", *library_flags(torch)]
+    """Return nvcc's flags for the shared library. CUDA's runtime is linked statically: none is needed at load time.
+
+    libtorch is kept as a dependency although the linker finds no symbol of it in use. In a torch for CUDA it brings in
+    libtorch_cuda, which torch itself loads for its own libraries only. Without it the weak function that returns the
+    current stream stays null.
+    """
+    library = f"-L{nvcc.parent.parent / 'lib'}"
+    return ["-shared", "--cudart=static", library, "-Xlinker", "--no-as-needed", *library_flags(torch)]
 
 
 def library_flags(torch: Path) -> list[str]:
-    """Return how torch is linked: its stable C functions, which no CUDA build is needed for."""
+    """Return the flags that link torch. Its stable C functions need no CUDA build of torch."""
     return [f"-L{torch}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
 
 
 def find_nvcc() -> Path | None:
-    """Return nvcc: on PATH, in CUDA_HOME, where NVIDIA installs it, or in the package nvidia-cuda-nvcc."""
+    """Return nvcc from PATH, CUDA_HOME, NVIDIA's default place or the package nvidia-cuda-nvcc; None if not found."""
     on_path = shutil.which("nvcc")
     candidates = [Path(on_path)] if on_path else []
     candidates += [Path(home) / "bin/nvcc" for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
@@ -144,7 +150,7 @@ def find_nvcc() -> Path | None:
 
 
 def find_torch() -> Path | None:
-    """Return the directory of the package torch in the environment that this Python belongs to."""
+    """Return the directory of the package torch in this Python's environment; None if it is not installed."""
     return next((site / "torch" for site in site_packages() if (site / "torch/include/torch").is_dir()), None)
 
 
@@ -155,16 +161,16 @@ def is_torch_for_cuda() -> bool:
 
 
 def cuda_of_torch(torch: Path) -> str | None:
-    """Return the version of CUDA that torch is built for, by its version file; None where it is built without."""
+    """Return the CUDA version that torch is built for, from its version file; None for a build without CUDA."""
     version = torch / "version.py"
     return runpy.run_path(str(version)).get("cuda") if version.exists() else None
 
 
 def check_same_toolkit(nvcc_answer: str, torch_cuda: str | None) -> None:
-    """Raise BuildError where nvcc is of another CUDA generation than torch.
+    """Raise BuildError where nvcc and torch have different major versions of CUDA.
 
-    The kernels would be linked with a runtime that the driver, which fits torch, may be too old for: they would load,
-    and every launch would fail. A torch without CUDA says nothing: then kernels are built to see that they compile.
+    The driver fits torch but may be too old for the runtime that nvcc links. Then the kernels would load, and every
+    launch would fail. A torch without CUDA passes the check: such a build only shows that the kernels compile.
     """
     release = re.search(r"release (\d+)\.\d+", nvcc_answer)
     if torch_cuda is None or release is None or release[1] == torch_cuda.partition(".")[0]:
@@ -176,7 +182,7 @@ def check_same_toolkit(nvcc_answer: str, torch_cuda: str | None) -> None:
 
 
 def site_packages() -> Iterator[Path]:
-    """Yield where packages of this environment lie, also in an isolated build, which hides them from imports."""
+    """Yield the directories of this environment's packages, also in an isolated build that hides them from imports."""
     seen = dict.fromkeys([*(sysconfig.get_paths()[key] for key in ("purelib", "platlib")), *sys.path])
     yield from (Path(one) for one in seen if one)
 

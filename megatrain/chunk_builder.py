@@ -1,8 +1,8 @@
 """The chunks of the model that one rank holds: built on meta, cut by the tensor plan, and given a device to run on.
 
-The only place that knows the model's parts, the tensor plan, and what stands around them. The trainer builds chunks on
-its device and trains them; planning builds the same ones on meta, for the kind of device that it plans for, and runs
-them there: both speak of the same parameters, buckets and saved tensors.
+Only this module knows the model's parts, the tensor plan, and everything that is set up around them. The trainer builds
+chunks on its device and trains them. Planning builds the same chunks on meta, for the kind of device that it plans for,
+and runs them there. So both have the same parameters, buckets and saved tensors.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from megatrain.ops.documents import pack_documents
 from megatrain.ops.precision import DTYPES, accumulate_dtype
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.decoder import decoder_table
-from megatrain.parallel.offload import Copies, Offloader
+from megatrain.parallel.full_recompute import recompute_fully
+from megatrain.parallel.offload import OffloadCopies, Offloader
 from megatrain.parallel.pipeline import PipelineChunk, PipelineInput
-from megatrain.parallel.recompute import recompute_fully
-from megatrain.parallel.rematerialize import Rematerializer
+from megatrain.parallel.selective_recompute import SelectiveRecompute
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
 
 SMALLEST_ACTIVATION_WIDTH = 16
-"""Numbers a token of what is worth a way to host memory; a norm keeps one or two for backward."""
+"""Elements per token of the smallest activation that is worth offloading. A norm keeps only one or two per token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetaChunk:
-    """A cut chunk. `rematerializer` is the context in which the module's forward must run."""
+    """A cut chunk. `selective_recompute` is the context in which the module's forward must run."""
 
     part: ModelPart
     module: Transformer
     parameters: tuple[LogicalParameter, ...]
-    rematerializer: Rematerializer
+    selective_recompute: SelectiveRecompute
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltChunk:
-    """A chunk with its buckets and all that stands around its modules, on a device. Its weights are zero."""
+    """A chunk on a device, with its buckets and everything that is set up around its modules. Its weights are zero."""
 
     meta: MetaChunk
     data_parallel: ChunkDataParallel
@@ -56,26 +56,27 @@ class BuiltChunk:
 
     @property
     def pipeline_chunk(self) -> PipelineChunk:
-        return PipelineChunk(self.meta.module, self.meta.rematerializer, self.data_parallel)
+        return PipelineChunk(self.meta.module, self.meta.selective_recompute, self.data_parallel)
 
 
 def build_chunks(
-    config: Config, mesh: Mesh, device: torch.device, copies: Copies, device_kind: DeviceKind | None = None
+    config: Config, mesh: Mesh, device: torch.device, copies: OffloadCopies, device_kind: DeviceKind | None = None
 ) -> list[BuiltChunk]:
-    """Return the chunks of this rank's stage on `device`; `copies` take what they offload to host memory and back.
+    """Return the chunks of this rank's stage on `device`.
 
-    device_kind: what kernels are chosen for, where `device` is meta.
-    Raises: TopologyError when a parameter cannot be cut; ImportError where a backend is not installed, but not on meta.
+    copies: makes the copies to host memory and back of the activations that the chunks offload.
+    device_kind: the kind of device that kernels are chosen for, where `device` is meta.
+    Raises: TopologyError when a parameter cannot be cut; ImportError when a backend is not installed (not on meta).
     """
     metas = build_meta_chunks(config, mesh.layout, mesh.coordinate["pp"], mesh.tp, device_kind)
-    built = [_placed(config, mesh, number, meta, device) for number, meta in enumerate(metas)]
+    built = [_on_device(config, mesh, number, meta, device) for number, meta in enumerate(metas)]
     if config.parallel.offload_layers:
         _offload_activations(config, mesh.tp, metas, copies)
     return built
 
 
 def hidden_shape(config: Config, tp_size: int) -> tuple[int, int, int]:
-    """Return (S / tp, B, H): what a rank has of a micro-batch's hidden states outside of the mixers."""
+    """Return (S / tp, B, H), the shape of a rank's part of a micro-batch's hidden states outside of the sublayers."""
     return config.model.seq_len // tp_size, config.batch.micro_batch_size, config.model.hidden_size
 
 
@@ -83,7 +84,7 @@ def pipeline_input(
     tp: Group, device: torch.device, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
     document_SB: torch.Tensor | None,
 ) -> PipelineInput:  # fmt: skip
-    """Return a micro-batch, which is on the CPU, as the pipeline takes it, on `device`."""
+    """Return the pipeline's input on `device`, for a micro-batch whose tensors are on the CPU."""
     seq_len = tokens_SB.shape[0]
     context = TokenContext(
         sample_B=sample_B.to(device, non_blocking=True),
@@ -97,9 +98,9 @@ def pipeline_input(
 def build_meta_chunks(
     config: Config, layout: Layout, stage: int, tp: Group, device_kind: DeviceKind | None = None
 ) -> list[MetaChunk]:
-    """Return the chunks of `stage` as rank number tp.rank of its tensor-parallel group holds them.
+    """Return the chunks of `stage`, cut for rank number tp.rank of the tensor-parallel group.
 
-    Where both ends of a tied model are chunks of this stage, they have one parameter: the first chunk's.
+    Where both ends of a tied model are in chunks of this stage, they use one parameter, which the first chunk owns.
     Raises: TopologyError when a parameter cannot be cut.
     """
     chunks = [
@@ -135,12 +136,12 @@ def _build_meta_chunk(
         has_overlap=config.parallel.overlap,
         whole_layers=[layer for layer in part.layers if config.fp8.covers(layer)],
     )
-    parameters, rematerializer = apply_tensor_plan(module, plan)
-    return MetaChunk(part, module, tuple(parameters), rematerializer)
+    parameters, selective_recompute = apply_tensor_plan(module, plan)
+    return MetaChunk(part, module, tuple(parameters), selective_recompute)
 
 
 def _model_part(config: Config, stage: int, chunk: int) -> ModelPart:
-    """Return which layers and ends the chunk holds."""
+    """Return which layers and which ends the chunk holds."""
     placement = config.parallel.placement
     return ModelPart(
         layers=config.layers_of(stage, chunk),
@@ -149,8 +150,8 @@ def _model_part(config: Config, stage: int, chunk: int) -> ModelPart:
     )
 
 
-def _placed(config: Config, mesh: Mesh, number: int, meta: MetaChunk, device: torch.device) -> BuiltChunk:
-    """Give chunk `number` of the stage its buckets on `device`, and what its modules are computed by."""
+def _on_device(config: Config, mesh: Mesh, number: int, meta: MetaChunk, device: torch.device) -> BuiltChunk:
+    """Give chunk `number` of the stage its buckets on `device`, and choose the norms, products and recompute."""
     use_norms(meta.module, config.kernels, device)
     scales = use_fp8(meta.module, config.fp8, device)
     if config.parallel.recompute == "full":
@@ -174,10 +175,13 @@ def _data_parallel_options(config: Config, dp_size: int) -> DataParallelOptions:
     )
 
 
-def _offload_activations(config: Config, tp: Group, metas: Sequence[MetaChunk], copies: Copies) -> None:
-    """Let the first layers of each chunk offload. The chunks, which have their memory by now, share the way there."""
+def _offload_activations(config: Config, tp: Group, metas: Sequence[MetaChunk], copies: OffloadCopies) -> None:
+    """Make the first layers of each chunk offload. All chunks use the same `copies`.
+
+    The parameters must already have their memory, because the offloader recognizes them by it.
+    """
     rows, samples, _ = hidden_shape(config, tp.size)
     for meta in metas:
         offloader = Offloader(copies, smallest_numel=SMALLEST_ACTIVATION_WIDTH * rows * samples)
         offloader.attach(meta.module, list(meta.module.blocks.values()), config.parallel.offload_layers)
-        meta.rematerializer.keeper = offloader
+        meta.selective_recompute.keeper = offloader

@@ -27,7 +27,7 @@ from typing import NoReturn
 import megatrain
 from megatrain.contracts.errors import ConfigError, FlagError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.printable import printable
+from megatrain.formatting.terminal import printable
 
 ENTRY_POINT_GROUP = "megatrain.commands"
 
@@ -41,32 +41,32 @@ BUILT_IN_VERBS: Mapping[str, str] = {
 }
 
 _TWO_WORDS: Mapping[str, str] = {"logs classify": "megatrain_diagnostics.commands.logs_classify"}
-"""Verbs beside that of their first word."""
+"""Verbs of two words whose first word is a verb too."""
 _FORMER_VERBS: Mapping[str, str] = {"diag logs": "logs"}
 
 # A shell's codes for a program ended by a signal are 128 + its number: 2 (interrupt) and 13 (broken pipe).
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-# Wide on purpose: a misspelt section or key is for the configuration to refuse, together with all other mistakes.
+# Wide on purpose: the configuration reports a misspelt section or key, together with all other mistakes.
 _OVERRIDE = re.compile(r"--\w[\w-]*\.[^=\s]+(=.*)?", re.DOTALL)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     _open_standard_files()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # what a terminal of another encoding cannot show is no reason to fail; stderr is like this from the start
+        # a character that the terminal cannot show is escaped and is no error; Python does the same for stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return run_and_report(lambda: _dispatch(words))
+        return run_and_report(lambda: _dispatch(arguments))
     except SystemExit as stop:  # argparse ends --help and usage errors this way
         return stop.code if isinstance(stop.code, int) else int(ExitCode.FAILURE)
 
 
 def _open_standard_files() -> None:
-    """Put /dev/null where the shell closed 0, 1 or 2: else the next opened file or socket would get our output."""
+    """Open /dev/null where the shell closed 0, 1 or 2; else the next opened file or socket would get our output."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -78,7 +78,7 @@ def _open_standard_files() -> None:
 
 
 def run_and_report(action: Callable[[], int]) -> int:
-    """Call `action` and return its exit code, with errors that are the user's to mend printed on stderr."""
+    """Call `action` and return its exit code. Errors that the user can correct are printed on stderr."""
     try:
         code = action()
         sys.stdout.flush()
@@ -96,7 +96,7 @@ def run_and_report(action: Callable[[], int]) -> int:
 
 
 def find_verbs() -> dict[str, str]:
-    """Return verb -> module of everything installed. A verb of this distribution cannot be replaced by another's."""
+    """Return the module of each installed verb, by verb. No other distribution can replace a verb of this one."""
     verbs = dict(BUILT_IN_VERBS)
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         verbs.setdefault(entry_point.name, entry_point.value)
@@ -126,11 +126,11 @@ def read_summary(module_name: str) -> str:
     return "(no summary)"
 
 
-def _dispatch(words: list[str]) -> int:
-    if not words:
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments:
         print(_help_text(), file=sys.stderr)
         return int(ExitCode.USAGE)
-    first, *rest = words
+    first, *rest = arguments
     if first in ("-h", "--help"):
         print(_help_text())
         return int(ExitCode.OK)
@@ -139,11 +139,11 @@ def _dispatch(words: list[str]) -> int:
         return int(ExitCode.OK)
     if first.startswith("-"):
         _usage_error(f"unknown option {first!r} before the verb{_suggest(first, ['--help', '--version'])}")
-    both = " ".join(words[:2])
+    both = " ".join(arguments[:2])
     if both in _FORMER_VERBS:
         _usage_error(f"`megatrain {both}` is now written `megatrain {_FORMER_VERBS[both]}`")
     if both in _TWO_WORDS:
-        return _run_verb(both, _load_verb(both, _TWO_WORDS[both]), words[2:])
+        return _run_verb(both, _load_verb(both, _TWO_WORDS[both]), arguments[2:])
     module_name = BUILT_IN_VERBS.get(first) or find_verbs().get(first)
     if module_name is None:
         known = list(find_verbs())
@@ -161,13 +161,13 @@ def _load_verb(verb: str, module_name: str) -> ModuleType:
         ) from error
 
 
-def _run_verb(verb: str, module: ModuleType, words: list[str]) -> int:
+def _run_verb(verb: str, module: ModuleType, arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"megatrain {verb}", description=module.SUMMARY, allow_abbrev=False)
     module.add_arguments(parser)
     accepts_overrides = getattr(module, "ACCEPTS_OVERRIDES", False)
     if accepts_overrides:
-        words, overrides = _take_overrides(parser, words)
-    args, unknown = parser.parse_known_args(words)
+        arguments, overrides = _take_overrides(parser, arguments)
+    args, unknown = parser.parse_known_args(arguments)
     if unknown:
         if not accepts_overrides and _OVERRIDE.fullmatch(unknown[0]):
             parser.error(f"unknown argument {unknown[0]!r}: `megatrain {verb}` takes no --section.key overrides")
@@ -179,11 +179,11 @@ def _run_verb(verb: str, module: ModuleType, words: list[str]) -> int:
     return code
 
 
-def _take_overrides(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into argparse's words and the overrides, each written --section.key=value."""
+def _take_overrides(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into arguments for argparse and overrides, each written --section.key=value."""
     kept: list[str] = []
     overrides: list[str] = []
-    remaining = iter(words)
+    remaining = iter(arguments)
     for word in remaining:
         if word == "--":
             kept += [word, *remaining]
@@ -210,7 +210,7 @@ def _option_names(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _suggest(word: str, known: Iterable[str]) -> str:
-    # an option of another part of the verb is known by the very same name
+    # a subcommand of the verb has an option of exactly this name
     matches = difflib.get_close_matches(word, [name for name in known if name != word], n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
@@ -233,7 +233,7 @@ def _help_text() -> str:
             "verbs:",
             *lines,
             "",
-            "`megatrain VERB --help` tells more about one of them.",
+            "`megatrain VERB --help` shows the options of one of them.",
         ]
     )
 

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = RunDirectory(args.output / "run")
     remove_earlier_run(run)
     meta = build_data(args)
-    _call("train", launch_words(args, run, meta))
+    _call("train", launch_arguments(args, run, meta))
     found = candidates(LocalLocation(run.checkpoints))
     if not found:
         print(f"demo: training ended without a checkpoint in {run.checkpoints}", file=sys.stderr)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if has_learned else 1
 
 
-def launch_words(args: argparse.Namespace, run: RunDirectory, meta: DataMeta) -> list[str]:
+def launch_arguments(args: argparse.Namespace, run: RunDirectory, meta: DataMeta) -> list[str]:
     """Return the command that trains on the token files of `meta`."""
     return [
         *("megatrain", "launch", "--standalone", f"--nproc-per-node={NUM_PROCESSES}", str(args.config)),
@@ -85,13 +85,15 @@ def remove_earlier_run(run: RunDirectory) -> None:
         return
     foreign = sorted(entry.name for entry in run.root.iterdir() if not run.owns(entry.name))
     if foreign:
-        raise ConfigError([f"{run.root} holds {', '.join(foreign[:5])}, which no run writes; name another --output"])
+        raise ConfigError(
+            [f"{run.root} holds {', '.join(foreign[:5])}, which is not the output of a run; name another --output"]
+        )
     print(f"removing the demo's earlier run {run.root}")
     shutil.rmtree(run.root)
 
 
 def demo_parser(program: str, description: str) -> argparse.ArgumentParser:
-    """Return what reads the words of a demonstration."""
+    """Return the parser of a demonstration's arguments."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument(
         "--input",
@@ -100,7 +102,7 @@ def demo_parser(program: str, description: str) -> argparse.ArgumentParser:
         metavar="SRC",
         help=".txt, .jsonl or .parquet files, or folders of them (default: Python's own library)",
     )
-    parser.add_argument("--output", type=Path, default=Path("runs/demo"), metavar="DIR", help="where all of it goes")
+    parser.add_argument("--output", type=Path, default=Path("runs/demo"), metavar="DIR", help="directory of all output")
     parser.add_argument("--config", type=Path, default=Path("configs/demo.toml"), metavar="FILE")
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument(
@@ -110,7 +112,7 @@ def demo_parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def build_data(args: argparse.Namespace) -> DataMeta:
-    """Build the token files, unless the very same ones are there."""
+    """Build the token files, unless the same ones exist already."""
     directory = args.output / "data"
     meta = read_meta(directory / META_NAME) if directory.exists() else None
     is_same = meta is not None and meta.sources == tuple(args.input) and meta.vocab_size == args.vocab_size
@@ -126,7 +128,9 @@ def build_data(args: argparse.Namespace) -> DataMeta:
 
 
 def has_changed_since(inputs: Sequence[str], built: Path) -> bool:
-    """Return whether a file of the corpus is newer than `built`, or its directory is: then one came or went."""
+    """Return whether a file of the corpus, or its directory, is newer than `built`. A newer directory shows that a file
+    was added or removed.
+    """
     paths = [file.path for file in open_corpus(inputs).files]
     times = [path.stat().st_mtime for path in {*paths, *(path.parent for path in paths)}]
     return max(times) > built.stat().st_mtime

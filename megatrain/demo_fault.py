@@ -1,7 +1,7 @@
 """`make demo-fault`: the demonstration's training, with one of its processes killed in the middle.
 
-No person restarts anything: the launcher notices, stops the others, starts all again from the newest snapshot, and
-keeps a record of it, which is shown at the end.
+Nobody restarts anything by hand: the launcher notices the failure, stops the other processes, starts all again from the
+newest snapshot, and records the incident, which is shown at the end.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from megatrain.contracts.black_box import BlackBoxReader
 from megatrain.contracts.branches import MAIN_BRANCH
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.run_directory import RunDirectory, black_box_path
-from megatrain.demo import build_data, demo_parser, launch_words, remove_earlier_run
+from megatrain.demo import build_data, demo_parser, launch_arguments, remove_earlier_run
 
 STEPS = 60
 CHECKPOINT_INTERVAL = 10
 FAULT_STEP = 25
 RANK = 5
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demonstration; return 0 when training went on by itself and came to its end."""
+    """Run the demonstration; return 0 when training recovered by itself and completed."""
     parser = demo_parser("python -m megatrain.demo_fault", "train on 8 CPU processes, and kill one of them")
     args = parser.parse_args(argv)
     args.overrides = [
@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     run = RunDirectory(args.output / "fault")
     remove_earlier_run(run)
-    words = launch_words(args, run, build_data(args))
-    print(f"\n== train, and lose rank {RANK} at step {FAULT_STEP}\n$ python -m {shlex.join(words)}", flush=True)
-    launch = subprocess.Popen([sys.executable, "-m", *words])
+    arguments = launch_arguments(args, run, build_data(args))
+    print(f"\n== train, and lose rank {RANK} at step {FAULT_STEP}\n$ python -m {shlex.join(arguments)}", flush=True)
+    launch = subprocess.Popen([sys.executable, "-m", *arguments])
     try:
         _kill_a_rank(args, run, launch)
         code = launch.wait()
@@ -66,7 +66,7 @@ def _kill_a_rank(args: argparse.Namespace, run: RunDirectory, launch: subprocess
         Path(config.telemetry.black_box_directory), "demo-fault", run.key, MAIN_BRANCH, round_number=1, rank=RANK
     )
     while launch.poll() is None and steps_done(run.metrics / "metrics.jsonl") < FAULT_STEP:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     try:
         with BlackBoxReader(box) as reader:
             pid = reader.identity.pid

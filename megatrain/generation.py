@@ -1,7 +1,7 @@
-"""Text from a checkpoint, on one device: a look at what the model has learned.
+"""Generates text from a checkpoint on one device, to show what the model has learned.
 
-Every token is a forward pass over the whole context: simple and exact. Serving, with a key-value cache, is not this
-program's work. Shapes: S sequence, B = 1, V vocabulary.
+Every token takes a forward pass over the whole context, which is simple and exact. Serving, with a key-value cache, is
+out of scope. Shapes: S sequence, B = 1, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint.item_reader import vouched_content
+from megatrain.checkpoint.checked_files import checked_content
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.config.config import Config
 from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
@@ -26,7 +26,7 @@ from megatrain.model import TokenContext, Transformer
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. temperature 0: the likeliest; top_k 0 and top_p 1: no cut."""
+    """How the next token is chosen. temperature 0: the most likely token; top_k 0 and top_p 1: no tokens excluded."""
 
     max_tokens: int = 100
     temperature: float = 0.8
@@ -37,7 +37,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A whole model in one process, ready to be asked."""
+    """A whole model in one process, with its tokenizer and configuration."""
 
     model: Transformer
     tokenizer: Tokenizer
@@ -49,38 +49,38 @@ class LoadedModel:
 def load_model(checkpoint: Location, device: torch.device) -> LoadedModel:
     """Load a checkpoint of any layout as one model.
 
-    Raises: CheckpointError, DataError naming the file.
+    Raises: CheckpointError or DataError, which name the file.
     """
     manifest = read_manifest(checkpoint)
     config = job_config(manifest, checkpoint)
     tokenizer = _tokenizer(checkpoint, manifest)
     model = Transformer(config.model)
-    reader = ParameterReader(checkpoint, manifest, kept_bytes=0)  # each parameter is asked for once
+    reader = ParameterReader(checkpoint, manifest, kept_bytes=0)  # each parameter is read once
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             stored = reader.read_parameter(name)
             if stored.shape != parameter.shape:
                 raise CheckpointError(
                     f"{checkpoint}: {name} has shape {tuple(stored.shape)}, its configuration asks for "
-                    f"{tuple(parameter.shape)}; the manifest is another checkpoint's"
+                    f"{tuple(parameter.shape)}; the manifest belongs to another checkpoint"
                 )
             parameter.copy_(stored)
     return LoadedModel(model.to(device).eval(), tokenizer, config, manifest.step, device)
 
 
 def _tokenizer(checkpoint: Location, manifest: Manifest) -> Tokenizer:
-    place, name = checkpoint / TOKENIZER_NAME, manifest.name_of(TOKENIZER_NAME)
+    location, name = checkpoint / TOKENIZER_NAME, manifest.name_of(TOKENIZER_NAME)
     if name in manifest.files:
-        content = vouched_content(checkpoint, manifest, name)
-    elif place.exists():
-        content = place.read()  # somebody has put it there since
+        content = checked_content(checkpoint, manifest, name)
+    elif location.exists():
+        content = location.read()  # a user added it after the checkpoint was written
     else:
-        raise DataError(f"{place} is missing: the job had no data.tokenizer; copy its tokenizer.json there")
-    return parse_tokenizer(content, str(place))
+        raise DataError(f"{location} is missing: the job had no data.tokenizer; copy its tokenizer.json there")
+    return parse_tokenizer(content, str(location))
 
 
 def generate(loaded: LoadedModel, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-    """Yield token after token, until the end-of-document token or max_tokens. An empty prompt starts a document."""
+    """Yield tokens one by one, until the end-of-document token or max_tokens. An empty prompt starts a document."""
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt) or [loaded.tokenizer.eod_id]
     for _ in range(sampling.max_tokens):
@@ -94,15 +94,15 @@ def generate(loaded: LoadedModel, prompt: Sequence[int], sampling: Sampling) -> 
 
 def _next_logits(loaded: LoadedModel, tokens: Sequence[int]) -> Tensor:
     tokens_SB = torch.tensor(tokens, device=loaded.device)[:, None]
-    place = TokenContext(sample_B=torch.zeros(1, dtype=torch.int64, device=loaded.device), seq_len=len(tokens))
+    context = TokenContext(sample_B=torch.zeros(1, dtype=torch.int64, device=loaded.device), seq_len=len(tokens))
     assert loaded.model.loss_head is not None
     with torch.no_grad():
-        hidden_SBH = loaded.model.hidden(tokens_SB, place)
+        hidden_SBH = loaded.model.hidden(tokens_SB, context)
         return loaded.model.loss_head.logits(hidden_SBH[-1:])[0, 0, : loaded.config.model.vocab_size].cpu()
 
 
 def choose_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Return a token id drawn by the rules of `sampling`. Shapes: logits [V]."""
+    """Return a token id that is drawn as `sampling` says. Shapes: logits [V]."""
     if sampling.temperature == 0.0:
         return int(logits_V.argmax())
     scores_V = logits_V.double() / sampling.temperature
@@ -111,7 +111,7 @@ def choose_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generato
     probabilities_V = scores_V.softmax(0)
     if sampling.top_p < 1.0:
         sorted_V, order_V = probabilities_V.sort(descending=True)
-        # keep the smallest set that reaches top_p: a token stays while what came before it is below
+        # keep the smallest set that reaches top_p: a token stays while the sum before it is below top_p
         sorted_V[sorted_V.cumsum(0) - sorted_V >= sampling.top_p] = 0.0
         probabilities_V = torch.zeros_like(probabilities_V).scatter_(0, order_V, sorted_V)
     return int(torch.multinomial(probabilities_V, 1, generator=generator))

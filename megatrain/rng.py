@@ -1,7 +1,7 @@
 """Counter-based random numbers: each value is a pure function of a key and an index, never of call order or layout.
 
-An initial weight is keyed by (seed, logical parameter name) and indexed by its flat position in the WHOLE parameter; a
-dropout draw is keyed by (seed, layer, site) and indexed by (sample, token, hidden unit). A rank computes just the
+An initial weight is keyed by (seed, logical parameter name) and indexed by its flat position in the WHOLE parameter. A
+dropout draw is keyed by (seed, layer, site) and indexed by (sample, token, hidden unit). A rank computes only the
 elements that it holds, so every layout gets bitwise the same numbers on one device type.
 
 The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA'14; constants of Stafford's mix 13), in
@@ -21,7 +21,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed 64-bit number, like ever
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 _LOW_32 = (1 << 32) - 1
-_BLOCK = 1 << 20  # elements drawn at once: bounds the int64 and fp64 temporaries to some tens of MB
+_BLOCK = 1 << 20  # elements drawn at once: limits the int64 and fp64 temporaries to some tens of MB
 
 
 def derive_key(*parts: object) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def _mix_(state: Tensor) -> Tensor:
 
 
 def hash_indices(key: tuple[int, int], index: Tensor) -> Tensor:
-    """Return a 64-bit hash of each int64 index. Two keyed rounds, so that the streams of two keys do not overlap."""
+    """Return a 64-bit hash of each int64 index. Both rounds use the key, so streams of two keys do not overlap."""
     state = _mix_((index + 1).mul_(_GOLDEN).add_(key[0]))
     return _mix_(state.bitwise_xor_(key[1]))
 
@@ -68,7 +68,7 @@ def fill_normal_(
     """
     flat = out.view(-1)
     row = math.prod(out.shape[1:]) if out.dim() > 1 else 1
-    if row > _BLOCK:  # even one slice is too much at once: see each as rows of a tensor whose first two dims are one
+    if row > _BLOCK:  # even one slice is too large at once: fill it as rows of a tensor whose first two dims are merged
         merged_shape = (global_shape[0] * global_shape[1], *global_shape[2:])
         for position in range(out.shape[0]):
             first = (offsets[0] + position) * global_shape[1] + offsets[1]

@@ -14,16 +14,16 @@ from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import process_from_environment
-from megatrain.lifecycle import start_watchdog, stop_with_launcher
 from megatrain.programs.stop_signals import StopSignals
 from megatrain.reporting.sinks import missing_packages
 from megatrain.telemetry.stack_dumps import stacks_on_demand
+from megatrain.training.watchdog import install_launcher_death_guard, start_watchdog
 
 
 def train(path: Path, overrides: Sequence[str]) -> ExitCode:
     """Train as the configuration says: alone, or as one worker where torchrun's environment is present.
 
-    Raises: MegatrainError of the kind that fits; its exit code tells a launcher what to do.
+    Raises: MegatrainError; a launcher decides by its exit code.
     """
     launcher_pid = os.getppid()
     process = process_from_environment(os.environ)
@@ -35,13 +35,14 @@ def train(path: Path, overrides: Sequence[str]) -> ExitCode:
     watch = start_watchdog(config.runtime.save_grace_s, process.rank, config.fence_rule)
     with watch as watchdog, StopSignals() as signals, stacks_on_demand():
         if process.init_method is not None and not process.host:
-            # our own launcher has its workers killed when it dies: without it they may be of a round that is over
-            stop_with_launcher(launcher_pid)
-        from megatrain.worker import run_worker
+            # for torchrun's workers: when their launcher has died, they may belong to a round that is over; `megatrain
+            # launch` kills its own workers
+            install_launcher_death_guard(launcher_pid)
+        from megatrain.training.worker import run_worker
 
         exit_code = run_worker(config, process, signals, watchdog)
         if exit_code is ExitCode.SAVED_AND_STOPPED:
-            # a launcher may signal the others when the first one is out: what is saved needs no more asking
+            # a launcher may signal the other workers when the first one has ended; the state is saved already
             signals.ignore()
         return exit_code
 

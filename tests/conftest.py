@@ -40,7 +40,11 @@ with suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take signals that are ignored where the suite runs in the background, or under nohup: tests send them."""
+    """Declare the mark "slow", and take signals that are ignored in the background or under nohup: tests send them."""
+    # here, because a bare GPU machine ignores pyproject.toml
+    config.addinivalue_line(
+        "markers", "slow(kept): left out by make test, but for the cases of these ids; make test-all runs it"
+    )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT):
@@ -83,9 +87,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Collect garbage from here on; what is there already stays, and need not be walked each time."""
-    gc.enable()
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -1,9 +1,10 @@
-/* Copy memory past the caches of the processor, several pages at a time.
+/* Copy memory without filling the processor's caches, several pages at a time.
  *
- * The stores of an ordinary copy first read the lines that they overwrite, and push out lines that somebody still
- * needs. A snapshot is gigabytes that nobody reads soon, so both are waste. And a processor fetches ahead within a page
- * only, so one stream of addresses keeps too few reads under way; four do. libc copies so, but only from a size on that
- * depends on the machine's cache and is larger than most tensors. The SSE2 used here is in every x86-64.
+ * The stores of an ordinary copy first read the cache lines that they overwrite, and evict lines that are still needed.
+ * A snapshot is gigabytes that are not read again soon, so both are wasted work. The processor prefetches only within a
+ * page, so one stream of addresses keeps too few reads in flight; four streams keep enough. libc copies in this way
+ * too, but only above a size that depends on the machine's cache and is larger than most tensors. Every x86-64 has
+ * SSE2.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -40,7 +41,7 @@ void megatrain_stream_copy(void *target, const void *source, size_t num_bytes) {
   memcpy(to, from, head);
   size_t done = head;
   for (; num_bytes - done >= NUM_PAGES * PAGE; done += NUM_PAGES * PAGE) stream_pages(to + done, from + done);
-  _mm_sfence(); /* whoever is told afterwards that the bytes are there finds them */
+  _mm_sfence(); /* makes the stores visible before any later store that announces them */
   memcpy(to + done, from + done, num_bytes - done);
 }
 

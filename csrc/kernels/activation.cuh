@@ -1,6 +1,6 @@
-// GELU (tanh form) and SwiGLU with the bias of the product before them, forward and backward.
+// GELU (tanh form) and SwiGLU with the bias of the preceding product, forward and backward.
 //
-// PARTS: 1, gelu of [rows, columns]; 2, silu(gate) * up of [rows, 2, columns]. The bias is added in the wide type.
+// PARTS = 1: gelu of [rows, columns]. PARTS = 2: silu(gate) * up of [rows, 2, columns]. The bias is added in wide_t<T>.
 #pragma once
 
 #include "column_walk.cuh"
@@ -10,8 +10,8 @@ namespace megatrain {
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 
-// 1 / (1 + exp(-x)). For 16-bit types the hardware's fast functions, which are off by some 1e-6 of the result, are
-// exact enough and leave the arithmetic well below the time that memory takes.
+// 1 / (1 + exp(-x)). For 16-bit types the hardware's fast functions are used. Their relative error of about 1e-6 is small
+// enough, and with them the arithmetic takes much less time than the memory traffic.
 template <typename T>
 __device__ __forceinline__ wide_t<T> logistic(wide_t<T> x) {
   if constexpr (sizeof(T) == 2) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ wide_t<T> activate(const wide_t<T> (&x)[PARTS]) {
   }
 }
 
-// Replaces x by the gradient of each of its parts.
+// Replaces each part of x by its gradient.
 template <typename T, int PARTS>
 __device__ __forceinline__ void differentiate(wide_t<T> grad, wide_t<T> (&x)[PARTS]) {
   using A = wide_t<T>;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void differentiate(wide_t<T> grad, wide_t<T> (&x)[PAR
   }
 }
 
-// Rows at a time. Where bias and sums of two parts are held beside them, four would not fit 128 registers.
+// Rows at a time. With the bias and sums of two parts in registers too, four rows would not fit into 128 registers.
 template <int PARTS, bool IS_BACKWARD, bool HAS_BIAS>
 constexpr int activation_rows = PARTS == 2 && IS_BACKWARD && HAS_BIAS ? WALK_ROWS / 2 : WALK_ROWS;
 
@@ -63,9 +63,9 @@ template <typename T>
 struct Activation {
   const T* x;
   const T* bias;      // [PARTS, columns]; null without HAS_BIAS
-  const T* grad_out;  // of backward, as all below
-  T* out;             // the result, or the gradient of x
-  wide_t<T>* parts;   // [groups of threads, PARTS, columns]: sums of the gradient over rows, where there is a bias
+  const T* grad_out;  // only in backward
+  T* out;             // the result, or in backward the gradient of x
+  wide_t<T>* parts;   // in backward with a bias, [groups of threads, PARTS, columns]: sums of the gradient over rows
   ColumnWalk walk;
 };
 

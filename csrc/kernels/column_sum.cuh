@@ -1,4 +1,4 @@
-// The second half of sums down the columns: the parts that groups of threads left, added in a fixed order.
+// The second half of sums down the columns: adds the partial sums of the groups of threads in a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace megatrain {
 constexpr int COLUMN_SUM_WIDTH = 32;
 constexpr int COLUMN_SUM_HEIGHT = 16;
 
-// out[column] = sum over `num_parts` rows of parts [num_parts, num_columns]. A block treats 32 columns.
+// out[column] = sum over `num_parts` rows of parts [num_parts, num_columns]. A block handles 32 columns.
 template <typename T>
 __global__ void __launch_bounds__(COLUMN_SUM_WIDTH* COLUMN_SUM_HEIGHT)
     column_sum(const wide_t<T>* parts, T* out, int64_t num_parts, int64_t num_columns) {

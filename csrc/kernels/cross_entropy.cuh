@@ -1,7 +1,7 @@
-// The two passes of softmax cross entropy over rows of logits, of which columns at or past `real` are padding.
+// The two passes of softmax cross entropy over rows of logits. Columns at or past `real` are padding.
 //
-// A block a row: 256 threads with four packs of 16 bytes each have 16 KB of a row in flight, and four such blocks on a
-// multiprocessor cover the latency of its memory, also while one of them is at its barriers.
+// One block handles one row: 256 threads with four packs of 16 bytes each keep 16 KB of a row in flight. Four such blocks
+// on a multiprocessor hide the latency of memory, even while one of them waits at a barrier.
 #pragma once
 
 #include <cmath>
@@ -13,11 +13,11 @@ namespace megatrain {
 
 constexpr int LOSS_THREADS = 256;
 constexpr int LOSS_PACKS = 4;
-constexpr int LOSS_BLOCKS = 4;  // a multiprocessor: leaves each thread 64 registers
+constexpr int LOSS_BLOCKS = 4;  // blocks of a multiprocessor: leaves each thread 64 registers
 constexpr int64_t IGNORED_LABEL = -100;
 
-// __expf, but that results below 2^-126 are 0. To keep them takes three instructions more, of the about thirteen that an
-// H200 can issue while it loads one bf16.
+// __expf, except that results below 2^-126 are 0. Keeping them would take three more instructions, of the about thirteen
+// that an H200 can issue while it loads one bf16.
 __device__ __forceinline__ float fast_exponential(float x) {
 #ifdef __CUDA_ARCH__
   float power;
@@ -33,13 +33,13 @@ __device__ __forceinline__ double logarithm(double x) { return log(x); }
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
 
-// What exponents are taken relative to: the maximum, unless there is no number yet. Not a number stays one in the sum.
+// The base of exponents: the maximum, or 0 while there is no number yet. NaN propagates into the sum.
 template <typename A>
 __device__ __forceinline__ A base_of(A largest) {
   return largest == -A(INFINITY) ? A(0) : largest;
 }
 
-// The maximum over the block. Every thread must call it, once a kernel.
+// The maximum over the block. Every thread must call it, and only once in a kernel.
 template <typename A>
 __device__ __forceinline__ A max_over_block(A value) {
   __shared__ A of_warp[LOSS_THREADS / WARP];
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS) loss_statistics(con
       }
     }
   }
-  const int64_t column = num_packs * WIDTH + threadIdx.x;  // fewer than a pack are left
+  const int64_t column = num_packs * WIDTH + threadIdx.x;  // less than one pack remains
   if (column < p.real) {
     const A x = widen(logits[column]);
     const A next = larger(largest, x);
@@ -136,8 +136,8 @@ struct LossGradient {
   const wide_t<T>* grad;  // of each row's loss
   int64_t columns, real, first_column;
   wide_t<T> twice_z_loss;
-  wide_t<T> of_target;  // the target's share of the labels: 1 without smoothing
-  wide_t<T> of_each;    // every real column's, besides: 0 without smoothing
+  wide_t<T> of_target;  // the weight of the target: 1 without smoothing
+  wide_t<T> of_each;    // the further weight of every real column: 0 without smoothing
 };
 
 template <typename T, int WIDTH>
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS) loss_gradient(const
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) value[k] -= k == target_lane ? of_target : A(0);
       }
-      // not a number times 0 would be none
+      // a multiplication by 0 would keep NaN
 #pragma unroll
       for (int k = 0; k < WIDTH; ++k) x[i].lane[k] = narrow<T>(is_ignored ? A(0) : value[k]);
       x[i].store(logits + pack * WIDTH);

@@ -1,4 +1,4 @@
-// Dropout by counter-based random numbers (megatrain/rng.py, bit by bit), with bias before and residual after it.
+// Dropout with counter-based random numbers (bitwise those of megatrain/rng.py), with bias before and residual after it.
 #pragma once
 
 #include "column_walk.cuh"
@@ -20,15 +20,15 @@ struct DropoutKey {
   __device__ __forceinline__ uint64_t hash(uint64_t index) const { return mix(mix((index + 1) * GOLDEN + first) ^ second); }
 };
 
-// out = residual + kept * (y + bias) * scale, of which all but y may be missing.
+// out = residual + kept * (y + bias) * scale. All terms except y may be missing.
 template <typename T>
 struct Dropout {
   const T* y;
   const T* residual;
   const T* bias;         // [columns]
-  const int64_t* token;  // one a row: its number, of which the mask is drawn; null: all is kept
+  const int64_t* token;  // one number for each row, from which its mask is drawn; null: all is kept
   T* out;
-  wide_t<T>* parts;  // [groups of threads, columns]: sums over rows of out before it is rounded
+  wide_t<T>* parts;  // [groups of threads, columns]: sums over rows of the result before it is rounded
   ColumnWalk walk;
   DropoutKey key;
   uint64_t threshold;  // an element is dropped when the upper half of its 64 bits is below it
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(WALK_THREADS, WALK_MIN_BLOCKS) dropout(const D
 #pragma unroll
   for (int k = 0; k < WIDTH; ++k) bias[k] = widen(of_bias.lane[k]);
 
-  // all groups of a block go round equally often: they meet at barriers
+  // all groups of a block run the same number of rounds, because they meet at barriers
   const int64_t rows_a_round = stand.num_groups * WALK_ROWS;
   for (int64_t start = (stand.group - threadIdx.y) * WALK_ROWS; start < p.walk.rows; start += rows_a_round) {
     const int64_t first = start + threadIdx.y * WALK_ROWS;
@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(WALK_THREADS, WALK_MIN_BLOCKS) dropout(const D
       y[r] = P::load(p.y + (first + r) * columns + column);
       if (p.residual != nullptr) residual[r] = P::load(p.residual + (first + r) * columns + column);
     }
-    if (p.token != nullptr) {  // while the rows are on their way: one hash a row, for all of its units
-      __syncthreads();         // the last round's may still be read
+    if (p.token != nullptr) {  // while the rows are being loaded: one hash for each row, for all of its units
+      __syncthreads();         // hashes of the last round may still be in use
       if (thread < int(blockDim.y) * WALK_ROWS && start + thread < p.walk.rows) {
         hash_of_row[thread] = p.key.hash(uint64_t(p.token[start + thread]));
       }

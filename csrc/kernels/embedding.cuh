@@ -10,7 +10,7 @@
 namespace megatrain {
 
 constexpr int LOOKUP_THREADS = 256;
-constexpr int LOOKUP_UNITS = 4;  // 64 bytes a thread in flight
+constexpr int LOOKUP_UNITS = 4;  // 64 bytes for each thread in flight
 
 // out[row] = table[tokens[row]], or zeros. Each row is `units` of type Unit, moved by blockDim.x threads.
 template <typename Unit>
@@ -37,27 +37,27 @@ __global__ void __launch_bounds__(LOOKUP_THREADS)
   }
 }
 
-// How gradients are summed: sorted by token, equal ones lie in a run. A block adds up the runs of PART_ROWS places, for
-// some columns. A run that lies within its part goes to the table at once; of one that goes on into other parts, the
-// sum of each part waits in `parts`, and the block where it begins adds those in order afterwards. So a token that
-// stands at every twentieth place makes no block longer than the others, and each element of the table has one writer.
+// How gradients are summed: tokens are sorted, so equal ones form a run. A block sums the runs of PART_ROWS places, for
+// some columns. A run within one part is added to the table at once. For a run over several parts, the sum of each part
+// goes to `parts`, and sum_parts adds these in order afterwards. So a frequent token makes no block slower than the
+// others, and each element of the table has one writer.
 constexpr int PART_ROWS = 32;
 constexpr int PART_THREADS = 128;
-constexpr int PART_ROWS_AT_ONCE = 8;  // 128 bytes a thread in flight
+constexpr int PART_ROWS_AT_ONCE = 8;  // 128 bytes for each thread in flight
 
 template <typename T, typename W>
 struct RowSums {
   const int32_t* sorted;  // tokens in ascending order
-  const int64_t* order;   // and at which rows of grad they stand
+  const int64_t* order;   // the row of grad of each sorted token
   const T* grad;          // [num_tokens, columns]
   W* table;               // [num_rows, columns], added to
-  wide_t<T>* parts;       // [number of parts, 2, columns]: sum of the run that began before, and of the one that goes on
+  wide_t<T>* parts;       // [number of parts, 2, columns]: sums of the runs from the previous and into the next part
   int64_t num_tokens, num_rows;
   int columns;
   int tiles;  // blocks side by side over the columns
 };
 
-// sum[i] is added to place[i], rounded once. WIDTH elements, in packs of at most 16 bytes.
+// Adds sum[i] to place[i], rounded once, for WIDTH elements in packs of at most 16 bytes.
 template <typename W, int WIDTH>
 __device__ __forceinline__ void add_to(W* place, const wide_t<W> (&sum)[WIDTH]) {
   constexpr int LANES = WIDTH < full_width<W> ? WIDTH : full_width<W>;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(PART_THREADS) sum_rows(const RowSums<T, W> p) 
   }
 }
 
-// Adds the sums of runs that go over several parts, in their order. A block is a part in which one may begin.
+// Adds the sums of runs over several parts, in the order of the parts. Each block handles the run that begins in its part.
 template <typename T, typename W>
 __global__ void __launch_bounds__(PART_THREADS) sum_parts(const RowSums<T, W> p) {
   const int64_t part = blockIdx.x / p.tiles;

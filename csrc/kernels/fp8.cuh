@@ -1,8 +1,8 @@
-// Quantization to 8-bit floating point, by one scale for the tensor, one a row, or one a column, with the transposed copy that
-// matrix products of the backward pass need (they read both operands along the dim they sum over).
+// Quantization to 8-bit floating point, with one scale for the tensor, for each row or for each column, and with the
+// transposed copy that matrix products of the backward pass need (they read both operands along the dim of the sum).
 //
-// A scale is what values are multiplied by; its inverse is what products are multiplied by afterwards. Values that are not
-// finite become NaN: saturation would hide them.
+// Values are multiplied by a scale; products are multiplied by its inverse afterwards. Values that are not finite become
+// NaN, because saturation would hide them.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -18,14 +18,15 @@ constexpr float fp8_largest = FORMAT == __NV_E4M3 ? 448.0f : 57344.0f;
 template <__nv_fp8_interpretation_t FORMAT>
 __device__ __forceinline__ unsigned quantize_pair(float a, float b) {
   const float nan = __uint_as_float(0x7fffffffu);
-  // a difference with itself is zero for finite numbers alone
+  // a - a is zero only for finite numbers
   const float2 pair{a - a == 0.0f ? a : nan, b - b == 0.0f ? b : nan};
   return __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, FORMAT);
 }
 
-constexpr float LARGEST_SCALE = 0x1p126f;  // the last of which the inverse is a normal number
+constexpr float LARGEST_SCALE = 0x1p126f;  // the largest power of 2 whose inverse is a normal number
 
-// The scale that maps the largest magnitude to the largest number of the format. All zeros: 1. Not finite: stays visible.
+// The scale that maps the largest magnitude to the largest number of the format. 1 if all are zero. NaN and infinity remain
+// visible.
 template <__nv_fp8_interpretation_t FORMAT>
 __device__ __forceinline__ float scale_for(float largest) {
   if (largest == 0.0f) return 1.0f;
@@ -44,7 +45,7 @@ __device__ __forceinline__ float warp_largest(float value) {
   return value;
 }
 
-// The largest over the whole block of blockDim.x threads, a multiple of 32. Every thread must call it, once a kernel.
+// The largest value over the block of blockDim.x threads, a multiple of 32. Every thread must call it, only once in a kernel.
 __device__ __forceinline__ float block_largest(float value) {
   __shared__ float of_warp[WARP];
   value = warp_largest(value);
@@ -56,7 +57,7 @@ __device__ __forceinline__ float block_largest(float value) {
 
 constexpr int FP8_THREADS = 256;
 
-// parts[block] = largest magnitude of the block's share of x.
+// parts[block] = the largest magnitude of the block's part of x.
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(FP8_THREADS) largest_parts(const T* x, float* parts, int64_t numel) {
   constexpr int UNROLL = 4;
@@ -92,13 +93,13 @@ __global__ void __launch_bounds__(FP8_THREADS) scale_of_parts(const float* parts
 }
 
 constexpr int TILE = 128;               // rows and columns of a block's tile
-constexpr int TILE_WORDS = TILE / 4;    // four rows of a column make one word
+constexpr int TILE_WORDS = TILE / 4;    // four rows of a column form one word
 constexpr int TILE_STRIDE = TILE_WORDS + 1;
 
 template <typename T>
 struct Quantize {
   const T* x;            // [rows, columns]
-  const float* scale;    // one number, or one a column
+  const float* scale;    // one number, or one for each column
   unsigned char* q;      // [rows, columns], or null
   unsigned char* q_t;    // [columns, rows], or null
   float* largest;        // [tiles]: the largest magnitude of each tile, or null
@@ -106,9 +107,9 @@ struct Quantize {
   bool is_scale_of_column;
 };
 
-// A block treats a tile of 128 x 128. A thread holds 4 rows of 8 columns at a time: along a row they are 8 bytes of q, down
-// a column one word of the tile in shared memory, from which q_t is written along its rows. IS_WIDE: rows and columns are
-// multiples of 16 at aligned addresses; else single elements are read and written.
+// A block handles a tile of 128 x 128. A thread holds 4 rows of 8 columns at a time: a row gives 8 bytes of q, and a column
+// gives one word of the tile in shared memory, from which q_t is written along its rows. IS_WIDE: rows and columns are
+// multiples of 16 at aligned addresses; otherwise single elements are read and written.
 template <typename T, __nv_fp8_interpretation_t FORMAT, bool IS_WIDE>
 __global__ void __launch_bounds__(FP8_THREADS) quantize(const Quantize<T> p) {
   constexpr int WIDTH = 8;
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(FP8_THREADS) quantize(const Quantize<T> p) {
   }
 }
 
-// Each row by a scale of its own: a block a row, which is read twice, the second time from the caches.
+// Quantizes each row with its own scale. One block handles one row and reads it twice, the second time from the caches.
 template <typename T, __nv_fp8_interpretation_t FORMAT, int WIDTH>
 __global__ void __launch_bounds__(FP8_THREADS) quantize_rows(const T* x, unsigned char* q, float* inverse, int64_t columns) {
   using P = Pack<T, WIDTH>;
@@ -233,9 +234,9 @@ __global__ void __launch_bounds__(FP8_THREADS) quantize_rows(const T* x, unsigne
   }
 }
 
-constexpr int COLUMN_ROWS = 256;  // rows of which a block finds the largest magnitude down each column
+constexpr int COLUMN_ROWS = 256;  // rows over which a block finds the largest magnitude of each column
 
-// parts [blocks of rows, columns]: the largest magnitude of each column in COLUMN_ROWS rows. A thread a column.
+// parts [blocks of rows, columns]: the largest magnitude of each column in COLUMN_ROWS rows. One thread for each column.
 template <typename T>
 __global__ void __launch_bounds__(FP8_THREADS) largest_of_columns(const T* x, float* parts, int64_t rows, int64_t columns) {
   const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -248,7 +249,7 @@ __global__ void __launch_bounds__(FP8_THREADS) largest_of_columns(const T* x, fl
   parts[blockIdx.y * columns + column] = largest;
 }
 
-// scale and inverse of each column. A thread a column.
+// The scale and its inverse for each column. One thread for each column.
 template <__nv_fp8_interpretation_t FORMAT>
 __global__ void __launch_bounds__(FP8_THREADS)
     scale_of_columns(const float* parts, int64_t num_parts, int64_t columns, float* scale, float* inverse) {

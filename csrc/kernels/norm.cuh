@@ -1,7 +1,8 @@
-// LayerNorm and RMSNorm over rows of `hidden` elements, with the addition to the residual stream before them.
+// LayerNorm and RMSNorm over rows of `hidden` elements, with the preceding addition to the residual stream.
 //
-// IS_CENTERED: LayerNorm (mean removed, bias added), else RMSNorm. A row is held by blockDim.x threads, each with PACKS
-// packs of WIDTH elements, so that memory is read once; PACKS = 0 is for rows that do not fit, which are read again.
+// IS_CENTERED: LayerNorm (mean removed, bias added); otherwise RMSNorm. blockDim.x threads hold a row, each with PACKS
+// packs of WIDTH elements, so that memory is read once. PACKS = 0 is for rows that do not fit into registers and are
+// read again.
 #pragma once
 
 #include "pack.cuh"
@@ -9,17 +10,17 @@
 
 namespace megatrain {
 
-constexpr int NORM_MAX_THREADS = 512;  // a block: leaves each thread 128 registers
+constexpr int NORM_MAX_THREADS = 512;  // threads of a block: leaves each thread 128 registers
 
 template <typename T>
 struct NormForward {
   const T* x;
   const T* residual;  // null: nothing is added
   const T* weight;
-  const T* bias;  // of LayerNorm
+  const T* bias;  // only LayerNorm
   T* out;
   T* sum;           // x + residual, rounded; null without residual
-  wide_t<T>* mean;  // of LayerNorm
+  wide_t<T>* mean;  // only LayerNorm
   wide_t<T>* rstd;
   int64_t rows;
   int hidden;
@@ -108,20 +109,20 @@ __global__ void __launch_bounds__(NORM_MAX_THREADS) norm_forward(const NormForwa
 template <typename T>
 struct NormBackward {
   const T* grad_out;
-  const T* grad_sum;  // what reaches the sum past the norm; null where there was no residual
-  const T* x;         // what was normed: the sum, where there was a residual
+  const T* grad_sum;  // the gradient that reaches the sum directly, not through the norm; null without residual
+  const T* x;         // the input of the norm: with a residual, the sum
   const T* weight;
   const wide_t<T>* mean;
   const wide_t<T>* rstd;
   T* grad_x;
-  wide_t<T>* weight_parts;  // [gridDim.x * blockDim.y, hidden]: sums over the rows that one group of threads treats
-  wide_t<T>* bias_parts;    // the same, of LayerNorm
+  wide_t<T>* weight_parts;  // [gridDim.x * blockDim.y, hidden]: sums over the rows of one group of threads
+  wide_t<T>* bias_parts;    // the same for the bias, only LayerNorm
   int64_t rows;
   int hidden;
 };
 
-// Each group of threads treats ROWS rows at a time, so that their loads are in flight together, and keeps the sums of
-// its columns in registers: no atomics, and the order of additions is fixed by the shape of the launch.
+// Each group of threads handles ROWS rows at a time, so that their loads are in flight together, and keeps the sums of
+// its columns in registers. There are no atomics, and the shape of the launch fixes the order of additions.
 template <typename T, int WIDTH, int PACKS, int ROWS, bool IS_CENTERED>
 __global__ void __launch_bounds__(NORM_MAX_THREADS) norm_backward(const NormBackward<T> p) {
   using A = wide_t<T>;
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(NORM_MAX_THREADS) norm_backward(const NormBack
   A weight_sum[PACKS][WIDTH] = {};
   A bias_sum[PACKS][WIDTH] = {};
 
-  // all groups of a block go round equally often: they meet at barriers
+  // all groups of a block run the same number of rounds, because they meet at barriers
   const int64_t rounds = (p.rows + num_groups * ROWS - 1) / (num_groups * ROWS);
   for (int64_t round = 0; round < rounds; ++round) {
     P grad[ROWS][PACKS], x[ROWS][PACKS];
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(NORM_MAX_THREADS) norm_backward(const NormBack
   }
 }
 
-// The same for rows of any length: read twice, with the columns' sums in memory. One row a block.
+// The same for rows of any length: rows are read twice, and the sums of columns are in memory. A block handles one row.
 template <typename T, bool IS_CENTERED>
 __global__ void __launch_bounds__(NORM_MAX_THREADS) norm_backward_long(const NormBackward<T> p) {
   using A = wide_t<T>;

@@ -1,7 +1,7 @@
-// AdamW and LAMB over a flat share: every tensor is read and written once.
+// AdamW and LAMB over a flat shard: every tensor is read and written once.
 //
-// The numbers of an element depend on nothing but its own values and the scalars, to the last bit, whatever the width
-// of the packs and the place in the share: products are fused with the sum after them only where fused_multiply_add says so.
+// The results of an element depend only on its own values and the scalars, to the last bit, for any width of the packs and
+// any place in the shard: a product is fused with the following sum only where fused_multiply_add is called.
 #pragma once
 
 #include "pack.cuh"
@@ -14,7 +14,7 @@ constexpr int STEP_THREADS = 256;
 // Packs of each tensor that a thread loads before it uses the first: 128 bytes in flight with four tensors.
 constexpr int STEP_PACKS = 2;
 constexpr int APPLY_PACKS = 4;   // the same, where two tensors are read
-constexpr int LAMB_TILE = 8192;  // elements of a block, for which it leaves one part of each sum
+constexpr int LAMB_TILE = 8192;  // elements of a block, which writes one partial sum for each of its runs
 
 template <typename A>
 struct MomentScalars {
@@ -26,12 +26,12 @@ struct MomentScalars {
   A eps;
 };
 
-// Brings both moments up to date and returns what the first one is divided by, rounded where torch's CPU kernels round.
+// Updates both moments and returns the divisor of the first one. Rounds where torch's CPU kernels round.
 // Source: arXiv:1412.6980, Algorithm 1.
 template <typename A>
 __device__ __forceinline__ A update_moments(const MomentScalars<A>& s, A gradient, A& exp_avg, A& exp_avg_sq) {
   const A scaled = product(gradient, s.gradient_scale);
-  // from the nearer end: exact where beta1 is 0
+  // interpolate from the nearer end, which is exact where beta1 is 0
   const A change = scaled - exp_avg;
   exp_avg = s.rest1 < A(0.5) ? fused_multiply_add(s.rest1, change, exp_avg)
                              : fused_multiply_add(s.rest1 - A(1), change, scaled);
@@ -49,7 +49,7 @@ struct AdamwStep {
   int64_t count;
   ParameterRuns runs;
   MomentScalars<T> moments;
-  T kept;       // what weight decay leaves of a weight: 1 - lr * weight_decay
+  T kept;       // the factor of weight decay: 1 - lr * weight_decay
   T step_size;  // -lr / (1 - beta1^t)
 };
 
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(STEP_THREADS) adamw(const AdamwStep<G, T> p) {
     exp_avg[i] = P::load(p.exp_avg + place);
     exp_avg_sq[i] = P::load(p.exp_avg_sq + place);
   }
-  const RunsOfTile tile(p.runs, begin, end);  // looked up while those loads are under way
+  const RunsOfTile tile(p.runs, begin, end);  // looked up while these loads are in flight
 #pragma unroll
   for (int i = 0; i < STEP_PACKS; ++i) {
     const int64_t place = first + i * STRIDE;
@@ -100,8 +100,8 @@ struct LambDirection {
   const T* master;
   T* exp_avg;
   T* exp_avg_sq;
-  // [tiles + runs, 2], of weight and direction. Number tile + run belongs to the run's elements in the tile: from one
-  // pair to the next either of the two grows, so no number is given twice, and a run's parts lie side by side.
+  // [tiles + runs, 2]: sums of squares of weight and direction. Row tile + run is for the run's elements in the tile. From
+  // one pair (tile, run) to the next one of them grows, so no row is used twice, and the parts of a run are adjacent.
   double* parts;
   int64_t count;
   ParameterRuns runs;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(STEP_THREADS) lamb_direction(const LambDirecti
     if (threadIdx.x == 0) store_pair(p.parts, int64_t(blockIdx.x) + tile.first, squares);
     return;
   }
-  // Few tiles have more than one run, but some runs are short and many: a warp takes one, and reads it again.
+  // Few tiles have more than one run, but a tile may have many short runs. A warp handles one run and reads it again.
   __syncthreads();  // all directions are written
   const int lane = threadIdx.x % WARP;
   for (int run = tile.first + threadIdx.x / WARP; run < p.runs.count && p.runs.borders[run] < end; run += STEP_THREADS / WARP) {
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(STEP_THREADS) lamb_direction(const LambDirecti
   }
 }
 
-// sums [runs, 2]: a block adds the parts of one run, in an order that only the run's place in the share decides.
+// sums [runs, 2]: a block adds the parts of one run, in an order that depends only on the run's place in the shard.
 __global__ void __launch_bounds__(STEP_THREADS)
     lamb_square_sums(const double* parts, double* sums, const ParameterRuns runs) {
   const int run = blockIdx.x;
@@ -204,7 +204,7 @@ struct LambApply {
   __nv_bfloat16* published;  // null: the master weights are the parameters
   int64_t count;
   ParameterRuns runs;
-  const double* ratios;  // [runs], in the padding 1
+  const double* ratios;  // [runs]; padding uses 1
   T lr;
 };
 

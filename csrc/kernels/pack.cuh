@@ -1,4 +1,4 @@
-// A pack is what one thread moves at once: 16 bytes where addresses and lengths allow it, else a single element.
+// A pack is the data that one thread moves at once: 16 bytes where addresses and lengths allow it, else one element.
 #pragma once
 
 #include <cstdint>

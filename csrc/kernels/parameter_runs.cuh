@@ -1,19 +1,19 @@
-// Which parameter an element of a flat share belongs to: parameters lie end to end, and padding follows the last one.
+// The parameter of each element of a flat shard: parameters follow each other, and padding follows the last one.
 #pragma once
 
 #include <cstdint>
 
 namespace megatrain {
 
-// Run number r is [borders[r], borders[r + 1]), empty where the share holds nothing of the parameter; borders[0] is 0.
+// Run r is [borders[r], borders[r + 1]). It is empty where the shard holds nothing of the parameter. borders[0] is 0.
 struct ParameterRuns {
   const int64_t* borders;  // [count + 1], ascending
-  const bool* is_decayed;  // [count], or null where nothing is decayed here
+  const bool* is_decayed;  // [count], or null where the kernel applies no weight decay
   int count;
 
-  // The run that `position` lies in, `count` in the padding.
+  // The run that contains `position`; `count` in the padding.
   __device__ __forceinline__ int at(int64_t position) const {
-    int low = 0, high = count;  // the least run that ends after `position`
+    int low = 0, high = count;  // searches the first run that ends after `position`
     while (low < high) {
       const int middle = (low + high) / 2;
       if (borders[middle + 1] <= position) {
@@ -29,7 +29,7 @@ struct ParameterRuns {
   }
 };
 
-// The runs of [begin, end), which is one run nearly always: elements are asked one by one only where it is not.
+// The runs of [begin, end). It is nearly always one run; only otherwise is the run of each element looked up.
 struct RunsOfTile {
   const ParameterRuns& runs;
   int first;
@@ -39,7 +39,7 @@ struct RunsOfTile {
   __device__ __forceinline__ RunsOfTile(const ParameterRuns& runs, int64_t begin, int64_t end)
       : runs(runs), first(runs.at(begin)), is_one(first == runs.count || end <= runs.borders[first + 1]),
         first_decays(runs.decays(first)) {}
-  // Bit k says whether the element at position + k is decayed: the arithmetic that follows has no branch.
+  // Bit k: whether the element at position + k is decayed. With bits, the arithmetic that follows has no branch.
   template <int WIDTH>
   __device__ __forceinline__ unsigned decayed_lanes(int64_t position) const {
     if (is_one) return first_decays ? ~0u : 0u;

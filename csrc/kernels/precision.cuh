@@ -1,4 +1,4 @@
-// Storage types of tensors, and the type in which kernels do arithmetic: fp32, fp64 for fp64.
+// Storage types of tensors, and the type in which kernels compute: fp64 for fp64, and fp32 for all others.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -35,7 +35,7 @@ __device__ __forceinline__ float narrow(float x) { return x; }
 template <>
 __device__ __forceinline__ double narrow(double x) { return x; }
 
-// Rounded by itself: the compiler may not fuse it with the sum that it goes into.
+// The product, rounded: the compiler may not fuse it with a following sum.
 __device__ __forceinline__ float product(float x, float y) { return __fmul_rn(x, y); }
 __device__ __forceinline__ double product(double x, double y) { return __dmul_rn(x, y); }
 // x * y + z, rounded once.

@@ -1,16 +1,16 @@
-// Rotary positions: heads are read from where they are, turned (queries and keys) or not (values), and written to where
-// they belong, which may be the same place. Half-split convention: unit d is paired with unit d + half.
+// Rotary positions: heads are read, rotated (queries and keys) or not (values), and written to their target, which may be
+// the same place. Half-split convention: unit d is paired with unit d + half.
 #pragma once
 
 #include "pack.cuh"
 
 namespace megatrain {
 
-constexpr int ROTARY_HEADS = 4;      // a thread, at a time: 128 bytes in flight
-constexpr int ROTARY_THREADS = 128;  // a block
+constexpr int ROTARY_HEADS = 4;      // heads of a thread at a time: 128 bytes in flight
+constexpr int ROTARY_THREADS = 128;  // threads of a block
 constexpr int ROTARY_MIN_BLOCKS = 4;
 
-// Heads [S, B, G, heads of a group, D], units next to each other. Strides in elements.
+// Heads [S, B, G, heads of a group, D], with contiguous units. Strides in elements.
 template <typename T>
 struct HeadsFrom {
   const T* place;
@@ -30,13 +30,13 @@ struct Rotary {
   const wide_t<T>* sin;
   int tokens, batch;
   int heads;    // of a token
-  int a_group;  // of them: queries, then a key, then a value where values are moved too
+  int a_group;  // heads of a group: queries, then a key, then a value where values are moved too
   int queries;  // in a group
   int half;
   bool is_inverse;
 };
 
-// WIDTH fp32 or fp64 numbers, in accesses of 16 bytes at most.
+// Loads WIDTH fp32 or fp64 numbers, in accesses of at most 16 bytes.
 template <int WIDTH, typename A>
 __device__ __forceinline__ void load_row(const A* place, A (&row)[WIDTH]) {
   constexpr int width = WIDTH < full_width<A> ? WIDTH : full_width<A>;
@@ -48,7 +48,7 @@ __device__ __forceinline__ void load_row(const A* place, A (&row)[WIDTH]) {
   }
 }
 
-// threadIdx.z: which token of the block; y: its first head; x: the pack of its first half, and the pack paired with it.
+// threadIdx.z: the token within the block; y: its first head; x: the pack of the first half, and the pack paired with it.
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(ROTARY_THREADS, ROTARY_MIN_BLOCKS) rotary(const Rotary<T> p) {
   using A = wide_t<T>;

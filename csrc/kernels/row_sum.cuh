@@ -1,4 +1,4 @@
-// Sums over the threads that hold a row: blockDim.x of them, a multiple of 32; threadIdx.y names the row.
+// Sums over the threads that hold a row: blockDim.x threads, a multiple of 32; threadIdx.y is the row.
 #pragma once
 
 namespace megatrain {
@@ -23,7 +23,7 @@ __device__ __forceinline__ void sum_over_row(A (&values)[COUNT]) {
   if (warps_a_row == 1) return;
 
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  __syncthreads();  // the last call's sums may still be read
+  __syncthreads();  // another thread may still read the sums of the last call
   if (thread % WARP == 0) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) of_warp[i][thread / WARP] = values[i];

@@ -1,4 +1,4 @@
-// The sum of all squares of a flat tensor in fp64. Squares of fp32 are exact there, and no sum overflows.
+// The sum of all squares of a flat tensor in fp64. Squares of fp32 are exact in fp64, and no sum overflows.
 #pragma once
 
 #include "pack.cuh"
@@ -7,8 +7,8 @@
 namespace megatrain {
 
 constexpr int SQUARE_SUM_THREADS = 256;
-constexpr int SQUARE_SUM_PACKS = 4;    // in flight: 64 bytes a thread
-constexpr int SQUARE_SUM_TILE = 8192;  // elements of a block: the same sum on every GPU, however many SMs it has
+constexpr int SQUARE_SUM_PACKS = 4;    // packs in flight: 64 bytes for each thread
+constexpr int SQUARE_SUM_TILE = 8192;  // elements of a block; fixed, so that the sum is the same for any number of SMs
 constexpr int ADD_PARTS_THREADS = 1024;
 
 // parts[block] = sum of the squares of one tile.
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(SQUARE_SUM_THREADS) square_sum_parts(const T* 
   if (threadIdx.x == 0) parts[blockIdx.x] = sum[0];
 }
 
-// One block: what it reads is 8192 times less than what was summed.
+// One block suffices: it reads 8192 times fewer numbers than were summed.
 __global__ void __launch_bounds__(ADD_PARTS_THREADS) add_parts(const double* parts, double* total, int64_t num_parts) {
   double sum[1] = {0};
 #pragma unroll 8

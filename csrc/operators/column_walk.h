@@ -1,4 +1,4 @@
-// Shape of a launch that walks down columns (kernels/column_walk.cuh).
+// The shape of a launch that walks down columns (kernels/column_walk.cuh).
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace megatrain {
 
-constexpr int WALK_SUM_ROUNDS = 4;  // of a group that leaves sums, at least: their memory stays far below the rows'
+constexpr int WALK_SUM_ROUNDS = 4;  // least rounds of a group with sums: keeps their memory far below that of the rows
 
 struct WalkShape {
   ColumnWalk walk;
@@ -16,9 +16,9 @@ struct WalkShape {
   int64_t groups() const { return int64_t(grid.x / walk.tiles) * block.y; }
 };
 
-// rows_at_once: of a thread. has_sums: the groups of threads leave sums of their columns. Then no more blocks are launched
-// than run at once, and each goes round; else a thread takes its rows and ends, which leaves it to the hardware to balance
-// the load.
+// rows_at_once: of a thread. has_sums: the groups of threads write sums of their columns. Then only as many blocks are
+// launched as run at once, and each loops over rows. Otherwise a thread handles its rows and ends, so that the hardware
+// balances the load.
 inline WalkShape walk_shape(const Device& device, int64_t rows, int64_t columns, int width, int rows_at_once, bool has_sums) {
   const int64_t pieces = divide_up(columns, width);
   const int threads = int(pieces < WALK_THREADS ? divide_up(pieces, 32) * 32 : WALK_THREADS);

@@ -1,4 +1,4 @@
-// cross_entropy_statistics and cross_entropy_gradient_: the passes before and after ranks combine what they found.
+// cross_entropy_statistics and cross_entropy_gradient_: the passes before and after ranks combine their statistics.
 #include "../kernels/cross_entropy.cuh"
 
 #include "torch_side.h"
@@ -19,13 +19,13 @@ void check_of_row(const char* name, const Tensor& tensor, ScalarType dtype, cons
   check_contiguous(name, tensor);
 }
 
-// How many of the columns are below `vocab_size`, the first of them being number `first_column`.
+// The number of columns below `vocab_size`, where the first column has number `first_column`.
 int64_t real_columns(const Tensor& logits, int64_t first_column, int64_t vocab_size) {
   const int64_t real = vocab_size - first_column;
   return real < 0 ? 0 : real < logits.size(1) ? real : logits.size(1);
 }
 
-// Calls body(constant<WIDTH>) with whole packs where every row begins at a multiple of one.
+// Calls body(constant<WIDTH>) with full packs where every row begins at a multiple of a pack, else with WIDTH 1.
 template <typename T, typename Body>
 void dispatch_width(const Tensor& logits, Body&& body) {
   if (logits.size(1) % full_width<T> == 0 && is_aligned(logits.const_data_ptr())) return body(constant<full_width<T>>{});

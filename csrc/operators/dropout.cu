@@ -15,7 +15,7 @@ struct Draw {
   int64_t first_key, second_key;
 };
 
-// What one launch writes: out where it has a value, and the sums of its columns where they do.
+// The outputs of one launch: `out` and the sums of its columns, each only if it has a value.
 struct Target {
   std::optional<Tensor> out, sums;
 };

@@ -1,4 +1,4 @@
-// embedding, and embedding_gradient_, which adds to a table that the caller has.
+// embedding, and embedding_gradient_, which adds to the caller's table.
 #include "../kernels/embedding.cuh"
 
 #include <array>
@@ -22,7 +22,7 @@ void check_tokens(const Tensor& tokens, const char* other_name, const Tensor& ot
   check_contiguous("tokens", tokens);
 }
 
-// A grid of one dim. Raises where no device has so many blocks.
+// A grid of one dim. Throws where the number of blocks is above the limit of a grid.
 dim3 grid_of(int64_t blocks) {
   require(blocks <= 0x7fffffff, "tokens and hidden size make ", blocks, " blocks, more than a grid has");
   return dim3(unsigned(blocks));
@@ -62,7 +62,7 @@ struct Sorted {
   Tensor values, places;
 };
 
-// Ascending; equal tokens stay in order. 32 bits halve the passes of a radix sort.
+// Sorts ascending and stably. 32 bits halve the passes of a radix sort.
 Sorted sorted(const Tensor& tokens) {
   const Tensor keys = torch::stable::to(tokens, ScalarType::Int);
   std::array<StableIValue, 4> stack{torch::stable::detail::from(keys), torch::stable::detail::from(std::optional<bool>(true)),

@@ -7,7 +7,7 @@ namespace megatrain {
 namespace {
 
 constexpr int BLOCKS_A_MULTIPROCESSOR = 8;
-constexpr int64_t MAX_ROWS = int64_t(65535) * TILE;  // a grid has so many tiles along y
+constexpr int64_t MAX_ROWS = int64_t(65535) * TILE;  // a grid has at most 65535 tiles along y
 
 using Format = std::integral_constant<__nv_fp8_interpretation_t, __NV_E4M3>;
 using WideRangeFormat = std::integral_constant<__nv_fp8_interpretation_t, __NV_E5M2>;
@@ -19,7 +19,7 @@ void dispatch_format(ScalarType dtype, Body&& body) {
   require(false, "dtype must be float8_e4m3fn or float8_e5m2, got ", torch::headeronly::toString(dtype));
 }
 
-// bf16, fp16 and fp32 only: who trains in fp64 does not quantize.
+// Only bf16, fp16 and fp32: training in fp64 does not quantize.
 template <typename Body>
 void dispatch_quantized(ScalarType dtype, Body&& body) {
   switch (dtype) {

@@ -7,16 +7,16 @@
 namespace megatrain {
 namespace {
 
-constexpr int FORWARD_PACKS = 4;  // 64 bytes a thread and tensor in flight
+constexpr int FORWARD_PACKS = 4;  // 64 bytes for each thread and tensor in flight
 constexpr int FORWARD_BLOCK = 128;
-constexpr int BACKWARD_PACKS = 4;  // rows of more are read twice
+constexpr int BACKWARD_PACKS = 4;  // rows with more packs for each thread are read twice
 
 int threads_for(int pieces) {
   const int threads = divide_up(pieces, WARP) * WARP;
   return threads < WARP ? WARP : threads > NORM_MAX_THREADS ? NORM_MAX_THREADS : threads;
 }
 
-// Calls body(constant<PACKS>) with the least of 1, 2, 4, 8 packs that cover a row, or 0 where none does.
+// Calls body(constant<PACKS>) with the least of 1, 2, 4 and 8 packs that cover a row, or 0 where none of them does.
 template <typename Body>
 void dispatch_packs(int needed, Body&& body) {
   if (needed <= 1) return body(constant<1>{});
@@ -85,7 +85,7 @@ void launch_forward(const Device& device, const NormForward<T>& p) {
   }
 }
 
-// How the rows of a backward pass are dealt out; the number of parts is the number of groups.
+// How the rows of a backward pass are divided among groups of threads. The number of parts is the number of groups.
 struct BackwardShape {
   int threads, rows_a_block, blocks, packs;
   int64_t parts() const { return int64_t(blocks) * rows_a_block; }

@@ -1,4 +1,4 @@
-// adamw_, lamb_direction_ and lamb_apply_: the optimizers' updates of a flat share.
+// adamw_, lamb_direction_ and lamb_apply_: the optimizers' updates of a flat shard.
 #include "../kernels/optimizer_step.cuh"
 
 #include <cmath>
@@ -74,7 +74,7 @@ void dispatch_master(const Tensor& master, Body&& body) {
   body(float{});
 }
 
-// Calls body(constant<WIDTH>) with full packs of T where all lie at multiples of them.
+// Calls body(constant<WIDTH>) with full packs of T where all addresses and the count are multiples of a pack, else with 1.
 template <typename T, typename Body>
 void dispatch_width(int64_t count, std::initializer_list<const void*> places, Body&& body) {
   bool is_wide = count % full_width<T> == 0;
@@ -88,7 +88,7 @@ void launch_adamw(const Tensor& grad, AdamwStep<G, T> p) {
   p.grad = const_pointer<G>(grad);
   const Device device(grad);
   dispatch_width<T>(p.count, {p.grad, p.master, p.exp_avg, p.exp_avg_sq, p.published}, [&](auto width) {
-    // a block a tile: many short blocks keep loads and stores of different ones overlapped, and need no loop
+    // one block for each tile: many short blocks overlap each other's loads and stores, and need no loop
     device.launch("adamw", adamw<G, T, width.value>, dim3(num_tiles(p.count, STEP_THREADS * width.value * STEP_PACKS)),
                   dim3(STEP_THREADS), p);
   });

@@ -1,4 +1,4 @@
-// Rotary positions of the product of queries, keys and values: in place, or while it is taken apart; and its backward.
+// Rotary positions for the product of queries, keys and values: in place, or with the split into three; and the backward.
 #include "../kernels/rotary.cuh"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 namespace megatrain {
 namespace {
 
-// Heads of one kind, [S, B, G, heads of a group, D], as a view of `tensor` that begins `first` heads into each group.
+// Heads of one kind, [S, B, G, heads of a group, D]: a view of `tensor` that begins at head `first` of each group.
 struct Heads {
   const Tensor* tensor;
   int64_t first;
@@ -43,14 +43,14 @@ Side side_of(P* place, const Heads& heads) {
   return {place + heads.first * stride(3), stride(0), stride(1), stride(2), stride(3)};
 }
 
-// Whether packs of `width` lie at multiples of their size in every head.
+// Whether packs of `width` are aligned to their size in every head.
 template <typename Side>
 bool is_packed(const Side& side, int width) {
   return is_aligned(side.place) && side.sequence % width == 0 && side.batch % width == 0 && side.group % width == 0 &&
          side.head % width == 0;
 }
 
-// The first 2 or 3 of queries, keys, values, from one place to another.
+// Rotates or moves the first 2 or 3 of queries, keys and values from one place to another.
 void run(const char* name, const Sizes& sizes, const std::vector<Heads>& from, const std::vector<Heads>& to, const Tensor& cos,
          const Tensor& sin, bool is_inverse) {
   const Tensor& x = *from[0].tensor;
@@ -80,12 +80,12 @@ void run(const char* name, const Sizes& sizes, const std::vector<Heads>& from, c
     for (int kind = 0; kind < kinds; ++kind) {
       is_wide = is_wide && is_packed(p.from[kind], full_width<T>) && is_packed(p.to[kind], full_width<T>);
     }
-    // a thread keeps its token's angles and treats ROTARY_HEADS heads at a time; a block takes as many tokens as fit
+    // a thread keeps its token's angles and handles ROTARY_HEADS heads at a time; a block handles as many tokens as fit
     const int packs = std::min(p.half / (is_wide ? full_width<T> : 1), ROTARY_THREADS);
     const int most = ROTARY_THREADS / packs;
     const int rounds = int(divide_up(p.heads, int64_t(most) * ROTARY_HEADS));
     const int height = int(divide_up(p.heads, int64_t(rounds) * ROTARY_HEADS));
-    const int depth = std::min(most / height, 64);  // the most that a block may have along z
+    const int depth = std::min(most / height, 64);  // a block may have at most 64 along z
     const dim3 grid(unsigned(divide_up(tokens, depth))), block(packs, height, depth);
     if (is_wide) {
       device.launch("rotary", rotary<T, full_width<T>>, grid, block, p);

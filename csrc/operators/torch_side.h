@@ -1,4 +1,4 @@
-// What every operator needs of torch, on its stable ABI: registration, checks of one line, types, stream and launch.
+// The parts of torch that every operator needs, on its stable ABI: registration, checks, types, stream and launch.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,13 +20,14 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-// The key under which kernels are registered. Tests compile the same files for the processor, as CPU.
+// The dispatch key under which kernels are registered. Tests compile the same files for the processor, with key CPU.
 #ifndef MEGATRAIN_DISPATCH_KEY
 #define MEGATRAIN_DISPATCH_KEY CUDA
 #endif
 #define MEGATRAIN_KERNELS(library) STABLE_TORCH_LIBRARY_IMPL(megatrain, MEGATRAIN_DISPATCH_KEY, library)
 
-// Only a torch that is built for CUDA has it; weak, so that the extension loads beside any.
+// Only a torch that is built for CUDA has this function. It is weak, so that the extension loads with any torch. It is found in
+// the libraries that the extension was linked to (csrc/build.py, link_flags).
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
 namespace megatrain {
@@ -40,7 +41,7 @@ inline std::string shape_text(const Tensor& tensor) {
   return text + "]";
 }
 
-// Throws what Python sees as RuntimeError, in one line.
+// Throws an error that Python sees as RuntimeError.
 template <typename... Parts>
 void require(bool holds, const Parts&... parts) {
   if (holds) return;
@@ -99,7 +100,7 @@ inline void check_like(const char* name, const Tensor& tensor, const char* other
   check_contiguous(name, tensor);
 }
 
-// fp32 for all narrower types: the dtype of statistics and partial sums.
+// The dtype of statistics and partial sums: fp64 for fp64, and fp32 for all others.
 inline ScalarType wide_dtype(ScalarType dtype) {
   return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
@@ -135,17 +136,24 @@ T* pointer_or_null(const std::optional<Tensor>& tensor) {
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Where and how a kernel runs: on the device that `tensor` is on, which is the current one for as long as this lives, in the
-// stream that is current there.
+// Returns torch's current stream of a GPU. Throws where torch has no such function: the default stream in its place would not be
+// part of a CUDA graph, and would run beside the work that torch orders before and after it.
+inline cudaStream_t current_stream(int32_t device_index) {
+  require(aoti_torch_get_current_cuda_stream != nullptr, "megatrain._C does not find torch's current stream of cuda:", device_index,
+          ": aoti_torch_get_current_cuda_stream is missing in the torch that is loaded; build megatrain._C again in an environment ",
+          "whose torch is built for CUDA");
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index, &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+// Makes the device of `tensor` the current one for as long as this object lives, and launches kernels in the current stream
+// of that device.
 class Device {
  public:
   explicit Device(const Tensor& tensor) : index_(tensor.get_device_index()) {
-    void* stream = nullptr;
-    if (index_ >= 0 && aoti_torch_get_current_cuda_stream != nullptr) {
-      TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
-    }
-    stream_ = static_cast<cudaStream_t>(stream);
-    if (index_ < 0) return;  // no GPU: carried out by the processor
+    if (index_ < 0) return;  // no GPU: the kernels run on the processor
+    stream_ = current_stream(index_);
     check(cudaGetDevice(&previous_), "cudaGetDevice");
     if (previous_ != index_) check(cudaSetDevice(index_), "cudaSetDevice");
   }
@@ -161,7 +169,7 @@ class Device {
     return count;
   }
 
-  // Launches `kernel`; its name is for the error message.
+  // Launches `kernel`. `name` is for the error message.
   template <typename... Parameters, typename... Arguments>
   void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments&&... arguments) const {
     cudaLaunchConfig_t config{};
@@ -178,7 +186,7 @@ class Device {
 
   int index_;
   int previous_ = -1;
-  cudaStream_t stream_;
+  cudaStream_t stream_ = nullptr;
 };
 
 }  // namespace megatrain

@@ -1,4 +1,4 @@
-"""The diagnosis: what the ranks' spans, logs and stacks say of a job that is slow, hangs, or computes nonsense.
+"""The diagnosis: what the ranks' spans, logs and stacks show of a job that is slow, hangs, or has bad numbers.
 
-Streams flow up, verdicts to etcd; training never waits for anything here. DESIGN decisions 13 to 16.
+Streams go to the daemon, verdicts to etcd; training never waits for this package. See docs/adr/0021 to 0024.
 """

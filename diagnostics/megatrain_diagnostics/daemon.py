@@ -1,7 +1,12 @@
-"""The diagnostics daemon of a job: takes what hosts stream, stores it, and has it judged.
+"""The diagnostics daemon of a job: receives the hosts' streams, stores their rows, and runs the live analyses.
 
-Nothing waits for it: it may be killed at any moment, and started again anywhere with the run directory in reach. What
-it has acknowledged is on disk; what it has not, hosts send again. Without etcd it goes on: that only tells where it is.
+Nothing waits for it: it may be killed at any moment, and started again anywhere with access to the run directory. What
+it has acknowledged is on disk; hosts send the rest again.
+
+While etcd is away, streams continue, all rows are stored, and those of the known rounds are judged. What etcd supplies
+or receives waits: new rounds, whose rows are judged later, another configuration, verdicts, requests for full spans,
+and the daemon's report. A daemon that starts meanwhile has the default configuration, and no host finds its address
+yet.
 """
 
 from __future__ import annotations
@@ -39,11 +44,11 @@ from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain_diagnostics.analysis.device_states import WINDOW_S
 from megatrain_diagnostics.collector.admission import Admission
 from megatrain_diagnostics.collector.consumers import ConsumerThread
-from megatrain_diagnostics.collector.counters import Ledger, Teller
+from megatrain_diagnostics.collector.counters import Ledger, LossReporter
 from megatrain_diagnostics.collector.event_server import EventServer
-from megatrain_diagnostics.collector.flood import FloodGate
 from megatrain_diagnostics.collector.ingest import Ingest
 from megatrain_diagnostics.collector.job_watch import JobWatch
+from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.collector.settings import DaemonSettings, add_daemon_arguments
@@ -54,17 +59,17 @@ from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import Where, matching
 from megatrain_diagnostics.events.tables import Groups, Ranks, Xids, num_rows, select
 from megatrain_diagnostics.metrics.daemon_report import DaemonReporter
-from megatrain_diagnostics.metrics.job_book import JobBook
 from megatrain_diagnostics.metrics.job_metrics import MetricsParts, served_metrics
 from megatrain_diagnostics.metrics.job_records import SaveFailures
 from megatrain_diagnostics.metrics.state_writer import StateWriter
-from megatrain_diagnostics.store.event_store import ParquetEventStore
+from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
+from megatrain_diagnostics.store.event_store import EventStore
 from megatrain_diagnostics.store.retention import Retention
 from megatrain_diagnostics.store.segments import StoreError
 
 _logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _MAINTENANCE_S = 60.0
 _LOCK_PATIENCE_S = 15.0
 """A daemon that is being replaced may still write its last batches."""
@@ -74,7 +79,7 @@ _EVERYTHING = Retention(hours=1e6, num_bytes=1e18)
 
 
 class Configuration:
-    """The job's, as its record in etcd has it; the defaults of [diagnostics] until there is one."""
+    """The job's configuration from its record in etcd; the defaults of [diagnostics] until there is a record."""
 
     def __init__(self) -> None:
         self._section = DiagnosticsConfig()
@@ -87,15 +92,15 @@ class Configuration:
 
     @property
     def retention(self) -> Retention:
-        """What is kept: everything, until it is known what shall be."""
+        """What is kept: everything, until the configuration is known."""
         if not self._known.is_set():
             return _EVERYTHING
         return Retention(self._section.retention_hours, self._section.retention_gb * 1e9)
 
     def take(self, record: JobRecord) -> None:
-        """Take a record's section; one that cannot be read changes nothing."""
+        """Take a record's section; an unreadable record changes nothing."""
         try:
-            # a job that torchrun started has none
+            # the record of a job that torchrun started has no configuration
             self.config = config_of_values(record.config, record.job) if record.config else None
             self._section = self.config.diagnostics if self.config else DiagnosticsConfig()
             self._known.set()
@@ -110,7 +115,7 @@ class Configuration:
 def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
     """Serve until `stop` is set.
 
-    Raises: StoreError when the run's events cannot be written; ConfigError when the address cannot be had.
+    Raises: StoreError when the run's events cannot be written; ConfigError when the address is not available.
     """
     keys = JobKeys(settings.job)
     with ExitStack() as closing:
@@ -121,24 +126,24 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         closing.callback(watch.close)
         session = secrets.token_hex(8)
         controller = Controller(client, keys.job, session, lambda: configuration.section, time.time(),
-                                DeviceFindings(store).beside)  # fmt: skip
-        book = JobBook()
+                                DeviceFindings(store).with_devices)  # fmt: skip
+        training = TrainingMetrics()
         devices = DeviceWatch(lambda: configuration.section.telemetry_interval_s)
-        consumers = ConsumerThread([controller, book, devices], ledger, RowsAhead(lambda: rounds.latest_told))
+        consumers = ConsumerThread([controller, training, devices], ledger, RowsAhead(lambda: rounds.latest_in_etcd))
         closing.callback(consumers.close)
-        configuration.wait(_RECORD_PATIENCE_S)  # which may say where to listen, for hosts and for scrapes
+        configuration.wait(_RECORD_PATIENCE_S)  # it may name the addresses for hosts and for scrapes
         _recall(store, rounds, consumers)
-        ingest = Ingest(store, Admission(rounds, FloodGate()), ledger, consumers)
+        ingest = Ingest(store, Admission(rounds, RowRateLimiter()), ledger, consumers)
         closing.callback(ingest.close)
         token = secrets.token_hex(32)
         server = _listening(settings, configuration.section, ingest, token)
         failures = SaveFailures()
         etcd = EtcdJob(client, keys, failures.follow)
         closing.callback(etcd.close)
-        parts = MetricsParts(book, ledger, controller, store, etcd, failures)
+        parts = MetricsParts(training, ledger, controller, store, etcd, failures)
         metrics = served_metrics(parts, keys.job, settings.run, configuration.config)
         record = DaemonRecord(
-            host=socket.gethostname(), session=session, address=_told_address(settings, server.address),
+            host=socket.gethostname(), session=session, address=_reachable_address(settings, server.address),
             port=server.port, token=token, metrics_port=closing.enter_context(metrics), started_unix_s=time.time(),
             version=megatrain.__version__,
         )  # fmt: skip
@@ -147,7 +152,7 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
                      store.directory)  # fmt: skip
         maintenance = threading.Thread(target=_maintain, args=(store, configuration, stop), daemon=True)
         maintenance.start()
-        teller, holding = Teller(ledger), StoreWatch(store)
+        losses, holding = LossReporter(ledger), StoreWatch(store)
 
         def trouble() -> str:
             return ingest.trouble or holding.trouble
@@ -162,13 +167,13 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
             trouble,
         )
         report = DaemonReporter(
-            client, keys, record, (controller, ledger, book, devices), trouble, lambda: etcd.look.snapshot
+            client, keys, record, (controller, ledger, training, devices), trouble, lambda: etcd.last_poll.snapshot
         )
-        while not stop.wait(_LOOK_S):
-            holding.look()
-            teller.tell(time.monotonic())
-            state.tell(time.time())
-            report.tell(time.time())
+        while not stop.wait(_POLL_S):
+            holding.poll()
+            losses.report(time.monotonic())
+            state.write(time.time())
+            report.write(time.time())
         _logger.info("the daemon ends")
         announcement.close()
         server.stop(_GOODBYE_S)
@@ -176,40 +181,40 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
 
 
 class StoreWatch:
-    """Keeps a store that somebody removes while it is written. For one thread."""
+    """Restores a store whose directory is removed while it is written. For one thread."""
 
-    def __init__(self, store: ParquetEventStore) -> None:
+    def __init__(self, store: EventStore) -> None:
         self._store = store
         self.trouble = ""
-        """Why nothing can be stored; empty when all is well."""
+        """Why nothing can be stored; empty when storing works."""
 
-    def look(self) -> None:
-        """Make the directory anew where it was removed."""
+    def poll(self) -> None:
+        """Create the directory again where it was removed."""
         try:
             if self._store.retake():
-                _logger.error("%s was removed by somebody: what was stored is lost, what comes now is stored",
+                _logger.error("%s was removed by somebody: the events stored there are lost, new ones are stored",
                               self._store.directory)  # fmt: skip
             self.trouble = ""
         except StoreError as error:
             self.trouble = str(error)
 
 
-def _opened_store(directory: Path, stop: threading.Event) -> ParquetEventStore:
-    """Take the run's events, from a daemon that is just ending if need be. Raises: StoreError."""
+def _opened_store(directory: Path, stop: threading.Event) -> EventStore:
+    """Take the run's events; wait for a daemon that is just ending. Raises: StoreError."""
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while True:
         try:
-            return ParquetEventStore(directory)
+            return EventStore(directory)
         except StoreError:
-            if time.monotonic() > deadline or stop.wait(_LOOK_S / 4):
+            if time.monotonic() > deadline or stop.wait(_POLL_S / 4):
                 raise
 
 
-def _recall(store: ParquetEventStore, rounds: KnownRounds, consumers: ConsumerThread) -> None:
-    """Pass on who the ranks are, and which errors GPUs had: hosts send that only once, perhaps to an earlier daemon."""
+def _recall(store: EventStore, rounds: KnownRounds, consumers: ConsumerThread) -> None:
+    """Pass on the stored ranks and the GPUs' errors: hosts send these only once, perhaps to an earlier daemon."""
     try:
         ranks = store.read(Ranks)
-        ranks = select(ranks, ranks.round <= rounds.latest_told)
+        ranks = select(ranks, ranks.round <= rounds.latest_in_etcd)
         if num_rows(ranks):
             rounds.note_ranks(ranks)
             newest = Where(rounds=(newest_round(ranks),))
@@ -217,7 +222,7 @@ def _recall(store: ParquetEventStore, rounds: KnownRounds, consumers: ConsumerTh
             consumers.put(Ranks, select(ranks, matching(ranks, newest)))
         consumers.put(Xids, store.read(Xids, Where(first_ns=time.time_ns() - int(WINDOW_S * 1e9))))
     except DataError as error:
-        _logger.warning("who the ranks are is not known before hosts say it again: %s", error)
+        _logger.warning("the ranks are not known until the hosts report them again: %s", error)
 
 
 def _listening(settings: DaemonSettings, section: DiagnosticsConfig, ingest: Ingest, token: str) -> EventServer:
@@ -231,13 +236,13 @@ def _listening(settings: DaemonSettings, section: DiagnosticsConfig, ingest: Ing
 
 
 def _usual_address(etcd: EtcdSettings) -> str:
-    """Return loopback for a job whose etcd is on this machine alone, else the address by which etcd is reached."""
+    """Return loopback for a job whose etcd is only on this machine, else the address by which etcd is reached."""
     is_alone = all(endpoint.is_local for endpoint in etcd.endpoints)
     return _LOOPBACK if is_alone else _address_towards(etcd)
 
 
-def _told_address(settings: DaemonSettings, address: str) -> str:
-    """Return where others reach what listens at an address."""
+def _reachable_address(settings: DaemonSettings, address: str) -> str:
+    """Return the address by which others reach a listener."""
     if address in ("0.0.0.0", "::"):
         return _address_towards(settings.etcd)
     return address
@@ -259,12 +264,12 @@ def _address_towards(etcd: EtcdSettings) -> str:
         ) from error
 
 
-def _maintain(store: ParquetEventStore, configuration: Configuration, stop: threading.Event) -> None:
+def _maintain(store: EventStore, configuration: Configuration, stop: threading.Event) -> None:
     while not stop.wait(_MAINTENANCE_S):
         try:
             store.maintain(configuration.retention)
         except StoreError as error:
-            _logger.warning("segments are not tidied up: %s", error)
+            _logger.warning("segments could not be merged or removed: %s", error)
 
 
 def serve(settings: DaemonSettings) -> int:
@@ -277,14 +282,14 @@ def serve(settings: DaemonSettings) -> int:
     return ExitCode.OK
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return the exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.daemon", allow_abbrev=False)
     parser.add_argument("--run", required=True, type=utf8_path, metavar="DIR", help="the run directory")
     parser.add_argument("--job", required=True, type=utf8_text, metavar="NAME")
     add_daemon_arguments(parser)
     add_etcd_arguments(parser)
-    args = parser.parse_args(words)
+    args = parser.parse_args(arguments)
     try:
         etcd = etcd_flags(args).settings(os.environ)
         settings = DaemonSettings(

@@ -1,8 +1,8 @@
 """The commands that a launch runs for the diagnosis, found by the entry points `megatrain.job_programs` and
-`megatrain.host_program`: of the job, daemon and web page; of each host, its streamer.
+`megatrain.host_program`: daemon and web page for the job; a streamer for each host.
 
-Loads nothing of the diagnosis itself: an executor asks, and executors have no use for it. Without the packages of the
-extra `diagnostics` there is nothing to run.
+It loads nothing else of the diagnosis: an executor imports it, and executors do not need the rest. Without the packages
+of the extra `diagnostics` there is nothing to run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _STREAMER_PACKAGES = ("pyarrow", "prometheus_client")
 
 
 def job_commands(*, config: Config, run: Path, etcd: Sequence[str]) -> dict[str, list[str]]:
-    """Return the commands of a job by name: the daemon where it can run, the web page where it shall be served.
+    """Return the commands of a job by name: the daemon where it can run, the web page where it is configured.
 
-    `etcd`: flags that lead to etcd. Neither needs the other.
+    `etcd`: flags that give etcd's endpoints. Neither command needs the other.
     """
     if not config.diagnostics.is_streamed:
         return {}
@@ -39,9 +39,9 @@ def job_commands(*, config: Config, run: Path, etcd: Sequence[str]) -> dict[str,
 
 
 def streamer_command(*, config: Config, run: Path, host: str, logs: Path, etcd: Sequence[str]) -> list[str]:
-    """Return the command of a host's streamer; none where nothing shall be streamed, or it cannot run.
+    """Return the command of a host's streamer; none where streaming is off, or it cannot run.
 
-    `logs`: the directory with the logs of this host's ranks; `etcd`: flags that lead to etcd.
+    `logs`: the directory with the logs of this host's ranks; `etcd`: flags that give etcd's endpoints.
     """
     if not config.diagnostics.is_streamed or not _are_installed(_STREAMER_PACKAGES):
         return []

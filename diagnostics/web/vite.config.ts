@@ -6,7 +6,7 @@ import { defineConfig, type Plugin } from "vite";
 
 const STATIC = "../megatrain_diagnostics/dashboard/static";
 
-// What is in the bundle; their licences ask to be handed on.
+// The packages in the bundle. Their licences require that the licence texts are distributed with them.
 const BUNDLED = ["preact", "@preact/signals", "@preact/signals-core", "uplot"];
 
 function licences(): Plugin {
@@ -23,7 +23,7 @@ function licences(): Plugin {
 }
 
 export default defineConfig({
-  base: "./", // the page lives behind any path
+  base: "./", // the page is served below any path
   publicDir: false,
   plugins: [licences()],
   build: {

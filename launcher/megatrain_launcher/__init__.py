@@ -1,4 +1,4 @@
-"""The launcher: one executor a host, an elected driver, and rounds that name who trains.
+"""The launcher: one executor per host, an elected driver, and rounds that name the hosts that train.
 
-It imports the trainer's contracts, coordination, failures and config, and torch.distributed.elastic; never the trainer.
+It imports layers 0 to 2 of megatrain, the modules that all commands share, and torch.distributed; never the trainer.
 """

@@ -1,7 +1,7 @@
-"""torch's LocalElasticAgent that follows rounds: it waits for one, runs its workers, tells what becomes of them.
+"""A torch LocalElasticAgent that follows rounds: it waits for a round, runs its workers, and reports their ends.
 
 The one idea: the agent decides nothing. Rendezvous is the wait for a round that names this host, restarts have no
-limit, and a round that broke here or was halted is ended and reported. Source: DESIGN decisions 10 and 12.
+limit, and a round that broke here or was halted is ended and reported. Source: ADR 0019.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain_launcher.seams import Assignment, Orders, WorkerEnd, WorkerListener
+from megatrain_launcher.interfaces import Assignment, Orders, WorkerEnd, WorkerListener
+from megatrain_launcher.standby.client import StandbyClient, StandbyError, WorkerExit
 from megatrain_launcher.standby.messages import WorkerStart
-from megatrain_launcher.standby.server import StandbyError, StandbyServer, WorkerExit
 from megatrain_launcher.worker_environment import MAX_RESTARTS, ROLE, worker_environment
 from megatrain_launcher.worker_logs import WorkerLogs
 
@@ -34,17 +34,17 @@ _logger = logging.getLogger(__name__)
 
 GOOD_ENDS: Final = frozenset({ExitCode.OK, ExitCode.SAVED_AND_STOPPED})
 MONITOR_INTERVAL_S: Final = 0.05
-"""How long a halt without a call of `wake` may go unseen."""
+"""How long a halt can go unseen if `wake` is not called."""
 CAUSE_TIMEOUT_S: Final = 0.5
-"""When a worker ended because of another one, this host's own others get so long to show the cause."""
+"""After a worker ended because of another one, the host's other workers get this long to show the cause."""
 _GRACE_SLACK_S: Final = 2.0
-"""A worker's own watchdog ends it after the grace, and says why: it comes first."""
+"""Added to the grace: a worker's own watchdog, which logs the reason, must end the worker first."""
 _WARN_INTERVAL_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What the workers of a job run. `environment` is theirs, but for what the round says."""
+    """What the workers of a job run. `environment` is theirs, except for the round's variables."""
 
     job: str
     num_workers: int
@@ -66,7 +66,7 @@ class _Running:
     """Of the workers that ended by themselves, by local rank."""
     first_failure_at: float | None = None
     has_cause: bool = False
-    """A failure is known that no other worker's failure explains."""
+    """A known failure is not explained by another worker's failure."""
     asked_to_save_at: float | None = None
 
     def rank(self, local_rank: int) -> int:
@@ -81,7 +81,7 @@ class RoundRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._orders = orders
         self._store = store
         self.assignment: Assignment | None = None
-        """The newest that was given out."""
+        """The newest round that was returned."""
 
     def get_backend(self) -> str:
         return "megatrain"
@@ -105,7 +105,7 @@ class RoundRendezvous(RendezvousHandler):  # type: ignore[misc]
         return False
 
     def set_closed(self) -> None:
-        """Do nothing: rounds end, a job's name stays good."""
+        """Do nothing: rounds end, but a job's name stays valid."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -125,7 +125,7 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         settings: AgentSettings,
         orders: Orders,
         listener: WorkerListener,
-        standby: StandbyServer,
+        standby: StandbyClient,
         logs: WorkerLogs,
         store: Store,
     ) -> None:
@@ -150,10 +150,10 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         standby.notify(self.wake)
 
     def wake(self) -> None:
-        """Look at once whether the round shall stop. From any thread."""
+        """Check at once whether the round must stop. From any thread."""
         self._changed.set()
 
-    # What torch's agent calls
+    # Methods that torch's agent calls
 
     def _invoke_run(self, role: str = ROLE) -> RunResult:
         while True:
@@ -178,7 +178,7 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         assert assignment is not None
         running = self._running = _Running(assignment)
         while not self._standby.wait_ready(MONITOR_INTERVAL_S):
-            if self._orders.must_stop(assignment.round.number):
+            if self._orders.stop_reason(assignment.round.number):
                 return {}
         settings = self._settings
         outputs = []
@@ -209,14 +209,14 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         return dict(running.pids)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Report the ends of workers; say how the round stands here."""
+        """Report the ends of workers; return the state of the round on this host."""
         running = self._running
         assert running is not None
         self._report_ends(running)
         return RunResult(state=self._state_of(running))
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Keep what the round's processes leave behind, and kill all that is left of them."""
+        """Keep the evidence of the round's processes, and kill those that are left."""
         running, self._running = self._running, None
         if running is None:
             return
@@ -224,10 +224,11 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         self._standby.kill_all()
         while not self._standby.wait_gone(_WARN_INTERVAL_S):
             _logger.warning(
-                "processes of round %d cannot be killed: they wait in the kernel, for a disk or a device that is away",
+                "processes of round %d cannot be killed: they wait in the kernel for a disk or a device that does not "
+                "answer",
                 running.assignment.round.number,
             )
-        # the cause of it all may have ended unseen, while victims elsewhere were quicker to have the round halted
+        # the original cause may be an unseen end here, while victims on other hosts had the round halted first
         self._report_ends(running)
         self._logs.close_round()
         self._listener.workers_stopped(running.assignment)
@@ -238,7 +239,7 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
     # One round
 
     def _watch(self) -> WorkerState:
-        """Return how the round's workers stand when they shall be stopped."""
+        """Wait until the round's workers must be stopped, and return their state."""
         while True:
             self._changed.wait(MONITOR_INTERVAL_S)
             self._changed.clear()
@@ -255,18 +256,18 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         elif running.pids and len(running.exit_codes) == len(running.pids):
             return WorkerState.SUCCEEDED
         number = running.assignment.round.number
-        if self._orders.must_stop(number) and not self._may_save(running, number, now):
+        if self._orders.stop_reason(number) and not self._may_save(running, number, now):
             return WorkerState.UNHEALTHY
         return WorkerState.HEALTHY
 
     def _may_save(self, running: _Running, number: int, now: float) -> bool:
-        """Ask the workers once to save and stop; say whether they still have time for it."""
+        """Ask the workers once to save and stop; return whether they still have time for it."""
         if not running.pids or not self._orders.is_saving(number):
             return False
         if running.asked_to_save_at is None:
             running.asked_to_save_at = now
             self._standby.signal_workers(running.pids.values(), signal.SIGTERM)
-        grace_s = max(self._settings.save_grace_s, self._orders.told_deadlines(number).stop_s)
+        grace_s = max(self._settings.save_grace_s, self._orders.published_deadlines(number).stop_s)
         return now < running.asked_to_save_at + grace_s + _GRACE_SLACK_S
 
     def _report_ends(self, running: _Running) -> None:
@@ -277,22 +278,22 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _report_end(self, running: _Running, local_rank: int, found: WorkerExit) -> None:
         rank = running.rank(local_rank)
-        verdict = self._logs.verdict_at_end(rank)
+        log_verdict = self._logs.log_verdict_at_end(rank)
         is_failure = found.exit_code not in GOOD_ENDS
         if not is_failure:
-            verdict = None
+            log_verdict = None
         running.exit_codes[local_rank] = found.exit_code
         if is_failure:
             if running.first_failure_at is None:
                 running.first_failure_at = time.monotonic()
-            is_consequence = verdict.is_cascade if verdict is not None else found.exit_code >= 0
+            is_consequence = log_verdict.is_cascade if log_verdict is not None else found.exit_code >= 0
             running.has_cause = running.has_cause or not is_consequence
-        line = found.note or ("" if verdict is None else verdict.line)
-        end = WorkerEnd(local_rank, rank, found.pid, found.exit_code, found.at_unix_s, verdict, line)
+        line = found.note or ("" if log_verdict is None else log_verdict.line)
+        end = WorkerEnd(local_rank, rank, found.pid, found.exit_code, found.at_unix_s, log_verdict, line)
         self._listener.worker_ended(running.assignment, end)
 
     def _report_failed_start(self, running: _Running, reason: str) -> None:
-        """Tell that workers could not be started, as the end of the first one: pid 0, nothing more is known."""
+        """Report that workers could not be started, as the end of the first one: pid 0, nothing more is known."""
         _logger.error("round %d: %s", running.assignment.round.number, reason)
         running.first_failure_at, running.has_cause = time.monotonic(), True
         end = WorkerEnd(0, running.rank(0), 0, ExitCode.FAILURE, time.time(), None, reason)

@@ -1,7 +1,7 @@
-"""A certificate for an etcd of our own that other hosts reach: server and clients have it, and trust nothing else.
+"""A certificate for the job's own etcd when other hosts reach it: server and clients share it, and trust nothing else.
 
-A password alone would not do: an etcd that asks for one still answers some calls of strangers, and one of these (an
-alarm) ends its checks of passwords (ADR 0038, measured). Who does not have the certificate's key ends in the handshake.
+A password is not enough: an etcd that asks for one still answers some calls without it, and one of these (an alarm)
+ends its password checks (ADR 0038, measured). A client without the certificate's key fails in the handshake.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from megatrain.contracts.whole_files import write_private
 from megatrain.coordination.settings import TlsFiles
 
 _BEFORE = timedelta(days=1)
-"""Hosts whose clocks are behind take it too."""
+"""Also accepted by hosts whose clocks are behind."""
 _VALID = timedelta(days=3650)
 
 
 def make_certificate(files: TlsFiles, address: str) -> None:
     """Write a new certificate for an IP address, and its key, to the places that `files` names.
 
-    Raises: ConfigError where the package that makes it is missing; OSError.
+    Raises: ConfigError if the package that makes it is missing; OSError.
     """
     try:
         from cryptography import x509
@@ -36,7 +36,7 @@ def make_certificate(files: TlsFiles, address: str) -> None:
     assert files.certificate is not None
     assert files.key is not None
     key = ec.generate_private_key(ec.SECP256R1())
-    # no common name: etcd takes that for a user, and refuses requests like ours, which name theirs by a password
+    # no common name: etcd takes it for a user name, and refuses requests that, like ours, name their user by a password
     name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "etcd of a megatrain job")])
     now = datetime.now(UTC)
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]

@@ -1,8 +1,8 @@
-"""The files of a running etcd, held open beside it: what somebody removes can be put back as it was.
+"""The files of a running etcd, held open by this process, so that removed files can be restored unchanged.
 
-A file that was removed lives on for as long as a process has it open. etcd itself has its database and its log of
-writes open, and would go on answering writes into them that no restart finds again. Whoever holds the same files can
-copy them to where they were: etcd then continues with the same data, and only its log shows it (ADR 0043).
+A removed file lives on for as long as a process has it open. etcd itself has its database and its log of writes open,
+and would continue to accept writes into files that no restart finds. A process that holds the same files open can copy
+them to their place: etcd then continues with the same data, and only its log shows it (ADR 0043).
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ _COPIED_BYTES = 1 << 20
 
 
 class HeldFiles:
-    """Those files of an etcd that a restart needs, below <data>/member. For one thread."""
+    """The files of an etcd that a restart needs, below <data>/member. For one thread."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
         self._handles: dict[str, int] = {}
         """By name below <data>/member."""
 
-    def look(self, pid: int | None) -> tuple[str, ...]:
-        """Hold what etcd has now, and return the names of what is not in its place any more; none: all is well.
+    def poll(self, pid: int | None) -> tuple[str, ...]:
+        """Hold etcd's current files open, and return the names of those that are missing; none: all files are in place.
 
-        What etcd itself takes away (old parts of its log, a database that was made smaller) may be named for a moment.
+        Files that etcd itself removes (old parts of its log, a database that was made smaller) may be named for a
+        moment.
         """
         opened = {} if pid is None else _opened_by(pid)
         for name, path in opened.items():
@@ -51,9 +52,9 @@ class HeldFiles:
         return missing
 
     def copy(self) -> None:
-        """Put copies of all that is held in the place of <data>; what lies there goes aside. Raises: OSError.
+        """Copy all held files to <data>, and move aside what is there. Raises: OSError.
 
-        etcd must not write meanwhile. A copy of what it has written until then is what a power cut would leave.
+        etcd must not write meanwhile. A copy of its writes so far is the state that a power cut would leave.
         """
         draft = self._data.with_name(temporary_name(self._data.name))
         try:
@@ -91,7 +92,7 @@ class HeldFiles:
         return sorted((self._data / "member" / "snap").glob("*.snap"))
 
     def _needed(self, opened: Iterable[str]) -> list[str]:
-        """Return the names without which a restart would fail or lose something, as far as they are held."""
+        """Return the held names without which a restart would fail or lose data."""
         logs = [name for name in opened if _is_log(name)] or sorted(filter(_is_log, self._handles))[-1:]
         newest = sorted(name for name in self._handles if name.endswith(".snap"))[-1:]
         return [name for name in (_DATABASE, *logs, *newest) if name in self._handles]

@@ -1,6 +1,6 @@
-"""Why an etcd of our own did not come up: what its log says in a few words, and whether its disk has room.
+"""Why the job's own etcd did not start: the errors in its log, and whether its disk has space.
 
-etcd logs JSON, and beside it the stacks of a Go program that gave up, which say nothing to whoever has a full disk.
+etcd logs JSON lines. When it crashes, the log also has a Go stack trace, which does not name the cause.
 """
 
 from __future__ import annotations
@@ -9,40 +9,40 @@ import json
 import shutil
 from pathlib import Path
 
-from megatrain.contracts.texts import bytes_text
+from megatrain.formatting.quantities import bytes_text
 
 _LEVELS = ("error", "dpanic", "panic", "fatal")
 _NUM_LINES = 3
 _MAX_CHARS = 2000
-_ROOM_BYTES = 64 * 2**20
-"""etcd takes so much for its log of writes before it serves."""
+_MIN_FREE_BYTES = 64 * 2**20
+"""Space that etcd takes for its log of writes before it serves."""
 
 
-def last_words(text: str) -> str:
-    """Return the last complaints in a log of etcd; its end where there are none."""
-    found = [words for line in text.splitlines() if (words := _complaint(line))]
+def last_errors(text: str) -> str:
+    """Return the last errors in a log of etcd; the end of the log if there are none."""
+    found = [error for line in text.splitlines() if (error := _error_of(line))]
     return "\n".join(dict.fromkeys(found[-_NUM_LINES:])) or text[-_MAX_CHARS:].strip() or "(it is empty)"
 
 
-def lack_of_room(directory: Path) -> str:
-    """Return a sentence when the directory's disk has too little room for an etcd, else nothing."""
+def lack_of_space(directory: Path) -> str:
+    """Return a sentence if the directory's disk has too little space for an etcd, else an empty text."""
     try:
         free = shutil.disk_usage(directory).free
     except OSError:
         return ""
-    if free >= _ROOM_BYTES:
+    if free >= _MIN_FREE_BYTES:
         return ""
     return (
-        f"its disk has {bytes_text(free)} left, and etcd begins with {bytes_text(_ROOM_BYTES)}; make room, or set "
-        "job.run_directory"
+        f"its disk has {bytes_text(free)} left, and etcd needs {bytes_text(_MIN_FREE_BYTES)} to begin; free "
+        "some, or set job.run_directory"
     )
 
 
-def _complaint(line: str) -> str:
+def _error_of(line: str) -> str:
     try:
-        told = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         return ""
-    if not isinstance(told, dict) or told.get("level") not in _LEVELS:
+    if not isinstance(entry, dict) or entry.get("level") not in _LEVELS:
         return ""
-    return ": ".join(str(told[name]) for name in ("msg", "error") if told.get(name))
+    return ": ".join(str(entry[name]) for name in ("msg", "error") if entry.get(name))

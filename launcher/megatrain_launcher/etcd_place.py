@@ -1,4 +1,4 @@
-"""Where the etcd of a job lies: a directory that one launch has to itself, and one for its sockets."""
+"""The directories of a job's etcd: one for its data that belongs to one launch only, and one for its sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOCK = "lock"
 
 @contextmanager
 def place_of_sockets(directory: Path) -> Iterator[Path]:
-    """Have a directory of ours for sockets: that of the data, else a new one, where a socket cannot be in that."""
+    """Return a directory of this process for sockets: that of the data, or a new one if sockets cannot be in that."""
     if _can_hold_socket(directory):
         yield directory
         return
@@ -32,7 +32,7 @@ def place_of_sockets(directory: Path) -> Iterator[Path]:
 
 
 def _can_hold_socket(directory: Path) -> bool:
-    """Return whether the path is short enough, and the file system one that has sockets."""
+    """Return whether the path is short enough, and the file system supports sockets."""
     if not fits_socket(str(directory / CLIENT_SOCKET)):
         return False
     path = directory / "probe"
@@ -47,7 +47,7 @@ def _can_hold_socket(directory: Path) -> bool:
 
 
 def take_lock(directory: Path) -> io.FileIO:
-    """Have the directory to ourselves for as long as the file is open. Raises: ConfigError naming who has it."""
+    """Own the directory exclusively while the file is open. Raises: ConfigError naming the holder."""
     make_private(directory)
     try:
         data = directory / "etcd"
@@ -67,7 +67,7 @@ def take_lock(directory: Path) -> io.FileIO:
         raise ConfigError(
             [f"{directory}: {holder} has launched a job there that still runs; stop it, or set job.run_directory"]
         ) from error
-    with suppress(OSError):  # who has it is for messages, and the disk may be full
+    with suppress(OSError):  # the holder's name is for messages, and the disk may be full
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     return file
@@ -76,8 +76,8 @@ def take_lock(directory: Path) -> io.FileIO:
 def why_not_started(directory: Path, error: OSError) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return "an etcd cannot listen there: give --local-addr an address of this host"
-    place = f"{error.filename}: " if error.filename else ""
+    path_text = f"{error.filename}: " if error.filename else ""
     return (
-        f"no etcd can be started in {directory}: {place}{error.strerror or error}; set job.run_directory, or name an "
-        "etcd by --rdzv-endpoint=HOST:PORT"
+        f"no etcd can be started in {directory}: {path_text}{error.strerror or error}; set job.run_directory, or name "
+        "an etcd by --rdzv-endpoint=HOST:PORT"
     )

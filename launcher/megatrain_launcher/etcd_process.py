@@ -1,12 +1,12 @@
-"""An etcd of our own for one job: found, started on free ports, started anew when it dies, and gone when we are.
+"""An etcd for one job: found, started on free ports, restarted when it dies, and stopped when this process ends.
 
-Its data lie in <run>/coordination, so that rounds and incidents go on counting when the job is launched again. It
-begins on a unix socket in a directory of mode 0700, where it is given its password: no other user reaches it before. A
-job of one host stays there. Where other hosts shall reach it, it is started again on the host's address with TLS, and
-takes only clients that have the job's key (ADR 0038). Left out: a cluster; a job of many hosts that shall survive the
-loss of any one of them has an etcd of its own elsewhere (--rdzv-endpoint).
+Its data is in <run>/coordination, so that the numbers of rounds and incidents continue when the job is launched again.
+It starts on a unix socket in a directory of mode 0700, which no other user can reach, and gets its password there.
+The etcd of a job of one host stays there. If other hosts must reach it, it is restarted on the host's address with TLS,
+and accepts only clients that have the job's key (ADR 0038). Left out: a cluster; a job of many hosts that must survive
+the loss of any one of them uses a separate etcd (--rdzv-endpoint).
 
-What somebody removes of that directory while etcd runs is put back (ADR 0043).
+Files that somebody removes from that directory while etcd runs are restored (ADR 0043).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from megatrain.coordination.settings import Credentials, Endpoint, EtcdSettings,
 from megatrain.programs.child_process import ChildProcess
 from megatrain_launcher.etcd_certificate import make_certificate
 from megatrain_launcher.etcd_data import HeldFiles
-from megatrain_launcher.etcd_log import lack_of_room, last_words
+from megatrain_launcher.etcd_log import lack_of_space, last_errors
 from megatrain_launcher.etcd_place import LOCK, place_of_sockets, take_lock, why_not_started
 from megatrain_launcher.etcd_program import CLIENT_SOCKET, EXISTING, NEW, base_command, find_etcd, guarded, listening
 from megatrain_launcher.etcd_users import WrongPasswordError, admit_only
@@ -47,16 +47,17 @@ _logger = logging.getLogger(__name__)
 _NUM_PORT_TRIES = 5
 _POLL_S = 0.02
 _ANSWER_S = 2.0
+_READY_S = 30.0
 _FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
-_LOOK_S = 0.25
-"""Between two looks whether its files are in place. Two in a row are needed: etcd itself takes old ones away."""
-_MEND_AGAIN_S = 2.0
+_MAX_PAUSE_S = 5.0
+_FILES_CHECK_S = 0.25
+"""Pause between two checks of its files. Two checks must agree, because etcd itself removes old files."""
+_REPAIR_AGAIN_S = 2.0
 _MAX_LOG_BYTES = 16 * 2**20
 
 
 def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
-    """Return different ports that are free at this moment."""
+    """Return different ports that are free at the moment."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket(family)) for _ in range(count)]
@@ -66,12 +67,12 @@ def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
 
 
 class EtcdProcess:
-    """As a context: an etcd for `credentials` alone, on a unix socket, or on an IP `address` for whoever has `tls` too.
+    """As a context: an etcd for `credentials` only, on a unix socket, or with `tls` on an IP `address`.
 
-    `directory`: its data and log; made if it is not there, refused if another user could have written in it.
-    `tls`: where the certificate and its key are put; made for the address.
-    Raises on entering: ConfigError when there is no program, the directory is not ours, or another launch uses it;
-    CoordinationError with the end of its log when it does not come up.
+    `directory`: its data and log; made if it does not exist, refused if another user could have written in it. `tls`:
+    where the certificate and its key are written; made for the address. Raises on entering: ConfigError when there is
+    no program, the directory is not ours, or another launch uses it; CoordinationError with the end of its log when it
+    does not start.
     """
 
     def __init__(
@@ -82,7 +83,6 @@ class EtcdProcess:
         address: str = "",
         tls: TlsFiles | None = None,
         program: Path | None = None,
-        ready_s: float = 30.0,
     ) -> None:
         if bool(address) != (tls is not None):
             raise ConfigError([f"an etcd that listens on {address or 'a unix socket'}: an address and TLS go together"])
@@ -91,17 +91,16 @@ class EtcdProcess:
         self._address = address
         self._tls = tls or TlsFiles()
         self._program = program
-        self._ready_s = ready_s
         self._sockets = self._directory
         self._endpoint: Endpoint | None = None
-        self._words: Sequence[str] = ()
+        self._command: Sequence[str] = ()
         self._child: ChildProcess | None = None
         self._is_up = threading.Event()
         self._closing = threading.Event()
         self._failure: Exception | None = None
         self._data = HeldFiles(self._directory / "etcd")
         self._kept: dict[Path, bytes] = {}
-        """Small files of the directory, and what is in them."""
+        """Small files of the directory, and their contents."""
         self._lock_file: io.FileIO | None = None
         self._missing: frozenset[str] = frozenset()
         self._has_listened = False
@@ -113,23 +112,23 @@ class EtcdProcess:
 
     @property
     def settings(self) -> EtcdSettings:
-        """What a client of it is made from."""
+        """The settings that its clients are made from."""
         assert self._endpoint is not None
         return EtcdSettings((self._endpoint,), self._credentials, self._tls)
 
     @property
     def pid(self) -> int | None:
-        """The process now; None while it is being started anew."""
+        """The process's pid; None while it is being restarted."""
         child = self._child
         return None if child is None else child.pid
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What of its files was removed lately, and what keeps it from being put back."""
+        """Which of its files were removed lately, and why they cannot be restored."""
         return tuple(filter(None, (self._trouble, *self._losses.texts)))
 
     def keep(self, path: Path, content: bytes) -> None:
-        """Write a small file that is the user's alone, and write it again whenever somebody removes it.
+        """Keep a small file that only this user can access, and rewrite it when somebody removes it.
 
         Raises: OSError.
         """
@@ -148,7 +147,7 @@ class EtcdProcess:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._lock_file = take_lock(self._directory)
-            stack.callback(self._let_go)
+            stack.callback(self._release)
             self._sockets = stack.enter_context(place_of_sockets(self._directory))
             stack.callback(self._close)
             self._thread.start()
@@ -163,7 +162,7 @@ class EtcdProcess:
     ) -> None:
         self._held.close()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._data.close()
         if self._lock_file is not None:
             self._lock_file.close()
@@ -174,10 +173,10 @@ class EtcdProcess:
             self._thread.join()
 
     def _run(self) -> None:
-        """Be the thread that all its processes belong to: when it ends, so do they."""
+        """Run the thread that all etcd processes belong to: when it ends, they end too."""
         try:
             self._start_first()
-            self._find_missing()  # from here on its files are held
+            self._find_missing()  # from here on its files are held open
         except (ConfigError, CoordinationError) as error:
             self._end_child()
             self._failure = error
@@ -194,39 +193,39 @@ class EtcdProcess:
             self._watch()
             if self._closing.is_set():
                 break
-            if time.monotonic() - started_at > _LONGEST_PAUSE_S:
+            if time.monotonic() - started_at > _MAX_PAUSE_S:
                 pause_s = _FIRST_PAUSE_S
-            _logger.warning("etcd has ended (see %s); it is started again", self.log)
+            _logger.warning("etcd has ended (see %s); starting it again", self.log)
             self._closing.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            # what was removed is put back first: without its data it would end again
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            # removed files are restored first: without its data it would end again
             self._missing = frozenset()
             for _ in range(2):
-                self._look()
+                self._check_files()
             with suppress(OSError):  # out of processes or memory: the next turn tries again
                 if self._child is None and not self._trouble:
                     self._start()
         self._end_child()
 
     def _watch(self) -> None:
-        """Return when the process has ended, or shall."""
-        look_at = time.monotonic()
+        """Return when the process has ended, or must end."""
+        check_at = time.monotonic()
         while self._child is not None and not self._closing.wait(_POLL_S):
             if self._child.poll() is not None:
                 self._child = None
-            elif time.monotonic() >= look_at:
-                self._look()
-                look_at = time.monotonic() + (_MEND_AGAIN_S if self._trouble else _LOOK_S)
+            elif time.monotonic() >= check_at:
+                self._check_files()
+                check_at = time.monotonic() + (_REPAIR_AGAIN_S if self._trouble else _FILES_CHECK_S)
 
-    def _look(self) -> None:
-        """Put back what is missing now, and was at the last look."""
+    def _check_files(self) -> None:
+        """Restore the files if something has been missing at two checks in a row."""
         before, self._missing = self._missing, self._find_missing()
         if not self._missing:
             self._trouble = ""
         if not before & self._missing:
             return
         try:
-            self._mend(self._missing)
+            self._repair(self._missing)
         except (ConfigError, CoordinationError, OSError) as error:
             trouble = f"{self._directory} was removed while the job's etcd runs in it, and cannot be put back: {error}"
             if trouble != self._trouble:
@@ -236,8 +235,8 @@ class EtcdProcess:
             self._trouble, self._missing = "", frozenset()
 
     def _find_missing(self) -> frozenset[str]:
-        """Return what of the directory is not as this process has it."""
-        missing = {f"etcd/member/{name}" for name in self._data.look(self.pid)}
+        """Return the names of files that were removed, or replaced by others."""
+        missing = {f"etcd/member/{name}" for name in self._data.poll(self.pid)}
         assert self._lock_file is not None
         if not is_in_place(self._lock_file.fileno(), self._directory / LOCK):
             missing.add(LOCK)
@@ -250,11 +249,11 @@ class EtcdProcess:
             self._has_listened = self._has_listened or is_there
         return frozenset(missing)
 
-    def _mend(self, missing: frozenset[str]) -> None:
-        """Put back what is missing. etcd serves on where that fails, and at no moment do two of them.
+    def _repair(self, missing: frozenset[str]) -> None:
+        """Restore what is missing. If that fails, etcd continues to serve; two of them never run at once.
 
-        Raises: ConfigError when the directory is another's now; CoordinationError when etcd does not come up again;
-        OSError.
+        Raises: ConfigError when the directory belongs to another launch now; CoordinationError when etcd does not start
+        again; OSError.
         """
         make_private(self._directory)
         if LOCK in missing:
@@ -274,11 +273,11 @@ class EtcdProcess:
             self._end_child()
         if lost_data or CLIENT_SOCKET in missing:
             self._start_again()
-        what = "its etcd goes on with all that it held: nothing of that is lost"
+        what = "its etcd goes on with all its data: nothing of it is lost"
         _logger.error("%s", self._losses.note(f"{self._directory} ({', '.join(sorted(missing))})", what))
 
     def _restore(self) -> None:
-        """Put the data back as they are at this moment, and end the process that has the removed ones open."""
+        """Restore the data as it is now, and end the process that has the removed files open."""
         if self._child is None:
             self._data.copy()
             return
@@ -288,7 +287,7 @@ class EtcdProcess:
         self._child = None
 
     def _start_again(self) -> None:
-        """Start it on what is in place, and wait until it serves. Raises: CoordinationError, OSError."""
+        """Start it on the files in place, and wait until it serves. Raises: CoordinationError, OSError."""
         self._start()
         problem = self._wait_until_ready(self.settings)
         if problem:
@@ -302,28 +301,28 @@ class EtcdProcess:
 
     def _start(self) -> None:
         self._has_listened = False
-        # etcd would take options from there, and end where one is given here too
+        # etcd also reads options from ETCD_* variables, and ends if an option is given twice
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         self._child = ChildProcess(
-            self._words, log=self.log, environment=without_password(environment), directory=self._sockets
+            self._command, log=self.log, environment=without_password(environment), directory=self._sockets
         )
 
     def _start_first(self) -> None:
         program = self._program or find_etcd()
-        _shorten(self.log)
+        _rotate_log(self.log)
         always = base_command(program, self._directory)
-        door = Endpoint.of_socket(self._sockets / CLIENT_SOCKET)
+        socket_endpoint = Endpoint.of_socket(self._sockets / CLIENT_SOCKET)
         socket_url = f"unix://{CLIENT_SOCKET}"
-        self._come_up([*always, *listening(socket_url), *NEW], EtcdSettings((door,)))
+        self._start_and_wait([*always, *listening(socket_url), *NEW], EtcdSettings((socket_endpoint,)))
         try:
-            admit_only(EtcdSettings((door,)), self._credentials)
+            admit_only(EtcdSettings((socket_endpoint,)), self._credentials)
         except WrongPasswordError as error:
-            way_out = f"remove {self._directory / 'etcd'}, and rounds count from 1 again"
-            raise CoordinationError(f"etcd in {self._directory} {error}; {way_out}") from error
+            hint = f"remove {self._directory / 'etcd'}, after which rounds count from 1 again"
+            raise CoordinationError(f"etcd in {self._directory} {error}; {hint}") from error
         self._remember(self._credentials.file)
-        self._endpoint = door
-        # one that has lost its data, and with them its password, must not begin with new ones: it ends instead
-        self._words = [*always, *listening(socket_url), *EXISTING]
+        self._endpoint = socket_endpoint
+        # an etcd that has lost its data, and so its password, must not begin with empty data: it ends instead
+        self._command = [*always, *listening(socket_url), *EXISTING]
         if self._address:
             self._end_child()
             make_certificate(self._tls, self._address)
@@ -331,35 +330,35 @@ class EtcdProcess:
             self._start_on_free_port(always)
 
     def _remember(self, *paths: Path | None) -> None:
-        """Keep what is in files that were written before."""
+        """Keep files that were written earlier."""
         self._kept = {**self._kept, **{path: path.read_bytes() for path in paths if path is not None}}
 
     def _start_on_free_port(self, always: Sequence[str]) -> None:
         for number in range(_NUM_PORT_TRIES):
             endpoint = Endpoint("https", self._address, free_ports(1, self._address)[0])
-            words = [*always, *listening(str(endpoint)), *guarded(self._tls), *EXISTING]
+            command = [*always, *listening(str(endpoint)), *guarded(self._tls), *EXISTING]
             try:
-                return self._come_up(words, EtcdSettings((endpoint,), self._credentials, self._tls))
+                return self._start_and_wait(command, EtcdSettings((endpoint,), self._credentials, self._tls))
             except CoordinationError as error:
                 if "address already in use" not in str(error) or number == _NUM_PORT_TRIES - 1:
                     raise
 
-    def _come_up(self, words: Sequence[str], settings: EtcdSettings) -> None:
-        """Start it with these words and wait until it serves. Raises: CoordinationError; then nothing of it is left."""
+    def _start_and_wait(self, command: Sequence[str], settings: EtcdSettings) -> None:
+        """Start it by this command and wait until it serves. Raises: CoordinationError; then no process is left."""
         log_size = self.log.stat().st_size if self.log.exists() else 0
-        self._words = words
+        self._command = command
         (self._endpoint,) = settings.endpoints
         self._start()
         problem = self._wait_until_ready(settings)
         if problem:
             self._end_child()
             text = self.log.read_bytes()[log_size:].decode(errors="replace")
-            why = "; ".join(filter(None, (problem, lack_of_room(self._directory))))
-            raise CoordinationError(f"etcd in {self._directory} {why}; {self.log}:\n{last_words(text)}")
+            why = "; ".join(filter(None, (problem, lack_of_space(self._directory))))
+            raise CoordinationError(f"etcd in {self._directory} {why}; {self.log}:\n{last_errors(text)}")
 
     def _wait_until_ready(self, settings: EtcdSettings) -> str:
-        """Return what is wrong, nothing once it serves."""
-        deadline = time.monotonic() + self._ready_s
+        """Wait until it serves; return why it does not, empty if it does."""
+        deadline = time.monotonic() + _READY_S
         why_not = "nothing listens"
         with EtcdClient(replace(settings, attempt_s=_ANSWER_S)) as client:
             while not self._closing.wait(_POLL_S):
@@ -372,12 +371,12 @@ class EtcdProcess:
                     if not why_not:
                         return ""
                 if time.monotonic() > deadline:
-                    return f"did not serve within {self._ready_s:g} s ({why_not})"
-        return "was asked to end"
+                    return f"did not serve within {_READY_S:g} s ({why_not})"
+        return "was stopped"
 
 
 def _is_listening(endpoint: Endpoint) -> bool:
-    """Return whether a connection can be had; the client would tell of each that cannot."""
+    """Return whether it accepts connections; the client would log each failed try."""
     family = socket.AF_UNIX if endpoint.path else socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.settimeout(_ANSWER_S)
@@ -385,7 +384,7 @@ def _is_listening(endpoint: Endpoint) -> bool:
 
 
 def _why_not_serving(client: EtcdClient) -> str:
-    """Return what keeps it from serving, nothing once it does."""
+    """Return why it does not serve, empty once it does."""
     try:
         has_leader = status(client, client.settings.endpoints[0]).leader_id != 0
     except CoordinationRefusedError:
@@ -395,7 +394,7 @@ def _why_not_serving(client: EtcdClient) -> str:
     return "" if has_leader else "it has no leader"
 
 
-def _shorten(log: Path) -> None:
+def _rotate_log(log: Path) -> None:
     with suppress(OSError):
         if log.stat().st_size > _MAX_LOG_BYTES:
             log.replace(log.with_suffix(".log.1"))

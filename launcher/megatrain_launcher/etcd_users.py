@@ -1,7 +1,7 @@
-"""The users of an etcd of our own: only root and one user, with one password.
+"""The users of the job's own etcd: only root and one user, with one password.
 
-For an etcd that only its owner can reach, on a unix socket in a directory of mode 0700: no other user can be faster
-there.
+For an etcd on a unix socket in a directory of mode 0700: only its owner can reach it, so no other user can set a
+password first.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import replace
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.gateway_answer import JsonObject
+from megatrain.coordination.gateway_response import JsonObject
 from megatrain.coordination.settings import Credentials, EtcdSettings
 
 _ROOT = "root"
 
 
 class WrongPasswordError(CoordinationRefusedError):
-    """Its users are there already, with a password that we do not have."""
+    """Its users exist already, with another password."""
 
 
 def admit_only(settings: EtcdSettings, credentials: Credentials) -> None:
     """Give access only to root and this user, who may do everything; both have this password. May be repeated.
 
     `settings`: how to reach it, without a user. Users and roles that somebody else made there are removed.
-    Raises: WrongPasswordError when it has been closed with another password; CoordinationError.
+    Raises: WrongPasswordError when it already has another password; CoordinationError.
     """
     names = (_ROOT, credentials.user)
     with EtcdClient(settings) as client:
@@ -34,7 +34,7 @@ def admit_only(settings: EtcdSettings, credentials: Credentials) -> None:
         if is_open:
             for name in names:
                 _set_password(client, name, credentials.password)
-            with suppress(CoordinationError):  # it is there by itself in newer versions
+            with suppress(CoordinationError):  # newer versions have it by default
                 _call(client, "/v3/auth/role/add", {"name": _ROOT})
             for name in names:
                 _call(client, "/v3/auth/user/grant", {"user": name, "role": _ROOT})
@@ -44,11 +44,11 @@ def admit_only(settings: EtcdSettings, credentials: Credentials) -> None:
         try:
             _remove_others(client, names)
         except CoordinationRefusedError as error:
-            raise WrongPasswordError(f"was closed with another password than this run has: {error}") from error
+            raise WrongPasswordError(f"has another password than this run: {error}") from error
 
 
 def _is_open(client: EtcdClient) -> bool:
-    """Return whether everybody gets in."""
+    """Return whether etcd accepts calls without a password."""
     try:
         _call(client, "/v3/auth/user/list", {})
     except CoordinationRefusedError:

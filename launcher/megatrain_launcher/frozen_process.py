@@ -1,4 +1,4 @@
-"""A process that does nothing for a while: what it has written until then can be read as of one moment."""
+"""A process that is stopped for a while, so that its writes can be read as of one moment."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from megatrain.programs.child_process import ChildProcess
 
 _STOPPED = "TtZX"
 _POLL_S = 0.002
+_TIMEOUT_S = 5.0
 
 
 @contextmanager
-def frozen(child: ChildProcess, timeout_s: float = 5.0) -> Iterator[None]:
-    """Have a child stand still during the block; it goes on after it, unless it was killed.
+def frozen(child: ChildProcess) -> Iterator[None]:
+    """Stop a child during the block; it continues afterwards, unless it was killed.
 
-    Raises: TimeoutError when one of its threads does not stop in time, for it waits for a disk.
+    Raises: TimeoutError when one of its threads does not stop in time because it waits for a disk.
     """
     child.send(signal.SIGSTOP)
     try:
-        deadline = time.monotonic() + timeout_s
-        while not _stands_still(child.pid):
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not _is_suspended(child.pid):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"process {child.pid} does not stand still within {timeout_s:g} s")
+                raise TimeoutError(f"process {child.pid} was not suspended within {_TIMEOUT_S:g} s")
             time.sleep(_POLL_S)
         yield
     finally:
         child.send(signal.SIGCONT)
 
 
-def _stands_still(pid: int) -> bool:
+def _is_suspended(pid: int) -> bool:
     tasks = Path(f"/proc/{pid}/task")
     with suppress(FileNotFoundError):
         for name in os.listdir(tasks):

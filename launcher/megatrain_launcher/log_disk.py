@@ -1,7 +1,7 @@
-"""Writing of the logs of a host's ranks, on a thread of its own: a file system that hangs costs lines, never a step.
+"""A separate thread writes the logs of a host's ranks: a file system that hangs costs lines, never a step.
 
-What waits has a bound. Beyond it bytes are left out, and counted in the file once it can be written again. Files that
-somebody removes are noticed within a second, also those of ranks that write nothing, and made again.
+The queue is bounded. Bytes beyond the bound are dropped, and their number is written to the file once it can be written
+again. Removed files are noticed within a second, even those of ranks that write nothing, and recreated.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from megatrain_launcher.log_files import RotatingFile
 _logger = logging.getLogger(__name__)
 MAX_WAITING_BYTES: Final = 16 << 20
 STUCK_S: Final = 5.0
-"""A longer operation is reported as trouble; a disk that is only busy takes less."""
-_LOOK_S: Final = 1.0
-"""Between two looks whether files are still in place."""
+"""A longer operation is reported as trouble; a busy disk takes less."""
+_POLL_S: Final = 1.0
+"""Pause between two checks whether files are still in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Close:
 
 
 _Order: TypeAlias = _Bytes | _Lost | _Close | threading.Event
-"""An event is set when all that was ordered before it is done."""
+"""The event is set when everything queued before it is done."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _Shared:
     orders: deque[_Order] = field(default_factory=deque)
     waiting_bytes: int = 0
     lost: dict[int, _Lost] = field(default_factory=dict)
-    """By the file's identity: what was left out since its last bytes that were taken."""
+    """By the file's identity: what was dropped since its last accepted bytes."""
     busy_since: float | None = None
     is_closing: bool = False
 
@@ -61,8 +61,7 @@ class _Shared:
 class LogDisk:
     """Writes to files in the order of the calls, which never wait."""
 
-    def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
-        self._max_waiting_bytes = max_waiting_bytes
+    def __init__(self) -> None:
         self._losses = Losses()
         self._shared = _Shared()
         self._thread = threading.Thread(target=self._run, name="log-disk", daemon=True)
@@ -70,7 +69,7 @@ class LogDisk:
 
     @property
     def trouble(self) -> str:
-        """Return what was lost lately, and why lines may be lost soon; empty when the disk takes and keeps them."""
+        """Return what was lost lately, and why lines may be lost soon; empty if the disk accepts and keeps them."""
         return "; ".join((*self._losses.texts, *filter(None, [self._stuck()])))
 
     def _stuck(self) -> str:
@@ -81,11 +80,11 @@ class LogDisk:
         return f"the file system of the ranks' logs has not answered for {stuck_s:.0f} s; training goes on"
 
     def write(self, file: RotatingFile, chunk: bytes) -> None:
-        """Append bytes to a file, or leave them out when too much is waiting."""
+        """Append bytes to a file, or drop them if too much is queued."""
         shared = self._shared
         with shared.changed:
             lost = shared.lost.get(id(file))
-            if shared.waiting_bytes + len(chunk) > self._max_waiting_bytes:
+            if shared.waiting_bytes + len(chunk) > MAX_WAITING_BYTES:
                 shared.lost[id(file)] = _Lost(file, len(chunk) + (lost.num_bytes if lost else 0))
                 return
             if lost is not None:
@@ -102,14 +101,14 @@ class LogDisk:
             self._shared.orders.append(_Close(file))
             self._shared.changed.notify()
 
-    def tell(self, done: threading.Event) -> None:
-        """Set an event once all that was ordered until now is on the files."""
+    def set_when_written(self, done: threading.Event) -> None:
+        """Set an event once everything queued so far is in the files."""
         with self._shared.changed:
             self._shared.orders.append(done)
             self._shared.changed.notify()
 
     def close(self, timeout_s: float) -> None:
-        """Do what was ordered, for so long at most, and end the thread."""
+        """Do what is queued, for at most this long, and end the thread."""
         with self._shared.changed:
             self._shared.is_closing = True
             self._shared.changed.notify()
@@ -118,10 +117,10 @@ class LogDisk:
     def _run(self) -> None:
         shared = self._shared
         files: dict[int, RotatingFile] = {}
-        look_at = time.monotonic() + _LOOK_S
+        poll_at = time.monotonic() + _POLL_S
         while True:
             with shared.changed:
-                left_s = max(0.0, look_at - time.monotonic())
+                left_s = max(0.0, poll_at - time.monotonic())
                 shared.changed.wait_for(lambda: shared.orders or shared.is_closing, left_s)
                 if shared.is_closing and not shared.orders:
                     return
@@ -129,17 +128,17 @@ class LogDisk:
                 shared.busy_since = time.monotonic()
             if order is not None:
                 self._carry_out(order, files)
-            if time.monotonic() >= look_at:
+            if time.monotonic() >= poll_at:
                 for file in files.values():
                     self._look_at(file)
-                look_at = time.monotonic() + _LOOK_S
+                poll_at = time.monotonic() + _POLL_S
             with shared.changed:
                 shared.busy_since = None
                 if isinstance(order, _Bytes):
                     shared.waiting_bytes -= len(order.chunk)
 
     def _carry_out(self, order: _Order, files: dict[int, RotatingFile]) -> None:
-        """Do what was ordered; `files`: those that are open, by their identity."""
+        """Carry out what is queued; `files`: the open ones, by their identity."""
         match order:
             case _Bytes(file, chunk):
                 files[id(file)] = file
@@ -156,6 +155,6 @@ class LogDisk:
     def _look_at(self, file: RotatingFile) -> None:
         if file.make_anew_if_removed():
             text = self._losses.note(
-                f"a log in {file.path.parent}", "its lines until then are lost, it is written anew"
+                f"a log in {file.path.parent}", "its lines until then are lost, it is created again"
             )
             _logger.warning("%s", text)

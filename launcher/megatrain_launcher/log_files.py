@@ -1,7 +1,7 @@
 """A rank's log on disk, bounded in size: a file, and older ones with numbers appended.
 
-A full or failing disk loses lines, never the reader: what could not be written is counted, and said in the file when
-writing works again. A file that somebody removes is made again, and counts its lost content as well.
+A full or failing disk loses lines but never blocks the reader: lost bytes are counted, and their number is written to
+the file when writing works again. A removed file is recreated, and its lost content is counted too.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class RotatingFile:
     max_bytes: int = _MAX_BYTES
     num_files: int = _NUM_FILES
     trouble: str = ""
-    """Why lines are being lost; empty: they are not."""
+    """Why lines are being lost; empty if they are not."""
     _fd: int = -1
     _size: int = 0
     _lost_bytes: int = 0
     _removed_bytes: int = 0
 
     def write(self, chunk: bytes) -> None:
-        """Append bytes, as much of them as the disk takes."""
+        """Append bytes, as many of them as the disk takes."""
         rest = memoryview(chunk)
         try:
             if self._fd < 0:
                 self._open()
-            self._tell_losses()
+            self._write_loss_notes()
             while len(rest):
                 num_fitting = self._num_fitting(rest)
                 if num_fitting:
@@ -52,7 +52,7 @@ class RotatingFile:
         self.trouble = ""
 
     def make_anew_if_removed(self) -> bool:
-        """Say whether somebody has removed the file that is open, and have another one in its place then."""
+        """Recreate the open file if somebody has removed it; return whether that was so."""
         if self._fd < 0 or is_in_place(self._fd, self.path):
             return False
         self._removed_bytes += self._size
@@ -63,24 +63,24 @@ class RotatingFile:
         return True
 
     def lose(self, num_bytes: int) -> None:
-        """Count bytes that were left out here."""
+        """Count bytes that were dropped here."""
         self._lost_bytes += num_bytes
 
     def close(self) -> None:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
-                self._tell_losses()
-            with contextlib.suppress(OSError):  # of a write that was put off: nothing to be done about it here
+                self._write_loss_notes()
+            with contextlib.suppress(OSError):  # of a delayed write: it cannot be repeated here
                 os.close(self._fd)
             self._fd = -1
 
     def _num_fitting(self, rest: memoryview) -> int:
-        """Return how many bytes go into this file: whole lines, where one ends within the bound."""
-        room = max(self.max_bytes - self._size, 0)
-        if len(rest) <= room:
+        """Return how many bytes go into this file: whole lines, if one ends within the bound."""
+        free_bytes = max(self.max_bytes - self._size, 0)
+        if len(rest) <= free_bytes:
             return len(rest)
-        end_of_line = bytes(rest[:room]).rfind(b"\n") + 1
-        return end_of_line or (0 if self._size else room)
+        end_of_line = bytes(rest[:free_bytes]).rfind(b"\n") + 1
+        return end_of_line or (0 if self._size else free_bytes)
 
     def _write_all(self, part: memoryview) -> int:
         written = 0
@@ -89,13 +89,13 @@ class RotatingFile:
                 count = os.write(self._fd, part[written:])
             except OSError:
                 if written:
-                    return written  # the rest comes to the same error, and is counted then
+                    return written  # the rest gets the same error, and is counted then
                 raise
             written += count
             self._size += count
         return written
 
-    def _tell_losses(self) -> None:
+    def _write_loss_notes(self) -> None:
         if self._removed_bytes:
             note = (
                 f"[megatrain: this log was removed by somebody; {self._removed_bytes} bytes that were in it are lost]\n"
@@ -109,7 +109,7 @@ class RotatingFile:
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # neither a link to somewhere else nor a pipe that blocks all ranks: --log-dir may be where others write too
+        # neither a link to another place nor a pipe that blocks all ranks: others may be able to write in --log-dir
         flags = os.O_NOFOLLOW | os.O_NONBLOCK
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
         self._size = os.fstat(self._fd).st_size

@@ -1,6 +1,6 @@
-"""Lines of chosen ranks on the executor's own output, with the rank before each.
+"""Copies lines of chosen ranks to the executor's own output, each with its rank in front.
 
-Whoever reads that output may be slow, or stopped: lines wait in a bounded buffer, beyond which they are left out and
+The reader of that output may be slow or stopped: lines wait in a bounded buffer, and lines beyond it are dropped and
 counted. The ranks never wait.
 """
 
@@ -20,13 +20,13 @@ _MAX_WRITE_BYTES: Final = select.PIPE_BUF  # as much as a pipe that polls writab
 
 
 def is_shown(choice: TeeChoice, rank: int) -> bool:
-    """Say whether a rank's lines are shown. "first" is rank 0 of the job."""
+    """Return whether a rank's lines are shown. "first" is rank 0 of the job."""
     return choice == "all" or (choice == "first" and rank == 0)
 
 
 @dataclass(slots=True)
 class Tee:
-    """Writes lines to `fd` when it takes them."""
+    """Writes lines to `fd` when the reader accepts them."""
 
     fd: int = 1
     _waiting: bytearray = field(default_factory=bytearray)
@@ -39,7 +39,7 @@ class Tee:
         return bool(self._waiting)
 
     def feed(self, rank: int, chunk: bytes) -> None:
-        """Take bytes of a rank's log and show the lines that they end."""
+        """Take bytes of a rank's log and show the lines that they complete."""
         lines = (self._unended.pop(rank, b"") + chunk).splitlines(keepends=True)
         if lines and not lines[-1].endswith((b"\n", b"\r")) and len(lines[-1]) < _MAX_LINE_BYTES:
             self._unended[rank] = lines.pop()
@@ -48,7 +48,7 @@ class Tee:
         self.flush()
 
     def end(self, rank: int) -> None:
-        """Show what a rank wrote last without ending the line."""
+        """Show a rank's last line, which has no newline."""
         rest = self._unended.pop(rank, b"")
         if rest:
             self._put(b"[rank %d] %s\n" % (rank, rest))
@@ -70,7 +70,7 @@ class Tee:
             del self._waiting[:written]
 
     def flush_all(self, timeout_s: float) -> None:
-        """Write what is waiting, and give up after a time."""
+        """Write the buffered lines, and give up after a time."""
         deadline = time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self.fd, select.POLLOUT)

@@ -11,7 +11,7 @@ from megatrain.failures.verdict import Label, Verdict
 from megatrain.failures.weights import HOST
 
 ALARM_WEIGHT: Final = HOST
-"""A line of so much weight says that the host is broken, whether the process has noticed or not."""
+"""A line of this weight shows that the host is broken, even if the process still runs."""
 
 _logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class LogWatch:
 
     rank: int
     trouble: str = ""
-    """Why this log is no longer read; empty: it is."""
+    """Why this log is no longer read; empty if it is."""
     _classifier: LogClassifier = field(default_factory=LogClassifier)
     _has_alarmed: bool = False
 
@@ -33,7 +33,7 @@ class LogWatch:
         try:
             self._classifier.feed(chunk)
         except Exception as error:
-            # Training is worth more than what its log says, and this log may well make it fail again.
+            # Training must continue. The same log may raise the error again, so it is no longer read.
             _logger.exception("the log of rank %d can no longer be classified", self.rank)
             self.trouble = f"the log of rank {self.rank} is not classified ({type(error).__name__}: {error})"
             return None
@@ -44,13 +44,13 @@ class LogWatch:
         return self.verdict
 
     def finish(self) -> Verdict | None:
-        """Read the last line, which nothing ended, and return the verdict."""
+        """Read the last line, even without a newline, and return the verdict."""
         if not self.trouble:
             self._classifier.finish()
         return self.verdict
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the log says so far; None while it names no failure."""
+        """The verdict so far; None while the log names no failure."""
         found = self._classifier.verdict
         return None if found.label is Label.BENIGN else found

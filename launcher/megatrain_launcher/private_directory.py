@@ -9,7 +9,7 @@ from megatrain.contracts.own_files import NotOwnError, check_own_directory, make
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory of mode 0700, unless there is one in which no other user could have written.
+    """Make a directory of mode 0700, unless one exists in which no other user could have written.
 
     Raises: ConfigError saying what is wrong with it.
     """
@@ -18,7 +18,7 @@ def make_private(directory: Path) -> None:
         make_own_directory(directory)
         check_own_directory(directory)
     except NotOwnError as error:
-        problem = f"{error.filename} {error.strerror}, and the password of the job's etcd goes there"
+        problem = f"{error.filename} {error.strerror}, and the password of the job's etcd is stored there"
         raise ConfigError(
             [f"{problem}; remove it if you do not know who wrote in it, or set job.run_directory"]
         ) from error

@@ -1,6 +1,6 @@
-"""The key-value store at which workers meet: one for the life of an executor, used in the rounds that it is first in.
+"""The key-value store at which workers meet: an executor has one for its life, used in the rounds that list it first.
 
-The trainer puts job and round before its keys, so that the addresses of one are never found by the next.
+The trainer's keys begin with job and round, so that a later round never finds the addresses of an earlier one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _TIMEOUT: Final = timedelta(seconds=60)
 def open_store(address: str) -> tuple[TCPStore, int]:
     """Start a store that listens at this address only; return it with its port. It ends when it is deleted.
 
-    Raises: CommunicationError when the address is none of this host's.
+    Raises: CommunicationError when the address is not this host's.
     """
     try:
-        family, kind, number, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        family, kind, number, _, socket_address = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, number)
         try:
-            listener.bind(place)
+            listener.bind(socket_address)
             listener.listen(socket.SOMAXCONN)
         except OSError:
             listener.close()

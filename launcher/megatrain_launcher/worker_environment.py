@@ -1,4 +1,4 @@
-"""What a worker finds in its environment: torchrun's variables, so that its programs run, and its host's name."""
+"""The environment of a worker: torchrun's variables, so that its programs run, and its host's name."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Final
 
 from megatrain.contracts.process import HOST_VARIABLE, ROLLBACK_VARIABLE, ROUND_VARIABLE
 from megatrain.contracts.record import encode
-from megatrain_launcher.seams import Assignment
+from megatrain_launcher.interfaces import Assignment
 
 MAX_RESTARTS: Final = 10**8
-"""The driver decides; torch wants a number."""
+"""The driver limits restarts; torch requires a number."""
 ROLE: Final = "default"
 
 
 def server_environment(base: Mapping[str, str], num_workers: int) -> dict[str, str]:
-    """Return the environment of the process that workers are forked from: one thread each where there are several."""
+    """Return the environment of the process that forks the workers: one thread per worker if there are several."""
     environment = dict(base)
     if num_workers > 1:
-        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does it: else each takes all cores
+        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: otherwise each takes all cores
     return environment
 
 

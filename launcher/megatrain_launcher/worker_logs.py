@@ -2,8 +2,8 @@
 
     <logs>/<host>/round-000001/rank-00003.log      stdout and stderr of rank 3, in the order in which it wrote them
 
-A worker's two streams are one pipe. The thread reads whatever comes at once and keeps nothing but what has bounds, so
-that no worker ever waits for a disk, which has a thread of its own, or for a reader of the executor's output.
+A worker's two streams are one pipe. The thread reads everything at once and all its buffers are bounded, so that no
+worker ever waits for a disk, which has its own thread, or for a reader of the executor's output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from megatrain_launcher.log_tee import Tee, TeeChoice, is_shown
 from megatrain_launcher.log_watch import LogWatch
 
 DRAIN_TIMEOUT_S: Final = 0.5
-"""So long is waited for what a worker wrote before its end."""
+"""How long to wait for what a worker wrote before its end."""
 _PIPE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
 _TEE_RETRY_S: Final = 0.05
@@ -37,7 +37,7 @@ _TEE_CLOSE_S: Final = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Source:
-    """One rank's pipe, and where its bytes go."""
+    """One rank's pipe, and the destination of its bytes."""
 
     round: int
     rank: int
@@ -46,7 +46,7 @@ class _Source:
     watch: LogWatch
     is_shown: bool
     drained: list[threading.Event] = field(default_factory=list)
-    """Called when everything that the rank wrote before its end was read."""
+    """Set when everything that the rank wrote before its end has been read."""
     is_open: bool = True
 
     @property
@@ -56,11 +56,11 @@ class _Source:
 
 @dataclass(slots=True)
 class _Shared:
-    """What the pump shares with callers; guarded by the lock."""
+    """State of the pump and its callers; guarded by the lock."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     sources: dict[int, _Source] = field(default_factory=dict)
-    """By rank, of the round that is open."""
+    """By rank, of the open round."""
     new: list[_Source] = field(default_factory=list)
     old: list[_Source] = field(default_factory=list)
     old_closed: list[threading.Event] = field(default_factory=list)
@@ -70,7 +70,7 @@ class _Shared:
 class WorkerLogs:
     """Keeps the logs of one host's workers. The pump calls `on_alarm(round, rank, verdict)`, which must not block.
 
-    `file_at`: makes what keeps a rank's lines at a path.
+    `file_at`: makes the file of a rank's lines at a path.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class WorkerLogs:
 
     @property
     def trouble(self) -> str:
-        """Return why lines are lost or not classified; empty: they are not."""
+        """Return why lines are lost or not classified; empty if they are not."""
         with self._shared.lock:
             found = {self._disk.trouble, *(source.trouble for source in self._shared.sources.values())} - {""}
         return "; ".join(sorted(found))
@@ -108,7 +108,7 @@ class WorkerLogs:
         """Return the descriptor that a rank writes to; the caller closes it when the worker has its copy."""
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
-        with contextlib.suppress(OSError):  # the system's limit for all pipes of a user; the usual 64 KiB do
+        with contextlib.suppress(OSError):  # the system's limit for all pipes of a user; the usual 64 KiB suffice
             fcntl.fcntl(read_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         path = rank_log_path(self._host_logs, round_number, rank)
         source = _Source(
@@ -125,10 +125,11 @@ class WorkerLogs:
         self._wake()
         return write_fd
 
-    def verdict_at_end(self, rank: int, timeout_s: float = DRAIN_TIMEOUT_S) -> Verdict | None:
-        """Return what a rank's log says, now that its process has ended: all that it wrote before is read first.
+    def log_verdict_at_end(self, rank: int, timeout_s: float = DRAIN_TIMEOUT_S) -> Verdict | None:
+        """Return the verdict of a rank's log after its process has ended: everything that it wrote before is read
+        first.
 
-        Only a reader that is far behind makes this wait, at most timeout_s. None: the log names no failure.
+        This waits only for a reader that is far behind, at most timeout_s. None: the log names no failure.
         """
         with self._shared.lock:
             source = self._shared.sources.get(rank)
@@ -141,7 +142,7 @@ class WorkerLogs:
         return source.watch.verdict
 
     def close_round(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Read what the round's workers, which are all gone, wrote last, and close their files."""
+        """Read the last output of the round's workers, which are all gone, and close their files."""
         closed = threading.Event()
         with self._shared.lock:
             self._shared.old += self._shared.sources.values()
@@ -168,10 +169,10 @@ class WorkerLogs:
         self.close()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
+        with contextlib.suppress(BlockingIOError):  # the socket is full: the pump wakes anyway
             self._wakeup_end.send(b"w")
 
-    # The pump's thread
+    # The pump thread's methods
 
     def _run(self) -> None:
         shared = self._shared
@@ -183,7 +184,7 @@ class WorkerLogs:
                 if key.data is None:
                     with contextlib.suppress(BlockingIOError):
                         self._wakeup.recv(4096)
-                    self._do_what_was_asked()
+                    self._take_requests()
                 else:
                     self._read_once(key.data)
             self._tee.flush()
@@ -192,7 +193,7 @@ class WorkerLogs:
         self._wakeup.close()
         self._wakeup_end.close()
 
-    def _do_what_was_asked(self) -> None:
+    def _take_requests(self) -> None:
         shared = self._shared
         with shared.lock:
             new, shared.new = shared.new, []
@@ -208,10 +209,10 @@ class WorkerLogs:
             self._close_source(source)
             self._disk.close_file(source.file)
         for event in closed:
-            self._disk.tell(event)
+            self._disk.set_when_written(event)
 
     def _drain(self, source: _Source) -> None:
-        """Read all that is in a pipe now. Another process that goes on writing does not make this last."""
+        """Read all that is in a pipe now. Another process that continues to write does not prolong this."""
         num_bytes = 0
         while source.is_open and num_bytes < _PIPE_BYTES:
             num_read = self._read_once(source)
@@ -225,7 +226,7 @@ class WorkerLogs:
             event.set()
 
     def _read_once(self, source: _Source) -> int:
-        """Take one chunk out of a pipe; return its length, 0 when there is nothing now or will be nothing any more."""
+        """Take one chunk out of a pipe; return its length, 0 when the pipe is empty now or at its end."""
         if not source.is_open:
             return 0
         try:

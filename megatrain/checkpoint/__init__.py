@@ -1,4 +1,5 @@
-"""Checkpoints of a job's state: taken into host memory, written as torch distributed checkpoints, loaded in any layout.
+"""Checkpoints of a job's state: snapshots in host memory, torch distributed checkpoints in storage, loading into any
+layout.
 
-Nothing is imported here: some of the modules run in processes that have no torch.
+This file imports nothing, because some of the modules run in processes that have no torch.
 """

@@ -1,9 +1,9 @@
-"""Whether a job is at work in a directory of checkpoints, as far as that can be told from here. Loads no torch.
+"""Find out whether a job is writing to a directory of checkpoints, as far as this host can see. Loads no torch.
 
-Two signs are sure. Rank 0 holds the lock of its run directory, in which the checkpoints mostly are; and the workers of
-a host hold the lock of its arena, which names the place that its checkpoints go to. Of a job on other hosts, where the
-file system passes no locks on, there are traces only: a checkpoint that was just begun, or one so new that the next is
-not due yet.
+Two signs are certain. Rank 0 holds the lock of its run directory, which usually contains the checkpoints. The workers
+of a host hold the lock of their arena, which names the directory that their checkpoints go to. A job on other hosts,
+where the file system does not pass locks on, leaves only traces: a checkpoint that was begun recently, or one so new
+that the next one is not due yet.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatrain.arena.directory import Arena, find_arenas
+from megatrain.arena.locks import is_held
+from megatrain.arena.plans import HostPlan
+from megatrain.arena.sealed import sealed_slots
+from megatrain.arena.slot_layout import Persist
 from megatrain.checkpoint.find import CHECKPOINTS_NAME
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.runtime import RuntimeConfig
-from megatrain.contracts.arena import Arena, SlotFile, find_arenas
-from megatrain.contracts.arena_layout import Persist
-from megatrain.contracts.arena_locks import is_held
-from megatrain.contracts.arena_plans import HostPlan
-from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import COMMIT_NAME, is_committed, read_manifest, step_of
 from megatrain.contracts.errors import CheckpointError, MissingFileError
@@ -32,28 +32,28 @@ from megatrain.contracts.manifest import Manifest
 from megatrain.contracts.run_directory import RunDirectory
 
 _NUM_LOOKED_AT = 3
-"""Newest checkpoints of a branch: what is being written is among them."""
+"""How many of a branch's newest checkpoints are examined: the one that is being written is among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What there is to see of a job, a clause each. `branches`: to which somebody may be writing now."""
+    """The signs of a job, one clause each. `branches`: those that a job may be writing to now."""
 
     running: tuple[str, ...]
-    """Sure signs."""
+    """Certain signs."""
     traces: tuple[str, ...]
-    """Of a job that may be running elsewhere. None where it is sure that none is."""
+    """Signs of a job that may be running elsewhere. Empty when this host can rule that out."""
     branches: frozenset[str]
     is_branch_known: bool
 
     def may_write_to(self, branch: str) -> bool:
-        """Say whether somebody may be writing to a branch. A job of which no branch is known may write to any."""
+        """Return whether a job may be writing to a branch. A job whose branch is unknown may write to any."""
         return branch in self.branches or not self.is_branch_known
 
 
 @dataclass(frozen=True, slots=True)
 class _Newest:
-    """The last checkpoints of a branch: those that are complete, newest first, and the marks of those that are not."""
+    """A branch's newest checkpoints: the manifests of complete ones, newest first, and the marks of unfinished ones."""
 
     branch: str
     complete: tuple[Manifest, ...]
@@ -61,7 +61,7 @@ class _Newest:
 
 
 def look_for_job(checkpoints: Location) -> Activity:
-    """Return what there is to see of a job in a directory of checkpoints.
+    """Return the signs of a job in a directory of checkpoints.
 
     Raises: CheckpointError when a BRANCH file is damaged or something cannot be read.
     """
@@ -73,7 +73,7 @@ def look_for_job(checkpoints: Location) -> Activity:
     branches: set[str] = set()
     is_branch_known = not running
     for arena, plan in _arenas_of(checkpoints, config):
-        with suppress(MissingFileError):  # removed just now: no process uses it
+        with suppress(MissingFileError):  # another process removed it meanwhile, so no job uses it
             if is_held(arena.workers_lock):
                 running.append(f"workers of job {plan.job} are running on this host and save to {plan.branch}")
                 branches.add(plan.branch)
@@ -90,12 +90,12 @@ def look_for_job(checkpoints: Location) -> Activity:
     return Activity(tuple(running), tuple(traces), frozenset(branches), is_branch_known)
 
 
-def _look(place: Location, branch: str) -> _Newest:
+def _look(location: Location, branch: str) -> _Newest:
     complete: list[Manifest] = []
     begun: list[tuple[int, WritingMark]] = []
-    numbered = [(step, entry) for entry in place.entries() if (step := step_of(entry.name)) is not None]
+    numbered = [(step, entry) for entry in location.entries() if (step := step_of(entry.name)) is not None]
     for step, entry in sorted(numbered, key=lambda one: one[0], reverse=True)[:_NUM_LOOKED_AT]:
-        with suppress(CheckpointError):  # a damaged one shows nothing about a job
+        with suppress(CheckpointError):  # a damaged checkpoint is no sign of a job
             if is_committed(entry):
                 complete.append(read_manifest(entry))
             elif not (entry / COMMIT_NAME).exists() and (mark := WritingMark.read(entry)) is not None:
@@ -115,7 +115,7 @@ def _traces(newest: _Newest, begun_within_s: float) -> Iterator[str]:
     before = newest.complete[1].written_unix_s if len(newest.complete) > 1 else last.written_unix_s - begun_within_s / 2
     is_last_step = last.step >= _setting(last.config, "train", "steps", 0)
     if not is_last_step and age_s < 2 * (last.written_unix_s - before):
-        yield f"step {last.step} of {newest.branch} was saved {_ago(age_s)}, and the next would not be overdue"
+        yield f"step {last.step} of {newest.branch} was saved {_ago(age_s)}, and the next save is not overdue"
 
 
 def _ago(age_s: float) -> str:
@@ -132,44 +132,37 @@ def _run_directories(checkpoints: Location, config: Any) -> list[RunDirectory]:
 
 
 def _arenas_of(checkpoints: Location, config: Any) -> Iterator[tuple[Arena, HostPlan]]:
-    """Yield the arenas of this host whose snapshots go to `checkpoints`, as far as they are this user's."""
+    """Yield this user's arenas on this host whose snapshots go to `checkpoints`."""
     usual = CheckpointConfig().arena_directory
     for directory in dict.fromkeys([usual, _setting(config, "checkpoint", "arena_directory", usual)]):
         for arena in find_arenas(Path(directory)):
-            with suppress(CheckpointError):  # it is being made, or removed
+            with suppress(CheckpointError):  # a process is making or removing the arena
                 plan = HostPlan.read(arena.host_plan)
                 if _key(plan.checkpoints) == _key(str(checkpoints)):
                     yield arena, plan
 
 
 def _is_writing(arena: Arena) -> bool:
-    """Say whether the host's writer still has something to bring to storage."""
-    return is_held(arena.writer_lock) and any(_is_wanted(file) for file in arena.slots())
+    """Return whether the host's writer is running and still has a snapshot to write to storage."""
+    is_there = is_held(arena.writer_lock)
+    return is_there and any(slot.words.persist == Persist.PENDING for slot in sealed_slots(arena))
 
 
-def _is_wanted(file: SlotFile) -> bool:
-    if file.is_copy:
-        return False
-    with suppress(CheckpointError), SlotReader(file.path) as slot:  # damaged, or being made again
-        return slot.words().persist == Persist.WANTED
-    return False
+def _key(location: str) -> str:
+    """Return a key that is equal for two spellings of the same location."""
+    path = _local_path(location)
+    return location.rstrip("/") if path is None else str(path)
 
 
-def _key(place: str) -> str:
-    """Return what is the same for two ways to name a place."""
-    path = _local_path(place)
-    return place.rstrip("/") if path is None else str(path)
-
-
-def _local_path(place: str) -> Path | None:
-    scheme, separator, rest = place.partition("://")
+def _local_path(location: str) -> Path | None:
+    scheme, separator, rest = location.partition("://")
     if not separator:
-        return Path(place).resolve()
+        return Path(location).resolve()
     return Path(rest).resolve() if scheme == "file" else None
 
 
 def _setting(config: Any, section: str, name: str, default: Any) -> Any:
-    """Return a value of the configuration in a manifest, which may be of another version: then the default."""
+    """Return a value of a manifest's configuration, or the default when another version wrote it differently."""
     table = config.get(section)
     value = table.get(name, default) if isinstance(table, dict) else default
     return value if type(value) is type(default) else default

@@ -1,4 +1,4 @@
-"""What all ranks must know alike of storage and of the arena: one rank's error is every rank's, or they hang."""
+"""Agreements of all ranks about storage and the arena. One rank's error must be raised on every rank, or they hang."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from megatrain.comm.host_groups import HostGroups
+from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.contracts.errors import CheckpointError
 
 
 @contextmanager
-def raised_by_all(host: HostGroups, rank: int) -> Iterator[None]:
-    """Raise the CheckpointError of any rank's block on every rank, the lowest rank's where there are several.
+def raised_by_all(cpu_groups: CpuGroups, rank: int) -> Iterator[None]:
+    """Raise a CheckpointError of any rank's block on every rank; of several, the lowest rank's.
 
     Communication: one agreement, when the block has ended.
     """
@@ -21,32 +21,32 @@ def raised_by_all(host: HostGroups, rank: int) -> Iterator[None]:
         yield
     except CheckpointError as error:
         problem = str(error)
-    raise_for_all(host, rank, problem)
+    raise_for_all(cpu_groups, rank, problem)
 
 
-def raise_for_all(host: HostGroups, rank: int, problem: str | None) -> None:
-    """Raise the first rank's problem on every rank, nothing where no rank has one.
+def raise_for_all(cpu_groups: CpuGroups, rank: int, problem: str | None) -> None:
+    """Raise the lowest rank's problem on every rank; do nothing when no rank has one.
 
     Communication: one agreement. Raises: CheckpointError.
     """
-    first = host.agree(rank, problem)
+    first = cpu_groups.agree(rank, problem)
     if first is not None:
         raise CheckpointError(first)
 
 
-def asked_by_first(host: HostGroups, rank: int, ask: Callable[[], Any]) -> Any:
-    """Return on every rank what `ask` returns on rank 0, which alone calls it. The answer must fit into JSON.
+def result_of_rank_0(cpu_groups: CpuGroups, rank: int, call: Callable[[], Any]) -> Any:
+    """Run `call` on rank 0 only and return its result on every rank. JSON must be able to represent the result.
 
     Communication: one broadcast.
-    Raises: CheckpointError on every rank, when `ask` does.
+    Raises: CheckpointError on every rank, when `call` does.
     """
-    answer, problem = None, None
+    result, problem = None, None
     if rank == 0:
         try:
-            answer = ask()
+            result = call()
         except CheckpointError as error:
             problem = str(error)
-    answer, problem = host.broadcast_json([answer, problem])
+    result, problem = cpu_groups.broadcast_json([result, problem])
     if problem is not None:
         raise CheckpointError(problem)
-    return answer
+    return result

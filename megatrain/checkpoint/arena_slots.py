@@ -1,15 +1,14 @@
-"""This rank's slots in the host's arena, mapped: where stage 1 puts a snapshot, and where a warm restore finds it.
+"""This rank's mapped slots in the host's arena. A rank copies its snapshots there, and a warm restore reads them.
 
-Memory is reserved when a slot is made, because a store into a full tmpfs would kill the process with SIGBUS; whether it
-fits is asked before, with the arithmetic. Pages are touched once, so that no snapshot waits for the kernel to clear
-them; with a GPU they are pinned, so that a copy from the device runs at full speed.
+Memory is reserved when a slot is made, because a store into a full tmpfs would kill the process with SIGBUS; the
+caller computes beforehand whether it fits. Each page is touched once, so that no snapshot waits for the kernel to clear
+it. With a GPU, the pages are pinned, so that a copy from the device runs at full speed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import hashlib
 import mmap
 import os
@@ -20,21 +19,20 @@ from pathlib import Path
 
 import torch
 
-from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan, plan_image
-from megatrain.checkpoint.ownership import SavedShard, divide
-from megatrain.contracts.arena import Arena, SealedSnapshot
-from megatrain.contracts.arena_layout import (
+from megatrain.arena.directory import Arena
+from megatrain.arena.slot_file import is_same_slot, make_slot, missing_bytes
+from megatrain.arena.slot_layout import (
     HEADER_BYTES,
     Persist,
     SlotHeader,
     SlotState,
+    SlotWord,
     SlotWords,
-    Word,
-    decode_header,
     decode_words,
-    encode_header,
     slot_bytes,
 )
+from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan, plan_image
+from megatrain.checkpoint.ownership import SavedShard, divide
 from megatrain.contracts.errors import CheckpointError
 
 _MADV_POPULATE_WRITE = 23
@@ -42,7 +40,10 @@ _MADV_POPULATE_WRITE = 23
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SnapshotPlan:
-    """What a slot's image is made of: the rank's file, and after it the state that a copy's file has."""
+    """The parts of a slot's contents: the rank's own data file, then the state that other ranks' data files hold.
+
+    Each part is laid out as an image.
+    """
 
     file: ImagePlan
     rest: ImagePlan
@@ -65,7 +66,7 @@ def plan_snapshot(shards: Sequence[SavedShard], max_item_bytes: int = MAX_ITEM_B
 
 @dataclass(frozen=True, slots=True)
 class SnapshotLabel:
-    """What a slot says of the snapshot in it."""
+    """What a slot's header records about its snapshot."""
 
     step: int
     round: int
@@ -76,7 +77,7 @@ class SnapshotLabel:
 
 
 class ArenaSlot:
-    """One mapped slot of one rank. A snapshot is: begin, copy, all ranks agree, seal."""
+    """One mapped slot of one rank. A snapshot takes four steps: begin, copy, agreement of all ranks, seal."""
 
     def __init__(self, path: Path, header: SlotHeader, plan: SnapshotPlan, *, is_pinned: bool) -> None:
         self.path = path
@@ -85,139 +86,101 @@ class ArenaSlot:
             make_slot(path, header)
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            self._map = mmap.mmap(file, slot_bytes(header.image_bytes))
+            self._map = mmap.mmap(file, slot_bytes(header.contents_bytes))
         finally:
             os.close(file)
         with contextlib.suppress(OSError):  # an older kernel clears pages at the first snapshot
             self._map.madvise(_MADV_POPULATE_WRITE)
         self._words = memoryview(self._map)[:HEADER_BYTES].cast("Q")
-        self._image_view = memoryview(self._map)[HEADER_BYTES:]
-        self._pinned: int | None = _pin(self._image_view) if is_pinned else None
+        self._contents = memoryview(self._map)[HEADER_BYTES:]
+        self._pinned: int | None = _pin(self._contents) if is_pinned else None
         end = plan.file.num_bytes
-        self._parts = (plan.file.bind(self._image_view[:end]), plan.rest.bind(self._image_view[end:]))
+        self._parts = (plan.file.bind(self._contents[:end]), plan.rest.bind(self._contents[end:]))
         if not self.was_there:
             for part in self._parts:
                 part.write_envelopes()
 
     def words(self) -> SlotWords:
-        """Return what the slot says now."""
+        """Return the slot's current header words."""
         return decode_words(bytes(self._words.cast("B")), str(self.path))
 
-    def holds(self, snapshot: SealedSnapshot) -> bool:
-        """Whether this snapshot is in the slot, whole."""
-        words = self.words()
-        found = SealedSnapshot(words.step, words.round, words.snapshot)
-        return words.state == SlotState.SEALED and found == snapshot
-
     def is_free(self) -> bool:
-        """Whether a new snapshot may overwrite what is in the slot: storage has it, or will not get it."""
-        return self._words[Word.STATE] != SlotState.SEALED or self._words[Word.PERSIST] != Persist.WANTED
+        """Return whether a new snapshot may overwrite the slot: storage has its contents, or will not get it."""
+        return self._words[SlotWord.STATE] != SlotState.SEALED or self._words[SlotWord.PERSIST] != Persist.PENDING
+
+    def persist_of(self, number: int) -> Persist | None:
+        """Return what became of snapshot `number` in storage, None when the slot does not hold it as a whole."""
+        words = self.words()
+        return words.persist if words.sealed is not None and words.snapshot == number else None
+
+    def give_up(self) -> None:
+        """Release the snapshot: storage will not get it."""
+        self._words[SlotWord.PERSIST] = Persist.FAILED
 
     def clear(self) -> None:
-        """Give up what is in the slot."""
-        self._words[Word.STATE] = SlotState.EMPTY
+        """Discard the slot's contents."""
+        self._words[SlotWord.STATE] = SlotState.EMPTY
 
     def begin(self, label: SnapshotLabel, number: int) -> None:
-        """Give up what is in the slot and say what will be: snapshot `number` of the job."""
+        """Discard the slot's contents and label the slot for snapshot `number` of the job."""
         words = self._words
-        words[Word.STATE] = SlotState.WRITING
-        words[Word.PERSIST] = Persist.NONE
-        words[Word.STEP] = label.step
-        words[Word.SNAPSHOT] = number
-        words[Word.ROUND] = label.round
-        words[Word.CONSUMED_SAMPLES] = label.consumed_samples
-        words[Word.CONSUMED_TOKENS] = label.consumed_tokens
-        words[Word.NUM_UPDATES] = label.num_updates
-        words[Word.NUM_SKIPPED] = label.num_skipped
+        words[SlotWord.STATE] = SlotState.WRITING
+        words[SlotWord.PERSIST] = Persist.NONE
+        words[SlotWord.STEP] = label.step
+        words[SlotWord.SNAPSHOT] = number
+        words[SlotWord.ROUND] = label.round
+        words[SlotWord.CONSUMED_SAMPLES] = label.consumed_samples
+        words[SlotWord.CONSUMED_TOKENS] = label.consumed_tokens
+        words[SlotWord.NUM_UPDATES] = label.num_updates
+        words[SlotWord.NUM_SKIPPED] = label.num_skipped
 
     def copy_out(self) -> None:
-        """Copy the state into the slot. Returns when it may change again."""
+        """Copy the state into the slot. Returns when the state may change again."""
         for part in self._parts:
             part.copy_out()
 
     def copy_in(self) -> None:
-        """Copy what is in the slot into the state."""
+        """Copy the slot's contents into the state."""
         for part in self._parts:
             part.copy_in()
 
-    def seal(self, *, is_wanted: bool = True) -> None:
-        """Declare the snapshot whole: every rank has its own. The writer process takes it from here."""
+    def seal(self, *, is_pending: bool = True) -> None:
+        """Mark the snapshot as whole: every rank has its part. The writer process takes over from here."""
         words = self._words
-        words[Word.SEALED_UNIX_NS] = time.time_ns()
-        words[Word.PERSIST] = Persist.WANTED if is_wanted else Persist.NONE
-        words[Word.STATE] = SlotState.SEALED
+        words[SlotWord.SEALED_UNIX_NS] = time.time_ns()
+        words[SlotWord.PERSIST] = Persist.PENDING if is_pending else Persist.NONE
+        words[SlotWord.STATE] = SlotState.SEALED
 
     def close(self) -> None:
-        """Let go of the memory; the file stays."""
+        """Release the memory; the file stays."""
         for part in self._parts:
             part.release()
         if self._pinned is not None:
             torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
-        self._image_view.release()
+        self._contents.release()
         self._words.release()
         self._map.close()
 
 
 def open_slots(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan, *, is_pinned: bool) -> list[ArenaSlot]:
-    """Return this rank's slots, with their content where they are of the same plan, else new ones.
+    """Return this rank's slots. A slot of the same plan keeps its contents; any other is made new.
 
-    Raises: CheckpointError naming the file and the room that is missing.
+    Raises: CheckpointError naming the file and the missing memory.
     """
-    headers = [SlotHeader(rank, slot, num_slots, plan.num_bytes, plan.digest) for slot in range(num_slots)]
+    headers = _headers(rank, num_slots, plan)
     return [ArenaSlot(arena.slot(rank, header.slot), header, plan, is_pinned=is_pinned) for header in headers]
 
 
-def missing_bytes(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan) -> int:
-    """Return how much memory this rank's slots take beyond what is there already; slots of another plan give way."""
-    total = 0
-    for slot in range(num_slots):
-        path, header = arena.slot(rank, slot), SlotHeader(rank, slot, num_slots, plan.num_bytes, plan.digest)
-        if not is_same_slot(path, header):
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise CheckpointError(
-                    f"{path}: cannot be removed: {error.strerror}; the arena is damaged, remove its directory"
-                ) from error
-            total += slot_bytes(plan.num_bytes)
-    return total
+def missing_slot_bytes(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan) -> int:
+    """Return how many bytes this rank's slots need beyond those that exist already. Slots of another plan are removed.
 
-
-def is_same_slot(path: Path, header: SlotHeader) -> bool:
-    """Whether the slot with this header is there."""
-    try:
-        # whatever else has the name, a FIFO for one, must not make us wait
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            page = file.read(HEADER_BYTES)
-            size = os.fstat(file.fileno()).st_size
-        return decode_header(page, str(path)) == header and size == slot_bytes(header.image_bytes)
-    except (OSError, CheckpointError):
-        return False
-
-
-def make_slot(path: Path, header: SlotHeader) -> None:
-    """Make an empty slot; it gets its name when its memory is its own.
-
-    Raises: CheckpointError naming the file and the room that is missing.
+    Raises: CheckpointError naming a slot that cannot be removed.
     """
-    size = slot_bytes(header.image_bytes)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.posix_fallocate(file, 0, size)
-            os.pwrite(file, encode_header(header), 0)
-        finally:
-            os.close(file)
-        temporary.rename(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        if error.errno != errno.ENOSPC:
-            raise CheckpointError(f"{path}: the slot cannot be made: {error.strerror}") from error
-        raise CheckpointError(
-            f"{path}: {path.parent.parent} has no room for a slot of {size} bytes; give it more memory, use "
-            "checkpoint.slots=1, or name another checkpoint.arena_directory"
-        ) from error
+    return missing_bytes((arena.slot(rank, header.slot), header) for header in _headers(rank, num_slots, plan))
+
+
+def _headers(rank: int, num_slots: int, plan: SnapshotPlan) -> list[SlotHeader]:
+    return [SlotHeader(rank, slot, num_slots, plan.num_bytes, plan.digest) for slot in range(num_slots)]
 
 
 def _pin(view: memoryview) -> int:

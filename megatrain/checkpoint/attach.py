@@ -1,7 +1,8 @@
-"""Enter the host's arena, and agree with all ranks on what is in it.
+"""Enter the host's arena, and agree with all ranks on its content.
 
-Every rank reports what it sees, rank 0 decides (pure functions, here on top), and all do the same. The newest snapshot
-that every rank's host, or a peer for it, still has beats storage: after a mere crash nothing is read from there.
+Every rank reports what it sees. All ranks get all reports and decide alike, by the pure functions at the top of this
+file. The newest snapshot that every rank's host, or a peer for it, still has is preferred over storage: after a mere
+crash the job reads nothing from storage.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from megatrain.arena.directory import Arena, join_arena
+from megatrain.arena.locks import HeldLock
+from megatrain.arena.plans import HostPlan
+from megatrain.arena.sealed import sealed_slots
+from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.arena_slots import SnapshotPlan
 from megatrain.checkpoint.peers import MemoryPoint, newest_in_memory
 from megatrain.checkpoint.snapshot_offer import PlannedSlot
 from megatrain.checkpoint.url_location import open_location
 from megatrain.checkpoint.write_marks import WritingMark, claim, write_failed
-from megatrain.checkpoint.writer import call_writer
-from megatrain.comm.host_groups import HostGroups
-from megatrain.contracts.arena import Arena, SealedSnapshot, join_arena
-from megatrain.contracts.arena_layout import Persist, SlotState
-from megatrain.contracts.arena_locks import HeldLock
-from megatrain.contracts.arena_plans import HostPlan
-from megatrain.contracts.arena_slot import SlotReader
+from megatrain.checkpoint.writer import wake_or_start_writer
+from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.contracts.checkpoint_files import step_directory_name
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
@@ -34,40 +35,48 @@ from megatrain.contracts.location import Location
 _POLL_S = 0.01
 _LOOK_AT_STORAGE_S = 0.1
 _QUIET_S = 3.0
-"""A lost host's writer may have outlived its workers: it counts as gone when storage shows no change for so long."""
+"""A lost host's writer may have outlived its workers. It counts as gone when storage has not changed for this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """A sealed snapshot of rank `owner` in the arena of the host that reports it.
 
-    plan_digest: "" for a slot that gives way because there are to be more or fewer of them.
+    plan_digest: "" for a slot that will be removed because the number of slots changes.
     """
 
     owner: int
     snapshot: SealedSnapshot
     plan_digest: str
-    is_wanted: bool
+    is_pending: bool
     is_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What a rank sees: its host, its own plan, and, if it is the first of its host, what is in the arena."""
+    """A rank's report: its host, its own plan, and, from the first rank of a host, the content of the arena."""
 
     host: str
     plan_digest: str
     last_round: int
     held: tuple[Held, ...]
-    image_bytes: int = 0
-    """Of the rank's own plan."""
+    contents_bytes: int = 0
+    """The size of the contents of a slot by the rank's own plan."""
     last_ranks: tuple[int, ...] = ()
-    """Those of this host in its last round, which had `last_hosts`."""
+    """The ranks of this host in its last round, which had `last_hosts` hosts."""
     last_hosts: int = 0
 
     def to_json(self) -> list[Any]:
         held = [astuple(one) for one in self.held]
-        return [self.host, self.plan_digest, self.last_round, held, self.image_bytes, self.last_ranks, self.last_hosts]
+        return [
+            self.host,
+            self.plan_digest,
+            self.last_round,
+            held,
+            self.contents_bytes,
+            self.last_ranks,
+            self.last_hosts,
+        ]
 
     @staticmethod
     def from_json(raw: list[Any]) -> HostReport:
@@ -76,12 +85,12 @@ class HostReport:
 
 
 def memory_point(reports: Sequence[HostReport], *, may_fetch: bool = True) -> MemoryPoint | None:
-    """Return the newest snapshot that all ranks can go back to, in slots of the plans that they have now.
+    """Return the newest snapshot that all ranks can restore, in slots that match their current plans.
 
-    may_fetch: whether a rank's snapshot may be elsewhere than in its own slots.
+    may_fetch: whether a rank's snapshot may come from outside its own slots.
     """
     if max(report.last_round for report in reports) < 0:
-        return None  # nobody has a plan that says of which data and configuration they are
+        return None  # without a host plan, the data and configuration of a snapshot are unknown
     held: list[dict[int, list[SealedSnapshot]]] = []
     for report in reports:
         by_owner: dict[int, list[SealedSnapshot]] = {}
@@ -93,7 +102,7 @@ def memory_point(reports: Sequence[HostReport], *, may_fetch: bool = True) -> Me
 
 
 def missing_ranks(reports: Sequence[HostReport], snapshot: SealedSnapshot) -> tuple[int, ...]:
-    """Return the ranks that have not this snapshot in slots of their own."""
+    """Return the ranks that do not have this snapshot in slots of their own."""
     own = {
         one.owner
         for report in reports
@@ -110,36 +119,36 @@ def _is_usable(one: Held, holder: HostReport, owner: HostReport, *, may_fetch: b
     return one.plan_digest == owner.plan_digest and (may_fetch or is_in_place)
 
 
-def informed_rank(reports: Sequence[HostReport]) -> int:
-    """Return the rank whose host has the newest plan of the job: what was agreed on in the last round."""
+def newest_plan_rank(reports: Sequence[HostReport]) -> int:
+    """Return the rank whose host has the job's newest plan, the one that was agreed on in the last round."""
     return max(range(len(reports)), key=lambda rank: (reports[rank].last_round, -rank))
 
 
-def to_settle(reports: Sequence[HostReport]) -> set[SealedSnapshot]:
-    """Return the snapshots that storage wants and can still get: all hosts of their round are there and have all of it.
+def storable_snapshots(reports: Sequence[HostReport]) -> set[SealedSnapshot]:
+    """Return the pending snapshots that can still be stored: all hosts of their round are present and have all of it.
 
-    A writer would wait for another one for ever.
+    For any other snapshot, a writer would wait forever.
     """
     found = set()
-    for snapshot in {one.snapshot for report in reports for one in report.held if one.is_wanted}:
+    for snapshot in {one.snapshot for report in reports for one in report.held if one.is_pending}:
         holders = [report for report in reports if report.last_ranks and _has_all_of(report, snapshot)]
         if holders and len(holders) >= max(report.last_hosts for report in holders):
             found.add(snapshot)
     return found
 
 
-def may_settle(reports: Sequence[HostReport], *, newer_than: int) -> set[SealedSnapshot]:
-    """Return the snapshots after step `newer_than` that storage gets if the writers of lost hosts have outlived them.
+def maybe_storable_snapshots(reports: Sequence[HostReport], *, newer_than: int) -> set[SealedSnapshot]:
+    """Return the snapshots after step `newer_than` that can be stored if the writers of lost hosts are still running.
 
-    Every host of their round that is still there has all of it.
+    Every host of their round that is still present has the snapshots of all its ranks.
     """
-    certain = to_settle(reports)
+    storable = storable_snapshots(reports)
     found = set()
-    for snapshot in {one.snapshot for report in reports for one in report.held if one.is_wanted}:
+    for snapshot in {one.snapshot for report in reports for one in report.held if one.is_pending}:
         involved = [report for report in reports if report.last_ranks and report.last_round >= snapshot.round]
         if snapshot.step > newer_than and involved and all(_has_all_of(report, snapshot) for report in involved):
             found.add(snapshot)
-    return found - certain
+    return found - storable
 
 
 def _has_all_of(report: HostReport, snapshot: SealedSnapshot) -> bool:
@@ -147,17 +156,17 @@ def _has_all_of(report: HostReport, snapshot: SealedSnapshot) -> bool:
 
 
 def next_snapshot_number(reports: Sequence[HostReport], memory: MemoryPoint | None, num_slots: int) -> int:
-    """Return a number above that of every snapshot in any arena, of another slot than `memory` where there is one."""
+    """Return a number above that of every snapshot in any arena. It maps to another slot than the snapshot `memory`."""
     least = max((one.snapshot.snapshot + 1 for report in reports for one in report.held), default=0)
     if memory is None or num_slots == 1:
         return least
-    # a newer one that only some ranks sealed would have the job overwrite what it went on from
+    # if only some ranks sealed a newer snapshot, the job would overwrite the one that it resumed from
     return least + (least % num_slots == memory.snapshot.snapshot % num_slots)
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """This rank's place in the arena. `memory` is the snapshot to go on from without storage, None without one."""
+    """This rank's slots in the arena. `memory` is the snapshot to resume from without storage, or None."""
 
     arena: Arena
     lock: HeldLock
@@ -167,12 +176,12 @@ class Attachment:
     next_snapshot: int
     memory: MemoryPoint | None
     missing: tuple[int, ...]
-    """The ranks that have to fetch it."""
-    informed_rank: int
+    """The ranks that have to fetch the snapshot."""
+    newest_plan_rank: int
     plans: tuple[PlannedSlot, ...]
-    """What a slot of each rank is, by rank."""
+    """The size and plan of each rank's slots, by rank."""
     may_have_stored: bool = False
-    """Writers were waited for: storage may have a newer checkpoint than before."""
+    """This call waited for writers, so storage may have a newer checkpoint than before."""
 
     def ranks_of_host(self, rank: int) -> tuple[int, ...]:
         return tuple(other for other, host in enumerate(self.hosts) if host == self.hosts[rank])
@@ -183,26 +192,28 @@ def attach(
     plan: SnapshotPlan,
     rank: int,
     local_rank: int,
-    host: HostGroups,
+    cpu_groups: CpuGroups,
     *,
     num_slots: int,
     may_fetch: bool,
     log: Path,
-    settle_s: float,
+    wait_storage_s: float,
     stored_step: int = -1,
-    settle_until: int | None = None,
+    store_until_step: int | None = None,
 ) -> Attachment:
-    """Enter the arena at `path`, which is made when it is not there.
+    """Enter the arena at `path`, creating it if necessary.
 
-    Snapshots in it that no rank can restore any more, because the layout is another now or a host is lost, are
-    brought to storage first: up to `settle_s` are waited for that, while there is hope.
+    Snapshots that no rank can restore any more, because the layout changed or a host was lost, are written to storage
+    first. This call waits up to `wait_storage_s` for that, as long as it can still happen.
+
     num_slots, may_fetch: how many slots a rank is to have, and whether its snapshot may come from another host.
     stored_step: of the newest checkpoint in storage.
-    settle_until: what is in memory counts no more, and of it storage is to have what is not newer than this step.
+    store_until_step: when given, nothing is restored from memory; of the snapshots there, only those up to this step
+    are still written to storage.
     Communication: one gather and one broadcast.
     Raises: CheckpointError, on every rank.
     """
-    with raised_by_all(host, rank):
+    with raised_by_all(cpu_groups, rank):
         arena, lock = join_arena(path)
     last = _last_plan(arena) if local_rank == 0 else None
     report = HostReport(
@@ -214,17 +225,19 @@ def attach(
         last.ranks if last is not None else (),
         last.num_hosts if last is not None else 0,
     )
-    gathered = host.gather_json(rank, report.to_json())
-    reports = [HostReport.from_json(raw) for raw in host.broadcast_json(gathered)]
-    memory = memory_point(reports, may_fetch=may_fetch) if settle_until is None else None
-    certain = to_settle(reports) if memory is None else set()
-    hoped_for = may_settle(reports, newer_than=max(stored_step, -1 if memory is None else memory.snapshot.step))
-    if settle_until is not None:
-        certain, hoped_for = ({one for one in found if one.step <= settle_until} for found in (certain, hoped_for))
-    if certain or hoped_for:
+    gathered = cpu_groups.gather_json(rank, report.to_json())
+    reports = [HostReport.from_json(raw) for raw in cpu_groups.broadcast_json(gathered)]
+    memory = memory_point(reports, may_fetch=may_fetch) if store_until_step is None else None
+    storable = storable_snapshots(reports) if memory is None else set()
+    restored_step = -1 if memory is None else memory.snapshot.step
+    maybe_storable = maybe_storable_snapshots(reports, newer_than=max(stored_step, restored_step))
+    if store_until_step is not None:
+        storable = {one for one in storable if one.step <= store_until_step}
+        maybe_storable = {one for one in maybe_storable if one.step <= store_until_step}
+    if storable or maybe_storable:
         if last is not None:
-            _settle(arena, num_slots, last, certain, hoped_for, log, settle_s)
-        host.all_agree(True)
+            _wait_until_stored(arena, num_slots, last, storable, maybe_storable, log, wait_storage_s)
+        cpu_groups.all_agree(True)
     return Attachment(
         arena=arena,
         lock=lock,
@@ -233,14 +246,14 @@ def attach(
         next_snapshot=next_snapshot_number(reports, memory, num_slots),
         memory=memory,
         missing=() if memory is None else missing_ranks(reports, memory.snapshot),
-        informed_rank=informed_rank(reports),
-        plans=tuple(PlannedSlot(owner, each.image_bytes, each.plan_digest) for owner, each in enumerate(reports)),
-        may_have_stored=bool(certain or hoped_for),
+        newest_plan_rank=newest_plan_rank(reports),
+        plans=tuple(PlannedSlot(owner, each.contents_bytes, each.plan_digest) for owner, each in enumerate(reports)),
+        may_have_stored=bool(storable or maybe_storable),
     )
 
 
 def _host_name(arena: Path) -> str:
-    """Return what ranks that share an arena have in common: two machines may have the same path, or the same name."""
+    """Return a name that exactly the ranks of one arena have: two machines may have equal paths or equal host names."""
     status = arena.stat()
     return f"{socket.gethostname()}:{status.st_dev}:{status.st_ino}"
 
@@ -254,63 +267,57 @@ def _last_plan(arena: Arena) -> HostPlan | None:
 
 def _held(arena: Arena, num_slots: int) -> list[Held]:
     held = []
-    for file in arena.slots():
-        try:
-            with SlotReader(file.path) as reader:
-                header, words = reader.header, reader.words()
-        except CheckpointError:
-            continue
-        if header.rank == file.rank and words.state == SlotState.SEALED:
-            snapshot = SealedSnapshot(words.step, words.round, words.snapshot)
-            is_wanted = words.persist == Persist.WANTED and not file.is_copy
-            is_kept = file.is_copy or header.num_slots == num_slots
-            digest = header.plan_digest.hex() if is_kept else ""
-            held.append(Held(header.rank, snapshot, digest, is_wanted, file.is_copy))
+    for slot in [*sealed_slots(arena, is_copy=True), *sealed_slots(arena)]:
+        is_copy = slot.file.is_copy
+        is_pending = slot.words.persist == Persist.PENDING and not is_copy
+        is_kept = is_copy or slot.header.num_slots == num_slots
+        digest = slot.header.plan_digest.hex() if is_kept else ""
+        held.append(Held(slot.rank, slot.snapshot, digest, is_pending, is_copy))
     return held
 
 
-def _settle(
+def _wait_until_stored(
     arena: Arena,
     num_slots: int,
     plan: HostPlan,
-    certain: set[SealedSnapshot],
-    hoped_for: set[SealedSnapshot],
+    storable: set[SealedSnapshot],
+    maybe_storable: set[SealedSnapshot],
     log: Path,
-    settle_s: float,
+    wait_storage_s: float,
 ) -> None:
-    """Let the writer bring to storage what is wanted there; what it cannot in that time is lost with its slots.
+    """Let the writer store pending snapshots. What it does not store within `wait_storage_s` is lost with its slots.
 
-    hoped_for: what needs the writer of a lost host, which is waited for only as long as storage shows that it works.
+    maybe_storable: snapshots that need the writer of a lost host. They are waited for only as long as storage changes.
     """
-    deadline = time.monotonic() + settle_s
-    call_writer(arena, log)
+    deadline = time.monotonic() + wait_storage_s
+    wake_or_start_writer(arena, log)
     progress = _StorageProgress(plan)
-    left = certain | hoped_for
+    left = storable | maybe_storable
     while time.monotonic() < deadline:
-        left &= {one.snapshot for one in _held(arena, num_slots) if one.is_wanted}
-        if not left or (left <= hoped_for and progress.quiet_s(left) > _QUIET_S):
+        left &= {one.snapshot for one in _held(arena, num_slots) if one.is_pending}
+        if not left or (left <= maybe_storable and progress.quiet_s(left) > _QUIET_S):
             break
         time.sleep(_POLL_S)
     give_up(plan, left)
 
 
 def give_up(plan: HostPlan, snapshots: Iterable[SealedSnapshot]) -> None:
-    """Tell the writers of other hosts not to wait for what was in this host's slots, where that is not stored."""
+    """Tell the writers of other hosts not to wait for the snapshots that this host's slots held but did not store."""
     for snapshot in snapshots:
         with suppress(CheckpointError):
             directory = _directory_of(snapshot, plan)
-            # without WRITING a checkpoint looks as if it had lost its COMMIT, and stops the job
+            # a directory without WRITING looks like a checkpoint that lost its COMMIT, and that stops the job
             claim(directory, WritingMark(snapshot.round, plan.job, time.time()))
-            write_failed(directory, snapshot, plan.host_index, "a newer start of the job goes on without it")
+            write_failed(directory, snapshot, plan.host_index, "a newer start of the job continues without it")
 
 
 def _directory_of(snapshot: SealedSnapshot, plan: HostPlan) -> Location:
-    """Return where a snapshot becomes a checkpoint."""
+    """Return the directory in which a snapshot becomes a checkpoint."""
     return open_location(plan.checkpoints) / plan.branch / step_directory_name(snapshot.step)
 
 
 class _StorageProgress:
-    """What happens in the directories of checkpoints that are being made."""
+    """Watches the directories of unfinished checkpoints for changes."""
 
     def __init__(self, plan: HostPlan) -> None:
         self._plan = plan
@@ -318,7 +325,7 @@ class _StorageProgress:
         self._changed_at = self._looked_at = time.monotonic()
 
     def quiet_s(self, snapshots: Iterable[SealedSnapshot]) -> float:
-        """Return for how long nothing has changed in their directories."""
+        """Return for how many seconds nothing has changed in the snapshots' directories."""
         now = time.monotonic()
         if self._seen is None or now - self._looked_at > _LOOK_AT_STORAGE_S:
             found = self._look(sorted(snapshots))
@@ -330,7 +337,7 @@ class _StorageProgress:
     def _look(self, snapshots: Sequence[SealedSnapshot]) -> list[tuple[str, int | None]]:
         found = []
         for snapshot in snapshots:
-            # what cannot be read changes nothing
+            # a directory that cannot be read counts as unchanged
             with suppress(CheckpointError):
                 found += [(str(entry), entry.size()) for entry in _directory_of(snapshot, self._plan).entries()]
         return sorted(found, key=lambda one: one[0])

@@ -1,7 +1,7 @@
-"""How boxes of one tensor lie to each other: what two share, whether any two overlap, what is left uncovered.
+"""Geometry of the boxes of one tensor: their intersections, overlaps and gaps.
 
-Disjoint boxes cover a box exactly when their volumes add up to its own; so a check is one sweep and one sum, and only
-an error pays for finding the region. The sweep runs along the dimension that tells the boxes apart best.
+Disjoint boxes cover a box exactly when their volumes add up to its volume. So a check is one sweep and one sum, and
+only the error case computes the region. The sweep runs along the dimension with the most distinct offsets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from megatrain.parallel.boxes import Box
 
 
 def shared_box(one: Box, other: Box) -> Box | None:
-    """Return what both hold, None when that is no element."""
+    """Return the intersection of two boxes, None when it is empty."""
     offsets = []
     sizes = []
     for offset, size, other_offset, other_size in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
@@ -27,17 +27,17 @@ def shared_box(one: Box, other: Box) -> Box | None:
 
 
 def sweep_dim(boxes: Sequence[Box]) -> int:
-    """Return the dim along which most boxes begin at different places; 0 for scalars."""
+    """Return the dim along which the boxes have the most distinct offsets; 0 for scalars."""
     num_dims = len(boxes[0].offsets) if boxes else 0
     return max(range(num_dims), key=lambda dim: len({box.offsets[dim] for box in boxes}), default=0)
 
 
 def first_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
-    """Return two numbers of boxes that share an element, None when no two do."""
+    """Return the indices of two boxes that share an element, None when no two do."""
     if boxes and not boxes[0].offsets:
         return (0, 1) if len(boxes) > 1 else None
     dim = sweep_dim(boxes)
-    active: list[tuple[int, int]] = []  # (end along the dim, number) of boxes that reach to where the sweep is
+    active: list[tuple[int, int]] = []  # (end along the dim, index) of boxes that reach the sweep's position
     for number in sorted(range(len(boxes)), key=lambda number: boxes[number].offsets[dim]):
         box = boxes[number]
         del active[: bisect_right(active, (box.offsets[dim], len(boxes)))]
@@ -49,9 +49,9 @@ def first_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
 
 
 def first_gap(whole: Box, parts: Sequence[Box]) -> Box | None:
-    """Return a box of `whole` that no part covers, None when parts that do not overlap cover all of it.
+    """Return a box of `whole` that no part covers, None when the parts cover all of it.
 
-    Parts lie within `whole`.
+    The parts must be disjoint and lie within `whole`.
     """
     if sum(part.numel for part in parts) == whole.numel:
         return None
@@ -62,13 +62,13 @@ def first_gap(whole: Box, parts: Sequence[Box]) -> Box | None:
 
 
 def region_text(box: Box) -> str:
-    """Return a box as it would be indexed: `[3:5, 0:7]`."""
+    """Return a box in index notation: `[3:5, 0:7]`."""
     ranges = (f"{first}:{first + size}" for first, size in zip(box.offsets, box.sizes, strict=True))
     return f"[{', '.join(ranges)}]"
 
 
 def _without(box: Box, part: Box) -> Iterator[Box]:
-    """Yield disjoint boxes that make up `box` less `part`."""
+    """Yield disjoint boxes that together are `box` without `part`."""
     shared = shared_box(box, part)
     if shared is None:
         yield box

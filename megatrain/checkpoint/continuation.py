@@ -1,8 +1,8 @@
-"""Whether a job may go on from a checkpoint, and from where: what has changed since decides. Pure.
+"""Decide whether a job may resume from a checkpoint, and at which step, by what has changed since. Pure functions.
 
-A resumed run must be the same run as before: the same model, and the same sample order, or the cursor means nothing.
-A run that starts from another's checkpoint (checkpoint.load) may change all but the weights; with another sample order
-it begins at step 0, with these weights and moments.
+A resumed run must be the same run as before: the same model, and the same sample order, because the cursor means
+nothing in another order. A run that starts from another run's checkpoint (checkpoint.load) may change everything except
+what determines the weights; with another sample order it begins at step 0, with these weights and moments.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from megatrain.contracts.sample_ranges import SampleRanges
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a job has come. `num_updates` is below `step` by the skipped steps."""
+class TrainingProgress:
+    """How far a job has come. `num_updates` is `step` minus the skipped steps."""
 
     step: int = 0
     consumed_samples: int = 0
@@ -33,69 +33,75 @@ class Progress:
 class Continuation:
     """Where to resume, which samples to leave out, and what the log should say about it."""
 
-    progress: Progress
+    progress: TrainingProgress
     notes: tuple[str, ...]
     skipped: SampleRanges = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a snapshot or checkpoint says of the job that made it; `place` names it in errors."""
+    """What a snapshot or checkpoint records about the job that made it; `location` names it in errors."""
 
-    place: str
+    location: str
     config: Mapping[str, Any]
     data: SampleStream
-    progress: Progress
+    progress: TrainingProgress
 
 
-def origin_of(manifest: Manifest, place: str) -> Origin:
-    """Return the origin that a checkpoint's manifest tells."""
-    progress = Progress(
+def origin_of(manifest: Manifest, location: str) -> Origin:
+    """Return the origin that a checkpoint's manifest describes."""
+    progress = TrainingProgress(
         step=manifest.step,
         consumed_samples=manifest.consumed_samples,
         consumed_tokens=manifest.consumed_tokens,
         num_updates=manifest.num_updates,
         num_skipped=manifest.num_skipped,
     )
-    return Origin(place, manifest.config, manifest.data, progress)
+    return Origin(location, manifest.config, manifest.data, progress)
 
 
 def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_run: bool) -> Continuation:
-    """Return where a job with `config` and `data` goes on from the state of `origin`.
+    """Return where a job with `config` and `data` resumes from the state of `origin`.
 
-    Raises: CheckpointError when it cannot.
+    Raises: CheckpointError when it may not.
     """
-    place = origin.place
+    location = origin.location
     try:
         before = Config.from_dict(origin.config)
     except ConfigError as error:
-        raise CheckpointError(f"{place}: its configuration is of another version of this program: {error}") from error
+        raise CheckpointError(
+            f"{location}: its configuration was written by another version of this program: {error}"
+        ) from error
     changes = model_changes(before, config) if is_same_run else weight_changes(before, config)
     if changes:
-        way_out = (
-            "set them back, or begin another run (job.run_directory) with checkpoint.load"
+        hint = (
+            "restore these values, or begin another run (job.run_directory) with checkpoint.load"
             if is_same_run
             else "use the [model] section of its manifest.json"
         )
-        raise CheckpointError(f"{place} holds another model: {'; '.join(map(str, changes))}; {way_out}")
+        raise CheckpointError(f"{location} holds a different model: {'; '.join(map(str, changes))}; {hint}")
     notes = [f"changed since: {change}" for change in model_changes(before, config)]
     if origin.data.num_tokens == 0 and not is_same_run:
-        # weights that were imported: what their manifest says of training are stand-ins
-        return Continuation(Progress(), (*notes, "weights that were trained elsewhere, so this run begins at step 0"))
+        # imported weights: the training fields of their manifest are placeholders
+        return Continuation(
+            TrainingProgress(), (*notes, "weights that were trained elsewhere, so this run begins at step 0")
+        )
     notes += [f"changed since: {change}" for change in training_changes(before, config)]
     if _is_same_order(origin.data, data) and before.model.seq_len == config.model.seq_len:
         return Continuation(origin.progress, tuple(notes), origin.data.skipped)
     order = f"data of {origin.data.num_tokens} tokens with seed {origin.data.seed}"
     if is_same_run:
         raise CheckpointError(
-            f"{place}: its sample order is that of {order}, now there are {data.num_tokens} tokens with seed "
-            f"{data.seed}, and the consumed samples are unknown; set data.train and data.seed back, or begin another "
-            "run (job.run_directory) with checkpoint.load"
+            f"{location}: its sample order belongs to {order}, but the data now have {data.num_tokens} tokens "
+            f"with seed {data.seed}, so the consumed samples are unknown; restore data.train and data.seed, or begin "
+            "another run (job.run_directory) with checkpoint.load"
         )
-    notes.append(f"another sample order (before: {order}), so this run begins at step 0 with these weights and moments")
-    return Continuation(replace(Progress(), num_updates=origin.progress.num_updates), tuple(notes))
+    notes.append(
+        f"a different sample order (before: {order}), so this run begins at step 0 with these weights and moments"
+    )
+    return Continuation(replace(TrainingProgress(), num_updates=origin.progress.num_updates), tuple(notes))
 
 
 def _is_same_order(before: SampleStream, now: SampleStream) -> bool:
-    """Say whether a cursor means the same in both. What is left out has no other place in the order."""
+    """Return whether a cursor means the same in both. Skipped samples do not change the order of the others."""
     return (before.num_tokens, before.seed) == (now.num_tokens, now.seed)

@@ -1,7 +1,7 @@
 """The differences of two checkpoints: their manifests, their tensors, and the items whose values differ.
 
-Loads no torch: items of equal boxes are compared by their digests. By how much values differ, and whether they do where
-the two were saved in other boxes, is value_difference.py's.
+Loads no torch: items of equal boxes are compared by their digests. value_difference.py compares the values where the
+two checkpoints were saved in different boxes, and computes by how much values differ.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from megatrain.checkpoint.checked_files import find_stored
 from megatrain.checkpoint.item_digests import ItemDigests
-from megatrain.checkpoint.metadata_reader import StoredItem, StoredTensor, load_metadata
-from megatrain.contracts.checkpoint_files import METADATA_NAME, read_manifest
+from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
+from megatrain.contracts.checkpoint_files import read_manifest
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A checkpoint that is compared."""
+    """One of the two checkpoints of a comparison."""
 
-    place: Location
+    location: Location
     manifest: Manifest
     tensors: Mapping[str, StoredTensor]
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """A field of the manifest, as "mesh.tp_size", that differs. None: one of the two lacks it."""
+    """A field of the manifest that differs, such as "mesh.tp_size". None: this checkpoint lacks the field."""
 
     name: str
     before: Any
@@ -37,24 +38,24 @@ class FieldDifference:
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """A tensor that only one has (the other's description is None), or that has another shape or type."""
+    """A tensor that only one checkpoint has (its description in the other is None), or whose shape or dtype differs."""
 
     key: str
     before: str | None
     after: str | None
 
 
-def open_stored(place: Location) -> Stored:
-    """Read what a checkpoint says of itself.
+def open_stored(location: Location) -> Stored:
+    """Read a checkpoint's manifest and index.
 
-    Raises: CheckpointError when manifest or metadata is damaged.
+    Raises: CheckpointError when manifest or index is damaged.
     """
-    manifest = read_manifest(place)
-    return Stored(place, manifest, load_metadata(place, manifest.name_of(METADATA_NAME)).tensors)
+    manifest = read_manifest(location)
+    return Stored(location, manifest, find_stored(location, manifest).tensors)
 
 
 def field_differences(before: Stored, after: Stored) -> list[FieldDifference]:
-    """Return what differs in the manifests, the files aside."""
+    """Return the fields in which the manifests differ, except the files."""
     ours, theirs = (dict(_fields("", _without_files(one.manifest))) for one in (before, after))
     return [
         FieldDifference(name, ours.get(name), theirs.get(name))
@@ -64,7 +65,7 @@ def field_differences(before: Stored, after: Stored) -> list[FieldDifference]:
 
 
 def tensor_differences(before: Stored, after: Stored) -> list[TensorDifference]:
-    """Return the tensors that are not in both in one shape and type."""
+    """Return the tensors that are not in both checkpoints with the same shape and dtype."""
     found = []
     for key in dict.fromkeys([*before.tensors, *after.tensors]):
         ours, theirs = (_described(one.tensors.get(key)) for one in (before, after))
@@ -79,14 +80,14 @@ def comparable_keys(before: Stored, after: Stored) -> list[str]:
 
 
 class DigestComparison:
-    """Tells where values may differ, from the digests alone."""
+    """Finds the items whose values may differ, from the digests only."""
 
     def __init__(self, before: Stored, after: Stored) -> None:
         self._tensors = before.tensors, after.tensors
-        self._digests = tuple(ItemDigests(one.place, one.manifest.files) for one in (before, after))
+        self._digests = tuple(ItemDigests(one.location, one.manifest.files) for one in (before, after))
 
     def doubtful_items(self, key: str) -> list[StoredItem]:
-        """Return those items of the first checkpoint whose values are not known to be the same in the second.
+        """Return the items of the first checkpoint whose values are not known to be equal in the second.
 
         Raises: CheckpointError when a data file is damaged.
         """

@@ -1,8 +1,8 @@
 """The bytes that torch.save writes before and after a tensor's data.
 
-They depend on shape and dtype alone once checksums are off, so they are made once and a snapshot is nothing but copies
-of data: prefix + data + suffix is what torch.save would have written, and torch.load reads it. torch does not check a
-zip archive's own checksums; ours stand in the checkpoint's trailers and manifest.
+With checksums off, they depend only on shape and dtype. So they are made once, and a snapshot only copies data:
+prefix + data + suffix is what torch.save would have written, and torch.load reads it. torch does not verify a zip
+archive's own checksums; our digests are in the checkpoint's trailers and manifest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DATA_RECORD = b"archive/data/0"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What surrounds `num_data_bytes` of a contiguous tensor's data."""
+    """The bytes before and after the `num_data_bytes` of a contiguous tensor's data."""
 
     prefix: bytes
     suffix: bytes
@@ -39,9 +39,9 @@ class Envelope:
 
 @cache
 def envelope(shape: tuple[int, ...], dtype: torch.dtype) -> Envelope:
-    """Return the envelope of a contiguous CPU tensor. Its data is neither allocated nor written."""
+    """Return the envelope of a contiguous CPU tensor. The data's pages are neither touched nor written."""
     sink = _HollowSink()
-    tensor = torch.empty(shape, dtype=dtype, device="cpu")  # its pages are never touched
+    tensor = torch.empty(shape, dtype=dtype, device="cpu")  # no code touches its pages
     with config.patch({"save.compute_crc32": False, "save.storage_alignment": ITEM_ALIGNMENT}), skip_data():
         torch.save(tensor, sink)
     content = bytes(sink.content)
@@ -52,7 +52,7 @@ def envelope(shape: tuple[int, ...], dtype: torch.dtype) -> Envelope:
 
 
 class _HollowSink:
-    """A file that keeps what is written to it and remembers where a stretch was skipped."""
+    """A file that keeps what is written to it and remembers the position and length of the skipped part."""
 
     def __init__(self) -> None:
         self.content = bytearray()
@@ -71,11 +71,11 @@ class _HollowSink:
         return len(self.content) + offset
 
     def flush(self) -> None:
-        """Nothing is held back; torch.save asks for it."""
+        """Do nothing: this file has no buffer, but torch.save calls this method."""
 
 
 def _start_of_no_data(content: bytes) -> int:
-    """Return where the data would be of a tensor without elements: then nothing is skipped."""
+    """Return the offset of the data of a tensor without elements, for which torch.save skips nothing."""
     name = content.index(_DATA_RECORD)
     # a zip's local header ends with the length of the padding that follows the name
     (padding,) = struct.unpack_from("<H", content, name - 2)

@@ -1,6 +1,6 @@
-"""What a path or URL on a command line means: a run, its checkpoints, one branch of them, or one checkpoint.
+"""Resolve a path or URL of a command line: a run, its checkpoints, one branch of them, or one checkpoint.
 
-A place knows what is below it, not above, so the places above come from the text. Loads no torch.
+A Location can list what is below it but has no parent, so the text provides the directories above. Loads no torch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ CHECKPOINTS_NAME = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
-class NamedPlace:
-    """What an argument names. `checkpoints` holds the branches of a run; None: a checkpoint that lies alone.
+class ResolvedLocation:
+    """What an argument names. `checkpoints` holds the branches of a run; None: a checkpoint outside of a run.
 
-    `branch`: of the branch or checkpoint that was named. `checkpoint`: the one that was named.
+    `branch`: the named branch, or that of the named checkpoint. `checkpoint`: the named checkpoint, if any.
     """
 
     checkpoints: Location | None
@@ -30,51 +30,49 @@ class NamedPlace:
     checkpoint: Location | None = None
 
 
-def name_place(text: str) -> NamedPlace:
-    """Return what `text` names, whether or not anything in it is whole.
+def resolve_location(text: str) -> ResolvedLocation:
+    """Return what `text` names, whether or not its checkpoints are complete.
 
-    Raises: CheckpointError when there is neither a checkpoint nor a place for some.
+    Raises: CheckpointError when it is neither a checkpoint nor a directory that holds checkpoints.
     """
-    place = open_location(text)
-    if _is_checkpoint(text, place):
+    location = open_location(text)
+    if _is_checkpoint(text, location):
         branch, checkpoints = _above(text, 1), _above(text, 2)
         if checkpoints is not None and branch is not None and (branch / BRANCH_NAME).exists():
-            return NamedPlace(checkpoints, branch.name, place)
-        return NamedPlace(None, None, place)
+            return ResolvedLocation(checkpoints, branch.name, location)
+        return ResolvedLocation(None, None, location)
     above = _above(text, 1)
-    if above is not None and (place / BRANCH_NAME).size() is not None:
-        return NamedPlace(above, _name(text))
-    for directory in (place, place / CHECKPOINTS_NAME):
+    if above is not None and (location / BRANCH_NAME).size() is not None:
+        return ResolvedLocation(above, _name(text))
+    for directory in (location, location / CHECKPOINTS_NAME):
         if _is_lineage(directory):
-            return NamedPlace(directory)
+            return ResolvedLocation(directory)
     raise no_checkpoint(text)
 
 
 def find_checkpoint(text: str, step: int | None = None, branch: str | None = None) -> Location:
-    """Return the committed checkpoint that `text` means: itself, or the one from which a run or a branch would go on.
+    """Return the committed checkpoint that `text` means: itself, or the one from which a run or a branch would resume.
 
-    `step` asks for that one of the run or branch, `branch` for another branch than the current one.
+    `step` selects a step of the run or branch, `branch` another branch than the current one.
     Raises: CheckpointError when there is none.
     """
-    named = name_place(text)
-    if named.checkpoint is not None and step is None and branch is None:
-        problem = commit_problem(named.checkpoint)
+    resolved = resolve_location(text)
+    if resolved.checkpoint is not None and step is None and branch is None:
+        problem = commit_problem(resolved.checkpoint)
         if problem is not None:
-            raise CheckpointError(
-                f"{named.checkpoint} is no complete checkpoint, and nothing is read from it: {problem}"
-            )
-        return named.checkpoint
-    return find_step(named, text, step, branch).location
+            raise CheckpointError(f"{resolved.checkpoint} is not a complete checkpoint, so it is not read: {problem}")
+        return resolved.checkpoint
+    return find_step(resolved, text, step, branch).location
 
 
-def find_step(named: NamedPlace, text: str, step: int | None, branch: str | None) -> Candidate:
-    """Return the checkpoint of a step, or the newest, of what a run or a branch may go on from.
+def find_step(resolved: ResolvedLocation, text: str, step: int | None, branch: str | None) -> Candidate:
+    """Return the checkpoint of a step, or the newest one, among those that a run or a branch may resume from.
 
-    Raises: CheckpointError naming the steps that there are.
+    Raises: CheckpointError naming the steps that exist.
     """
-    if named.checkpoints is None:
-        raise CheckpointError(f"{text} is one checkpoint outside of a run; name it without a step and a branch")
-    found = candidates(named.checkpoints, branch or named.branch)
+    if resolved.checkpoints is None:
+        raise CheckpointError(f"{text} is a single checkpoint outside a run; name it without a step or branch")
+    found = candidates(resolved.checkpoints, branch or resolved.branch)
     if not found:
         raise no_checkpoint(text)
     if step is None:
@@ -84,22 +82,23 @@ def find_step(named: NamedPlace, text: str, step: int | None, branch: str | None
         return matching[0]
     steps = ", ".join(f"{one.branch}/{one.step}" for one in found[:10]) + (" and older" if len(found) > 10 else "")
     raise CheckpointError(
-        f"{named.checkpoints}: no committed checkpoint of step {step} in {branch or named.branch or 'its current line'}"
-        f" (there are: {steps}); name one of these, or another --branch"
+        f"{resolved.checkpoints}: no committed checkpoint of step {step} in "
+        f"{branch or resolved.branch or 'its current ancestry'} (there are: {steps}); name one of these, "
+        "or another --branch"
     )
 
 
 def no_checkpoint(text: str) -> CheckpointError:
-    """Return the error that there is nothing to find."""
+    """Return the error for a location without checkpoints."""
     return CheckpointError(
-        f"{text} is no checkpoint and holds none; name a run directory or runs/<job>/checkpoints/<branch>/step-*"
+        f"{text} is not a checkpoint and contains none; name a run directory or runs/<job>/checkpoints/<branch>/step-*"
     )
 
 
-def _is_checkpoint(text: str, place: Location) -> bool:
-    if step_of(_name(text)) is not None and place.exists():
+def _is_checkpoint(text: str, location: Location) -> bool:
+    if step_of(_name(text)) is not None and location.exists():
         return True
-    entries = place.entries() if place.size() is None else []
+    entries = location.entries() if location.size() is None else []
     return any(entry.name == COMMIT_NAME or is_manifest_name(entry.name) for entry in entries)
 
 
@@ -108,7 +107,7 @@ def _name(text: str) -> str:
 
 
 def _above(text: str, num_levels: int) -> Location | None:
-    """Return the place so many levels above, None where there is none."""
+    """Return the location `num_levels` above, None where there is none."""
     if "://" not in text:
         path = Path(text).resolve()
         return open_location(str(path.parents[num_levels - 1])) if len(path.parents) >= num_levels else None
@@ -118,7 +117,7 @@ def _above(text: str, num_levels: int) -> Location | None:
 
 
 def _is_lineage(directory: Location) -> bool:
-    """Say whether a directory is one of checkpoints: then what is wrong in it is worth telling."""
+    """Return whether a directory holds a run's branches, even damaged ones: later errors then describe the damage."""
     if (directory / RESUME_NAME).exists():
         return True
     return any(step_of(entry.name) is not None or (entry / BRANCH_NAME).exists() for entry in directory.entries())

@@ -1,6 +1,6 @@
-"""Copies from host memory to host memory, past the processor's caches where csrc/host_copy was compiled.
+"""Copies within host memory. They bypass the processor's caches where csrc/host_copy was compiled.
 
-numpy's copies of tensor after tensor take up to 1.4 times as long (docs/benchmarks/checkpoint.md has both).
+Copying the tensors one by one with numpy takes up to 1.4 times as long (docs/benchmarks/checkpoint.md has both).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MIN_STREAMED_BYTES = 256 << 10
-"""A smaller copy fits in the caches, and is over before a call through ctypes has paid."""
+"""A smaller copy fits in the caches, and the call through ctypes costs more than it saves."""
 
 Copy = Callable[[int, int, int], None]
 """(target address, source address, bytes)."""
 
 
 def copy_bytes(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-    """Copy all bytes of `source` to `target`, which is as large; other threads run meanwhile.
+    """Copy all bytes of `source` to `target`, which has the same size. Other Python threads can run meanwhile.
 
     Shapes: both one-dimensional and contiguous.
     """
@@ -42,7 +42,7 @@ def streamed_copy() -> Copy | None:
     try:
         function = ctypes.CDLL(found.origin).megatrain_stream_copy
     except (OSError, AttributeError):
-        return None  # compiled for another machine; numpy does the same, slower
+        return None  # compiled for another machine: the caller falls back to numpy, which is slower
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     function.restype = None
     return function

@@ -1,8 +1,9 @@
-"""The byte image of one rank's checkpoint file: where each box lies in it, and the copies that fill it and read it.
+"""The image of one rank's data file: the offset of each box, and the copies into and out of the image.
 
-An image is items back to back, each at a multiple of 64: an archive as torch.save writes it, of one box. Where items
-lie depends on the layout alone, so places, envelopes and views are made once, and a snapshot is one memcpy a box. The
-copies walk the state's memory and the image forward. Nothing here knows files, slots or other ranks.
+An image is a sequence of items, each at a multiple of 64. An item is one box, as an archive that torch.save would
+write. The offsets of the items depend only on the layout. So offsets, envelopes and views are made once, and a snapshot
+is one memcpy per box. The copies go forward through the state's memory and through the image. This file does not know
+files, slots or other ranks.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 
 MAX_ITEM_BYTES = 64 << 20
-"""Data of one item. Whoever reads, verifies or sends items holds one at a time."""
+"""Maximum data of one item. A process that reads, verifies or sends items holds one item at a time."""
 
 ItemsJson = list[list[Any]]
-"""One [key, global shape, offsets, sizes, dtype, offset, length] an item."""
+"""One [key, global shape, offsets, sizes, dtype, offset, length] per item."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageItem:
-    """One box and its place. Within the image: the archive at `offset`, the box's data at `data_offset`."""
+    """One box and its offset in the image: the archive begins at `offset`, the box's data at `data_offset`."""
 
     key: str
     global_shape: tuple[int, ...]
@@ -48,19 +49,19 @@ class ImageItem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePlan:
-    """Where each box of a rank's state lies in its image. Two plans of equal digest read each other's images."""
+    """The offset of each box of a rank's state in its image. Plans with equal digests can read each other's images."""
 
     items: tuple[ImageItem, ...]
     num_bytes: int
     digest: bytes = field(init=False)
-    """SHA-256 of the items: key, shape, box, dtype and place of each."""
+    """SHA-256 of the items: key, shape, box, dtype and offset of each."""
 
     def __post_init__(self) -> None:
         text = json.dumps(self.items_json(), separators=(",", ":"))
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).digest())
 
     def items_json(self) -> ItemsJson:
-        """Return what others need to know of the items, for JSON."""
+        """Return the description of the items for other ranks, for JSON."""
         return [
             [
                 item.key,
@@ -114,16 +115,16 @@ def key_of(kind: str, name: str) -> str:
 
 
 class BoundImage:
-    """An image in memory. All views are made here, so that a copy costs its bytes and about a microsecond a box.
+    """An image in memory. The constructor makes all views, so that a copy costs its bytes and about 1 us per box.
 
-    While it lives, the memory behind it cannot be unmapped; `release` lets go of it.
+    While it lives, the memory behind it cannot be unmapped; `release` drops the views.
     """
 
     def __init__(self, plan: ImagePlan, buffer: memoryview) -> None:
         assert len(buffer) >= plan.num_bytes
         self._plan = plan
         self._bytes = np.frombuffer(buffer, dtype=np.uint8, count=plan.num_bytes)
-        places = [self._bytes[item.data_offset : item.data_offset + item.tensor.nbytes] for item in plan.items]
+        views = [self._bytes[item.data_offset : item.data_offset + item.tensor.nbytes] for item in plan.items]
         states = [item.tensor.detach().reshape(-1).view(torch.uint8) for item in plan.items]
         devices = {state.device for state in states}
         assert len(devices) <= 1
@@ -131,12 +132,12 @@ class BoundImage:
         self._pairs: list[tuple[Any, Any]]
         if any(device.type == "cuda" for device in devices):
             self._stream = torch.cuda.Stream(devices.pop())
-            self._pairs = [(torch.from_numpy(place), state) for place, state in zip(places, states, strict=True)]
+            self._pairs = [(torch.from_numpy(view), state) for view, state in zip(views, states, strict=True)]
         else:
-            self._pairs = [(place, state.numpy()) for place, state in zip(places, states, strict=True)]
+            self._pairs = [(view, state.numpy()) for view, state in zip(views, states, strict=True)]
 
     def write_envelopes(self) -> None:
-        """Write all that lies around the data, zeros between items included. No copy touches it again."""
+        """Write all bytes around the data, including the zeros between items. No later copy touches them."""
         for item in self._plan.items:
             around = envelope(item.sizes, item.dtype)
             end = item.offset + item.length
@@ -145,20 +146,20 @@ class BoundImage:
             self._bytes[end : _aligned(end)] = 0
 
     def copy_out(self) -> None:
-        """Copy the state into the image, as it is after what is queued on the current stream. Returns when done."""
+        """Copy the state into the image, after the work queued on the current stream. Returns when done."""
         self._copy(self._pairs)
 
     def copy_in(self) -> None:
-        """Copy the image into the state, after what is queued on the current stream. Returns when done."""
-        self._copy([(state, place) for place, state in self._pairs])
+        """Copy the image into the state, after the work queued on the current stream. Returns when done."""
+        self._copy([(state, view) for view, state in self._pairs])
 
     def release(self) -> None:
-        """Let go of the memory. The image cannot be used after it."""
+        """Release the memory. The image cannot be used afterwards."""
         self._pairs.clear()
         del self._bytes
 
     def _copy(self, pairs: Sequence[tuple[Any, Any]]) -> None:
-        """Copy (target, source) pairs; on a device in a stream of its own, so that later work is not waited for."""
+        """Copy (target, source) pairs. A device copies in a stream of its own, so the wait excludes later work."""
         if self._stream is None:
             for target, source in pairs:
                 copy_bytes(target, source)
@@ -175,7 +176,7 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _in_order_of_memory(shards: Sequence[tuple[str, FlatShard]]) -> list[tuple[str, FlatShard]]:
-    """Sort by place within a storage. Which storage is known by identity: on the meta device none has an address."""
+    """Sort by offset within a storage. Identity tells storages apart, because meta-device storages have no address."""
     rank_of_storage: dict[int, int] = {}
     for _, shard in shards:
         rank_of_storage.setdefault(shard.tensor.untyped_storage()._cdata, len(rank_of_storage))
@@ -190,7 +191,7 @@ def _in_order_of_memory(shards: Sequence[tuple[str, FlatShard]]) -> list[tuple[s
 
 
 def _pieces(shard: FlatShard, max_bytes: int) -> Iterator[tuple[Box, Tensor]]:
-    """Yield the shard's box as boxes of at most max_bytes, along leading dims: each a contiguous view."""
+    """Split the shard's box along leading dims into boxes of at most max_bytes. Each is a contiguous view."""
     assert shard.box.numel > 0
     assert shard.tensor.is_contiguous()
     assert tuple(shard.tensor.shape) == shard.box.sizes
@@ -198,13 +199,13 @@ def _pieces(shard: FlatShard, max_bytes: int) -> Iterator[tuple[Box, Tensor]]:
 
 
 def _split(box: Box, tensor: Tensor, dim: int, max_numel: int) -> Iterator[tuple[Box, Tensor]]:
-    """Yield `box`, whose sizes are 1 before `dim`, in boxes of at most max_numel elements."""
+    """Split `box`, whose sizes are 1 before `dim`, into boxes of at most max_numel elements."""
     if box.numel <= max_numel:
         yield box, tensor
         return
     size = box.sizes[dim]
     num_rows = max(1, max_numel // math.prod(box.sizes[dim + 1 :]))
-    num_rows = -(-size // -(-size // num_rows))  # as even as so many pieces can be
+    num_rows = -(-size // -(-size // num_rows))  # the same number of pieces, as even as possible
     for first in range(0, size, num_rows):
         rows = min(num_rows, size - first)
         offsets = (*box.offsets[:dim], box.offsets[dim] + first, *box.offsets[dim + 1 :])

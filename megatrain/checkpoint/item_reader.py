@@ -1,7 +1,7 @@
-"""Reads items of a checkpoint from storage, each checked against the digest that its file has for it.
+"""Reads items of a checkpoint from storage, and checks each against its digest in the file's trailer.
 
-Files that another program wrote have no list of items: then what is read is checked by its form alone. The one place
-that makes a tensor of an item's bytes.
+Files that another program wrote have no trailer; for these, only the form of the bytes is checked. Only this file makes
+tensors from an item's bytes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint.data_file import check_item, content_digest
+from megatrain.checkpoint.data_file import check_item
 from megatrain.checkpoint.envelope import envelope
 from megatrain.checkpoint.item_digests import ItemDigests
-from megatrain.checkpoint.metadata_reader import StoredItem
-from megatrain.contracts.checkpoint_files import METADATA_NAME
+from megatrain.checkpoint.stored_tensors import StoredItem
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import FileEntry, Manifest
+from megatrain.contracts.manifest import FileEntry
 
 
 class ItemReader:
@@ -33,7 +32,7 @@ class ItemReader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of items and lists of items read from storage so far."""
+        """Bytes of items and trailers read from storage so far."""
         return self._item_bytes + self._digests.bytes_read
 
     def read(self, item: StoredItem) -> bytes:
@@ -41,48 +40,27 @@ class ItemReader:
 
         Raises: CheckpointError naming the file and the item.
         """
-        place = self.directory / item.file
-        content = place.read_range(item.offset, item.length)
+        location = self.directory / item.file
+        content = location.read_range(item.offset, item.length)
         self._item_bytes += item.length
         self.num_items += 1
         expected = self._digests.find(item)
         if expected is not None:
-            check_item(content, expected, str(place))
+            check_item(content, expected, str(location))
         return content
 
 
-def metadata_content(directory: Location, manifest: Manifest) -> bytes:
-    """Return the metadata, which are those that the manifest vouches for.
-
-    Raises: CheckpointError naming the file.
-    """
-    return vouched_content(directory, manifest, manifest.name_of(METADATA_NAME))
-
-
-def vouched_content(directory: Location, manifest: Manifest, name: str) -> bytes:
-    """Return the bytes of a file that holds no items, which are those that the manifest vouches for.
-
-    Raises: CheckpointError naming the file.
-    """
-    place = directory / name
-    content = place.read()
-    entry = manifest.files.get(name)
-    if entry is None or entry.digest != content_digest(content):
-        raise CheckpointError(f"{place}: is not the file that the manifest vouches for; it is damaged")
-    return content
-
-
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the dtype that metadata_reader knows by `name`."""
+    """Return the dtype that has this name in stored_tensors.py."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 def tensor_of(content: Tensor, item: StoredItem, dtype: torch.dtype) -> Tensor:
-    """Return the tensor in an archive: where it lies when the archive is one of ours, else as torch.load finds it.
+    """Return the tensor in an archive: a view of its bytes when the archive is one of ours, else torch.load's result.
 
     Shapes: content, uint8 [item.length]; result item.sizes.
-    Raises: CheckpointError, RuntimeError or ValueError when there is no such tensor in it.
+    Raises: CheckpointError, RuntimeError or ValueError when the archive does not hold such a tensor.
     """
     around = envelope(item.sizes, dtype)
     is_ours = content.numel() == around.num_bytes and (content[: around.data_offset].numpy().tobytes() == around.prefix)

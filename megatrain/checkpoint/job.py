@@ -1,7 +1,7 @@
-"""The checkpoints of a job, as the trainer sees them: resume from one, take one, learn whether it was stored.
+"""The trainer's interface to the checkpoints of a job: resume from one, take one, learn whether it was stored.
 
-A checkpoint is taken in two stages: a snapshot in the host's memory, for which the step waits, and its way to storage,
-which a process of the host's own takes (writer.py). Going on prefers memory that every rank still has over storage.
+A checkpoint has two stages: a snapshot in the host's memory, for which the step waits, and its write to storage by a
+separate process of the host (writer.py). A resume prefers memory that every rank still has over storage.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from typing import Any
 import torch
 
 import megatrain
-from megatrain.checkpoint.agreement import asked_by_first, raised_by_all
-from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_bytes, open_slots, plan_snapshot
+from megatrain.arena.directory import arena_path, remove_arena, wake_writer
+from megatrain.arena.plans import HostPlan, ManifestTemplate, RankPlan
+from megatrain.arena.sealed import sealed_by_rank
+from megatrain.checkpoint.agreement import raised_by_all, result_of_rank_0
+from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_slot_bytes, open_slots, plan_snapshot
 from megatrain.checkpoint.attach import Attachment, attach
-from megatrain.checkpoint.continuation import Continuation, Progress, continuation, origin_of
-from megatrain.checkpoint.data_file import data_file_bytes, data_file_name
-from megatrain.checkpoint.going_back import earlier, left_out, pending
+from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
+from megatrain.checkpoint.data_file import data_file_bytes
 from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
 from megatrain.checkpoint.memory_origin import memory_origin
-from megatrain.checkpoint.metadata_file import metadata_bytes
+from megatrain.checkpoint.metadata_file import publish_description
 from megatrain.checkpoint.ownership import SavedShard
+from megatrain.checkpoint.rollback import pending_rollback, rollback_start, samples_to_skip
 from megatrain.checkpoint.round_claim import RoundClaim
 from megatrain.checkpoint.save_policy import checkpoint_bytes, free_bytes, policy_notes
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
-from megatrain.checkpoint.start import StartingPoint, read_storage, told_manifest
+from megatrain.checkpoint.start import StartingPoint, read_storage, shared_manifest
 from megatrain.checkpoint.url_location import open_location
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
-from megatrain.contracts.arena import arena_path, remove_arena, sealed_by_rank, wake_writer
-from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan
 from megatrain.contracts.claims import JobRound
 from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveError
 from megatrain.contracts.lineage import open_branch
@@ -49,7 +50,7 @@ from megatrain.contracts.sample_ranges import SampleRanges, merged, samples_text
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Where a job goes on. `source` says from what; `bytes_read` is what this rank read from storage."""
+    """Where a job resumes. `source` names the snapshot or checkpoint; `bytes_read`: by this rank, from storage."""
 
     continuation: Continuation
     source: str
@@ -58,7 +59,7 @@ class Restored:
 
 
 class JobCheckpoints:
-    """Takes and restores the checkpoints of one job. All ranks call every method together, but `news`."""
+    """Takes and restores the checkpoints of one job. All ranks call every method except `news` together."""
 
     def __init__(
         self,
@@ -71,16 +72,16 @@ class JobCheckpoints:
         round_number: int,
         directory: str,
         logs: Path,
-        master: str = "",
+        store_address: str = "",
         host: str = "",
         rollback: Rollback | None = None,
         job_round: JobRound | None = None,
     ) -> None:
-        """directory: where the checkpoints of the job are, a path or URL. logs: where the writer's output goes.
+        """directory: of the job's checkpoints, a path or URL. logs: the directory of the writer's log.
 
-        master: host and port where the ranks meet, "" when all of them are on this machine. host: its name to the
-        launcher, "" without one. rollback: what the launcher wants undone, if it is not yet. job_round: which
-        round of the launcher this is, None without one.
+        store_address: host and port where the ranks meet, "" when all of them are on this machine. host: its name in
+        the launcher, "" without a launcher. rollback: the one that the launcher requests, which may be done already.
+        job_round: the launcher's round, None without a launcher.
         """
         self._config = config
         self._mesh = mesh
@@ -91,8 +92,8 @@ class JobCheckpoints:
         self._rollback = rollback
         self._notes: list[str] = []
         # the writer process may have been started from another directory
-        place = directory if "://" in directory else str(Path(directory).absolute())
-        self._checkpoints: Location = open_location(place)
+        location = directory if "://" in directory else str(Path(directory).absolute())
+        self._checkpoints: Location = open_location(location)
         self._claim = RoundClaim(self._checkpoints, job_round, round_number, mesh)
         self._log = logs / "checkpoint-writer.log"
         self._plan = plan_snapshot(shards)
@@ -100,12 +101,12 @@ class JobCheckpoints:
         self._attachment: Attachment | None = None
         self._snapshots: Snapshots | None = None
         self._writer: HostWriter | None = None
-        self._peers = JobPeers(config, mesh, local_rank, master)
+        self._peers = JobPeers(config, mesh, local_rank, store_address)
 
     def restore(self) -> Restored | None:
-        """Fill the state and return where to go on; None when there is nothing to go on from.
+        """Fill the state and return where to resume; None when there is nothing to resume from.
 
-        Communication: agreements of all ranks; what `load_state` needs.
+        Communication: agreements of all ranks, and that of `load_state`.
         Raises: CheckpointError, ConfigError, TopologyError, CommunicationError, the same on every rank.
         """
         try:
@@ -115,23 +116,23 @@ class JobCheckpoints:
             raise
 
     def _restore(self) -> Restored | None:
-        host, settings = self._mesh.host, self._config.checkpoint
-        # before storage is read: what an older round has committed until then counts, and it removes nothing after
+        cpu_groups, settings = self._mesh.cpu_groups, self._config.checkpoint
+        # before storage is read: what an older round committed until now counts, and after the claim it removes nothing
         self._claim.take()
-        start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
-        rollback = pending(self._rollback, start)
-        settle_until = None if rollback is None else rollback.to_step
-        attachment = self._attach(start.branch, start.branch_created_unix_s, start.newest_step, settle_until)
+        start = read_storage(self._checkpoints, settings, self._mesh.rank, cpu_groups)
+        rollback = pending_rollback(self._rollback, start)
+        store_until_step = None if rollback is None else rollback.to_step
+        attachment = self._attach(start.branch, start.branch_created_unix_s, start.newest_step, store_until_step)
         memory = attachment.memory
         if memory is None or attachment.may_have_stored:
-            # what an earlier layout, or a host that is lost, had in memory may have come to storage meanwhile
-            start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
+            # a snapshot of an earlier layout or of a lost host may have reached storage meanwhile
+            start = read_storage(self._checkpoints, settings, self._mesh.rank, cpu_groups)
         least = max(attachment.last_round + 1, start.last_round + 1)
         if least > self._claim.number:
-            # rounds of before there were claims
+            # rounds from before claims existed
             self._claim.take(least)
         if rollback is not None:
-            start = earlier(start, rollback, settings)
+            start = rollback_start(start, rollback, settings)
         has_memory = memory is not None and settings.resume and memory.snapshot.step >= start.newest_step
         slots = self._open_slots() if has_memory else []
         if memory is not None and has_memory:
@@ -154,13 +155,13 @@ class JobCheckpoints:
 
     @property
     def skipped(self) -> SampleRanges:
-        """The samples that the job leaves out; known when the state is restored."""
+        """The samples that the job leaves out; known after `restore`."""
         return self._data.skipped
 
-    def take(self, progress: Progress) -> SnapshotTimes:
-        """Take a snapshot of the state; the writer brings it to storage meanwhile.
+    def take(self, progress: TrainingProgress) -> SnapshotTimes:
+        """Take a snapshot of the state. The writer stores it in the background.
 
-        Communication: one small agreement.
+        Communication: one small agreement, sometimes two (see Snapshots.take); more while a rank waits for storage.
         Raises: SaveError when storage is so slow that no slot is free in time.
         """
         assert self._snapshots is not None
@@ -173,47 +174,47 @@ class JobCheckpoints:
             num_skipped=progress.num_skipped,
         )
         times = self._snapshots.take(label, self._config.runtime.checkpoint_timeout_s)
-        self._peers.hear(self._snapshots.smallest_report)
+        self._peers.note_smallest_failure_number(self._snapshots.smallest_failure_number)
         self._offer_newest()
         return times
 
     def wait(self, step: int) -> None:
         """Wait until the snapshot of `step` is a committed checkpoint.
 
-        Communication: one small agreement.
-        Raises: SaveError, on every rank, when storage did not take it.
+        Communication: one small agreement, sometimes two (see Snapshots.take); more while a rank waits for storage.
+        Raises: SaveError, on every rank, when it was not stored.
         """
         assert self._snapshots is not None
         assert self._writer is not None
         came = self._snapshots.wait(self._config.runtime.checkpoint_timeout_s)
         is_stored = came and not self._snapshots.has_failed(step)
-        if not self._mesh.host.all_agree(is_stored):
+        if not self._mesh.cpu_groups.all_agree(is_stored):
             raise SaveError(
-                f"the checkpoint of step {step} did not get to {self._checkpoints / self._branch}:"
+                f"the checkpoint of step {step} did not reach {self._checkpoints / self._branch}:"
                 f" {self._writer.last_error()}"
             )
 
-    def tend(self) -> None:
-        """See to it that this host has a writer while there is work for one, whatever may have ended the last one."""
+    def ensure_writer_runs(self) -> None:
+        """Keep a writer running on this host while a snapshot is not stored, even if the last writer was killed."""
         if self._snapshots is None or self._writer is None:
             return
-        self._snapshots.tend()
-        if self._snapshots.has_arrived():
+        self._snapshots.ensure_writer_runs()
+        if self._snapshots.take_stored_event():
             self._mesh.recorder.note_write(self._writer.last_write_s())
 
     @property
     def is_storing(self) -> bool:
-        """Whether storage does not have yet what was taken last."""
+        """Return whether storage does not have the last snapshot yet."""
         return self._snapshots is not None and self._snapshots.pending() is not None
 
     def news(self) -> list[str]:
-        """Return what the writer of this rank's host and the peers have done since the last call. Only looks."""
+        """Return messages about the host's writer and the peers since the last call. Does not communicate."""
         notes = [*self._claim.notes, *self._notes]
         self._claim.notes, self._notes = [], []
         return [*notes, *(self._writer.news() if self._writer is not None else []), *self._peers.news()]
 
     def close(self, *, is_done: bool) -> None:
-        """Leave the arena; when the job is done, it is no longer needed."""
+        """Leave the arena. After the job is done, the arena is removed."""
         self._peers.close()
         if self._snapshots is not None:
             self._snapshots.close()
@@ -228,90 +229,90 @@ class JobCheckpoints:
             remove_arena(arena.root)
 
     def _leave_if_empty(self) -> None:
-        """Leave the arena when no round could resume from its content: the last rank removes it."""
+        """Leave the arena. If no round could resume from its content, the last rank of the host removes it."""
         if self._attachment is None:
             return
         arena = self._attachment.arena
         self._attachment.lock.release()
-        with suppress(CheckpointError):  # what led here is worth more
+        with suppress(CheckpointError):  # the error that led here matters more
             if not sealed_by_rank(arena) and not sealed_by_rank(arena, is_copy=True):
                 remove_arena(arena.root)
 
     @property
     def directory(self) -> str:
-        """Where the checkpoints of the current branch are."""
+        """The directory of the current branch's checkpoints."""
         return str(self._checkpoints / self._branch)
 
     def _attach(
-        self, branch: str, created_unix_s: float, stored_step: int = -1, settle_until: int | None = None
+        self, branch: str, created_unix_s: float, stored_step: int = -1, store_until_step: int | None = None
     ) -> Attachment:
         self._branch = branch
-        # by its birth as well: what a run that was removed since has in memory is none of ours
-        place = f"{self._checkpoints}@{created_unix_s!r}"
+        # with the creation time: snapshots in memory of a run that was removed must not count for this one
+        location = f"{self._checkpoints}@{created_unix_s!r}"
         directory = Path(self._config.checkpoint.arena_directory)
-        path = arena_path(directory, self._config.job.name, branch, place, self._host)
+        path = arena_path(directory, self._config.job.name, branch, location, self._host)
         self._attachment = attach(
             path,
             self._plan,
             self._mesh.rank,
             self._local_rank,
-            self._mesh.host,
+            self._mesh.cpu_groups,
             num_slots=self._config.checkpoint.slots,
             may_fetch=self._peers.are_wanted,
             log=self._log,
-            # the others wait for this host in a collective meanwhile, and a watcher for all of them
-            settle_s=self._config.runtime.checkpoint_timeout_s / 2,
+            # meanwhile the other ranks wait for this host in a collective, and a watchdog waits for all ranks
+            wait_storage_s=self._config.runtime.checkpoint_timeout_s / 2,
             stored_step=stored_step,
-            settle_until=settle_until,
+            store_until_step=store_until_step,
         )
         self._peers.choose(self._attachment.hosts)
         return self._attachment
 
     def _from_storage(self, start: StartingPoint, rollback: Rollback | None) -> Restored | None:
-        """Go through the candidates until one is whole. With a rollback, begin a branch there."""
+        """Try the candidates until one loads. With a rollback, begin a branch there."""
         notes = [*start.warnings, *start.notes]
         problems: dict[int, str] = {}
         for number, candidate in start.in_turn():
             try:
-                manifest = told_manifest(candidate, self._config.job.name, self._mesh.rank, self._mesh.host)
+                manifest = shared_manifest(candidate, self._config.job.name, self._mesh.rank, self._mesh.cpu_groups)
             except CheckpointError as error:
                 problem = error
             else:
                 found = continuation(
-                    origin_of(manifest, candidate.place), self._config, self._data, is_same_run=candidate.is_own
+                    origin_of(manifest, candidate.location), self._config, self._data, is_same_run=candidate.is_own
                 )
                 try:
                     shards = [(one.kind, one.shard) for one in self._shards]
-                    place = open_location(candidate.place)
-                    report = load_state(place, manifest, shards, self._mesh.rank, self._mesh.host)
+                    location = open_location(candidate.location)
+                    report = load_state(location, manifest, shards, self._mesh.rank, self._mesh.cpu_groups)
                 except CheckpointError as error:
                     problem = error
                 else:
-                    self._leave_out(start, found.skipped, rollback, found.progress)
+                    self._skip_samples(start, found.skipped, rollback, found.progress)
                     notes += start.skip_notes(number, problems)
                     if number > 0 or rollback is not None:
                         origin = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)
-                        notes.append(self._leave_branch(start, *origin, rollback))
-                    return Restored(found, candidate.place, report.bytes_read, tuple(notes))
+                        notes.append(self._open_branch(start, *origin, rollback))
+                    return Restored(found, candidate.location, report.bytes_read, tuple(notes))
             problems[number] = str(problem)
             if len(problems) == len(start.candidates):
                 raise problem
-        self._leave_out(start, (), rollback, Progress())
+        self._skip_samples(start, (), rollback, TrainingProgress())
         if rollback is not None:
-            self._notes += [*notes, self._leave_branch(start, start.branch, 0, rollback)]
+            self._notes += [*notes, self._open_branch(start, start.branch, 0, rollback)]
         return None
 
-    def _leave_out(
-        self, start: StartingPoint, told: SampleRanges, rollback: Rollback | None, progress: Progress
+    def _skip_samples(
+        self, start: StartingPoint, restored: SampleRanges, rollback: Rollback | None, progress: TrainingProgress
     ) -> None:
-        """Learn which samples are not trained on: by the lineage, by what is restored, and since a rollback."""
-        skipped = merged((*start.skipped, *told))
+        """Set the samples to skip: those of the lineage, `restored` from the checkpoint, and those of a rollback."""
+        skipped = merged((*start.skipped, *restored))
         if rollback is not None:
-            skipped = merged((*skipped, *left_out(rollback, progress, self._config.batch, skipped)))
+            skipped = merged((*skipped, *samples_to_skip(rollback, progress, self._config.batch, skipped)))
         self._data = replace(self._data, skipped=skipped)
 
-    def _leave_branch(self, start: StartingPoint, parent: str, step: int, rollback: Rollback | None) -> str:
-        """Begin a branch at an older step: what came after it is abandoned. Returns what to say about it."""
+    def _open_branch(self, start: StartingPoint, parent: str, step: int, rollback: Rollback | None) -> str:
+        """Begin a branch at an older step; everything after that step is abandoned. Returns a message for the log."""
         reason, rollback_id = f"newer checkpoints of {self._branch} are damaged", "".join(start.rollbacks[:1])
         if rollback is not None:
             reason = f"incident {rollback.rollback_id}: training went wrong after step {rollback.to_step}"
@@ -329,81 +330,82 @@ class JobCheckpoints:
             )
             return [found.name, found.created_unix_s]
 
-        branch, created_unix_s = asked_by_first(self._mesh.host, self._mesh.rank, opened)
+        branch, created_unix_s = result_of_rank_0(self._mesh.cpu_groups, self._mesh.rank, opened)
         assert self._attachment is not None
         self._attachment.lock.release()
         if self._local_rank == 0:
             remove_arena(self._attachment.arena.root)
         self._attach(branch, created_unix_s)
         without = f", without samples {samples_text(self._data.skipped)}" if self._data.skipped else ""
-        return f"went back to step {step}, so the run goes on as branch {branch}{without} ({reason})"
+        return f"went back to step {step}, so the run continues as branch {branch}{without} ({reason})"
 
     def _open_slots(self) -> list[ArenaSlot]:
         assert self._attachment is not None
         mesh, num_slots = self._mesh, self._config.checkpoint.slots
-        with raised_by_all(mesh.host, mesh.rank):
-            own_bytes = missing_bytes(self._attachment.arena, mesh.rank, num_slots, self._plan)
-        self._peers.make_room(self._attachment, own_bytes)
+        with raised_by_all(mesh.cpu_groups, mesh.rank):
+            own_bytes = missing_slot_bytes(self._attachment.arena, mesh.rank, num_slots, self._plan)
+        self._peers.free_memory(self._attachment, own_bytes)
         is_pinned = mesh.device.type == "cuda"
-        with raised_by_all(mesh.host, mesh.rank):
+        with raised_by_all(mesh.cpu_groups, mesh.rank):
             return open_slots(self._attachment.arena, mesh.rank, num_slots, self._plan, is_pinned=is_pinned)
 
     def _from_memory(self, slots: Sequence[ArenaSlot], start: StartingPoint) -> Restored:
-        """Go on from the snapshot that is in a slot of every rank."""
+        """Resume from the snapshot that is in a slot of every rank."""
         attachment = self._attachment
         assert attachment is not None
         assert attachment.memory is not None
-        slot = next(slot for slot in slots if slot.holds(attachment.memory.snapshot))
+        slot = next(slot for slot in slots if slot.words().sealed == attachment.memory.snapshot)
         words = slot.words()
-        origin = memory_origin(attachment, words, self._mesh.rank, self._mesh.host)
+        origin = memory_origin(attachment, words, self._mesh.rank, self._mesh.cpu_groups)
         found = continuation(origin, self._config, self._data, is_same_run=True)
-        self._leave_out(start, found.skipped, None, found.progress)
+        self._skip_samples(start, found.skipped, None, found.progress)
         slot.copy_in()
         if attachment.missing:
-            # the writers of lost hosts are gone with the round in which they were to bring it to storage
-            paths, is_wanted = [one.path for one in slots], words.step > start.newest_step
-            number = self._peers.adopt(attachment, paths, self._claim.number, is_wanted=is_wanted)
+            # the lost hosts' writers, which would have stored the snapshot in its old round, are gone
+            paths, is_pending = [one.path for one in slots], words.step > start.newest_step
+            number = self._peers.adopt(attachment, paths, self._claim.number, is_pending=is_pending)
             self._attachment = replace(attachment, next_snapshot=number + 1)
-        return Restored(found, origin.place, 0, start.warnings)
+        return Restored(found, origin.location, 0, start.warnings)
 
     def _publish(self, slots: Sequence[ArenaSlot]) -> None:
-        """Tell the hosts' writers all that they need, once; from here on, snapshots plan nothing."""
+        """Publish everything that the hosts' writers need, once. Later snapshots need no planning."""
         assert self._attachment is not None
         arena, mesh, rank = self._attachment.arena, self._mesh, self._mesh.rank
         file = self._plan.file
         items = tuple((item.offset, item.length) for item in file.items)
         plan = RankPlan(rank=rank, image_bytes=file.num_bytes, plan_digest=self._plan.digest, items=items)
         plan.write(arena.rank_plan(rank))
-        gathered = mesh.host.gather_json(rank, [file.items_json(), data_file_bytes(file.num_bytes, items)])
+        gathered = mesh.cpu_groups.gather_json(rank, [file.items_json(), data_file_bytes(file.num_bytes, items)])
         if gathered is not None:
-            items_by_rank = {owner: told for owner, (told, _) in enumerate(gathered)}
-            metadata = metadata_bytes(items_by_rank, lambda owner: data_file_name(self._claim.number, owner))
-            arena.metadata(self._claim.number).write_bytes(metadata)
-            num_bytes = checkpoint_bytes((size for _, size in gathered), metadata, self._config.data.tokenizer)
-            place = str(self._checkpoints)
-            self._notes += policy_notes(self._config.checkpoint, place, num_bytes, free_bytes(place))
+            items_by_rank = {owner: described for owner, (described, _) in enumerate(gathered)}
+            described_bytes = publish_description(arena, self._claim.number, items_by_rank)
+            sizes = (size for _, size in gathered)
+            num_bytes = checkpoint_bytes(sizes, described_bytes, self._config.data.tokenizer)
+            location = str(self._checkpoints)
+            self._notes += policy_notes(self._config.checkpoint, location, num_bytes, free_bytes(location))
         if self._local_rank == 0:
             self._host_plan(self._config.checkpoint.keep_arena_s).write(arena.host_plan)
-        mesh.host.all_agree(True)
+        mesh.cpu_groups.all_agree(True)
         self._writer = HostWriter(arena, self._log)
         self._snapshots = Snapshots(
             slots,
             self._plan.num_bytes,
             self._attachment.next_snapshot,
+            rank,
             self._local_rank,
-            mesh.host,
+            mesh.cpu_groups,
             self._writer.call,
-            self._peers.report,
-            mesh.recorder.show_life,
+            self._peers.failure_number,
+            mesh.recorder.show_liveness,
         )
         settings = self._config.checkpoint
         will_save = bool(settings.interval) or settings.is_by_time or settings.save_at_end
         if self._local_rank == 0 and (will_save or self._snapshots.pending() is not None):
-            # before there is work: it also removes the arena when all workers were killed
+            # start it before there is work: it also removes the arena when all workers were killed
             self._writer.call()
 
     def _copy_to_peers(self, *, has_old: bool) -> None:
-        """Begin to copy snapshots to peers, with the newest that is there already."""
+        """Begin to copy snapshots to peers, starting with the newest one that this rank has."""
         assert self._attachment is not None
         self._peers.start(self._attachment, has_old=has_old)
         self._offer_newest()
@@ -431,7 +433,8 @@ class JobCheckpoints:
             keep_last=config.checkpoint.num_kept,
             keep_every=config.checkpoint.keep_every,
             keep_arena_s=keep_arena_s,
-            commit_timeout_s=config.runtime.checkpoint_timeout_s,
+            # less than the ranks wait for a free slot: then one host's storage costs a checkpoint, and not the round
+            commit_timeout_s=config.runtime.checkpoint_timeout_s / 2,
             manifest=ManifestTemplate(
                 config=config.to_dict(),
                 config_hash=config_hash(config),

@@ -1,6 +1,6 @@
-"""A job's copies at peers, in the order in which a start comes to them: keepers, room, fetching, then sending.
+"""A job's copies at peers, in the order of a start: choose keepers, make space, fetch, then send.
 
-Where checkpoint.has_peer_copies is false there are none, and all that is left to do is to ask for less room.
+When checkpoint.has_peer_copies is false there are no copies; only the check of the memory remains.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from megatrain.arena.capacity import MemoryNeeded, capacity_problem, free_memory_bytes
+from megatrain.arena.directory import Arena
+from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.agreement import raised_by_all
-from megatrain.checkpoint.arena_room import RoomNeeded, check_room
 from megatrain.checkpoint.attach import Attachment
 from megatrain.checkpoint.copy_slots import NUM_COPY_SLOTS, copies_without_use, missing_copy_bytes, remove_copies
 from megatrain.checkpoint.peer_copies import PeerCopies, start_copies
@@ -19,67 +21,68 @@ from megatrain.checkpoint.peers import choose_keepers
 from megatrain.checkpoint.snapshot_offer import PlannedSlot
 from megatrain.checkpoint.start import StartingPoint
 from megatrain.comm import Mesh
+from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.comm.peer_link import PeerLimits
 from megatrain.config.config import Config
-from megatrain.contracts.arena import SealedSnapshot
-from megatrain.contracts.arena_layout import Persist
-from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.errors import CheckpointError, ConfigError
 
 _CALL_S = 30.0
 _PROOF_S = 10.0
 
 
 class JobPeers:
-    """What this rank has to do with the snapshots of others. All ranks call every method together, but `news`."""
+    """This rank's part in the copies at peers. All ranks call every method except `news` together."""
 
-    def __init__(self, config: Config, mesh: Mesh, local_rank: int, master: str) -> None:
-        """master: host and port where the ranks of the job meet, "" when all of them are on this machine."""
+    def __init__(self, config: Config, mesh: Mesh, local_rank: int, store_address: str) -> None:
+        """store_address: host and port where the ranks of the job meet, "" when all of them are on this machine."""
         self._config = config
         self._mesh = mesh
         self._local_rank = local_rank
-        self._master = master
+        self._store_address = store_address
         self._keepers: tuple[int, ...] = ()
         self._copies: PeerCopies | None = None
 
     @property
     def are_wanted(self) -> bool:
-        """Whether snapshots are copied to peers at all."""
+        """Return whether snapshots are copied to peers at all."""
         return self._config.checkpoint.has_peer_copies
 
     def choose(self, hosts: Sequence[str]) -> None:
-        """Choose which host keeps whose copies. Raises: TopologyError, the same on every rank, when there is no
-        placement."""
+        """Choose the keeper of each rank's copies.
+
+        Raises: TopologyError, the same on every rank, when no placement is valid.
+        """
         if self.are_wanted:
             self._keepers = choose_keepers(self._mesh.layout, hosts)
 
-    def make_room(self, attachment: Attachment, own_bytes: int) -> None:
-        """Remove copies that are no longer needed, and refuse to start where the snapshots of a host would not fit.
+    def free_memory(self, attachment: Attachment, own_bytes: int) -> None:
+        """Remove copies that are no longer needed, and refuse to start when a host's memory cannot hold its snapshots.
 
-        own_bytes: what this rank's own slots take beyond what is there.
+        own_bytes: what this rank's own slots need beyond what exists already.
         Communication: two agreements, a gather and a broadcast.
         Raises: ConfigError with the arithmetic, CheckpointError, the same on every rank.
         """
         arena, rank = attachment.arena, self._mesh.rank
         leaving_bytes, copy_bytes = 0, 0
-        with raised_by_all(self._mesh.host, rank):
+        with raised_by_all(self._mesh.cpu_groups, rank):
             if self._local_rank == 0:
                 leaving_bytes = self._remove_copies(attachment, needed=attachment.missing)
             if self.are_wanted:
                 copy_bytes = missing_copy_bytes(arena, self._kept(attachment))
-        check_room(
+        check_capacity(
             arena,
             attachment.hosts,
-            RoomNeeded(own_bytes, copy_bytes),
+            MemoryNeeded(own_bytes, copy_bytes),
             self._config.checkpoint.slots,
             rank,
-            self._mesh.host,
+            self._mesh.cpu_groups,
             leaving_bytes=leaving_bytes,
         )
 
     def fetch(self, attachment: Attachment, slots: Sequence[Path]) -> str | None:
-        """Have every rank's snapshot in its own slots; return why that failed, the same on every rank, or None.
+        """Fetch missing snapshots into their ranks' own slots. Return the first error, the same on every rank, or None.
 
-        Communication: none where every rank has it, else as `fetch_missing`.
+        Communication: none when every rank has its snapshot, else as `fetch_missing`.
         """
         memory = attachment.memory
         if memory is None or not attachment.missing:
@@ -89,17 +92,17 @@ class JobPeers:
             attachment.arena,
             slots[memory.snapshot.snapshot % len(slots)],
             self._mesh.rank,
-            self._mesh.host,
+            self._mesh.cpu_groups,
             network_interface=self._config.runtime.network_interface,
-            master=self._master,
-            # all wait for the slowest in an agreement, which has the whole of that time
+            store_address=self._store_address,
+            # all ranks wait for the slowest one in an agreement, which times out after the whole checkpoint_timeout_s
             limits=self._limits(self._config.runtime.checkpoint_timeout_s / 2),
         )
 
-    def adopt(self, attachment: Attachment, slots: Sequence[Path], round_number: int, *, is_wanted: bool) -> int:
-        """Have the snapshot that was fetched count as one of this round; return its number.
+    def adopt(self, attachment: Attachment, slots: Sequence[Path], round_number: int, *, is_pending: bool) -> int:
+        """Relabel the fetched snapshot as one of this round, and return its number.
 
-        is_wanted: whether storage does not have it.
+        is_pending: whether the writer is to store it, because storage does not have it.
         Communication: one agreement.
         Raises: CheckpointError, the same on every rank.
         """
@@ -109,14 +112,14 @@ class JobPeers:
         after = SealedSnapshot(before.step, round_number, number)
         owner = self._kept(attachment).owner
         copies = [attachment.arena.copy(owner, slot) for slot in range(NUM_COPY_SLOTS)]
-        with raised_by_all(self._mesh.host, self._mesh.rank):
-            adopt(before, after, slots, copies, Persist.WANTED if is_wanted else Persist.DONE)
+        with raised_by_all(self._mesh.cpu_groups, self._mesh.rank):
+            adopt(before, after, slots, copies, Persist.PENDING if is_pending else Persist.DONE)
         return number
 
     def start(self, attachment: Attachment, *, has_old: bool) -> None:
-        """Begin to send and to keep copies. Whoever had to be fetched from here has been.
+        """Begin to send and to keep copies. All fetches from this host must be complete.
 
-        has_old: whether copies that are there already are of states from which this job goes on.
+        has_old: whether existing copies belong to the state from which this job resumed.
         Communication: as `start_copies`.
         Raises: CheckpointError, CommunicationError, the same on every rank.
         """
@@ -128,33 +131,33 @@ class JobPeers:
                 self._keepers,
                 attachment.plans,
                 self._mesh.rank,
-                self._mesh.host,
+                self._mesh.cpu_groups,
                 network_interface=self._config.runtime.network_interface,
-                master=self._master,
+                store_address=self._store_address,
                 limits=self._limits(self._config.runtime.checkpoint_timeout_s),
                 has_old=has_old,
             )
 
     def offer(self, slot: Path | None) -> None:
-        """Have the snapshot in this slot copied. Returns at once."""
+        """Copy the snapshot in this slot to the keeper in the background. Returns at once."""
         if self._copies is not None and slot is not None:
             self._copies.offer(slot)
 
-    def report(self) -> int:
-        """Return this rank's number for its copies at the next agreement, which takes the smallest of all ranks."""
-        return self._copies.report() if self._copies is not None else 0
+    def failure_number(self) -> int:
+        """Return this rank's number if the last copy of its snapshot failed, else a number above those of all ranks."""
+        return self._copies.failure_number() if self._copies is not None else 0
 
-    def hear(self, smallest: int) -> None:
-        """Take note of the smallest of all ranks' reports."""
+    def note_smallest_failure_number(self, smallest: int) -> None:
+        """Record the smallest of all ranks' failure numbers."""
         if self._copies is not None:
-            self._copies.hear(smallest)
+            self._copies.note_smallest_failure_number(smallest)
 
     def news(self) -> list[str]:
-        """Return what has changed with the copies of all ranks since the last call, in words."""
+        """Return messages about changes in the copies of all ranks since the last call."""
         return self._copies.news() if self._copies is not None else []
 
     def close(self) -> None:
-        """Send and keep no more."""
+        """Stop sending and keeping copies."""
         if self._copies is not None:
             self._copies.close()
 
@@ -162,7 +165,7 @@ class JobPeers:
         return attachment.plans[self._keepers.index(self._mesh.rank)]
 
     def _remove_copies(self, attachment: Attachment, needed: Sequence[int]) -> int:
-        """Remove this host's copies for owners that are neither kept nor needed; return the bytes of those needed."""
+        """Remove this host's copies that it neither keeps nor needs; return the bytes of those needed for now."""
         ranks = attachment.ranks_of_host(self._mesh.rank)
         kept = {self._keepers.index(rank) for rank in ranks} if self.are_wanted else set()
         now, later = copies_without_use(attachment.arena.slots(), kept, needed)
@@ -174,14 +177,46 @@ class JobPeers:
 
 
 def storage_instead(start: StartingPoint, step: int, problem: str) -> StartingPoint:
-    """Return from what to go on when the snapshots of `step` in memory did not come together.
+    """Return where to resume when the snapshots of `step` in memory could not be completed from peers.
 
-    Raises: CheckpointError when storage has nothing: beginning anew would throw away what is still in memory.
+    Raises: CheckpointError when storage has nothing: starting from step 0 would discard the snapshots in memory.
     """
     if not start.candidates:
         raise CheckpointError(
-            f"step {step} is in the memory of hosts, but a peer's copy of it did not come, and storage has no "
+            f"step {step} is in the memory of hosts, but a peer's copy of it did not arrive, and storage has no "
             f"checkpoint: {problem}; start again, or remove the arenas (megatrain-arena1.*) to start without them"
         )
-    warning = f"WARNING: step {step} is in memory, but a peer's copy of it did not come: {problem}"
+    warning = f"WARNING: step {step} is in memory, but a peer's copy of it did not arrive: {problem}"
     return replace(start, warnings=(*start.warnings, warning))
+
+
+def check_capacity(
+    arena: Arena,
+    hosts: Sequence[str],
+    needed: MemoryNeeded,
+    num_slots: int,
+    rank: int,
+    cpu_groups: CpuGroups,
+    *,
+    leaving_bytes: int = 0,
+) -> None:
+    """Refuse to continue when a host's memory cannot hold the snapshots of its ranks.
+
+    leaving_bytes: memory that will be freed before new copies are made.
+    Communication: one gather and one broadcast.
+    Raises: ConfigError with the arithmetic, the same on every rank.
+    """
+    free = free_memory_bytes(arena.root) + leaving_bytes
+    gathered = cpu_groups.gather_json(rank, [needed.own_bytes, needed.copy_bytes, free])
+    problem = None
+    if gathered is not None:
+        problem = capacity_problem(
+            hosts,
+            [MemoryNeeded(each[0], each[1]) for each in gathered],
+            [each[2] for each in gathered],
+            num_slots,
+            str(arena.root.parent),
+        )
+    problem = cpu_groups.broadcast_json(problem)
+    if problem is not None:
+        raise ConfigError([problem])

@@ -1,9 +1,9 @@
-"""Fill this rank's state from a checkpoint of any layout: each stored item is read once in a data-parallel group.
+"""Fill this rank's state from a checkpoint of any layout. A data-parallel group reads each stored item once.
 
-Rank 0 reads the metadata and broadcasts it. The ranks of a data-parallel group tell each other which items they need,
-give each item one reader (load_plan.py), and go through them in the same order: the reader reads, checks the digest and
-hands the bytes to the others that need them. So a group reads its items from storage once, whatever its size, and a
-rank holds a few items at a time. Source: MegaScale sec. 4.4.
+Rank 0 reads the index and broadcasts it. The ranks of a data-parallel group exchange the lists of the items that they
+need, assign each item to one reader (load_plan.py), and process the items in the same order. The reader reads an item,
+checks its digest and sends the bytes to the other ranks that need it. So a group of any size reads its items from
+storage once, and a rank holds only a few items at a time. Source: MegaScale sec. 4.4.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from megatrain.checkpoint.agreement import raise_for_all, raised_by_all
+from megatrain.checkpoint.checked_files import checked_index, read_index
 from megatrain.checkpoint.image import key_of
-from megatrain.checkpoint.item_reader import ItemReader, metadata_content, tensor_of, torch_dtype
+from megatrain.checkpoint.item_reader import ItemReader, tensor_of, torch_dtype
 from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, assign_readers, plan_load
-from megatrain.checkpoint.metadata_reader import StoredItem, StoredTensor, read_metadata
+from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
 from megatrain.comm.channel import Channel
-from megatrain.comm.host_groups import HostGroups, gather_json_in
-from megatrain.contracts.checkpoint_files import METADATA_NAME
+from megatrain.comm.cpu_groups import CpuGroups, gather_json_in
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
@@ -31,14 +31,14 @@ from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 
 FP8_HISTORY = "fp8_history"
-"""The kind of state that delayed scaling keeps. A checkpoint from before it was switched on has none."""
+"""The kind of state that delayed scaling keeps. A checkpoint from before it was switched on lacks this state."""
 _READ_AHEAD = 2
-"""Items read from storage while another is handed on and copied."""
+"""How many items are read ahead while the current one is sent to other ranks and copied."""
 
 
 @dataclass(slots=True)
 class LoadReport:
-    """What a load cost this rank."""
+    """This rank's reads and receives during a load."""
 
     num_items: int = 0
     bytes_read: int = 0
@@ -48,20 +48,22 @@ class LoadReport:
 
 
 def load_state(
-    directory: Location, manifest: Manifest, shards: Sequence[tuple[str, FlatShard]], rank: int, host: HostGroups
+    directory: Location, manifest: Manifest, shards: Sequence[tuple[str, FlatShard]], rank: int, cpu_groups: CpuGroups
 ) -> LoadReport:
-    """Fill `shards`, (kind of state, shard) each, from a checkpoint. Moments and histories that it lacks are zeroed.
+    """Fill `shards`, (kind of state, shard) each, from a checkpoint. Moments and histories that it lacks become zero.
 
-    Communication: metadata to all ranks; in each data-parallel group, the items that several of its ranks need.
-    Raises: CheckpointError, the same on every rank, naming the file, the tensor or the item. State is then half filled.
+    Communication: a broadcast of the index to all ranks; within each data-parallel group, a broadcast or sends of each
+    item that several of its ranks need; agreements of all ranks.
+    Raises: CheckpointError, the same on every rank, naming the file, the tensor or the item. The state is then partly
+    filled.
     """
-    with raised_by_all(host, rank):
-        metadata = metadata_content(directory, manifest) if rank == 0 else b""
-    metadata = host.broadcast_bytes(metadata)
+    with raised_by_all(cpu_groups, rank):
+        index = checked_index(directory, manifest) if rank == 0 else b""
+    index = cpu_groups.broadcast_bytes(index)
     wanted: list[WantedBox] = []
     targets: list[Tensor] = []
-    with raised_by_all(host, rank):
-        tensors = read_metadata(metadata, str(directory / manifest.name_of(METADATA_NAME))).tensors
+    with raised_by_all(cpu_groups, rank):
+        tensors = read_index(index, directory, manifest).tensors
         for kind, shard in shards:
             box, target = WantedBox(key_of(kind, shard.name), shard.global_shape, shard.box), shard.tensor
             if kind == FP8_HISTORY:
@@ -75,16 +77,16 @@ def load_state(
         catalog = ItemCatalog(tensors, str(directory))
         items, dtypes = catalog.items, {key: torch_dtype(tensor.dtype) for key, tensor in tensors.items()}
         reads = plan_load(wanted, catalog)
-    loader = _Loader(ItemReader(directory, manifest.files), items, dtypes, targets, host)
+    loader = _Loader(ItemReader(directory, manifest.files), items, dtypes, targets, cpu_groups)
     loader.run(reads)
     loader.report.num_items, loader.report.bytes_read = loader.reader.num_items, loader.reader.bytes_read
-    raise_for_all(host, rank, loader.problem)
-    loader.report.bytes_read += len(metadata) if rank == 0 else 0
+    raise_for_all(cpu_groups, rank, loader.problem)
+    loader.report.bytes_read += len(index) if rank == 0 else 0
     return loader.report
 
 
 def _newest_steps(history: WantedBox, target: Tensor, stored: StoredTensor | None) -> tuple[WantedBox, Tensor]:
-    """Return what there is of a history, and where it goes: of a longer or shorter one the newest steps, or nothing."""
+    """Return the part of a stored history to load, and its target: the newest steps that both have, or nothing."""
     num_slots, num_steps = history.global_shape
     num_stored = 0 if stored is None else stored.shape[-1]
     num_steps = min(num_steps, num_stored)
@@ -94,18 +96,18 @@ def _newest_steps(history: WantedBox, target: Tensor, stored: StoredTensor | Non
 
 @dataclass(slots=True)
 class _Loader:
-    """One pass over the items that a data-parallel group needs. `problem` is the first thing that went wrong here."""
+    """One pass over the items that a data-parallel group needs. `problem`: an error of this rank; None without one."""
 
     reader: ItemReader
     items: tuple[StoredItem, ...]
     dtypes: Mapping[str, torch.dtype]
     targets: list[Tensor]
-    host: HostGroups
+    cpu_groups: CpuGroups
     report: LoadReport = field(default_factory=LoadReport)
     problem: str | None = None
 
     def run(self, reads: Sequence[ItemRead]) -> None:
-        dp = self.host.dp
+        dp = self.cpu_groups.dp
         own = {read.number: read for read in reads}
         needs = gather_json_in(dp, sorted(own))
         readers = assign_readers(needs, [item.length for item in self.items])
@@ -120,7 +122,7 @@ class _Loader:
                 self._fill(own[number], content)
 
     def _contents(self, numbers: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the bytes of the items that this rank reads; zeros where that fails, because others wait for some."""
+        """Yield the bytes of the items that this rank reads. After an error it yields zeros: other ranks still wait."""
         with ThreadPoolExecutor(1) as pool:
             ahead: list[Future[Tensor]] = []
             remaining = iter(numbers)
@@ -139,8 +141,11 @@ class _Loader:
             return torch.zeros(item.length, dtype=torch.uint8)
 
     def _hand_on(self, number: int, content: Tensor | None, members: Sequence[int], reader: int) -> Tensor | None:
-        """Give an item's bytes to all members that need it; return them to those, None to a rank that does not."""
-        dp = self.host.dp
+        """Send an item's bytes to all members that need it. Returns them, or None on a rank that does not get them.
+
+        When more than half of the group need the item, the group broadcasts it, and every rank gets the bytes.
+        """
+        dp = self.cpu_groups.dp
         if len(members) == 1:
             return content
         if 2 * len(members) > dp.size:
@@ -172,14 +177,16 @@ class _Loader:
         return buffer
 
     def _channel(self, member: int) -> Channel:
-        return Channel(self.host.dp, self.host.dp.ranks[member], number=0)
+        return Channel(self.cpu_groups.dp, self.cpu_groups.dp.ranks[member], number=0)
 
     def _fill(self, read: ItemRead, content: Tensor) -> None:
         try:
             tensor = tensor_of(content, read.item, self.dtypes[read.key])
         except (CheckpointError, RuntimeError, ValueError) as error:
-            place = self.reader.directory / read.item.file
-            self.problem = f"{place}: {read.key} at byte {read.item.offset} is no tensor of {read.item.sizes}: {error}"
+            location = self.reader.directory / read.item.file
+            self.problem = (
+                f"{location}: {read.key} at byte {read.item.offset} is not a tensor of shape {read.item.sizes}: {error}"
+            )
             return
         for copy in read.copies:
             self.targets[copy.wanted][copy.target].copy_(tensor[copy.source])

@@ -1,8 +1,8 @@
-"""Which items of a checkpoint a rank needs, what of each goes where, and who of a group reads it.
+"""Plan a load: which items of a checkpoint a rank needs, what to copy from each, and which rank of a group reads it.
 
-Items are boxes of the layout that saved, wanted boxes those of the layout that loads: what they share is copied, and
-every wanted element must come from exactly one item. In a data-parallel group each item is read from storage by one
-rank, which hands it to the others that need it. Pure: every rank computes the same from the same metadata.
+Items are boxes of the layout that saved; wanted boxes are those of the layout that loads. Their intersections are
+copied, and every wanted element must come from exactly one item. In a data-parallel group, one rank reads an item from
+storage and sends it to the others that need it. Pure functions: every rank computes the same from the same metadata.
 Source: the grouped reading of MegaScale sec. 4.4.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from megatrain.checkpoint.box_cover import first_gap, first_overlap, region_text, shared_box, sweep_dim
-from megatrain.checkpoint.metadata_reader import StoredItem, StoredTensor
+from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box
 
@@ -24,7 +24,7 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class WantedBox:
-    """A box that a rank has memory for."""
+    """A box that a rank wants to fill."""
 
     key: str
     global_shape: tuple[int, ...]
@@ -33,17 +33,17 @@ class WantedBox:
 
 @dataclass(frozen=True, slots=True)
 class CopyRegion:
-    """What one wanted box takes from an item: wanted_box[target] = item_tensor[source]."""
+    """What one wanted box copies from an item: wanted_box[target] = item_tensor[source]."""
 
     wanted: int
-    """Number of the wanted box."""
+    """Index of the wanted box."""
     source: tuple[slice, ...]
     target: tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ItemRead:
-    """An item that is needed. `number` is its place in the catalog, the same on all ranks."""
+    """A needed item. `number` is its index in the catalog, the same on all ranks."""
 
     number: int
     key: str
@@ -52,10 +52,10 @@ class ItemRead:
 
 
 class ItemCatalog:
-    """The items of a checkpoint, numbered, and which of them a box needs. `place` names the checkpoint in errors."""
+    """The numbered items of a checkpoint; finds those that a box needs. `location` names the checkpoint in errors."""
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], place: str) -> None:
-        self.place = place
+    def __init__(self, tensors: Mapping[str, StoredTensor], location: str) -> None:
+        self.location = location
         self.items = tuple(item for tensor in tensors.values() for item in tensor.items)
         self._tensors = tensors
         self._first_number: dict[str, int] = {}
@@ -70,7 +70,7 @@ class ItemCatalog:
         return [item.length for item in self.items]
 
     def shared(self, wanted: WantedBox) -> list[tuple[int, Box]]:
-        """Return (item number, box shared with it) for all items that a wanted box needs: disjoint, and all of it.
+        """Return (item number, intersection) for all items that a wanted box needs; intersections partition the box.
 
         Raises: CheckpointError naming the tensor and the region.
         """
@@ -81,14 +81,14 @@ class ItemCatalog:
         if overlap is not None:
             one, other = (self.items[found[number][0]] for number in overlap)
             raise CheckpointError(
-                f"{self.place}: {wanted.key}{region_text(parts[overlap[0]])} is in {one.file} at {one.offset} and "
+                f"{self.location}: {wanted.key}{region_text(parts[overlap[0]])} is in {one.file} at {one.offset} and "
                 f"again, in part, in {other.file} at {other.offset}; each element is saved once: use another checkpoint"
             )
         gap = first_gap(wanted.box, parts)
         if gap is not None:
             raise CheckpointError(
-                f"{self.place}: {wanted.key}{region_text(gap)} is in none of its files; it is incomplete, use another "
-                f"checkpoint"
+                f"{self.location}: {wanted.key}{region_text(gap)} is in none of its files; the checkpoint is "
+                "incomplete, use another"
             )
         return found
 
@@ -97,11 +97,12 @@ class ItemCatalog:
         tensor = self._tensors.get(key)
         if tensor is None:
             raise CheckpointError(
-                f"{self.place} holds no tensor {key}; its model is not this configuration's: compare its manifest.json"
+                f"{self.location} holds no tensor {key}; its model differs from this configuration: compare its "
+                "manifest.json"
             )
         if tuple(tensor.shape) != wanted.global_shape:
             raise CheckpointError(
-                f"{self.place}: {key} has shape {tuple(tensor.shape)}, this configuration asks for "
+                f"{self.location}: {key} has shape {tuple(tensor.shape)}, this configuration asks for "
                 f"{wanted.global_shape}; use the [model] section of its manifest.json"
             )
         if key not in self._indexes:
@@ -111,7 +112,7 @@ class ItemCatalog:
 
 
 class _BoxIndex:
-    """Finds what a box shares with many, which are sorted along one dim with the furthest end so far."""
+    """Finds the intersections of a box with many boxes, sorted along one dim with the running maximum of their ends."""
 
     def __init__(self, boxes: Sequence[Box], first_number: int) -> None:
         self._dim = sweep_dim(boxes)
@@ -138,7 +139,7 @@ class _BoxIndex:
 
 
 def plan_load(wanted: Sequence[WantedBox], catalog: ItemCatalog) -> tuple[ItemRead, ...]:
-    """Return the items that fill the wanted boxes, each once, in the order in which files are read forward.
+    """Return the items that fill the wanted boxes, each once, sorted by file and offset so that files are read forward.
 
     Raises: CheckpointError naming the tensor, and the region that no item or more than one holds.
     """
@@ -154,10 +155,10 @@ def plan_load(wanted: Sequence[WantedBox], catalog: ItemCatalog) -> tuple[ItemRe
 
 
 def assign_readers(needs: Sequence[Collection[int]], item_lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return for each item the rank of a data-parallel group that reads it from storage, NOBODY where none needs it.
+    """Return for each item the rank of a data-parallel group that reads it, NOBODY for an item that no rank needs.
 
-    needs: item numbers by rank of the group. What one rank alone needs, it reads; the rest is dealt, largest first, to
-    whoever of those that need it has least to read. The same on every rank.
+    needs: item numbers by rank of the group. A rank reads the items that only it needs. Of the others, largest first,
+    each goes to the rank with the fewest bytes to read among those that need it. The result is the same on every rank.
     """
     ranks_by_item: dict[int, list[int]] = defaultdict(list)
     for rank, numbers in enumerate(needs):
@@ -165,7 +166,7 @@ def assign_readers(needs: Sequence[Collection[int]], item_lengths: Sequence[int]
             ranks_by_item[number].append(rank)
     readers = [NOBODY] * len(item_lengths)
     load_bytes = [0] * len(needs)
-    # items without choice first, so that the others even out what these cause
+    # items without a choice of reader first, so that the others can balance the load
     for number in sorted(
         ranks_by_item, key=lambda number: (len(ranks_by_item[number]) > 1, -item_lengths[number], number)
     ):

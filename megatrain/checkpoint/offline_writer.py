@@ -1,8 +1,8 @@
-"""A whole checkpoint written by one process: what conversions leave behind.
+"""A whole checkpoint written by one process, for conversions.
 
-The files are those that a job's hosts write: WRITING first, the same images and lists of items, manifest and COMMIT
-last. Parts of items come in the order of the image, so memory holds what the caller gives at once. What an earlier
-attempt left unfinished is replaced, anything else is refused; an attempt that fails removes what it wrote.
+The files are those that a job's hosts write: WRITING first, the same images and trailers, manifest and COMMIT last. The
+caller appends data in the order of the image, so memory holds only what it passes at a time. Files of an earlier
+unfinished attempt are replaced; any other file in the directory is an error. An attempt that fails removes its files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from torch import Tensor
 
 from megatrain.checkpoint.data_file import ItemHasher, content_digest, encode_trailer, is_data_file_name, trailer_digest
 from megatrain.checkpoint.envelope import envelope
+from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import ImageItem, ImagePlan, ItemsJson
-from megatrain.checkpoint.metadata_file import metadata_bytes
+from megatrain.checkpoint.metadata_file import describing_files
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.contracts.checkpoint_files import (
+    INDEX_NAME,
     METADATA_NAME,
     WRITING_NAME,
     is_committed,
@@ -37,20 +39,20 @@ DataOf = Callable[[ImageItem], Tensor]
 
 
 class ImageFile:
-    """The data file of an image on its way to storage. It ends with exactly one of `close` and `abort`."""
+    """The data file of an image, while it is being written. It ends with exactly one of `close` and `abort`."""
 
     def __init__(self, location: Location, plan: ImagePlan) -> None:
         """Raises: SaveError naming the file."""
         self.plan = plan
         self.entry: FileEntry | None = None
-        """The manifest's, once the file is closed."""
+        """The manifest's entry, after the file is closed."""
         self._hasher = ItemHasher([(item.offset, item.length) for item in plan.items], plan.num_bytes, str(location))
         with _saving():
             self._sink = location.create()
         self._at = 0
         self._number = 0
         self._num_data_bytes = 0
-        """Of the item under way."""
+        """Bytes written of the current item's data."""
 
     def append(self, data: Tensor) -> None:
         """Write the next elements of the image's items, in row-major order: an item, or a part of one.
@@ -72,9 +74,9 @@ class ImageFile:
             self._num_data_bytes = 0
 
     def close(self) -> FileEntry:
-        """Make the file whole and durable, and return the manifest's entry for it.
+        """Complete the file, make it durable, and return the manifest's entry for it.
 
-        Raises: SaveError naming the file, which is gone then.
+        Raises: SaveError naming the file; the file is removed then.
         """
         assert self._number == len(self.plan.items)
         self._put(bytes(self.plan.num_bytes - self._at))
@@ -86,7 +88,7 @@ class ImageFile:
         return self.entry
 
     def abort(self) -> None:
-        """Remove the file. Nothing happens after `close` or another `abort`."""
+        """Remove the file. After `close` or another `abort`, this does nothing."""
         self._sink.abort()
 
     def _put(self, part: bytes | memoryview) -> None:
@@ -97,7 +99,7 @@ class ImageFile:
 
 
 class NewCheckpoint:
-    """A checkpoint that `new_checkpoint` is about to commit. `manifest` lists its files after that."""
+    """A checkpoint that `new_checkpoint` will commit. `manifest` lists its files after that."""
 
     def __init__(self, directory: Location, manifest: Manifest, file_name_of: Callable[[int], str]) -> None:
         self.manifest = manifest
@@ -106,7 +108,7 @@ class NewCheckpoint:
         self._files: dict[int, ImageFile] = {}
 
     def create(self, number: int, plan: ImagePlan) -> ImageFile:
-        """Begin the data file of a number. It must be closed before the checkpoint is committed.
+        """Begin data file `number`. It must be closed before the checkpoint is committed.
 
         Raises: SaveError naming the file.
         """
@@ -114,9 +116,9 @@ class NewCheckpoint:
         return file
 
     def commit(self, small_files: Mapping[str, bytes]) -> None:
-        """Write all but the data files, COMMIT last.
+        """Write all files except the data files, COMMIT last.
 
-        Raises: SaveError; CheckpointError when the images do not make a checkpoint.
+        Raises: SaveError; CheckpointError when the images do not form a complete checkpoint.
         """
         entries: dict[str, FileEntry] = {}
         items: dict[int, ItemsJson] = {}
@@ -124,7 +126,7 @@ class NewCheckpoint:
             assert file.entry is not None
             entries[self._file_name_of(number)] = file.entry
             items[number] = file.plan.items_json()
-        contents = {**small_files, METADATA_NAME: metadata_bytes(items, self._file_name_of)}
+        contents = {**small_files, **describing_files(stored_by_ranks(items, self._file_name_of))}
         entries |= {name: FileEntry(len(content), content_digest(content)) for name, content in contents.items()}
         self.manifest = replace(self.manifest, files=entries)
         with _saving():
@@ -134,7 +136,7 @@ class NewCheckpoint:
             write_commit(self._directory, self.manifest)
 
     def abort(self) -> None:
-        """Let go of the data files that are not closed."""
+        """Remove the data files that are not closed."""
         for file in self._files.values():
             file.abort()
 
@@ -146,15 +148,16 @@ def new_checkpoint(
     file_name_of: Callable[[int], str],
     small_files: Mapping[str, bytes],
 ) -> Iterator[NewCheckpoint]:
-    """Give a checkpoint to fill with data files, which is committed at the end of the block.
+    """Yield a checkpoint to fill with data files, and commit it at the end of the block.
 
-    `manifest` says all but the files. `small_files` are written beside the data, as tokenizer.json. After an error
-    nothing of it is left, as far as storage lets us.
-    Raises: CheckpointError when the directory is taken, or the images do not make a checkpoint; SaveError when it
-    cannot be written.
+    `manifest` has everything except the files. `small_files` are further files to write, such as tokenizer.json. An
+    error removes everything that was written, as far as storage permits.
+
+    Raises: CheckpointError when the directory is in use, or when the images do not form a complete checkpoint;
+    SaveError when it cannot be written.
     """
     had_directory = directory.exists()
-    _clear(directory, [*small_files, METADATA_NAME, WRITING_NAME])
+    _clear(directory, [*small_files, METADATA_NAME, INDEX_NAME, WRITING_NAME])
     checkpoint = NewCheckpoint(directory, manifest, file_name_of)
     try:
         with _saving():
@@ -177,9 +180,9 @@ def write_checkpoint(
     file_name_of: Callable[[int], str],
     small_files: Mapping[str, bytes],
 ) -> Manifest:
-    """Write a committed checkpoint of the planned images, one data file after the other; return its manifest.
+    """Write a committed checkpoint of the planned images, one data file after the other. Returns its manifest.
 
-    An item is in memory at a time. For the rest, see `new_checkpoint`.
+    Memory holds one item at a time. For the rest, see `new_checkpoint`.
     Raises: CheckpointError.
     """
     with new_checkpoint(directory, manifest, file_name_of, small_files) as checkpoint:
@@ -193,7 +196,7 @@ def write_checkpoint(
 
 @contextmanager
 def _saving() -> Iterator[None]:
-    """Tell what goes wrong with writing from what goes wrong with reading: the exit codes differ."""
+    """Turn a CheckpointError into a SaveError: errors of writing and of reading have different exit codes."""
     try:
         yield
     except CheckpointError as error:
@@ -201,7 +204,7 @@ def _saving() -> Iterator[None]:
 
 
 def _clear(directory: Location, own_names: Sequence[str]) -> None:
-    """Remove what an earlier attempt left."""
+    """Remove the files of an earlier unfinished attempt."""
     if is_committed(directory):
         raise CheckpointError(f"{directory} is a complete checkpoint already and is not overwritten; choose another")
     if directory.size() is not None:
@@ -212,14 +215,14 @@ def _clear(directory: Location, own_names: Sequence[str]) -> None:
         is_own = entry.name in own_names or is_data_file_name(entry.name) or is_manifest_name(entry.name)
         if not is_attempt or not is_own:
             raise CheckpointError(
-                f"{directory} holds {entry.name}, which no conversion wrote; choose another directory"
+                f"{directory} holds {entry.name}, which is not the output of a conversion; choose another directory"
             )
     _remove(entries)
 
 
 def _remove_attempt(directory: Location, *, had_directory: bool) -> None:
     if is_committed(directory):
-        return  # COMMIT failed at its last moment, and must not be taken back
+        return  # writing COMMIT raised an error, but the file is there: a committed checkpoint must not be removed
     if not had_directory:
         directory.remove()
         return
@@ -227,6 +230,6 @@ def _remove_attempt(directory: Location, *, had_directory: bool) -> None:
 
 
 def _remove(entries: Iterable[Location]) -> None:
-    """Remove files, WRITING last: until it goes, what is left is an attempt."""
+    """Remove files, WRITING last: while it exists, the rest still counts as an attempt."""
     for entry in sorted(entries, key=lambda entry: entry.name == WRITING_NAME):
         entry.remove()

@@ -1,7 +1,7 @@
-"""Boxes and whole parameters of a checkpoint of any layout, assembled from its items in one process.
+"""Read boxes and whole parameters of a checkpoint of any layout in one process, assembled from its items.
 
-What was read last is kept, up to some items' worth of memory: boxes are mostly asked for in the order in which they
-lie, and neighbours share items. Nothing is gathered that was not asked for.
+The reader keeps the items that it read last, up to a limit of memory, because callers mostly ask for boxes in storage
+order, and neighbouring boxes share items. It assembles only what a caller asks for.
 """
 
 from __future__ import annotations
@@ -12,39 +12,40 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from megatrain.checkpoint.checked_files import checked_index, read_index
 from megatrain.checkpoint.image import MAX_ITEM_BYTES, key_of
-from megatrain.checkpoint.item_reader import ItemReader, metadata_content, tensor_of, torch_dtype
+from megatrain.checkpoint.item_reader import ItemReader, tensor_of, torch_dtype
 from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, plan_load
-from megatrain.checkpoint.metadata_reader import StoredItem, StoredTensor, read_metadata
-from megatrain.contracts.checkpoint_files import METADATA_NAME
+from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
 from megatrain.parallel.boxes import Box
 
 NUM_KEPT_ITEMS = 16
-"""What a box needs at once when the files are of so many tensor-parallel ranks."""
+"""A box needs this many items at once when the checkpoint's files are of 16 tensor-parallel ranks."""
 _ENVELOPE_BYTES = 4096
-"""More than there is around the data of an item."""
+"""An upper bound for the bytes around an item's data."""
 
 
 def bytes_of_kept_items(max_item_bytes: int) -> int:
-    """Return the memory for as many items as a box may need, of which each has at most so many bytes of data."""
+    """Return the memory for the items that a box may need, with at most `max_item_bytes` of data each."""
     return NUM_KEPT_ITEMS * (max_item_bytes + _ENVELOPE_BYTES)
 
 
 class ParameterReader:
-    """Reads from one committed checkpoint. Every item that is read is checked against its digest."""
+    """Reads from one committed checkpoint. It checks every item against its digest."""
 
     def __init__(
         self, directory: Location, manifest: Manifest, kept_bytes: int = bytes_of_kept_items(MAX_ITEM_BYTES)
     ) -> None:
-        """Read what the checkpoint holds. kept_bytes: the memory for items that were read; the last one is always kept.
+        """Read the checkpoint's index. kept_bytes: the memory for items to keep; the last one is always kept.
 
         Raises: CheckpointError naming the file.
         """
-        place = str(directory / manifest.name_of(METADATA_NAME))
-        self.tensors: Mapping[str, StoredTensor] = read_metadata(metadata_content(directory, manifest), place).tensors
+        stored = read_index(checked_index(directory, manifest), directory, manifest)
+        self.tensors: Mapping[str, StoredTensor] = stored.tensors
+        self.files = stored.files()
         self._catalog = ItemCatalog(self.tensors, str(directory))
         self._items = ItemReader(directory, manifest.files)
         self._most_kept_bytes = kept_bytes
@@ -53,22 +54,22 @@ class ParameterReader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from storage so far, without the metadata."""
+        """Bytes read from storage so far, without the index."""
         return self._items.bytes_read
 
     def is_kept(self, number: int) -> bool:
-        """Say whether an item is in memory."""
+        """Return whether an item is in memory."""
         return number in self._recent
 
     def needed_items(self, key: str, global_shape: tuple[int, ...], box: Box) -> dict[int, StoredItem]:
-        """Return the items, by number, from which a box of a tensor is made.
+        """Return the items, by number, that a box of a tensor needs.
 
         Raises: CheckpointError naming the tensor.
         """
         return {read.number: read.item for read in plan_load([WantedBox(key, global_shape, box)], self._catalog)}
 
     def read_parameter(self, name: str) -> Tensor:
-        """Return a parameter's master weights, whole.
+        """Return a parameter's whole master weights.
 
         Raises: CheckpointError naming the tensor or the file.
         """
@@ -77,7 +78,7 @@ class ParameterReader:
         return self.read_box(key, shape, Box((0,) * len(shape), shape))
 
     def read_box(self, key: str, global_shape: tuple[int, ...], box: Box) -> Tensor:
-        """Return one box of a tensor. The result may be memory that is read again: it is not to be changed.
+        """Return one box of a tensor. Do not change the result: it may be a kept item that a later read returns again.
 
         Shapes: result box.sizes.
         Raises: CheckpointError naming the tensor or the file.
@@ -96,8 +97,8 @@ class ParameterReader:
         stored = self.tensors.get(key)
         if stored is None:
             raise CheckpointError(
-                f"{self._catalog.place} holds no tensor {key}; its model is not this configuration's: compare its"
-                " manifest.json"
+                f"{self._catalog.location} holds no tensor {key}; its model differs from this configuration: compare"
+                " its manifest.json"
             )
         return stored
 
@@ -112,8 +113,8 @@ class ParameterReader:
             tensor = tensor_of(content, read.item, torch_dtype(self.tensors[read.key].dtype))
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(
-                f"{self._items.directory / read.item.file}: {read.key} at byte {read.item.offset} is no tensor of"
-                f" {read.item.sizes}: {error}"
+                f"{self._items.directory / read.item.file}: {read.key} at byte {read.item.offset} is not a tensor of"
+                f" shape {read.item.sizes}: {error}"
             ) from error
         self._recent[read.number] = tensor
         self._kept_bytes += tensor.untyped_storage().nbytes()

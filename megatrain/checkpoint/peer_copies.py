@@ -1,8 +1,8 @@
 """Copies of snapshots in a peer's memory: a rank sends its newest to its keeper, and keeps those of one other rank.
 
-All of it runs in threads at the lowest priority: a step pays for a word to one of them. A copy that does not get
-through (the peer is away, the slot is needed again) is given up, and the next snapshot is the next attempt. Who keeps
-whose is decided in peers.py. Source: ByteRobust (SOSP'25, arXiv:2509.16293).
+The copies run in threads of the lowest priority; a step only notifies one of them. A copy that fails (the peer is away,
+or the slot is needed again) is abandoned, and the next snapshot is the next attempt. peers.py chooses the keepers.
+Source: ByteRobust (SOSP'25, arXiv:2509.16293).
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatrain.arena.directory import Arena
+from megatrain.arena.slot_file import SlotReader
 from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.copy_slots import SlotFiller, open_copy_slots, slot_to_overwrite
 from megatrain.checkpoint.snapshot_offer import (
     PlannedSlot,
     SlotReusedError,
     SnapshotOffer,
-    holds,
-    receive_image,
-    send_image,
+    receive_contents,
+    send_contents,
 )
-from megatrain.comm.host_groups import HostGroups
+from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.comm.peer_link import (
     PeerAddress,
     PeerConnection,
@@ -32,9 +33,7 @@ from megatrain.comm.peer_link import (
     connect_peer,
     lower_thread_priority,
 )
-from megatrain.comm.peer_meeting import Meeting, meet_peers
-from megatrain.contracts.arena import Arena
-from megatrain.contracts.arena_slot import SlotReader
+from megatrain.comm.peer_rendezvous import PeerRendezvous, open_peer_rendezvous
 from megatrain.contracts.errors import CheckpointError, CommunicationError
 
 _SEND = b"send"
@@ -42,11 +41,11 @@ _HAS_IT = b"has it"
 _SEALED = b"sealed"
 _CLOSE_S = 2.0
 _BUSY_S = 5.0
-"""How soon a keeper knows that a copy was given up, at most: its owner comes with the next one at once."""
+"""How long a keeper takes at most to notice an abandoned copy: the owner offers the next snapshot at once."""
 
 
 class CopySender:
-    """Sends what this rank has sealed to its keeper. `name` is whose snapshots they are, for messages."""
+    """Sends this rank's sealed snapshots to its keeper. `name` names their owner in messages."""
 
     def __init__(self, keeper: PeerAddress, secret: bytes, limits: PeerLimits, name: str) -> None:
         self._keeper = keeper
@@ -58,20 +57,20 @@ class CopySender:
         self._connection: PeerConnection | None = None
         self._is_closing = False
         self.problem = ""
-        """Why the last attempt failed, "" when it did not."""
+        """Why the last attempt failed, "" when it succeeded."""
         self.bytes_sent = 0
-        """Of images that arrived whole."""
+        """Bytes of the snapshots that arrived whole."""
         self._thread = threading.Thread(target=self._run, name="copy-sender", daemon=True)
         self._thread.start()
 
     def offer(self, path: Path) -> None:
-        """Have the snapshot in this slot sent, as soon as the one that is on its way is through. Returns at once."""
+        """Queue the snapshot in this slot to be sent after the current one. Returns at once."""
         with self._changed:
             self._offered = path
             self._changed.notify()
 
     def close(self) -> None:
-        """Send no more. What is on its way is cut; the keeper then has the copy before it."""
+        """Stop sending. A copy that is being sent is cut off; the keeper still has the previous one."""
         with self._changed:
             self._is_closing = True
             if self._connection is not None:
@@ -97,15 +96,15 @@ class CopySender:
                 self._note(problem)
 
     def _note(self, problem: str) -> None:
-        """Say it once when copies begin to fail, and once when they get through again."""
+        """Report once when copies begin to fail, and once when they succeed again."""
         if problem and not self.problem:
             _say(f"the copy of {self._name}'s snapshot failed and is tried again at the next one: {problem}")
         elif self.problem and not problem:
-            _say(f"copies of {self._name}'s snapshots get through again")
+            _say(f"copies of {self._name}'s snapshots succeed again")
         self.problem = problem
 
     def _send(self, path: Path) -> str:
-        """Send what is in a slot, and return the problem that stays if that is nothing."""
+        """Send a slot's snapshot and return "". If there is nothing to send, return the earlier problem."""
         with SlotReader(path) as slot:
             offer = SnapshotOffer.of_slot(slot)
             if offer is None:
@@ -128,28 +127,29 @@ class CopySender:
         if answer == _HAS_IT:
             return
         if answer == _SEND:
-            send_image(connection, slot, offer.sealed)
+            send_contents(connection, slot, offer.sealed)
             answer = connection.receive_message()
             if answer == _SEALED:
-                self.bytes_sent += offer.image_bytes
+                self.bytes_sent += offer.contents_bytes
                 return
-        raise CommunicationError(f"{connection.place}: the keeper refused it: {answer.decode(errors='replace')}")
+        reason = answer.decode(errors="replace")
+        raise CommunicationError(f"{connection.location}: the keeper refused the copy: {reason}")
 
 
 class CopyKeeper:
-    """Keeps the copies of one other rank. `serve` is called by the threads of a server."""
+    """Keeps the copies of one other rank. The threads of a server call `serve`."""
 
     def __init__(self, kept: PlannedSlot, slots: Sequence[SlotFiller]) -> None:
         self._kept = kept
         self._slots = tuple(slots)
         self._lock = threading.Lock()
         self.problem = ""
-        """Why the last copy did not get whole."""
+        """Why the last copy was not completed."""
 
     def serve(self, connection: PeerConnection) -> None:
-        """Take one copy. What fails leaves the last whole one as it is; its owner tries again."""
+        """Receive one copy. A failure leaves the last whole copy as it is; the owner tries again."""
         try:
-            offer = SnapshotOffer.decode(connection.receive_message(), connection.place)
+            offer = SnapshotOffer.decode(connection.receive_message(), connection.location)
             if offer.planned != self._kept:
                 connection.send_message(f"{self._kept} is kept here, not {offer.planned}".encode())
             elif not self._lock.acquire(timeout=_BUSY_S):
@@ -159,70 +159,73 @@ class CopyKeeper:
                     answer = self._keep(connection, offer)
                 finally:
                     self._lock.release()
-                # only now: with this answer the owner may offer the next one
+                # only after the lock is released: the owner may offer the next one as soon as it has this answer
                 connection.send_message(answer)
         except (CheckpointError, CommunicationError) as error:
             self.problem = str(error)
 
     def _keep(self, connection: PeerConnection, offer: SnapshotOffer) -> bytes:
-        """Take a copy that is not here yet, and return what to answer."""
+        """Receive the offered copy unless it is here already, and return the answer for the owner."""
         words = [slot.words() for slot in self._slots]
-        if any(holds(found, offer.sealed) for found in words):
+        if any(found.sealed == offer.sealed for found in words):
             return _HAS_IT
         slot = self._slots[slot_to_overwrite(words)]
         slot.begin(offer)
         connection.send_message(_SEND)
-        receive_image(connection, offer.image_bytes, slot.write)
+        receive_contents(connection, offer.contents_bytes, slot.write)
         slot.seal()
         self.problem = ""
         return _SEALED
 
 
 class PeerCopies:
-    """This rank's part in the copies, and what rank 0 says of everybody's.
+    """This rank's part in the copies, and rank 0's messages about the copies of all ranks.
 
-    keepers: by rank, who keeps its copies.
+    keepers: the rank that keeps each rank's copies, by rank.
     """
 
     def __init__(
-        self, rank: int, keepers: Sequence[int], meeting: Meeting, keeper: CopyKeeper, limits: PeerLimits
+        self, rank: int, keepers: Sequence[int], rendezvous: PeerRendezvous, keeper: CopyKeeper, limits: PeerLimits
     ) -> None:
         self._rank = rank
         self._keepers = tuple(keepers)
-        self._server = PeerServer(meeting.listener, meeting.secret, keeper.serve, limits)
-        self._sender = CopySender(meeting.addresses[keepers[rank]], meeting.secret, limits, f"rank {rank}")
+        self._server = PeerServer(rendezvous.listener, rendezvous.secret, keeper.serve, limits)
+        self._sender = CopySender(rendezvous.addresses[keepers[rank]], rendezvous.secret, limits, f"rank {rank}")
         self._failing: int | None = None
-        self._told: int | None = None
+        self._reported: int | None = None
 
     def offer(self, path: Path) -> None:
-        """Have the snapshot in this slot copied. Returns at once."""
+        """Copy the snapshot in this slot to the keeper in the background. Returns at once."""
         self._sender.offer(path)
 
-    def report(self) -> int:
-        """Return this rank's number at the next agreement, where all ranks learn the smallest one."""
+    def failure_number(self) -> int:
+        """Return this rank's number if the last copy of its snapshot failed, else a number above those of all ranks.
+
+        The smallest number of all ranks is then the lowest rank whose copy failed.
+        """
         return self._rank if self._sender.problem else self._rank + len(self._keepers)
 
-    def hear(self, smallest: int) -> None:
-        """Take note of the smallest of all ranks' reports."""
+    def note_smallest_failure_number(self, smallest: int) -> None:
+        """Record the smallest of all ranks' failure numbers."""
         self._failing = smallest if smallest < len(self._keepers) else None
 
     def news(self) -> list[str]:
-        """Return what has changed since the last call, in words."""
-        if self._failing == self._told:
+        """Return messages about what has changed since the last call."""
+        if self._failing == self._reported:
             return []
-        self._told = self._failing
+        self._reported = self._failing
         if self._failing is None:
-            return ["copies of all ranks' snapshots get to their peers again"]
+            return ["copies of all ranks' snapshots reach their peers again"]
         rank, keeper = self._failing, self._keepers[self._failing]
         return [
             (
-                f"WARNING: the copy of rank {rank}'s snapshot did not get to rank {keeper}; it is tried again at every "
-                f"snapshot, and the output of rank {rank} says why"
+                f"WARNING: the copy of rank {rank}'s snapshot did not reach rank {keeper}; it is tried again at every "
+                f"snapshot, and the output of rank {rank} has the reason"
             )
         ]
 
     def close(self) -> None:
-        """Send and keep no more. What is in the arena stays there."""
+        """Stop sending and keeping copies. The arena keeps its content."""
         self._sender.close()
         self._server.close()
 
@@ -232,26 +235,26 @@ def start_copies(
     keepers: Sequence[int],
     plans: Sequence[PlannedSlot],
     rank: int,
-    host: HostGroups,
+    cpu_groups: CpuGroups,
     *,
     network_interface: str,
-    master: str,
+    store_address: str,
     limits: PeerLimits,
     has_old: bool,
 ) -> PeerCopies:
-    """Make room for the copies that this rank keeps, and begin to send and to keep.
+    """Reserve memory for the copies that this rank keeps, and begin to send and to keep copies.
 
-    has_old: whether copies that are there already are of states from which this job goes on.
-    Communication: as `meet_peers`, and one agreement.
+    has_old: whether existing copies belong to the state from which this job resumed.
+    Communication: as `open_peer_rendezvous`, and one agreement.
     Raises: CheckpointError, CommunicationError, the same on every rank.
     """
     kept = plans[keepers.index(rank)]
-    with raised_by_all(host, rank):
+    with raised_by_all(cpu_groups, rank):
         slots = open_copy_slots(arena, kept)
         for slot in slots if not has_old else ():
             slot.clear()
-    meeting = meet_peers(host, rank, network_interface, master)
-    return PeerCopies(rank, keepers, meeting, CopyKeeper(kept, slots), limits)
+    rendezvous = open_peer_rendezvous(cpu_groups, rank, network_interface, store_address)
+    return PeerCopies(rank, keepers, rendezvous, CopyKeeper(kept, slots), limits)
 
 
 def _say(text: str) -> None:

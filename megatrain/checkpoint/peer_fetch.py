@@ -1,8 +1,8 @@
-"""A restart after hosts were lost: their ranks fetch their snapshots from the hosts that have copies.
+"""Restart after hosts were lost: their ranks fetch their snapshots from the hosts that have copies.
 
-Every rank serves its host's arena for as long as any rank fetches, and all agree at the end: either everybody's
-snapshot is in its own slot, or no rank resumes from it. Fetched snapshots then become ones of the new round, because
-whoever was to bring them to storage in the old one is gone.
+Every rank serves its host's arena as long as any rank fetches. At the end all ranks agree: either every rank's snapshot
+is in its own slot, or no rank resumes from it. Fetched snapshots then become snapshots of the new round, because the
+writer that would have stored one in the old round is gone.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from megatrain.arena.directory import Arena
+from megatrain.arena.slot_file import SlotReader
+from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.copy_slots import SlotFiller
 from megatrain.checkpoint.peers import MemoryPoint, serving_rank
 from megatrain.checkpoint.snapshot_offer import (
     PlannedSlot,
     SnapshotOffer,
     SnapshotRequest,
-    receive_image,
-    send_image,
+    receive_contents,
+    send_contents,
 )
-from megatrain.comm.host_groups import HostGroups
+from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.comm.peer_link import PeerConnection, PeerLimits, PeerServer, connect_peer
-from megatrain.comm.peer_meeting import Meeting, meet_peers
-from megatrain.contracts.arena import Arena, SealedSnapshot
-from megatrain.contracts.arena_layout import Persist
-from megatrain.contracts.arena_slot import SlotReader
+from megatrain.comm.peer_rendezvous import PeerRendezvous, open_peer_rendezvous
 from megatrain.contracts.errors import CheckpointError, CommunicationError
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """Who has what, as all ranks know it. `missing` are the ranks that lack it; hosts and plans are by rank."""
+    """The holders of a snapshot, the same on all ranks. `missing`: the ranks that lack it. Hosts and plans by rank."""
 
     memory: MemoryPoint
     missing: Sequence[int]
@@ -45,101 +45,103 @@ def fetch_missing(
     arena: Arena,
     slot: Path,
     rank: int,
-    host: HostGroups,
+    cpu_groups: CpuGroups,
     *,
     network_interface: str,
-    master: str,
+    store_address: str,
     limits: PeerLimits,
 ) -> str | None:
-    """Have every rank's snapshot in a slot of its own; return why that failed, the same on every rank, or None.
+    """Fetch missing snapshots into their ranks' own slots. Return the first error, the same on every rank, or None.
 
-    slot: where this rank's comes to, if it is not there.
-    Communication: as `meet_peers`, one agreement, and the snapshots of the ranks that lack them.
+    slot: the target for this rank's snapshot, if this rank lacks it.
+    Communication: as `open_peer_rendezvous`, one agreement, and the snapshots of the ranks that lack them.
     """
     try:
-        meeting = meet_peers(host, rank, network_interface, master)
+        rendezvous = open_peer_rendezvous(cpu_groups, rank, network_interface, store_address)
     except CommunicationError as error:
         return str(error)
     problem = None
-    with PeerServer(meeting.listener, meeting.secret, partial(serve_arena, arena), limits):
+    with PeerServer(rendezvous.listener, rendezvous.secret, partial(serve_arena, arena), limits):
         if rank in plan.missing:
             try:
-                _fetch(plan, meeting, slot, rank, limits)
+                _fetch(plan, rendezvous, slot, rank, limits)
             except (CheckpointError, CommunicationError) as error:
                 problem = f"rank {rank}: {error}"
         # no rank closes before all ranks have fetched what they need
-        return host.agree(rank, problem)
+        return cpu_groups.agree(rank, problem)
 
 
-def _fetch(plan: FetchPlan, meeting: Meeting, slot: Path, rank: int, limits: PeerLimits) -> None:
+def _fetch(plan: FetchPlan, rendezvous: PeerRendezvous, slot: Path, rank: int, limits: PeerLimits) -> None:
     server = serving_rank(plan.memory.holder_of[rank], rank, plan.hosts)
-    with connect_peer(meeting.addresses[server], meeting.secret, limits) as connection:
+    with connect_peer(rendezvous.addresses[server], rendezvous.secret, limits) as connection:
         fetch_snapshot(connection, SnapshotRequest(plan.plans[rank], plan.memory.snapshot), slot)
 
 
 def fetch_snapshot(connection: PeerConnection, wanted: SnapshotRequest, slot: Path) -> None:
-    """Fill a slot with the snapshot that the other side of a connection has, and seal it.
+    """Fill a slot with the peer's snapshot, and seal it.
 
-    Raises: CommunicationError, CheckpointError; the slot holds nothing whole then.
+    Raises: CommunicationError, CheckpointError; the slot then holds no whole snapshot.
     """
     connection.send_message(wanted.encode())
-    offer = SnapshotOffer.decode(connection.receive_message(), connection.place)
+    offer = SnapshotOffer.decode(connection.receive_message(), connection.location)
     if (offer.planned, offer.sealed) != (wanted.planned, wanted.sealed):
-        raise CheckpointError(f"{connection.place}: offers {offer.planned} {offer.sealed}, not what was asked for")
+        raise CheckpointError(
+            f"{connection.location}: offers {offer.planned} {offer.sealed}, which is not what was requested"
+        )
     filler = SlotFiller(slot)
     try:
         filler.begin(offer)
-        receive_image(connection, offer.image_bytes, filler.write)
+        receive_contents(connection, offer.contents_bytes, filler.write)
         filler.seal()
     finally:
         filler.close()
 
 
 def serve_arena(arena: Arena, connection: PeerConnection) -> None:
-    """Send the snapshot that is asked for, if this host has it; else only close the connection."""
+    """Send the requested snapshot, if this host has it; otherwise only close the connection."""
     try:
-        request = SnapshotRequest.decode(connection.receive_message(), connection.place)
+        request = SnapshotRequest.decode(connection.receive_message(), connection.location)
         for file in arena.slots():
             if file.rank == request.planned.owner and _serve_slot(file.path, request, connection):
                 return
     except (CheckpointError, CommunicationError):
-        # whoever asked sees its connection end, says so, and all ranks take another way
+        # the requesting rank sees its connection end and reports that; all ranks then resume from storage
         return
 
 
 def _serve_slot(path: Path, request: SnapshotRequest, connection: PeerConnection) -> bool:
-    """Send what a slot holds if that is what is asked for, and say whether it was."""
+    """Send the slot's snapshot if it is the requested one. Returns whether it was."""
     try:
         slot = SlotReader(path)
     except CheckpointError:
-        return False  # a damaged slot; another one may have it
+        return False  # a damaged slot; another slot may have the snapshot
     with slot:
         offer = SnapshotOffer.of_slot(slot)
         if offer is None or (offer.planned, offer.sealed) != (request.planned, request.sealed):
             return False
         connection.send_message(offer.encode())
-        send_image(connection, slot, request.sealed)
+        send_contents(connection, slot, request.sealed)
     return True
 
 
 def adopt(
     before: SealedSnapshot, after: SealedSnapshot, own: Sequence[Path], copies: Sequence[Path], persist: Persist
 ) -> None:
-    """Have a snapshot count as one of this round, in this rank's slots and in the copies that it keeps.
+    """Relabel a snapshot as one of this round, in this rank's slots and in the copies that it keeps.
 
-    persist: what becomes of it in storage.
+    persist: the slot's new state with respect to storage.
     Raises: CheckpointError naming the file.
     """
-    for paths, wanted in ((own, persist), (copies, Persist.NONE)):
+    for paths, state in ((own, persist), (copies, Persist.NONE)):
         for path in paths:
             if path.exists():
                 filler = SlotFiller(path)
                 try:
-                    filler.rename(before, after, wanted)
+                    filler.rename(before, after, state)
                 finally:
                     filler.close()
 
 
 def number_in_same_slot(before: int, least: int, num_slots: int) -> int:
-    """Return the first number from `least` on whose snapshot lies in the slot of number `before`."""
+    """Return the smallest number from `least` on that maps to the same slot as number `before`."""
     return least + (before - least) % num_slots

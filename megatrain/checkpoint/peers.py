@@ -1,7 +1,7 @@
-"""Who keeps a copy of whose snapshot, and from which memories a job can go on. Pure.
+"""Which rank keeps a copy of which snapshot, and which snapshots in memory a job can resume from. Pure functions.
 
-The one idea: a host is evicted together with the group that makes it look guilty, so a copy is worth something only on
-a host that holds no rank of the owner's own groups along any axis. Source: ByteRobust (SOSP'25, arXiv:2509.16293).
+The one idea: a host is evicted together with the group that is suspected with it. So a copy is useful only on a host
+that holds no rank of the owner's own groups along any axis. Source: ByteRobust (SOSP'25, arXiv:2509.16293).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from megatrain.contracts.arena import SealedSnapshot
+from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import Layout, axis_named
 
 
 def choose_keepers(layout: Layout, host_of: Sequence[str]) -> tuple[int, ...]:
-    """Return, for each rank, the rank that keeps a copy of its snapshot; every rank keeps exactly one.
+    """Return, for each rank, the rank that keeps a copy of its snapshot. Every rank keeps copies of exactly one rank.
 
-    host_of: the host of each rank. A copy never lies on a host of the owner's group along any axis.
+    host_of: the host of each rank. A copy is never on a host of the owner's group along any axis.
     Raises: TopologyError when no shift of the mesh achieves that.
     """
     forbidden = [
@@ -36,9 +36,9 @@ def choose_keepers(layout: Layout, host_of: Sequence[str]) -> tuple[int, ...]:
 
 
 def _shifts(layout: Layout) -> Iterator[dict[str, int]]:
-    """Yield shifts that leave every group, far ones first: near ranks share hosts.
+    """Yield shifts that leave every group, the farthest first, because near ranks share hosts.
 
-    A shift along one axis alone ends in the group along that axis. Along tp nobody is far.
+    A shift along only one axis stays in the group along that axis. No shift along tp is tried: tp ranks are close.
     """
     axes = sorted((axis for axis in layout.grid if axis != "tp"), key=lambda axis: axis_named(axis).cuts_model)
     for shifts in product(*(_far_first(layout.size(axis)) for axis in axes)):
@@ -57,7 +57,7 @@ def _shifted(layout: Layout, rank: int, shifts: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """A snapshot that all ranks can go back to without storage: `holder_of[rank]` is a rank of the host that has it."""
+    """A snapshot that all ranks can restore without storage. `holder_of[rank]`: a rank of a host that has its part."""
 
     snapshot: SealedSnapshot
     holder_of: tuple[int, ...]
@@ -66,10 +66,10 @@ class MemoryPoint:
 def newest_in_memory(
     held: Sequence[Mapping[int, Sequence[SealedSnapshot]]], host_of: Sequence[str]
 ) -> MemoryPoint | None:
-    """Return the newest snapshot of which every rank's part lies in some host's arena, None without one.
+    """Return the newest snapshot of which every rank's part is in some host's arena, None without one.
 
-    held: for each rank asked, what lies in its host's arena: owner rank -> the snapshots sealed. A rank's own host is
-    preferred as holder, so that nothing travels that need not.
+    held: by rank, the sealed snapshots in its host's arena, as owner rank -> snapshots. A rank's own host is preferred
+    as the holder, so that nothing is sent unnecessarily.
     """
     world_size = len(host_of)
     holders: dict[SealedSnapshot, dict[int, int]] = {}
@@ -88,11 +88,11 @@ def newest_in_memory(
 
 
 def _local(owner: int, holder: int, host_of: Sequence[str]) -> int:
-    """Return the owner itself where its own host has the snapshot: the arena is the host's, not a rank's."""
+    """Return the owner itself if its own host has the snapshot, because all ranks of a host share its arena."""
     return owner if host_of[owner] == host_of[holder] else holder
 
 
 def serving_rank(holder: int, owner: int, host_of: Sequence[str]) -> int:
-    """Return the rank of the holder's host that sends a snapshot to its owner. Owners are spread over its ranks."""
+    """Return the rank of the holder's host that sends a snapshot to its owner. The host's ranks share the owners."""
     ranks = [rank for rank, host in enumerate(host_of) if host == host_of[holder]]
     return ranks[owner % len(ranks)]

@@ -1,12 +1,15 @@
-"""Stage 2 of one snapshot: from the slots of this host to a committed checkpoint, safe to be killed at any moment.
+"""Writes one snapshot from this host's slots to storage, until the checkpoint is committed.
 
-    every host       WRITING, the data files of its ranks, host-*.done; then it waits for COMMIT
-    the coordinator  also metadata and tokenizer; when all hosts are done, the manifest, and last of all COMMIT
+The writers of all hosts work on a checkpoint at the same time. The coordinator is the writer on the host of rank 0.
 
-Until COMMIT no reader uses any of it, and a writer that starts after a crash begins again, or continues where the host
-is done. Names have the round, so that rounds that save the same step do not meet; COMMIT is made exclusively, so that
-one of them commits. Nothing is taken away that a COMMIT may vouch for: not another round's, not after a host said done,
-not when COMMIT seems to have failed.
+    every writer     WRITING, the data files of its ranks, host-*.done; then it waits for COMMIT
+    the coordinator  also metadata, index and tokenizer; when all hosts are done, the manifest; COMMIT last
+
+A writer may be killed at any moment. Until COMMIT exists, no reader uses any of the files. A writer that starts after a
+crash begins again, or continues if this host's files are done. File names contain the round, so that rounds that save
+the same step do not collide; COMMIT is created exclusively, so that only one round commits. A writer never removes a
+file that a COMMIT may refer to: not another round's file, not a file after its host reported done, and not a file after
+the write of COMMIT seemed to fail.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.arena.directory import Arena
+from megatrain.arena.plans import RankPlan
+from megatrain.arena.slot_file import SlotReader
 from megatrain.checkpoint.data_file import content_digest, data_file_name
 from megatrain.checkpoint.image_stream import write_data_file
 from megatrain.checkpoint.persist_policy import Due, pauses_s
@@ -33,22 +39,20 @@ from megatrain.checkpoint.write_marks import (
     read_failed,
     write_failed,
 )
-from megatrain.contracts.arena import Arena
-from megatrain.contracts.arena_plans import RankPlan
-from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.branches import Branch, read_branch, write_branch
 from megatrain.contracts.checkpoint_files import (
     COMMIT_NAME,
+    INDEX_NAME,
     METADATA_NAME,
     TOKENIZER_NAME,
     Commit,
     expose_metadata,
     is_committed,
-    manifest_place,
+    manifest_location,
+    matching_commit,
     read_commit,
     read_manifest,
     step_directory_name,
-    vouched_commit,
     write_commit,
     write_manifest,
     wrong_files,
@@ -57,15 +61,15 @@ from megatrain.contracts.claims import Claims
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.location import Location, put_once
 from megatrain.contracts.manifest import FileEntry, Manifest, name_in_round
-from megatrain.contracts.round_starts import RoundStart, begin_round, is_late, round_starts
+from megatrain.contracts.round_starts import RoundStart, begin_round, is_superseded, round_starts
 
 _NUM_FILES_AT_ONCE = 4
-"""While some wait for the disk, others are read and hashed."""
+"""Files in progress at once: while some wait for the disk, others are read and hashed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What persisting took of this host: nothing when the checkpoint was complete already."""
+    """The bytes and time of this host's writes: zero when the checkpoint was complete already."""
 
     num_bytes: int
     write_s: float
@@ -73,10 +77,10 @@ class Written:
 
 
 class Persistence:
-    """Brings one snapshot to storage.
+    """Writes one snapshot to storage.
 
-    `is_superseded`: whether to wait no longer for other hosts. `branch`: what its branch said of itself before, None
-    where that is not known.
+    `reason_to_stop_waiting`: returns why waiting for other hosts is useless, "" while it is not. `branch`: the earlier
+    content of its BRANCH file, None when that is unknown.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class Persistence:
         arena: Arena,
         due: Due,
         checkpoints: Location,
-        is_superseded: Callable[[], bool],
+        reason_to_stop_waiting: Callable[[], str],
         branch: Branch | None = None,
     ) -> None:
         self._arena = arena
@@ -93,20 +97,20 @@ class Persistence:
         self._plan = due.plan
         self._checkpoints = checkpoints
         self._directory = checkpoints / due.plan.branch / step_directory_name(due.snapshot.step)
-        self._is_superseded = is_superseded
+        self._reason_to_stop_waiting = reason_to_stop_waiting
         self._branch = branch
-        self._is_removable = True
-        """Whether no COMMIT can vouch for what this host wrote: only the coordinator knows beyond its own done."""
+        self._may_remove_own_files = True
+        """Whether no COMMIT can refer to this host's files. After a host is done, only rank 0's host decides that."""
 
     def run(self) -> Written:
-        """Return when the checkpoint is committed, by this host or by the coordinator.
+        """Write this host's part, and return when the checkpoint is committed, by this writer or by the coordinator.
 
-        Raises: CheckpointError; what this host wrote is removed where that is safe.
+        Raises: CheckpointError; this host's files are removed where that is safe.
         """
-        self._check_claim()
+        self._claim_and_check_round()
         if self._is_complete():
             return Written(0, 0.0, tuple(self._tidy()))
-        self._claim()
+        self._write_writing_mark()
         try:
             if self._plan.is_coordinator:
                 self._check_branch()
@@ -122,51 +126,53 @@ class Persistence:
         return Written(num_bytes, mark.write_s, tuple(self._tidy()))
 
     def _is_complete(self) -> bool:
-        """Say whether this step is committed already: by a writer that was killed after it, or by an older round."""
-        commit = self._commit_that_counts()
+        """Return whether this step is committed already: by a writer that was killed later, or by an older round."""
+        commit = self._valid_commit()
         if commit is None:
             return False
         manifest = read_manifest(self._directory, job=self._plan.job, branch=self._plan.branch)
         problems = wrong_files(self._directory, manifest)
         if problems:
-            raise CheckpointError(f"{problems[0]}; {self._directory} is committed and damaged: remove it")
+            raise CheckpointError(f"{problems[0]}; {self._directory} is committed but damaged: remove it")
         return manifest.round <= self._snapshot.round
 
     def _check_branch(self) -> None:
-        """Make sure that the checkpoint will be found: it must be one of a branch. Raises: CheckpointError."""
+        """Make sure that readers will find the checkpoint: its branch must exist. Raises: CheckpointError."""
         try:
             read_branch(self._checkpoints, self._plan.branch)
         except MissingFileError:
             if self._branch is None:
                 raise
-            # somebody has removed the directory while the job runs
+            # a person has removed the directory while the job runs
             write_branch(self._checkpoints, self._branch)
 
-    def _check_claim(self) -> None:
-        """Make sure that what this round commits counts. Raises: CheckpointError when a newer one left it behind."""
+    def _claim_and_check_round(self) -> None:
+        """Claim the round if storage was unavailable when it began.
+
+        Raises: CheckpointError if a newer round supersedes it.
+        """
         plan = self._plan
         if plan.claim and plan.is_coordinator:
-            # storage may have been away when the round began
-            place = Claims(self._checkpoints).place(plan.round)
-            if not place.exists() and put_once(place, plan.claim.encode()):
+            location = Claims(self._checkpoints).location_of(plan.round)
+            if not location.exists() and put_once(location, plan.claim.encode()):
                 begin_round(self._checkpoints, RoundStart(plan.round, plan.branch, plan.began_at_step))
-            if place.read() != plan.claim.encode():
-                raise CheckpointError(f"{place}: another process has claimed round {plan.round}; this one must stop")
+            if location.read() != plan.claim.encode():
+                raise CheckpointError(f"{location}: another process has claimed round {plan.round}; this one must stop")
         for start in self._starts():
-            if is_late(self._snapshot.step, self._snapshot.round, [start]):
+            if is_superseded(self._snapshot.step, self._snapshot.round, [start]):
                 raise CheckpointError(
                     f"{self._directory}: round {start.round} went on from step {start.step} of {start.branch}, and"
-                    f" round {self._snapshot.round} is older; this process was left behind and must stop"
+                    f" round {self._snapshot.round} is older; this process is left over from it and must stop"
                 )
 
     def _starts(self, after: int | None = None) -> list[RoundStart]:
         round_number = self._snapshot.round if after is None else after
         return round_starts(self._checkpoints, self._plan.branch, round_number)
 
-    def _commit_that_counts(self) -> Commit | None:
-        """Return COMMIT when it vouches for the checkpoint and is not late."""
-        commit = vouched_commit(self._directory)
-        if commit is None or is_late(self._snapshot.step, commit.round, self._starts(commit.round)):
+    def _valid_commit(self) -> Commit | None:
+        """Return COMMIT if it matches the manifest that it names and its round is not superseded, else None."""
+        commit = matching_commit(self._directory)
+        if commit is None or is_superseded(self._snapshot.step, commit.round, self._starts(commit.round)):
             return None
         return commit
 
@@ -175,18 +181,18 @@ class Persistence:
     def _write_files(self) -> DoneMark:
         mark = DoneMark.read(self._directory, self._snapshot, self._plan.host_index)
         if mark is not None and self._has_all(mark):
-            self._is_removable = self._plan.is_coordinator
+            self._may_remove_own_files = self._plan.is_coordinator
             return mark
         for name in (done_name, failed_name):
             (self._directory / name(self._snapshot.round, self._plan.host_index)).remove()
         started = time.perf_counter()
         with ExitStack() as stack, ThreadPoolExecutor(_NUM_FILES_AT_ONCE, "file") as pool:
-            # all are opened first: whatever takes their names later, these are read to the end
+            # open all slots first: even if another file takes a slot's name later, these are read to the end
             opened = [self._open(slot.path, slot.rank, stack) for slot in self._slots]
             entries = list(pool.map(self._write_file, opened))
         files = {self._file_name(plan.rank): entry for (plan, _), entry in zip(opened, entries, strict=True)}
         mark = DoneMark(self._snapshot, self._plan.host_index, time.perf_counter() - started, files)
-        self._is_removable = self._plan.is_coordinator
+        self._may_remove_own_files = self._plan.is_coordinator
         mark.write(self._directory)
         return mark
 
@@ -194,12 +200,12 @@ class Persistence:
         return all((self._directory / name).size() == entry.size for name, entry in mark.files.items())
 
     def _open(self, path: Path, rank: int, stack: ExitStack) -> tuple[RankPlan, SlotReader]:
-        place = self._arena.rank_plan(rank)
-        plan = RankPlan.read(place)
+        location = self._arena.rank_plan(rank)
+        plan = RankPlan.read(location)
         slot = stack.enter_context(SlotReader(path))
         if (plan.rank, plan.plan_digest) != (slot.header.rank, slot.header.plan_digest):
             raise CheckpointError(
-                f"{path}: its plan is not the one in {place}; it is of a layout that the job has left"
+                f"{path}: its plan is not the one in {location}; it belongs to a layout that the job no longer uses"
             )
         return plan, slot
 
@@ -214,47 +220,51 @@ class Persistence:
 
     def _commit(self) -> None:
         fixed = {self._name_of(METADATA_NAME): _read(self._arena.metadata(self._snapshot.round))}
+        index = self._arena.index(self._snapshot.round)
+        if index.exists():  # a round that an older program began has no index; readers unpickle .metadata
+            fixed[self._name_of(INDEX_NAME)] = _read(index)
         if self._plan.tokenizer:
             fixed[self._name_of(TOKENIZER_NAME)] = _read(Path(self._plan.tokenizer))
         for name, content in fixed.items():
-            self._claim()
+            self._write_writing_mark()
             (self._directory / name).write(content)
         files = {name: FileEntry(len(content), content_digest(content)) for name, content in fixed.items()}
         for mark in self._await_done():
             twice = sorted(files.keys() & mark.files.keys())
             if twice:
-                raise CheckpointError(f"{self._directory / twice[0]}: written by two hosts; host.json is at fault")
+                raise CheckpointError(f"{self._directory / twice[0]}: written by two hosts; host.json is wrong")
             files.update(mark.files)
         manifest = self._manifest(files)
-        self._claim()
-        write_manifest(self._directory, manifest, is_late=self._has_late_commit())
+        self._write_writing_mark()
+        write_manifest(self._directory, manifest, is_superseded=self._has_superseded_commit())
         self._check_in_place(manifest)
-        self._check_claim()
-        self._is_removable = False
-        write_commit(self._directory, manifest, is_late=self._has_late_commit())
+        self._claim_and_check_round()
+        self._may_remove_own_files = False
+        write_commit(self._directory, manifest, is_superseded=self._has_superseded_commit())
 
     def _name_of(self, name: str) -> str:
         return name_in_round(name, self._snapshot.round)
 
-    def _claim(self) -> None:
+    def _write_writing_mark(self) -> None:
+        """Write WRITING, unless this round has written it already. Raises: CheckpointError, see `claim`."""
         mark = WritingMark(self._snapshot.round, self._plan.job, time.time())
-        claim(self._directory, mark, is_late=self._has_late_commit())
+        claim(self._directory, mark, is_superseded=self._has_superseded_commit())
 
-    def _has_late_commit(self) -> bool:
+    def _has_superseded_commit(self) -> bool:
         commit = read_commit(self._directory)
-        return commit is not None and is_late(self._snapshot.step, commit.round, self._starts(commit.round))
+        return commit is not None and is_superseded(self._snapshot.step, commit.round, self._starts(commit.round))
 
     def _manifest(self, files: dict[str, FileEntry]) -> Manifest:
-        words, template = self._slots[0].words, self._plan.manifest
+        slot_words, template = self._slots[0].words, self._plan.manifest
         return Manifest(
             job=self._plan.job,
             branch=self._plan.branch,
             round=self._snapshot.round,
             step=self._snapshot.step,
-            consumed_samples=words.consumed_samples,
-            consumed_tokens=words.consumed_tokens,
-            num_updates=words.num_updates,
-            num_skipped=words.num_skipped,
+            consumed_samples=slot_words.consumed_samples,
+            consumed_tokens=slot_words.consumed_tokens,
+            num_updates=slot_words.num_updates,
+            num_skipped=slot_words.num_skipped,
             written_unix_s=time.time(),
             has_optimizer=template.has_optimizer,
             data=template.data,
@@ -266,48 +276,50 @@ class Persistence:
         )
 
     def _check_in_place(self, manifest: Manifest) -> None:
-        """Look once more before COMMIT: somebody may have removed what an attempt has written."""
+        """Check once more before COMMIT: another process may have removed files of this attempt."""
         for name in sorted(manifest.files.keys() - {entry.name for entry in self._directory.entries()}):
             raise CheckpointError(
-                f"{self._directory / name}: gone since it was written; another process works in this directory, and one"
-                " of the two must stop"
+                f"{self._directory / name}: was removed after it was written; another process works in this directory,"
+                " and one of the two must stop"
             )
 
     # Other hosts
 
     def _await_done(self) -> list[DoneMark]:
-        """Return the marks of all hosts, as soon as they are there."""
+        """Wait for the marks of all hosts, and return them."""
         marks: dict[int, DoneMark] = {}
-        others = range(self._plan.num_hosts)
+        hosts = range(self._plan.num_hosts)
 
         def look() -> bool:
             names = self._names()
-            if COMMIT_NAME in names and self._commit_that_counts() is not None:
-                raise CheckpointError(f"{self._directory}: committed by another round; this writer was left behind")
-            for index in others:
+            if COMMIT_NAME in names and self._valid_commit() is not None:
+                raise CheckpointError(
+                    f"{self._directory}: committed by another round; this writer is left over and must stop"
+                )
+            for index in hosts:
                 if index not in marks and done_name(self._snapshot.round, index) in names:
                     mark = DoneMark.read(self._directory, self._snapshot, index)
                     if mark is not None:
                         marks[index] = mark
-            return len(marks) == len(others)
+            return len(marks) == len(hosts)
 
-        self._wait(look, lambda: f"the data files of {_hosts_text([i for i in others if i not in marks])}")
-        return [marks[index] for index in others]
+        self._wait(look, lambda: f"the data files of {_hosts_text([i for i in hosts if i not in marks])}")
+        return [marks[index] for index in hosts]
 
     def _await_commit(self) -> None:
         def look() -> bool:
-            return COMMIT_NAME in self._names() and self._commit_that_counts() is not None
+            return COMMIT_NAME in self._names() and self._valid_commit() is not None
 
-        self._wait(look, lambda: "COMMIT, which the coordinator's host writes")
+        self._wait(look, lambda: "COMMIT, which the host of rank 0 writes")
 
     def _names(self) -> set[str]:
-        """Return the files of the checkpoint. Raises: CheckpointError when another host has given it up."""
+        """Return the names of the checkpoint's files. Raises: CheckpointError when another host has given it up."""
         names = {entry.name for entry in self._directory.entries()}
         for index in range(self._plan.num_hosts):
             if index != self._plan.host_index and failed_name(self._snapshot.round, index) in names:
                 problem = read_failed(self._directory, self._snapshot, index)
                 if problem is not None:
-                    raise CheckpointError(f"{self._directory}: host {index} has given up: {problem}")
+                    raise CheckpointError(f"{self._directory}: host {index} gave up: {problem}")
         return names
 
     def _wait(self, is_met: Callable[[], bool], awaited: Callable[[], str]) -> None:
@@ -318,11 +330,12 @@ class Persistence:
             newer = WritingMark.read(self._directory)
             if newer is not None and newer.round > self._snapshot.round:
                 raise CheckpointError(
-                    f"{self._directory}: round {newer.round} makes this checkpoint; gave up {awaited()}, for which"
-                    f" round {self._snapshot.round} waited"
+                    f"{self._directory}: round {newer.round} is writing this checkpoint; round {self._snapshot.round}"
+                    f" no longer waits for {awaited()}"
                 )
-            if self._is_superseded():
-                raise CheckpointError(f"{self._directory}: a newer round wants a checkpoint; gave up {awaited()}")
+            reason = self._reason_to_stop_waiting()
+            if reason:
+                raise CheckpointError(f"{self._directory}: {reason}; no longer waiting for {awaited()}")
             if time.monotonic() >= deadline:
                 raise CheckpointError(
                     f"{self._directory}: waited {self._plan.commit_timeout_s:g} s for {awaited()}; see the writer's log"
@@ -333,18 +346,18 @@ class Persistence:
     # Afterwards
 
     def _tidy(self) -> list[str]:
-        """Expose the complete checkpoint to torch, whoever committed it, and remove what it needs no more.
+        """Expose the complete checkpoint to torch, no matter which host committed it, and remove leftover files.
 
-        Returns what went wrong.
+        Returns the problems.
         """
         if not self._plan.is_coordinator:
             return []
         try:
             manifest = read_manifest(self._directory)
             expose_metadata(self._directory, manifest)
-            kept = {*manifest.files, manifest_place(self._directory).name}
+            kept = {*manifest.files, manifest_location(self._directory).name}
             for entry in self._directory.entries():
-                # where COMMIT may yet become another round's, what that names stays
+                # without exclusive creation, another round's COMMIT may still replace ours: keep the files it names
                 is_old = is_leftover(entry.name, manifest.round) and (self._plan.is_exclusive or is_mark(entry.name))
                 if is_old and entry.name not in kept:
                     entry.remove()
@@ -353,10 +366,10 @@ class Persistence:
         return []
 
     def _give_up(self, problem: str) -> list[str]:
-        """Remove what this host wrote if no COMMIT can vouch for it, tell the others, and return what went wrong."""
+        """Remove this host's files if no COMMIT can refer to them, notify the other hosts, and return the problems."""
         own = (done_name(self._snapshot.round, self._plan.host_index), *(self._file_name(s.rank) for s in self._slots))
         try:
-            for entry in self._directory.entries() if self._is_removable else ():
+            for entry in self._directory.entries() if self._may_remove_own_files else ():
                 if entry.name in own or (self._plan.is_coordinator and is_small_file(entry.name, self._snapshot.round)):
                     entry.remove()
             if self._plan.num_hosts > 1 and not is_committed(self._directory):

@@ -1,40 +1,26 @@
-"""What a host's writer does next, as pure functions of what it sees: slots in, decisions and their reasons out.
+"""Decide what a host's writer does next. Pure functions from slots and plans to decisions with their reasons.
 
-A snapshot is due when the slots of all ranks of this host have it and storage wants it. One that can never become due,
-or that no process would wait for any more, is given up, because its slots are not used again while storage wants them.
+A snapshot is due when the slots of all ranks of this host have it and it waits to be written. A snapshot that can never
+become due, or that no process would wait for any more, is given up, because its slots cannot be reused before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from megatrain.arena.plans import HostPlan
+from megatrain.arena.sealed import SealedSlot
+from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.contracts.arena import SealedSnapshot
-from megatrain.contracts.arena_layout import Persist, SlotWords
-from megatrain.contracts.arena_plans import HostPlan
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class SealedSlot:
-    """A slot of a rank of this host with a whole snapshot in it."""
-
-    path: Path
-    rank: int
-    words: SlotWords
-
-    @property
-    def snapshot(self) -> SealedSnapshot:
-        return SealedSnapshot(self.words.step, self.words.round, self.words.snapshot)
-
-
-@dataclass(frozen=True, slots=True)
 class Due:
-    """A snapshot to bring to storage. `slots` are those of the ranks of `plan`, in that order."""
+    """A snapshot to store. `slots` are those of the ranks of `plan`, in that order."""
 
     snapshot: SealedSnapshot
     slots: tuple[SealedSlot, ...]
@@ -43,7 +29,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A snapshot that will not be brought to storage."""
+    """A snapshot that will not be stored."""
 
     snapshot: SealedSnapshot
     slots: tuple[SealedSlot, ...]
@@ -51,12 +37,12 @@ class GivenUp:
 
 
 def next_due(slots: Sequence[SealedSlot], plans: Mapping[int, HostPlan]) -> Due | None:
-    """Return the oldest snapshot that is due. `plans` are the ones that host.json had, by round.
+    """Return the oldest snapshot that is due. `plans` are the successive contents of host.json, by round.
 
-    A snapshot counts while any of its slots is wanted: a writer may have been killed while it said that all are done.
+    A snapshot waits while any of its slots is pending: a writer may have been killed while it marked the slots as done.
     """
     given_up = {one.snapshot for one in to_give_up(slots, plans, has_workers=True)}
-    for snapshot, members in _wanted(slots).items():
+    for snapshot, members in _pending(slots).items():
         plan = _plan_of(snapshot.round, plans)
         if plan is not None and snapshot not in given_up and not _missing_ranks(members, plan):
             by_rank = {member.rank: member for member in members}
@@ -65,43 +51,48 @@ def next_due(slots: Sequence[SealedSlot], plans: Mapping[int, HostPlan]) -> Due 
 
 
 def to_give_up(slots: Sequence[SealedSlot], plans: Mapping[int, HostPlan], *, has_workers: bool) -> list[GivenUp]:
-    """Return the snapshots that storage wants and will not get."""
+    """Return the snapshots that wait to be written but cannot be."""
     if not plans:
         return []
     found: list[GivenUp] = []
     newest = max(plans)
-    wanted = _wanted(slots)
-    for snapshot, members in wanted.items():
+    for snapshot, members in _pending(slots).items():
         plan = _plan_of(snapshot.round, plans)
         is_old = snapshot.round < newest
         reason = ""
         if plan is None:
-            # one of a newer round than host.json waits for it
-            reason = f"host.json is of round {newest}, and what round {snapshot.round} wanted is not known" * is_old
+            # a snapshot of a newer round than host.json waits for its own plan
+            reason = f"host.json is of round {newest}, and the plan of round {snapshot.round} is unknown" * is_old
         elif is_superseded(snapshot, plan, slots):
-            reason = f"round {newest} wants one, and hosts of round {snapshot.round} may be gone"
+            reason = f"round {newest} needs a checkpoint, and hosts of round {snapshot.round} may be gone"
         elif (missing := _missing_ranks(members, plan)) and (is_old or not has_workers):
-            reason = f"not sealed by {_ranks_text(missing)}, which will not do it any more"
+            reason = f"not sealed by {_ranks_text(missing)}, which cannot seal it any more"
         if reason:
             found.append(GivenUp(snapshot, tuple(members), reason))
     return found
 
 
 def is_superseded(snapshot: SealedSnapshot, plan: HostPlan, slots: Sequence[SealedSlot]) -> bool:
-    """Say whether to wait no longer for the other hosts: a newer round, which may have others, wants its own."""
-    return plan.num_hosts > 1 and any(other.round > snapshot.round for other in _wanted(slots))
+    """Return whether to stop waiting for the other hosts: a newer round, maybe of others, has a pending snapshot."""
+    return plan.num_hosts > 1 and any(other.round > snapshot.round for other in _pending(slots))
+
+
+def is_pending(snapshot: SealedSnapshot, slots: Sequence[SealedSlot]) -> bool:
+    """Return whether a snapshot still waits to be written: ranks give it up when another host failed to store it."""
+    return snapshot in _pending(slots)
 
 
 def is_taken_over(snapshot: SealedSnapshot, slots: Sequence[SealedSlot]) -> bool:
-    """Say whether a newer round goes on from this snapshot under a number of its own: its step is not lost."""
+    """Return whether a newer round resumed from this snapshot under its own number, so that its step is not lost."""
     return any(slot.words.step == snapshot.step and slot.words.round > snapshot.round for slot in slots)
 
 
 def is_abandoned(mark: WritingMark | None, plan: HostPlan, now_unix_s: float) -> bool:
-    """Say whether an incomplete checkpoint, older than a complete one of the branch, is abandoned.
+    """Return whether an incomplete checkpoint, older than a complete one of the branch, is abandoned.
 
-    Without WRITING it is what a removal left. Of this round, the coordinator makes one after another. The writer of an
-    older round, on another host, may still be at it, until it has waited long enough.
+    Without WRITING, it is the rest of an interrupted removal. In this round, it is abandoned because the coordinator
+    makes one checkpoint after another. In an older round, a writer on another host may still be working until its wait
+    times out.
     """
     if mark is None or mark.round == plan.round:
         return True
@@ -109,15 +100,15 @@ def is_abandoned(mark: WritingMark | None, plan: HostPlan, now_unix_s: float) ->
 
 
 def pauses_s() -> Iterator[float]:
-    """Yield how long to wait between one look at the storage and the next, longer each time."""
+    """Yield the pauses between polls of the storage, each longer than the one before."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _wanted(slots: Sequence[SealedSlot]) -> dict[SealedSnapshot, list[SealedSlot]]:
-    """Return the snapshots of which storage wants any slot with all their slots, oldest first."""
+def _pending(slots: Sequence[SealedSlot]) -> dict[SealedSnapshot, list[SealedSlot]]:
+    """Return the snapshots of which any slot waits to be written, each with all of its slots, oldest first."""
     groups: dict[SealedSnapshot, list[SealedSlot]] = {}
     for slot in slots:
         groups.setdefault(slot.snapshot, []).append(slot)
@@ -125,7 +116,7 @@ def _wanted(slots: Sequence[SealedSlot]) -> dict[SealedSnapshot, list[SealedSlot
     return {
         snapshot: groups[snapshot]
         for snapshot in ordered
-        if any(slot.words.persist == Persist.WANTED for slot in groups[snapshot])
+        if any(slot.words.persist == Persist.PENDING for slot in groups[snapshot])
     }
 
 

@@ -1,7 +1,8 @@
-"""What one rank tells another of a sealed snapshot before it sends it, and the way of the bytes.
+"""The messages about a sealed snapshot between two ranks, and the transfer of its bytes.
 
-An offer has all that the slot's header and words say, so that the copy can stand in for it. Sizes are compared with the
-plan before anything is written; the bytes go block by block, and count only when the tag after them fits.
+An offer has everything in the slot's header and words, so that the copy can replace the original. Sizes are compared
+with the plan before anything is written. The bytes are sent block by block, and count only when the tag after them
+matches.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from megatrain.arena.slot_file import SlotReader
+from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.comm.peer_link import PeerConnection
-from megatrain.contracts.arena import SealedSnapshot
-from megatrain.contracts.arena_layout import SlotState, SlotWords
-from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.json_object import JsonObject
 
 _SCHEMA_VERSION = 1
-_DAMAGE = "the peer is of another version of this program"
+_DAMAGE = "the peer runs another version of this program"
 _BLOCK_BYTES = 4 * 2**20
 
 
@@ -29,16 +29,16 @@ class SlotReusedError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class PlannedSlot:
-    """Whose slot, how large, and of which plan: what a peer must agree on before a byte moves."""
+    """A slot's owner, size and plan. Both peers must agree on these before any byte is sent."""
 
     owner: int
-    image_bytes: int
+    contents_bytes: int
     plan_digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """A snapshot that a rank lacks, of the plan that it has."""
+    """A snapshot that a rank lacks, for the rank's plan."""
 
     planned: PlannedSlot
     sealed: SealedSnapshot
@@ -47,11 +47,11 @@ class SnapshotRequest:
         return json.dumps({"schema_version": _SCHEMA_VERSION, **asdict(self.planned), **asdict(self.sealed)}).encode()
 
     @classmethod
-    def decode(cls, message: bytes, place: str) -> Self:
-        """Raises: CheckpointError naming the place and the field."""
-        reader = JsonObject.parse(message, place, _SCHEMA_VERSION, _DAMAGE)
+    def decode(cls, message: bytes, location: str) -> Self:
+        """Raises: CheckpointError naming the location and the field."""
+        reader = JsonObject.parse(message, location, _SCHEMA_VERSION, _DAMAGE)
         return cls(
-            PlannedSlot(reader.count("owner"), reader.count("image_bytes"), reader.text("plan_digest")),
+            PlannedSlot(reader.count("owner"), reader.count("contents_bytes"), reader.text("plan_digest")),
             SealedSnapshot(reader.count("step"), reader.count("round"), reader.count("snapshot")),
         )
 
@@ -61,7 +61,7 @@ class SnapshotOffer:
     """A sealed snapshot as its slot describes it."""
 
     owner: int
-    image_bytes: int
+    contents_bytes: int
     plan_digest: str
     step: int
     snapshot: int
@@ -74,13 +74,13 @@ class SnapshotOffer:
 
     @classmethod
     def of_slot(cls, slot: SlotReader) -> Self | None:
-        """Return what a slot holds, None when nothing whole is in it."""
+        """Return the offer of a slot's snapshot, None when the slot holds no whole one."""
         header, words = slot.header, slot.words()
-        if words.state != SlotState.SEALED:
+        if words.sealed is None:
             return None
         return cls(
             owner=header.rank,
-            image_bytes=header.image_bytes,
+            contents_bytes=header.contents_bytes,
             plan_digest=header.plan_digest.hex(),
             step=words.step,
             snapshot=words.snapshot,
@@ -94,7 +94,7 @@ class SnapshotOffer:
 
     @property
     def planned(self) -> PlannedSlot:
-        return PlannedSlot(self.owner, self.image_bytes, self.plan_digest)
+        return PlannedSlot(self.owner, self.contents_bytes, self.plan_digest)
 
     @property
     def sealed(self) -> SealedSnapshot:
@@ -104,13 +104,13 @@ class SnapshotOffer:
         return json.dumps({"schema_version": _SCHEMA_VERSION, **asdict(self)}).encode()
 
     @classmethod
-    def decode(cls, message: bytes, place: str) -> Self:
-        """Raises: CheckpointError naming the place and the field."""
-        reader = JsonObject.parse(message, place, _SCHEMA_VERSION, _DAMAGE)
+    def decode(cls, message: bytes, location: str) -> Self:
+        """Raises: CheckpointError naming the location and the field."""
+        reader = JsonObject.parse(message, location, _SCHEMA_VERSION, _DAMAGE)
         reader.check_names(cls, "schema_version")
         return cls(
             owner=reader.count("owner"),
-            image_bytes=reader.count("image_bytes"),
+            contents_bytes=reader.count("contents_bytes"),
             plan_digest=reader.text("plan_digest"),
             step=reader.count("step"),
             snapshot=reader.count("snapshot"),
@@ -123,23 +123,17 @@ class SnapshotOffer:
         )
 
 
-def holds(words: SlotWords, snapshot: SealedSnapshot) -> bool:
-    """Whether a slot with these words has this snapshot, whole."""
-    found = SealedSnapshot(words.step, words.round, words.snapshot)
-    return words.state == SlotState.SEALED and found == snapshot
-
-
-def send_image(connection: PeerConnection, slot: SlotReader, snapshot: SealedSnapshot) -> None:
-    """Send a slot's image. The tag goes out only while the slot still holds the snapshot.
+def send_contents(connection: PeerConnection, slot: SlotReader, snapshot: SealedSnapshot) -> None:
+    """Send a slot's contents. The tag is sent only if the slot still holds the snapshot.
 
     Raises: SlotReusedError; CommunicationError; CheckpointError when the slot cannot be read.
     """
-    buffer = memoryview(bytearray(min(_BLOCK_BYTES, slot.header.image_bytes)))
-    for offset in range(0, slot.header.image_bytes, _BLOCK_BYTES):
-        block = buffer[: slot.header.image_bytes - offset]
-        slot.read_image_into(offset, block)
-        # a worker says WRITING before it changes the image, so what was read before is of the snapshot
-        if not holds(slot.words(), snapshot):
+    buffer = memoryview(bytearray(min(_BLOCK_BYTES, slot.header.contents_bytes)))
+    for offset in range(0, slot.header.contents_bytes, _BLOCK_BYTES):
+        block = buffer[: slot.header.contents_bytes - offset]
+        slot.read_contents_into(offset, block)
+        # a worker sets WRITING before it changes the contents, so bytes that were read before belong to the snapshot
+        if slot.words().sealed != snapshot:
             raise SlotReusedError(
                 f"{slot.path}: its next snapshot began before the one of step {snapshot.step} was sent"
             )
@@ -147,8 +141,8 @@ def send_image(connection: PeerConnection, slot: SlotReader, snapshot: SealedSna
     connection.send_tag()
 
 
-def receive_image(connection: PeerConnection, num_bytes: int, write: Callable[[int, memoryview], None]) -> None:
-    """Take an image of a known size, giving each block and its offset to `write`; return when the tag fits.
+def receive_contents(connection: PeerConnection, num_bytes: int, write: Callable[[int, memoryview], None]) -> None:
+    """Receive a slot's contents, whose size is known. Passes each offset and block to `write`, and checks the tag.
 
     Raises: CommunicationError, and what `write` raises.
     """

@@ -1,7 +1,7 @@
-"""What a job may start from, as rank 0 finds it in storage and tells all.
+"""What a job may start from: rank 0 reads it from storage and broadcasts it to all ranks.
 
-Checkpoints of this run come first, newest of its branch first (contracts/lineage.py); another run's, named by
-checkpoint.load, counts only while this run has none.
+This run's checkpoints come first, the newest of its branch first (contracts/lineage.py). Another run's checkpoint,
+named by checkpoint.load, counts only while this run has none.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from megatrain.checkpoint.agreement import asked_by_first
+from megatrain.checkpoint.agreement import result_of_rank_0
 from megatrain.checkpoint.url_location import open_location
-from megatrain.comm.host_groups import HostGroups
+from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.config.checkpoint import CheckpointConfig
-from megatrain.contracts.branches import MAIN_BRANCH, line_of
+from megatrain.contracts.branches import MAIN_BRANCH, ancestry
 from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, step_directory_name, wrong_files
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import Candidate, candidates, ensure_branch, overlooked, skipped_samples, unfinished
@@ -28,18 +28,18 @@ from megatrain.contracts.sample_ranges import SampleRanges
 
 @dataclass(frozen=True, slots=True)
 class StorageCandidate:
-    """A committed checkpoint. `is_own`: of this run. `damage`: what is known to be wrong with it; it is tried last."""
+    """A committed checkpoint. `is_own`: of this run. `damage`: known damage; a damaged candidate is tried last."""
 
     branch: str
     step: int
-    place: str
+    location: str
     is_own: bool
     damage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StartingPoint:
-    """The branch to go on with, and what it may go on from, best first. `last_round` wrote the newest of them."""
+    """The branch to resume, and the candidates to resume from, best first. `last_round` wrote the newest of them."""
 
     branch: str
     branch_created_unix_s: float
@@ -47,11 +47,11 @@ class StartingPoint:
     last_round: int
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
-    """What is worth telling when storage is read."""
+    """Messages to log if the job resumes from storage."""
     rollbacks: tuple[str, ...] = ()
-    """For which the line of the branch went back."""
+    """Ids of the rollbacks in the branch's ancestry."""
     skipped: SampleRanges = ()
-    """That it leaves out."""
+    """Samples that the branch leaves out."""
 
     @property
     def newest_step(self) -> int:
@@ -59,57 +59,57 @@ class StartingPoint:
         return max((one.step for one in self.candidates if one.is_own), default=-1)
 
     def in_turn(self) -> list[tuple[int, StorageCandidate]]:
-        """Return the candidates with their places, in the order in which they are tried.
+        """Return the candidates with their indices, in the order in which they are tried.
 
-        What is known to be damaged comes last: it may have been mended since.
+        Candidates with known damage come last, because they may have been repaired since.
         """
         return sorted(enumerate(self.candidates), key=lambda one: bool(one[1].damage))
 
     def skip_notes(self, taken: int, problems: Mapping[int, str]) -> list[str]:
-        """Return what to say of better candidates than the one at `taken`, and of those that were tried in vain."""
-        skipped = {place: one.damage for place, one in enumerate(self.candidates[:taken])} | dict(problems)
+        """Return warnings about better candidates than the one at `taken`, and about those that failed to load."""
+        skipped = {index: one.damage for index, one in enumerate(self.candidates[:taken])} | dict(problems)
         return [
-            f"WARNING: {self.candidates[place].place} is damaged and was skipped: {skipped[place]}"
-            for place in sorted(skipped)
+            f"WARNING: {self.candidates[index].location} is damaged and was skipped: {skipped[index]}"
+            for index in sorted(skipped)
         ]
 
 
-def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, host: HostGroups) -> StartingPoint:
-    """Return what is in storage, the same on every rank; a new run's first branch is opened.
+def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, cpu_groups: CpuGroups) -> StartingPoint:
+    """Return the content of storage, the same on every rank. Opens the first branch of a new run.
 
     Communication: one broadcast.
     Raises: CheckpointError on every rank.
     """
-    told: dict[str, Any] = asked_by_first(host, rank, lambda: asdict(_look(checkpoints, settings)))
+    received: dict[str, Any] = result_of_rank_0(cpu_groups, rank, lambda: asdict(_look(checkpoints, settings)))
     return StartingPoint(
-        branch=told["branch"],
-        branch_created_unix_s=told["branch_created_unix_s"],
-        candidates=tuple(StorageCandidate(**one) for one in told["candidates"]),
-        last_round=told["last_round"],
-        warnings=tuple(told["warnings"]),
-        notes=tuple(told["notes"]),
-        rollbacks=tuple(told["rollbacks"]),
-        skipped=tuple((first, end) for first, end in told["skipped"]),
+        branch=received["branch"],
+        branch_created_unix_s=received["branch_created_unix_s"],
+        candidates=tuple(StorageCandidate(**one) for one in received["candidates"]),
+        last_round=received["last_round"],
+        warnings=tuple(received["warnings"]),
+        notes=tuple(received["notes"]),
+        rollbacks=tuple(received["rollbacks"]),
+        skipped=tuple((first, end) for first, end in received["skipped"]),
     )
 
 
-def told_manifest(candidate: StorageCandidate, job: str, rank: int, host: HostGroups) -> Manifest:
-    """Return a manifest that is vouched for and whose files have their sizes, on every rank as rank 0 reads it.
+def shared_manifest(candidate: StorageCandidate, job: str, rank: int, cpu_groups: CpuGroups) -> Manifest:
+    """Return a candidate's manifest on every rank. Rank 0 reads it, and checks COMMIT and the sizes of the files.
 
     Communication: one broadcast.
     Raises: CheckpointError on every rank.
     """
-    place = open_location(candidate.place)
-    text: str = asked_by_first(host, rank, lambda: _whole_manifest(place, candidate, job).to_json())
-    return Manifest.from_json(text, candidate.place)
+    location = open_location(candidate.location)
+    text: str = result_of_rank_0(cpu_groups, rank, lambda: _whole_manifest(location, candidate, job).to_json())
+    return Manifest.from_json(text, candidate.location)
 
 
-def _whole_manifest(place: Location, candidate: StorageCandidate, job: str) -> Manifest:
-    # what was copied here from another run may be named by checkpoint.load, and is nothing to resume from
+def _whole_manifest(location: Location, candidate: StorageCandidate, job: str) -> Manifest:
+    # a checkpoint copied here from another run may be named by checkpoint.load, but this run must not resume from it
     expected = {"job": job, "branch": candidate.branch} if candidate.is_own else {}
-    manifest = read_manifest(place, **expected)
-    problem = commit_problem(place)
-    problems = [problem] if problem is not None else wrong_files(place, manifest)
+    manifest = read_manifest(location, **expected)
+    problem = commit_problem(location)
+    problems = [problem] if problem is not None else wrong_files(location, manifest)
     if problems:
         raise CheckpointError("; ".join(problems[:5]))
     return manifest
@@ -122,9 +122,10 @@ def _look(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:
             f"{checkpoints} holds checkpoints up to {own[0].branch}/{own[0].location.name}, but "
             "checkpoint.resume=false; resume, or name another job.run_directory for a new run"
         )
-    notes = [f"{place} was never finished and is not read" for place in unfinished(checkpoints)]
+    notes = [f"{location} was never finished and is not read" for location in unfinished(checkpoints)]
     branch = ensure_branch(checkpoints, "start of the run")
-    # the writer may have reported these as stored: they are tried, so that the log says what became of them
+    # these were complete once, and a writer reported them as stored; they are tried first, so the log says why each one
+    # is skipped
     lost = overlooked(checkpoints, own[0]) if own else []
     damage = known_damage(checkpoints, own)
     found = [
@@ -135,40 +136,42 @@ def _look(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:
     ]
     if not found and settings.load:
         found = [_named(settings.load)]
-    line = line_of(checkpoints, branch)
+    branches = ancestry(checkpoints, branch)
     return StartingPoint(
         branch=branch,
-        branch_created_unix_s=line[0].created_unix_s,
+        branch_created_unix_s=branches[0].created_unix_s,
         candidates=tuple(found),
         last_round=_last_round(own),
         warnings=_warnings(checkpoints / branch),
         notes=tuple(notes),
-        rollbacks=tuple(member.rollback for member in line if member.rollback),
-        skipped=skipped_samples(line),
+        rollbacks=tuple(member.rollback for member in branches if member.rollback),
+        skipped=skipped_samples(branches),
     )
 
 
 def _warnings(branch: Location) -> tuple[str, ...]:
-    """Return warnings for now that would otherwise come with the first checkpoint, hours later. Training starts
-    anyway."""
+    """Return early warnings of problems that would otherwise appear at the first checkpoint, maybe hours later.
+
+    Training starts anyway.
+    """
     if isinstance(branch, LocalLocation) and not os.access(branch.path, os.W_OK | os.X_OK):
-        return (f"WARNING: {branch} cannot be written, so no checkpoint will get to storage until that is mended",)
+        return (f"WARNING: {branch} cannot be written, so no checkpoint will reach storage until this is fixed",)
     return ()
 
 
 def _last_round(own: Sequence[Candidate]) -> int:
     for one in own:
-        with suppress(CheckpointError):  # reported when it is tried
+        with suppress(CheckpointError):  # reported when the candidate is tried
             return read_manifest(one.location).round
     return -1
 
 
 def _named(load: str) -> StorageCandidate:
-    place = open_location(load)
-    problem = commit_problem(place)
+    location = open_location(load)
+    problem = commit_problem(location)
     if problem is not None:
         raise CheckpointError(
             f"checkpoint.load={load!r} is not a complete checkpoint: {problem}; name a directory like "
             f"runs/<job>/checkpoints/{MAIN_BRANCH}/{step_directory_name(120)}"
         )
-    return StorageCandidate("", read_manifest(place).step, str(place), is_own=False)
+    return StorageCandidate("", read_manifest(location).step, str(location), is_own=False)

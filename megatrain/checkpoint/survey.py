@@ -1,6 +1,6 @@
-"""All checkpoints of a run with their states, and which of them a job would go on from. Reads no tensors, no torch.
+"""All checkpoints of a run with their states, and the one to resume from. Reads no tensors and loads no torch.
 
-Only what is cheap is looked at: the manifests, and what came out when `megatrain ckpt verify` read the files.
+It reads only what is cheap: the manifests, and the recorded results of `megatrain ckpt verify`.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from megatrain.contracts.verifications import Verification, known_verifications
 
 
 class CheckpointState(StrEnum):
-    """How far a checkpoint came. COMMITTED and PINNED ones count, the others are never read."""
+    """The state of a checkpoint directory. COMMITTED and PINNED ones count; the others are never loaded."""
 
     COMMITTED = "committed"
     PINNED = "pinned"
     UNCOMMITTED = "uncommitted"
-    """No COMMIT vouches for it, and it does not say that it is being written: it may have been complete once."""
+    """It has no valid COMMIT and no mark of a write in progress: it may have been complete once."""
     UNFINISHED = "unfinished"
-    """It was begun and never complete: it is being written, or its writer died."""
+    """It was begun but never completed: a process is writing it, or its writer died."""
     DAMAGED = "damaged"
-    """COMMIT vouches for a manifest that cannot be used, or a verification found that files are not as written."""
+    """COMMIT names a manifest that cannot be used, or a verification found damaged files."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """A checkpoint directory. What only a manifest tells is None without one."""
+    """A checkpoint directory. The fields that come from a manifest are None without one."""
 
     branch: str
     step: int
-    place: Location
+    location: Location
     state: CheckpointState
-    is_in_line: bool
-    """Whether it is committed and the run's current branch leads to it; else it is abandoned or was never whole."""
+    is_in_ancestry: bool
+    """Whether it is committed and in the ancestry of the run's current branch; else it is abandoned or incomplete."""
     num_bytes: int
-    """Of the files that the manifest lists, without one of all there are."""
+    """Bytes of the files that the manifest lists; without a manifest, of all files."""
     written_unix_s: float | None = None
     consumed_tokens: int | None = None
     round: int | None = None
     pin_reason: str | None = None
     problem: str | None = None
     verification: Verification | None = None
-    """What came out when it was read and compared; None where that was never done."""
+    """The result of its last verification; None without one."""
 
     @property
     def name(self) -> str:
-        return f"{self.branch}/{self.place.name}"
+        return f"{self.branch}/{self.location.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Everything below a directory of checkpoints. Branches by name; the checkpoints of each by step."""
+    """Everything below a directory of checkpoints: branches by name, the checkpoints of each branch by step."""
 
     current: str | None
     branches: tuple[Branch, ...]
@@ -75,23 +75,23 @@ class Survey:
 
 
 def survey(checkpoints: Location) -> Survey:
-    """Look at all branches and checkpoints of a run.
+    """Return all branches and checkpoints of a run.
 
     Raises: CheckpointError when a BRANCH file is damaged or something cannot be read.
     """
     branches = list_branches(checkpoints)
     current: str | None = None
-    line: set[tuple[str, int]] = set()
-    with suppress(CheckpointError):  # the resume point tells what is wrong
+    ancestry: set[tuple[str, int]] = set()
+    with suppress(CheckpointError):  # the resume point describes the problem
         current = current_branch(checkpoints) if branches else None
-        line = {(one.branch, one.step) for one in candidates(checkpoints)}
+        ancestry = {(one.branch, one.step) for one in candidates(checkpoints)}
     verified = known_verifications(checkpoints)
     found = [
         _look(
             branch.name,
             step,
             entry,
-            is_in_line=(branch.name, step) in line,
+            is_in_ancestry=(branch.name, step) in ancestry,
             verification=verified.get((branch.name, step)),
         )
         for branch in branches
@@ -107,30 +107,30 @@ def stored_bytes(manifest: Manifest) -> int:
 
 
 def _look(
-    branch: str, step: int, place: Location, *, is_in_line: bool, verification: Verification | None
+    branch: str, step: int, location: Location, *, is_in_ancestry: bool, verification: Verification | None
 ) -> FoundCheckpoint:
     try:
-        if not is_committed(place):
-            state = CheckpointState.UNFINISHED if is_unfinished(place) else CheckpointState.UNCOMMITTED
-            num_bytes = sum(entry.size() or 0 for entry in place.entries())
-            return FoundCheckpoint(branch, step, place, state, is_in_line, num_bytes)
-        manifest = read_manifest(place, branch=branch)
+        if not is_committed(location):
+            state = CheckpointState.UNFINISHED if is_unfinished(location) else CheckpointState.UNCOMMITTED
+            num_bytes = sum(entry.size() or 0 for entry in location.entries())
+            return FoundCheckpoint(branch, step, location, state, is_in_ancestry, num_bytes)
+        manifest = read_manifest(location, branch=branch)
     except CheckpointError as error:
-        return FoundCheckpoint(branch, step, place, CheckpointState.DAMAGED, is_in_line, 0, problem=str(error))
+        return FoundCheckpoint(branch, step, location, CheckpointState.DAMAGED, is_in_ancestry, 0, problem=str(error))
     if verification is not None and not verification.is_of(manifest.written_unix_s):
         verification = None
-    state = CheckpointState.PINNED if is_pinned(place) else CheckpointState.COMMITTED
+    state = CheckpointState.PINNED if is_pinned(location) else CheckpointState.COMMITTED
     reason, problem = None, None
     try:
-        reason = pin_reason(place)
+        reason = pin_reason(location)
     except CheckpointError as error:
         problem = str(error)
     return FoundCheckpoint(
         branch=branch,
         step=step,
-        place=place,
+        location=location,
         state=CheckpointState.DAMAGED if verification is not None and verification.problem else state,
-        is_in_line=is_in_line,
+        is_in_ancestry=is_in_ancestry,
         num_bytes=stored_bytes(manifest),
         written_unix_s=manifest.written_unix_s,
         consumed_tokens=manifest.consumed_tokens,

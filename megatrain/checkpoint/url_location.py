@@ -1,8 +1,8 @@
-"""A place for checkpoints behind a URL: s3://bucket/run, gs://..., hdfs://..., through fsspec and its drivers.
+"""A location for checkpoints behind a URL: s3://bucket/run, gs://..., hdfs://..., through fsspec and its drivers.
 
-An object store puts a file whole or not at all. Anything else may stop half way, so there a small file gets another
-name first and is moved. Drivers may remember what they have listed; every look asks the store again. file:// goes
-through fsspec too, so that all of this is tested against a disk. fsspec is imported when the first URL is opened.
+An object store writes a whole file or nothing. Other stores may stop half way, so there a small file is written under a
+temporary name and then moved. Drivers may cache listings; this file always asks the store again. file:// goes through
+fsspec too, so that tests can exercise all of this on a disk. fsspec is imported when the first URL is opened.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from megatrain.contracts.whole_files import MISSING_ERRORS, is_temporary_name, s
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "tos", "memory"})
-"""Their put is atomic, and they have no directories to make."""
+"""Schemes whose put is atomic and that need no directories."""
 _CONDITIONAL_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
-"""Whose drivers can put what is not there yet, so that one of two who do it wins."""
+"""Schemes whose drivers can put a file only if it does not exist, so that exactly one of two writers wins."""
 _BLOCK_BYTES = 16 * 2**20
-"""Sent at once while a big file is written: S3 takes 10,000 parts, so files may have 160 GB."""
-_MOST_UNCHECKED_BYTES = 64 * 2**20
-"""Read without asking for the size first: as much as the largest item has."""
+"""Size of the parts in which a large file is sent. S3 accepts 10,000 parts, so a file may have 160 GB."""
+_MAX_UNCHECKED_BYTES = 64 * 2**20
+"""Largest range to read without asking for the file's size first: that of the largest item."""
 _MAX_REASON_LENGTH = 300
 _ERRORS = {FileNotFoundError: errno.ENOENT, IsADirectoryError: errno.EISDIR, NotADirectoryError: errno.ENOTDIR,
            FileExistsError: errno.EEXIST, PermissionError: errno.EACCES}  # fmt: skip
 
 
 def open_location(text: str) -> Location:
-    """Return the place that a path or a URL (scheme://...) names, there or not.
+    """Return the location that a path or a URL (scheme://...) names, whether or not it exists.
 
-    Raises: CheckpointError when the URL is none, has a password, or no driver for it is installed.
+    Raises: CheckpointError when the URL is invalid, contains a password, or has no installed driver.
     """
     match = _URL.fullmatch(text)
     if match is None:
@@ -73,7 +73,7 @@ def _driver(scheme: str, url: str) -> Any:
 
 
 def _package(scheme: str, error: ImportError) -> str:
-    """Return what to install: the driver, or what fsspec's own driver could not import."""
+    """Return the package to install: the driver, or the one that fsspec's own driver could not import."""
     from fsspec.registry import known_implementations  # type: ignore[import-untyped, unused-ignore]
 
     module = str(known_implementations.get(scheme, {}).get("class", scheme)).partition(".")[0]
@@ -83,7 +83,7 @@ def _package(scheme: str, error: ImportError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class UrlLocation:
-    """A file or directory behind a URL. `path` is what its driver, `store`, calls it."""
+    """A file or directory behind a URL. `path` is its name in the driver, `store`."""
 
     url: str
     path: str
@@ -98,7 +98,7 @@ class UrlLocation:
 
     def __truediv__(self, name: str) -> UrlLocation:
         if not is_relative_name(name):
-            raise CheckpointError(f"{self}: {name!r} is no relative path without '..' below it")
+            raise CheckpointError(f"{self}: {name!r} is not a relative path without '..' below it")
         return UrlLocation(f"{self.url}/{name}", f"{self.path.rstrip('/')}/{name}", self.store)
 
     def entries(self) -> list[Location]:
@@ -110,7 +110,7 @@ class UrlLocation:
                 return []
             if paths == [self.path] and self._has_type("file"):
                 raise NotADirectoryError
-        # a store may list a directory in itself; and what a write left behind that never happened is nothing
+        # a store may list a directory as an entry of itself; temporary files of failed writes do not count
         names = {path.rpartition("/")[2] for path in paths if path != self.path}
         return [self / name for name in sorted(names) if not is_temporary_name(name)]
 
@@ -130,13 +130,13 @@ class UrlLocation:
             raise ValueError(f"{num_bytes} bytes at {offset}")
         with self._naming("cannot be read", MissingFileError):
             content = b""
-            if 0 < num_bytes <= _MOST_UNCHECKED_BYTES:
-                # drivers say in many ways that a range begins behind the end; what else it may be, is raised below
+            if 0 < num_bytes <= _MAX_UNCHECKED_BYTES:
+                # drivers report a range beyond the end with various errors; any other error occurs again below
                 with suppress(Exception):
                     content = self._content(offset, offset + num_bytes)
                 if len(content) == num_bytes:
                     return content
-            # a length that somebody made up must not become a buffer
+            # an invented length must not become the size of a buffer
             size = self._size_to_read()
             if offset + num_bytes <= size:
                 content = self._content(offset, offset + num_bytes) if num_bytes else b""
@@ -164,7 +164,7 @@ class UrlLocation:
                         self.store.link(temporary, self.path)
                         self.store.rm_file(temporary)
                 else:
-                    # all that can be done here is to look first
+                    # without a conditional put, only a check beforehand is possible
                     if self._info() is not None:
                         return False
                     self.write(content)
@@ -175,7 +175,7 @@ class UrlLocation:
     def is_exclusive(self) -> bool:
         if not self._has_conditional_put:
             return "file" in self._protocols
-        # a server may not know the condition, and put all the same
+        # a server may ignore the condition and write anyway
         trial = self / temporary_name("exclusive")
         try:
             return trial.write_new(b"1") and not trial.write_new(b"2")
@@ -187,7 +187,7 @@ class UrlLocation:
 
     @contextmanager
     def _written(self, content: bytes) -> Iterator[str]:
-        """Give a file of a temporary name to put in place; what was put there is durable after the block."""
+        """Yield the name of a temporary file for the block to move into place. The move is durable after the block."""
         self._make_parent()
         if self._has_type("directory"):
             raise IsADirectoryError
@@ -209,7 +209,7 @@ class UrlLocation:
                 self._make_parent()
                 if self._has_type("directory"):
                     raise IsADirectoryError
-                # a process that was left behind with the old file open goes on writing into that one, not into ours
+                # a superseded process that has the old file open must keep writing to that file, not to ours
                 with suppress(FileNotFoundError):
                     self.store.rm_file(self.path)
             return _UrlSink(self, self.store.open(self.path, "wb", block_size=_BLOCK_BYTES))
@@ -221,7 +221,7 @@ class UrlLocation:
                 try:
                     self.store.rm(self.path, recursive=True)
                 except FileNotFoundError:
-                    # somebody else may remove the same tree: what is left of it is for us
+                    # another process may be removing the same tree: remove the rest
                     if self._has_type("directory"):
                         self.store.rm(self.path, recursive=True)
                 self._sync_parent()
@@ -274,7 +274,7 @@ class UrlLocation:
             self.store.makedirs(self._parent, exist_ok=True)
 
     def _sync(self, file: Any) -> None:
-        """Make what was written durable where that is this machine's to do."""
+        """Make a local file durable; other stores do that themselves."""
         if "file" in self._protocols:
             file.flush()
             os.fsync(file.fileno())
@@ -285,7 +285,7 @@ class UrlLocation:
 
     @contextmanager
     def _naming(self, failure: str, missing: type[CheckpointError] = CheckpointError) -> Iterator[None]:
-        """Turn whatever a driver raises into an error that names the URL and what could not be done."""
+        """Turn any exception of a driver into an error that names the URL and the failed action."""
         try:
             yield
         except CheckpointError:
@@ -296,7 +296,7 @@ class UrlLocation:
 
 
 class _UrlSink:
-    """Writes under the final name: what is half written is vouched for by no COMMIT."""
+    """Writes under the final name: no COMMIT covers a partly written file."""
 
     def __init__(self, location: UrlLocation, file: Any) -> None:
         self._location = location
@@ -326,12 +326,12 @@ class _UrlSink:
             self._discard()
 
     def _discard(self) -> None:
-        # each on its own: a driver that fails at one may do the other
+        # separate steps: a driver that fails at one may succeed at another
         with suppress(Exception):
             self._file.discard()
         with suppress(Exception):
             if hasattr(self._file, "_closed"):
-                # to close it would send the rest and make the file appear, also when it is collected
+                # closing it, even by garbage collection, would send the rest and create the file
                 self._file.closed = True
             else:
                 self._file.close()
@@ -344,7 +344,7 @@ class _UrlSink:
 
 
 def _reason(error: Exception) -> str:
-    """Say what went wrong: drivers often raise an error of the system without its text."""
+    """Return the text of an error: drivers often raise a system error without its text."""
     number = next((number for kind, number in _ERRORS.items() if isinstance(error, kind)), None)
     text = getattr(error, "strerror", None) or (os.strerror(number) if number else f"{type(error).__name__}: {error}")
     return str(text).partition("\n")[0][:_MAX_REASON_LENGTH]

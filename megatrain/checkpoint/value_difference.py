@@ -1,4 +1,4 @@
-"""By how much the values of two checkpoints differ, an item at a time, whatever the layouts that saved them."""
+"""Compute how much the values of two checkpoints of any layouts differ, one item at a time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from megatrain.checkpoint.difference import Stored
-from megatrain.checkpoint.metadata_reader import StoredItem
 from megatrain.checkpoint.parameter_reader import ParameterReader
+from megatrain.checkpoint.stored_tensors import StoredItem
 from megatrain.parallel.boxes import Box
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -19,7 +19,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class ValueDifference:
-    """Elements whose bits differ, and the largest difference among them; None: one of them is not finite."""
+    """Elements whose bits differ, and their largest difference; None: a differing element is not finite."""
 
     num_elements: int
     max_abs_difference: float | None
@@ -29,15 +29,15 @@ class ValueComparison:
     """Reads the same boxes of two checkpoints."""
 
     def __init__(self, before: Stored, after: Stored) -> None:
-        # the boxes are items of the first, each asked for once
+        # the boxes are items of the first checkpoint, and each is read once, so its reader keeps none
         self._readers = (
-            ParameterReader(before.place, before.manifest, kept_bytes=0),
-            ParameterReader(after.place, after.manifest),
+            ParameterReader(before.location, before.manifest, kept_bytes=0),
+            ParameterReader(after.location, after.manifest),
         )
         self._shapes = {key: tensor.shape for key, tensor in before.tensors.items()}
 
     def difference(self, key: str, items: Sequence[StoredItem]) -> ValueDifference:
-        """Compare the boxes of some items of a tensor that both have in one shape and type.
+        """Compare the boxes of some items of a tensor that has the same shape and dtype in both.
 
         Raises: CheckpointError naming the file or the tensor.
         """

@@ -1,11 +1,11 @@
-"""The small files by which the writers of all hosts know of each other while they make one checkpoint.
+"""The small files through which the writers of all hosts coordinate while they make one checkpoint.
 
-    WRITING                      which round makes this checkpoint; there before anything else, gone after COMMIT
-    host-r000002-00001.done      a host has its data files in place: their sizes and digests
+    WRITING                      which round makes this checkpoint; the first file, removed after COMMIT
+    host-r000002-00001.done      a host's data files are in place; has their sizes and digests
     host-r000002-00001.failed    a host has given up, so that no writer waits for it
 
-There is no other way from host to host: writers share the storage and nothing else. Names have the round, so that a
-process left behind by an older one cannot overwrite what counts; what they say has the number of the snapshot.
+Writers have no other connection: they share only the storage. File names contain the round, so that a superseded
+process of an older round cannot overwrite files that count. The content has the number of the snapshot.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from megatrain.contracts.arena import SealedSnapshot
+from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.contracts.checkpoint_files import FORMER_MANIFEST_NAME, WRITING_NAME, check_writable
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject
@@ -26,8 +26,8 @@ from megatrain.contracts.manifest import FileEntry
 MARK_SCHEMA_VERSION = 1
 _DAMAGE = "remove it, and the checkpoint is written again"
 _OF_ROUND = re.compile(
-    r"(host-)?r([0-9]{6,})-([0-9]{5,}\.done|[0-9]{5,}\.failed|manifest-[0-9a-f]{8}\.json|metadata|tokenizer\.json"
-    r"|rank-[0-9]{5,}\.distcp)"
+    r"(host-)?r([0-9]{6,})-([0-9]{5,}\.done|[0-9]{5,}\.failed|manifest-[0-9a-f]{8}\.json|metadata|index\.json"
+    r"|tokenizer\.json|rank-[0-9]{5,}\.distcp)"
 )
 
 
@@ -40,9 +40,10 @@ def failed_name(round_number: int, host_index: int) -> str:
 
 
 def is_leftover(name: str, round_number: int) -> bool:
-    """Say whether a file that the manifest does not list is of no use once `round_number` has committed.
+    """Return whether a file that the manifest does not list is useless after `round_number` has committed.
 
-    So are its marks and other manifests, all of older rounds, and what rounds once left without a number.
+    These are the round's marks and other manifests, all files of older rounds, and files of older versions whose names
+    have no round.
     """
     match = _OF_ROUND.fullmatch(name)
     if match is None:
@@ -52,13 +53,13 @@ def is_leftover(name: str, round_number: int) -> bool:
 
 
 def is_mark(name: str) -> bool:
-    """Say whether a file is a mark of an attempt, and holds nothing of a checkpoint."""
+    """Return whether a file is a mark of an attempt, without any content of the checkpoint."""
     match = _OF_ROUND.fullmatch(name)
     return name == WRITING_NAME or (match is not None and match[1] is not None)
 
 
 def is_small_file(name: str, round_number: int) -> bool:
-    """Say whether a file is one that the coordinator of this round writes beside the data."""
+    """Return whether a file is one that the coordinator of this round writes in addition to data files."""
     match = _OF_ROUND.fullmatch(name)
     is_small = match is not None and match[1] is None and not match[3].startswith("rank-")
     return match is not None and is_small and int(match[2]) == round_number
@@ -66,7 +67,7 @@ def is_small_file(name: str, round_number: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WritingMark:
-    """Who makes a checkpoint, and since when."""
+    """The job and round that make a checkpoint, and the time when they began."""
 
     round: int
     job: str
@@ -78,32 +79,32 @@ class WritingMark:
 
     @classmethod
     def read(cls, directory: Location) -> Self | None:
-        """Return the mark, None when there is none that can be read: it protects nothing that was saved."""
-        place = directory / WRITING_NAME
+        """Return the mark, None when it is missing or damaged. Losing a mark loses no saved data."""
+        location = directory / WRITING_NAME
         try:
-            content = place.read()
+            content = location.read()
         except MissingFileError:
             return None
         try:
-            reader = JsonObject.parse(content, str(place), MARK_SCHEMA_VERSION, _DAMAGE)
+            reader = JsonObject.parse(content, str(location), MARK_SCHEMA_VERSION, _DAMAGE)
             return cls(reader.count("round"), reader.text("job"), reader.seconds("started_unix_s"))
         except CheckpointError:
             return None
 
 
-def claim(directory: Location, mark: WritingMark, *, is_late: bool = False) -> None:
-    """Say that a round makes this checkpoint, unless it is complete or a newer round makes it.
+def claim(directory: Location, mark: WritingMark, *, is_superseded: bool = False) -> None:
+    """Record that a round makes this checkpoint, unless it is complete or a newer round makes it.
 
-    is_late: as in `check_writable`.
+    is_superseded: as in `check_writable`.
 
-    Raises: CheckpointError, which tells a process of an older round to stop.
+    Raises: CheckpointError, which asks a process of an older round to stop.
     """
-    check_writable(directory, mark.round, is_late=is_late)
+    check_writable(directory, mark.round, is_superseded=is_superseded)
     found = WritingMark.read(directory)
     if found is not None and found.round > mark.round:
         raise CheckpointError(
-            f"{directory / WRITING_NAME}: round {found.round} makes this checkpoint, and round {mark.round} is older;"
-            " this process was left behind and must stop"
+            f"{directory / WRITING_NAME}: round {found.round} is writing this checkpoint, and round {mark.round} is"
+            " older; this process is left over from it and must stop"
         )
     if found is None or found.round < mark.round:
         mark.write(directory)
@@ -111,7 +112,7 @@ def claim(directory: Location, mark: WritingMark, *, is_late: bool = False) -> N
 
 @dataclass(frozen=True, slots=True)
 class DoneMark:
-    """A host's data files of one snapshot. `write_s`: from the first byte until all were durable."""
+    """A host's data files of one snapshot. `write_s`: time from the first byte until all files were durable."""
 
     snapshot: SealedSnapshot
     host_index: int
@@ -137,12 +138,12 @@ class DoneMark:
 
 
 def write_failed(directory: Location, snapshot: SealedSnapshot, host_index: int, problem: str) -> None:
-    """Let the other hosts wait no longer for this one. Raises: CheckpointError naming the file."""
+    """Record for the other hosts that they must not wait for this one. Raises: CheckpointError naming the file."""
     _write(directory / failed_name(snapshot.round, host_index), {**asdict(snapshot), "problem": problem})
 
 
 def read_failed(directory: Location, snapshot: SealedSnapshot, host_index: int) -> str | None:
-    """Return why a host has given up this snapshot, None when it has not said so.
+    """Return why a host has given up this snapshot, None when it has not given up.
 
     Raises: CheckpointError when the file is damaged.
     """
@@ -166,13 +167,13 @@ class _MarkObject(JsonObject):
         return files
 
 
-def _read(place: Location) -> _MarkObject | None:
+def _read(location: Location) -> _MarkObject | None:
     try:
-        content = place.read()
+        content = location.read()
     except MissingFileError:
         return None
-    return _MarkObject.parse(content, str(place), MARK_SCHEMA_VERSION, _DAMAGE)
+    return _MarkObject.parse(content, str(location), MARK_SCHEMA_VERSION, _DAMAGE)
 
 
-def _write(place: Location, raw: Mapping[str, object]) -> None:
-    place.write((json.dumps({"schema_version": MARK_SCHEMA_VERSION, **raw}, sort_keys=True) + "\n").encode())
+def _write(location: Location, raw: Mapping[str, object]) -> None:
+    location.write((json.dumps({"schema_version": MARK_SCHEMA_VERSION, **raw}, sort_keys=True) + "\n").encode())

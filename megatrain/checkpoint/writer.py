@@ -1,11 +1,12 @@
-"""Stage 2: the one process of a host that brings sealed snapshots from its arena to storage.
+"""The writer: the one process of a host that writes sealed snapshots from its arena to storage.
 
     python -m megatrain.checkpoint.writer ARENA_DIRECTORY
 
-It is a process and not a thread so that it survives its workers, and it has no torch so that it is small and starts at
-once. It does one snapshot at a time, oldest first, at the lowest priority; what fails is said in status.json and on
-stderr, and the job's next snapshot is the next attempt. When no process uses the arena for keep_arena_s it removes the
-arena and ends. SIGTERM: it finishes the write at hand and ends; the arena stays. Source: MegaScale sec. 4.4.
+It is a process and not a thread, so that it survives its workers. It loads no torch, so that it is small and starts
+fast. It handles one snapshot at a time, the oldest first, at the lowest priority. It reports failures in status.json
+and on stderr; the job's next snapshot is the next attempt. When no process has used the arena for keep_arena_s, it
+removes the arena and ends. On SIGTERM it finishes the current write and ends; the arena stays.
+Source: MegaScale sec. 4.4.
 """
 
 from __future__ import annotations
@@ -24,37 +25,38 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from megatrain.arena.directory import Arena, open_arena, remove_arena, wake_writer
+from megatrain.arena.locks import HeldLock, WakeReader, create_wake, hold_alone, is_held
+from megatrain.arena.plans import HostPlan, WriterStatus
+from megatrain.arena.sealed import SealedSlot, sealed_slots
+from megatrain.arena.slot_file import write_persist
+from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.persist import Persistence
 from megatrain.checkpoint.persist_policy import (
     Due,
     GivenUp,
-    SealedSlot,
+    is_pending,
     is_superseded,
     is_taken_over,
     next_due,
     to_give_up,
 )
 from megatrain.checkpoint.url_location import open_location
-from megatrain.contracts.arena import Arena, SealedSnapshot, open_arena, remove_arena, wake_writer
-from megatrain.contracts.arena_layout import Persist, SlotState
-from megatrain.contracts.arena_locks import HeldLock, WakeReader, create_wake, hold_alone, is_held
-from megatrain.contracts.arena_plans import HostPlan, WriterStatus
-from megatrain.contracts.arena_slot import SlotReader, write_persist
 from megatrain.contracts.branches import Branch, read_branch
 from megatrain.contracts.errors import CheckpointError, MegatrainError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
-from megatrain.contracts.texts import bytes_text, seconds_text
+from megatrain.formatting.quantities import bytes_text, seconds_text
 from megatrain.programs.own_output import keep_own_log
 
 _LOOK_AGAIN_S = 1.0
-"""Workers wake the writer; this is for events without a signal, such as the end of the workers."""
+"""Poll interval. Workers wake the writer; polling detects events without a signal, such as the end of the workers."""
 _LOWEST_PRIORITY = 19
 
 
-def call_writer(arena: Arena, log: Path) -> None:
-    """Wake the writer of this host for new work; start one where none runs.
+def wake_or_start_writer(arena: Arena, log: Path) -> None:
+    """Wake the writer of this host for new work, or start one if none runs.
 
     Raises: CheckpointError naming the arena.
     """
@@ -65,9 +67,8 @@ def call_writer(arena: Arena, log: Path) -> None:
 def start_writer(arena: Arena, log: Path) -> int | None:
     """Start the writer of this host in a session of its own, unless one is running, and return its process id.
 
-    What it says is appended to `log` if that can be opened: a full disk there must not keep checkpoints from elsewhere.
-    It outlives this process; while this process lives, a thread waits for it, so that it does not stay behind as a
-    zombie.
+    Its output is appended to `log` if that can be opened: a full disk there must not prevent checkpoints elsewhere.
+    It outlives this process. While this process lives, a thread waits for it, so that it does not become a zombie.
     Raises: CheckpointError naming the arena.
     """
     if is_held(arena.writer_lock):
@@ -86,13 +87,13 @@ def start_writer(arena: Arena, log: Path) -> int | None:
 
 def _open_log(log: Path) -> IO[bytes]:
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
+        log.parent.mkdir(parents=True, exist_ok=True)  # a person may have removed it
         return log.open("ab")
     except OSError:
         return open(os.devnull, "wb")
 
 
-class Writer:
+class CheckpointWriter:
     """The writer of an arena, whose lock the caller holds."""
 
     def __init__(
@@ -110,10 +111,10 @@ class Writer:
         self._plans: dict[int, HostPlan] = {}
         self._plan_problem = ""
         self._branches: dict[tuple[str, str], Branch] = {}
-        """What the branches of plans said of themselves, by place and name: somebody may remove it."""
+        """The BRANCH contents of the plans' branches, by location and name: a person may remove the files."""
         self._housekeeping = Housekeeping()
-        self._settled: frozenset[SealedSnapshot] = frozenset()
-        """Of those in the slots. Should a slot not take the word for it, nothing is tried twice."""
+        self._with_outcome: frozenset[SealedSnapshot] = frozenset()
+        """Snapshots in the slots that are stored or given up: not tried again even if marking a slot fails."""
         self._idle_since: float | None = None
         self._is_stopping = False
         self._status = WriterStatus(
@@ -123,8 +124,8 @@ class Writer:
         self._take_over()
 
     def _take_over(self) -> None:
-        """Go on counting where the writer before stopped: what has failed since the last checkpoint has not mended."""
-        with suppress(CheckpointError):  # there was none
+        """Take over the previous writer's counts: failures since the last stored checkpoint still stand."""
+        with suppress(CheckpointError):  # there was no previous writer
             before = WriterStatus.read(self._arena.writer_status)
             self._status = replace(
                 self._status,
@@ -136,12 +137,12 @@ class Writer:
             )
 
     def stop(self) -> None:
-        """Ask to end after the write at hand; for a signal handler."""
+        """Request the end after the current write; for a signal handler."""
         self._is_stopping = True
         wake_writer(self._arena)
 
     def run(self) -> None:
-        """Return when no writer is needed here any more, or after `stop`.
+        """Store snapshots until this arena needs no writer any more, or until `stop`.
 
         Raises: CheckpointError when the arena cannot be used.
         """
@@ -154,10 +155,10 @@ class Writer:
                     wake.wait(_LOOK_AGAIN_S)
 
     def _do_next(self) -> bool:
-        """Persist one snapshot if one is due, and say whether one was."""
+        """Store one snapshot if one is due, and return whether one was."""
         self._read_plan()
         slots = self._open_slots()
-        # asked afterwards: whoever was still sealing these slots is in the arena
+        # after reading the slots: a worker that was still sealing one of them then still counts
         has_workers = is_held(self._arena.workers_lock)
         for given_up in to_give_up(slots, self._plans, has_workers=has_workers):
             self._fail(given_up)
@@ -167,10 +168,14 @@ class Writer:
         return due is not None
 
     def _open_slots(self) -> list[SealedSlot]:
-        """Return the slots whose snapshots this writer has not settled."""
-        slots = sealed_slots(self._arena)
-        self._settled &= {slot.snapshot for slot in slots}
-        return [slot for slot in slots if slot.snapshot not in self._settled]
+        """Return the slots whose snapshots this writer has neither stored nor given up."""
+        try:
+            slots = sealed_slots(self._arena)
+        except MissingFileError:
+            # a person removed the arena meanwhile, which ends the loop at its next turn
+            return []
+        self._with_outcome &= {slot.snapshot for slot in slots}
+        return [slot for slot in slots if slot.snapshot not in self._with_outcome]
 
     def _read_plan(self) -> None:
         problem = ""
@@ -183,7 +188,7 @@ class Writer:
         else:
             if plan.round not in self._plans:
                 self._remember_branch(plan)
-            # slots may hold what an older round or two wanted
+            # slots may hold snapshots that the last one or two older rounds left pending
             older = sorted(number for number in self._plans if number < plan.round)[-2:]
             self._plans = {**{number: self._plans[number] for number in older}, plan.round: plan}
         if problem and problem != self._plan_problem:
@@ -192,7 +197,7 @@ class Writer:
 
     def _remember_branch(self, plan: HostPlan) -> None:
         if plan.is_coordinator:
-            with suppress(CheckpointError):  # storage is away: each checkpoint tries it anew
+            with suppress(CheckpointError):  # storage is unavailable: each checkpoint reads the branch again
                 found = read_branch(self._open_checkpoints(plan.checkpoints), plan.branch)
                 self._branches[plan.checkpoints, plan.branch] = found
 
@@ -201,7 +206,9 @@ class Writer:
         try:
             checkpoints = self._open_checkpoints(due.plan.checkpoints)
             branch = self._branches.get((due.plan.checkpoints, due.plan.branch))
-            written = Persistence(self._arena, due, checkpoints, lambda: self._is_superseded(due), branch).run()
+            written = Persistence(
+                self._arena, due, checkpoints, lambda: self._reason_to_stop_waiting(due), branch
+            ).run()
         except CheckpointError as error:
             self._fail(GivenUp(due.snapshot, due.slots, str(error)))
             return
@@ -209,7 +216,7 @@ class Writer:
             _say(traceback.format_exc())
             self._fail(GivenUp(due.snapshot, due.slots, f"{type(error).__name__}: {error}"))
             return
-        self._settle(due.snapshot, due.slots, Persist.DONE)
+        self._record_outcome(due.snapshot, due.slots, Persist.DONE)
         self._status = replace(
             self._status,
             num_persisted=self._status.num_persisted + 1,
@@ -233,21 +240,28 @@ class Writer:
             for note in self._housekeeping.run(checkpoints, due.plan):
                 _say(note)
 
-    def _is_superseded(self, due: Due) -> bool:
-        return is_superseded(due.snapshot, due.plan, self._open_slots())
+    def _reason_to_stop_waiting(self, due: Due) -> str:
+        slots = self._open_slots()
+        if is_superseded(due.snapshot, due.plan, slots):
+            return "a newer round needs a checkpoint"
+        return (
+            ""
+            if is_pending(due.snapshot, slots)
+            else "the ranks gave this snapshot up, because another host failed to store it"
+        )
 
     def _fail(self, given_up: GivenUp) -> None:
-        """Say that storage will not get a snapshot. It stays in its slots, for a warm restore.
+        """Record that a snapshot will not be stored. It stays in its slots for a warm restore.
 
-        It is no failure when a newer round wants the same snapshot, as its own.
+        It is not a failure when a newer round has adopted the snapshot, so that it is pending there.
         """
         if is_taken_over(given_up.snapshot, sealed_slots(self._arena)):
-            _say(f"step {given_up.snapshot.step}: now a newer round's: {given_up.reason}")
-            self._settle(given_up.snapshot, given_up.slots, Persist.FAILED)
+            _say(f"step {given_up.snapshot.step}: left to a newer round: {given_up.reason}")
+            self._record_outcome(given_up.snapshot, given_up.slots, Persist.FAILED)
             return
         problem = f"step {given_up.snapshot.step}: not saved: {given_up.reason}"
         _say(problem)
-        self._settle(given_up.snapshot, given_up.slots, Persist.FAILED)
+        self._record_outcome(given_up.snapshot, given_up.slots, Persist.FAILED)
         self._status = replace(
             self._status,
             num_failures=self._status.num_failures + 1,
@@ -257,13 +271,13 @@ class Writer:
         )
         self._report()
 
-    def _settle(self, snapshot: SealedSnapshot, slots: tuple[SealedSlot, ...], outcome: Persist) -> None:
-        self._settled |= {snapshot}
+    def _record_outcome(self, snapshot: SealedSnapshot, slots: tuple[SealedSlot, ...], outcome: Persist) -> None:
+        self._with_outcome |= {snapshot}
         for slot in slots:
             try:
                 write_persist(slot.path, snapshot.snapshot, outcome)
             except CheckpointError as error:
-                # most likely its worker is making it again, and its result is not needed
+                # most likely a worker is reusing the slot, so the outcome is not needed
                 _say(f"{error} (its snapshot {snapshot.snapshot}: {outcome.name.lower()})")
 
     def _report(self) -> None:
@@ -276,7 +290,7 @@ class Writer:
             _say(str(error))
 
     def _is_over(self) -> bool:
-        """Say whether to end; the arena is removed then if it is no longer needed."""
+        """Return whether to end. Removes the arena if it is no longer needed."""
         if self._is_stopping or not self._is_in_place():
             return True
         if is_held(self._arena.workers_lock):
@@ -289,51 +303,36 @@ class Writer:
         if now - self._idle_since < keep_s or next_due(self._open_slots(), self._plans) is not None:
             return False
         if not self._plans and self._plan_problem:
-            # how long to keep what is in it, only a worker can say
+            # only a worker's plan contains how long to keep the arena's content
             return True
         return remove_arena(self._arena.root, self._lock)
 
     def _is_in_place(self) -> bool:
-        """Say whether the arena is still the one whose lock we hold: somebody may have removed it by hand."""
+        """Return whether the arena is still the one whose lock we hold: a person may have removed it."""
         try:
             return os.path.samestat(os.stat(self._arena.root), self._identity)
         except FileNotFoundError:
             return False
 
 
-def sealed_slots(arena: Arena) -> list[SealedSlot]:
-    """Return the slots of this host's ranks that hold a whole snapshot. A damaged or vanishing one holds none.
-
-    Raises: CheckpointError when the arena cannot be listed.
-    """
-    found = []
-    for file in arena.slots():
-        with suppress(CheckpointError):
-            with SlotReader(file.path) as reader:
-                rank, words = reader.header.rank, reader.words()
-            if not file.is_copy and rank == file.rank and words.state == SlotState.SEALED:
-                found.append(SealedSlot(file.path, rank, words))
-    return found
-
-
 def lower_priority() -> None:
-    """Give way to everything else on this host, as far as the system lets us: training must not feel it."""
+    """Lower the CPU priority of this process to the lowest, as far as the system permits."""
     with suppress(OSError):
         os.nice(_LOWEST_PRIORITY)
     with suppress(OSError):
-        # not SCHED_IDLE: beside somebody's busy loops a checkpoint would never get to storage
+        # not SCHED_IDLE: with other processes in busy loops, a checkpoint would never reach storage
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if os.getsid(0) == os.getpid():
         with suppress(OSError):
-            # a session may be weighed as a whole, and one of our own by default as much as that of all workers
+            # the scheduler may weigh sessions as a whole; by default ours would weigh as much as that of all workers
             Path("/proc/self/autogroup").write_text(str(_LOWEST_PRIORITY))
     with suppress(OSError):
-        # not only on the core to which the worker that started us is bound
+        # use all cores, not only the one to which the worker that started us is bound
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def main(arguments: list[str]) -> int:
-    """Run the writer of the arena that is named, unless it has one. Returns the exit code."""
+    """Run the writer of the given arena, unless it has one already. Returns the exit code."""
     if len(arguments) != 1:
         print("usage: python -m megatrain.checkpoint.writer ARENA_DIRECTORY", file=sys.stderr)
         return ExitCode.USAGE
@@ -343,7 +342,7 @@ def main(arguments: list[str]) -> int:
         if lock is None:
             return ExitCode.OK
         lower_priority()
-        writer = Writer(arena, lock)
+        writer = CheckpointWriter(arena, lock)
 
         def stop(number: int, frame: FrameType | None) -> None:
             writer.stop()
@@ -363,7 +362,7 @@ def main(arguments: list[str]) -> int:
 
 def _say(text: str) -> None:
     line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} checkpoint writer {os.getpid()}: {text}\n"
-    with suppress(OSError):  # the log may be on the disk that is full
+    with suppress(OSError):  # the log may be on a full disk
         os.write(2, line.encode(errors="backslashreplace"))
 
 

@@ -1,34 +1,36 @@
-"""A channel carries tensors one way from a pipeline stage to the next model chunk's, first in first out.
+"""A channel carries tensors one way, first in, first out: activations from a pipeline stage to the stage of the next
+model chunk, gradients to the stage of the previous one.
 
-Each direction has a process group of its own (and the wrap-around link too where two stages would share it with the
-neighbour link), so that a send of one direction never queues behind a receive of the other.
+The links of a stage are its channels: the group that each runs over, and the stage at the other end.
+
+Each direction has its own process group, so that a send of one direction never queues behind a receive of the other.
+With two stages the wrap-around link joins the same pair as the neighbour link, so it has its own groups too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
+from megatrain.comm.exchange import Exchange, Pending
 from megatrain.comm.group import Group
-from megatrain.comm.queue import Exchange, Lane, Pending
 from megatrain.contracts.operations import Operation
+from megatrain.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One end of a link with the global rank `peer`. `number` is the link's in the black box."""
+    """One end of a link with the global rank `peer`. `number` is the number of the link in the black box."""
 
     group: Group
     peer: int
     number: int
-    lane: Lane | None = None
 
     def send(self, x: Tensor, operation: Operation, *, chunk: int, microbatch: int) -> Pending:
-        """Start sending contiguous `x`; it must stay unchanged until the result was waited for."""
+        """Start sending contiguous `x`; it must stay unchanged until the caller has waited for the result."""
         return self._start(operation, x, chunk, microbatch, is_send=True)
 
     def receive(
@@ -46,32 +48,25 @@ class Channel:
         return self._start(operation, out, chunk, microbatch, is_send=False)
 
     def _start(self, operation: Operation, x: Tensor, chunk: int, microbatch: int, *, is_send: bool) -> Pending:
-        group, call = self.group, dist.isend if is_send else dist.irecv
+        group, communicator = self.group, self.group.communicator
+        assert communicator is not None, "a link has two ends"
         side = "to" if is_send else "from"
-        what = f"{operation.value} of chunk {chunk}, microbatch {microbatch} {side} rank {self.peer}"
-
-        def start() -> dist.Work:
-            work = call(x, self.peer, group=group.process_group)
-            assert work is not None, "this rank is of the group"
-            return work
-
+        what = f"{operation.value} of chunk {chunk}, micro-batch {microbatch} {side} rank {self.peer}"
         exchange = Exchange(
             operation,
             self.number,
             x.numel() * x.element_size(),
-            start,
-            # gloo bounds a send or a receive by the timeout of the group's creation, unless it is given here. NCCL
-            # watches over it by the group's timeout, and one given here would block the host
-            wait=(lambda work: work.wait(group.timeout)) if x.device.type == "cpu" else lambda work: work.wait(),
+            communicator.send(x, self.peer) if is_send else communicator.receive(x, self.peer),
             failure=lambda error: group.failure(what, error),
             chunk=chunk,
             microbatch=microbatch,
+            link=f"{side}-{self.peer}",
         )
-        return group.queue.submit(x, exchange, self.lane)
+        return communicator.submit(x, exchange)
 
 
 class LocalChannel:
-    """A link from a stage to itself, where it has all the chunks: tensors are handed over, and nothing is copied."""
+    """The link of a pipeline with one stage, from the stage to itself: it passes tensors on without a copy."""
 
     def __init__(self) -> None:
         self._sent: dict[int, Tensor] = {}
@@ -79,7 +74,7 @@ class LocalChannel:
         self._num_receives = 0
 
     def send(self, x: Tensor, operation: Operation, *, chunk: int, microbatch: int) -> Pending:
-        """Lay `x` down for the receive of the same number."""
+        """Keep `x` for the receive of the same number."""
         self._sent[self._num_sent] = x
         self._num_sent += 1
         return Pending(x)
@@ -94,14 +89,14 @@ class LocalChannel:
         chunk: int,
         microbatch: int,
     ) -> Pending:
-        """Return what takes the tensor; it may be sent later than this is called, but not later than it is awaited."""
+        """Return a Pending of the tensor. The send may follow this call, but must come before the wait."""
         number = self._num_receives
         self._num_receives += 1
         return _HandedOver(self._sent, number)
 
 
 class _HandedOver(Pending):
-    """What one send laid down."""
+    """The tensor of one send, taken by `wait`."""
 
     __slots__ = ("_number", "_sent")
 
@@ -114,3 +109,59 @@ class _HandedOver(Pending):
 
     def is_done(self) -> bool:
         return self._number in self._sent
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLinks:
+    """The channels of one stage. Activations go to the next stage, and from the last stage to the first for the next
+    chunk."""
+
+    forward_to_next: Channel | LocalChannel
+    forward_from_previous: Channel | LocalChannel
+    backward_to_previous: Channel | LocalChannel
+    backward_from_next: Channel | LocalChannel
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The channels to other stages."""
+        all_of_them = (self.forward_to_next, self.forward_from_previous,
+                       self.backward_to_previous, self.backward_from_next)  # fmt: skip
+        return tuple(channel for channel in all_of_them if isinstance(channel, Channel))
+
+    @property
+    def connect_at_first_message(self) -> bool:
+        """Whether the ends of a link connect when the first message passes between them."""
+        communicators = [channel.group.communicator for channel in self.channels]
+        return any(one is not None and one.connects_at_first_message for one in communicators)
+
+
+def create_links(
+    stage: int, groups: Mapping[str, Group], recorder: Recorder, *, has_wrap_links: bool
+) -> PipelineLinks | None:
+    """Return the channels of a stage. groups: this rank's groups by name."""
+    pp_ranks = groups["pp"].ranks
+    if len(pp_ranks) == 1:
+        if not has_wrap_links:
+            return None
+        onward, back = LocalChannel(), LocalChannel()
+        return PipelineLinks(onward, onward, back, back)
+    forward, backward = groups["pp-forward"], groups["pp-backward"]
+    forward_wrap = groups.get("pp-forward-wrap", forward)
+    backward_wrap = groups.get("pp-backward-wrap", backward)
+    last = len(pp_ranks) - 1
+
+    def channel(direct: Group, wrap: Group, step: int, *, is_sender: bool) -> Channel:
+        peer_stage = (stage + step) % len(pp_ranks)
+        is_wrap = (stage, step) in ((last, +1), (0, -1))
+        peer = pp_ranks[peer_stage]
+        here = pp_ranks[stage]
+        ends = (here, peer) if is_sender else (peer, here)
+        over = wrap if is_wrap else direct
+        return Channel(over, peer, recorder.add_group(over.name, ends))
+
+    return PipelineLinks(
+        forward_to_next=channel(forward, forward_wrap, +1, is_sender=True),
+        forward_from_previous=channel(forward, forward_wrap, -1, is_sender=False),
+        backward_to_previous=channel(backward, backward_wrap, -1, is_sender=True),
+        backward_from_next=channel(backward, backward_wrap, +1, is_sender=False),
+    )

@@ -1,14 +1,17 @@
-"""Creating one group: only its members meet at the store, below a name that they all compute.
+"""Creating one group: only its members meet at the store, under a name that they all compute.
 
-torch's `new_group` numbers groups as each rank counts them, so ranks that are members of different groups would have to
-be kept in step; it also takes its place in a world group. Here the plan names the group, and the world has none.
-Source of what a creation asks of the store: ADR 0032.
+torch's `new_group` numbers groups by each rank's own count, so ranks that are members of different groups would have to
+create the same number of groups in step. It also places each group within a world group. Here the plan names the group,
+and no group connects all ranks. The additional needs of each library are in its own file.
+ADR 0032 lists the requests that a creation sends to the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -16,86 +19,74 @@ from torch.distributed import distributed_c10d as c10d
 
 from megatrain.comm.group import brief
 from megatrain.comm.group_plan import PlannedGroup
-from megatrain.comm.priorities import nccl_options
 from megatrain.contracts.errors import CommunicationError
 
-GLOO, NCCL, FAKE = "gloo", "nccl", "fake"
 
-
-def create_process_group(
-    planned: PlannedGroup, rank: int, device: torch.device, store: dist.Store, *, timeout_s: float
+def new_process_group(
+    planned: PlannedGroup,
+    rank: int,
+    backend: str,
+    store: dist.Store,
+    timeout: timedelta,
+    *,
+    options: Any = None,
+    device: torch.device | None = None,
 ) -> dist.ProcessGroup:
-    """Create a group of several ranks, this one among them, whose members meet at `store`.
+    """Create a group of several ranks, including this one.
 
-    On a GPU the links are the exception: each pair of stages connects at its first message, on a communicator of its
-    own. torch puts the messages of a communicator that is there from the start into one queue, where a receive that is
-    posted ahead would hold up the sends behind it.
-    Communication: the members' rendezvous at the store; blocks up to `timeout_s`.
-    Raises: CommunicationError naming the group and the ranks that have not come to it.
+    backend: torch's name of the library. device: if given, the members connect at once over this device.
+    Communication: the members' rendezvous at the store; blocks up to `timeout`.
+    Raises: RuntimeError from torch.
     """
-    backend, timeout = _backend(planned, device), timedelta(seconds=timeout_s)
-    try:
-        if backend == NCCL:
-            _await_members(store, planned, rank, timeout)
-        group, _ = c10d._new_process_group_helper(
-            len(planned.ranks),
-            planned.ranks.index(rank),
-            list(planned.ranks),
-            dist.Backend(backend),
-            store,
-            c10d.GroupName(planned.key),
-            backend_options=nccl_options(planned.name, timeout) if backend == NCCL else None,
-            timeout=timeout,
-            device_id=device if backend == NCCL and not planned.is_link else None,
-            group_desc=planned.name,
-        )
-    except RuntimeError as error:
-        raise CommunicationError(
-            f"rank {rank} could not create group {planned.name} of ranks {brief(planned.ranks)} within "
-            f"runtime.init_timeout_s={timeout_s:g}; {_who_is_missing(store, planned, backend)}: {error}"
-        ) from error
+    group, _ = c10d._new_process_group_helper(
+        len(planned.ranks),
+        planned.ranks.index(rank),
+        list(planned.ranks),
+        dist.Backend(backend),
+        store,
+        c10d.GroupName(planned.key),
+        backend_options=options,
+        timeout=timeout,
+        device_id=device,
+        group_desc=planned.name,
+    )
     c10d._world.pg_group_ranks[group] = {member: index for index, member in enumerate(planned.ranks)}
     return group
 
 
-def _backend(planned: PlannedGroup, device: torch.device) -> str:
-    if dist.get_backend() == FAKE:
-        return FAKE
-    return NCCL if device.type == "cuda" and not planned.is_on_host else GLOO
+@contextmanager
+def missing_members_error(
+    planned: PlannedGroup, rank: int, store: dist.Store, arrivals: Sequence[str], timeout: timedelta
+) -> Iterator[None]:
+    """Turn a failed creation into a CommunicationError that names the group and the ranks that have not arrived.
 
-
-def _await_members(store: dist.Store, planned: PlannedGroup, rank: int, timeout: timedelta) -> None:
-    """Wait until all members are here: NCCL itself would wait for them without end.
-
-    Communication: one key written, one request that waits for those of all members.
+    arrivals: by member, the key that the store has once the member has arrived.
     """
-    keys = _arrival_keys(planned, NCCL)
-    store.set(keys[planned.ranks.index(rank)], b"1")
-    store.wait(keys, timeout)
+    try:
+        yield
+    except RuntimeError as error:
+        missing = _missing_text(store, dict(zip(arrivals, planned.ranks, strict=True)))
+        raise CommunicationError(
+            f"rank {rank} could not create group {planned.name} of ranks {brief(planned.ranks)} within "
+            f"runtime.init_timeout_s={timeout.total_seconds():g}; {missing}: {error}"
+        ) from error
 
 
-def _arrival_keys(planned: PlannedGroup, backend: str) -> list[str]:
-    """Return, by member, the key that is there once it has come: for gloo, its address as gloo itself writes it."""
-    place = f"{planned.key}//cpu//0" if backend == GLOO else f"{planned.key}/arrived"
-    return [f"{place}/{index}" for index in range(len(planned.ranks))]
-
-
-def _who_is_missing(store: dist.Store, planned: PlannedGroup, backend: str) -> str:
-    """Return in words which members have not come, as far as the store can still tell."""
-    by_key = dict(zip(_arrival_keys(planned, backend), planned.ranks, strict=True))
+def _missing_text(store: dist.Store, by_key: dict[str, int]) -> str:
+    """Return a text that names the members that have not arrived, as far as the store still answers."""
     try:
         missing = tuple(by_key[key] for key in _absent(store, list(by_key)))
     except RuntimeError:
         return "one of them is missing or stuck, and the store does not answer"
     if not missing:
-        return "all of them have come, and one cannot be reached"
-    return f"without a sign of rank{'s' if len(missing) > 1 else ''} {brief(missing)}"
+        return "all of them have arrived, but one cannot be reached"
+    return f"no sign of rank{'s' if len(missing) > 1 else ''} {brief(missing)}"
 
 
 def _absent(store: dist.Store, keys: Sequence[str]) -> list[str]:
     """Return the keys that the store does not have.
 
-    Communication: one request where it has all, about 2 log2(len(keys)) for each that is absent.
+    Communication: one request if the store has all keys, about 2 log2(len(keys)) requests for each absent key.
     """
     if store.check(list(keys)):
         return []

@@ -1,8 +1,8 @@
-"""The stores at which groups meet: that of the job, or several where one would be what all ranks wait for.
+"""The stores at which groups meet: the store of the job, or several where one store would be the bottleneck.
 
-torch's store serves all ranks from one thread. In a large world some ranks serve a store each, and the job's own is
-asked for their addresses alone. Which group meets where is computed from its name: by first rank would send every
-group along pp, and so most requests, to the store of the first stage. Figures: ADR 0032.
+torch's store serves all ranks from one thread. In a large world some ranks serve a store each, and the job's own store
+only has their addresses. The store of a group is computed from the group's name. Choosing it by the first rank would
+send every group along pp, and so most requests, to the store of the first stage. Figures: ADR 0032.
 """
 
 from __future__ import annotations
@@ -15,37 +15,40 @@ from torch import distributed as dist
 
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.local_address import local_address
-from megatrain.comm.meeting import Meeting
 from megatrain.comm.peer_link import listen
+from megatrain.comm.rendezvous import Rendezvous
 from megatrain.contracts.errors import CommunicationError
 
 
 def store_number(planned: PlannedGroup, num_stores: int) -> int:
-    """Return at which store a group meets, the same for all members."""
+    """Return the number of the store at which a group meets, the same for all members."""
     return zlib.crc32(planned.key.encode()) % num_stores
 
 
 def serving_ranks(world_size: int, ranks_per_store: int) -> Sequence[int]:
-    """Return, by store, the rank that serves it: with hosts of consecutive ranks, each on another host."""
+    """Return the rank that serves each store.
+
+    These ranks are on different hosts if each host has consecutive ranks, and at most `ranks_per_store` of them.
+    """
     return range(0, world_size, ranks_per_store)
 
 
 class GroupStores:
-    """The stores as one rank sees them. Keep it for as long as the groups: a rank's own store ends with it."""
+    """The stores as one rank sees them. Keep it as long as the groups: a store that this rank serves ends with it."""
 
     def __init__(
-        self, meeting: Meeting, *, ranks_per_store: int, timeout_s: float, network_interface: str = ""
+        self, rendezvous: Rendezvous, *, ranks_per_store: int, timeout_s: float, network_interface: str = ""
     ) -> None:
-        """Start to serve a store if this rank is one that does.
+        """Start to serve a store if this rank is a serving rank.
 
-        Communication: a rank that serves writes a key of the job's store.
-        Raises: CommunicationError when no store can be served here.
+        Communication: a serving rank writes one key of the job's store.
+        Raises: CommunicationError when this rank cannot serve its store.
         """
-        process = meeting.process
-        self._meeting = meeting
+        process = rendezvous.process
+        self._rendezvous = rendezvous
         self._timeout = timedelta(seconds=timeout_s)
         self._serving = serving_ranks(process.world_size, ranks_per_store)
-        self._main = dist.PrefixStore(meeting.prefix, meeting.store)
+        self._main = dist.PrefixStore(rendezvous.prefix, rendezvous.store)
         self._connected: dict[int, dist.Store] = {}
         if len(self._serving) > 1 and process.rank in self._serving:
             self._serve(self._serving.index(process.rank), local_address(network_interface, process.store))
@@ -53,7 +56,7 @@ class GroupStores:
     def of(self, planned: PlannedGroup) -> dist.Store:
         """Return the store at which a group meets.
 
-        Communication: for the first group of another rank's store, two requests to the job's and a connection.
+        Communication: for the first group of another rank's store, two requests to the job's store and a connection.
         Raises: CommunicationError naming the rank that serves the store.
         """
         if len(self._serving) == 1:
@@ -74,21 +77,21 @@ class GroupStores:
             timeout=self._timeout,
             master_listen_fd=listener.detach(),
         )
-        self._connected[number] = dist.PrefixStore(self._meeting.prefix, server)
+        self._connected[number] = dist.PrefixStore(self._rendezvous.prefix, server)
         self._main.set(_key(number), f"{host}:{port}")
 
     def _connect(self, number: int) -> dist.Store:
-        process, serving = self._meeting.process, self._serving[number]
+        process, serving = self._rendezvous.process, self._serving[number]
         try:
             self._main.wait([_key(number)], self._timeout)
             host, _, port = self._main.get(_key(number)).decode().rpartition(":")
             store = dist.TCPStore(host, int(port), is_master=False, timeout=self._timeout)
         except RuntimeError as error:
             raise CommunicationError(
-                f"rank {process.rank} found no way within runtime.init_timeout_s={self._timeout.total_seconds():g} to "
-                f"the store that rank {serving} serves for groups (runtime.ranks_per_store): {error}"
+                f"rank {process.rank} could not reach the store that rank {serving} serves for groups "
+                f"(runtime.ranks_per_store) within runtime.init_timeout_s={self._timeout.total_seconds():g}: {error}"
             ) from error
-        return dist.PrefixStore(self._meeting.prefix, store)
+        return dist.PrefixStore(self._rendezvous.prefix, store)
 
 
 def _key(number: int) -> str:

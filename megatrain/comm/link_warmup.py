@@ -1,10 +1,10 @@
 """The first message on every link, sent before training, in an order that cannot deadlock.
 
-On a GPU two stages connect at their first message, and each blocks its host until the other has come. In training that
-would happen in the middle of the first step, in the order of the schedule, where a receive is posted before the sends
-that its sender waits to be rid of. So each pair connects here. Links are one after another in one order for the whole
-pipeline, neighbours of even stages first, then those of odd ones: so most of them connect side by side. Both ends meet
-at the store before each, since NCCL itself would wait for the other without end.
+With NCCL two stages connect at their first message, and each blocks its host thread until the other has arrived. In
+training that would happen in the middle of the first step, in the order of the schedule, which posts a receive ahead
+while its sender still has to complete other sends. So each pair connects here. All stages take the links in one order
+for the whole pipeline, links from even stages first, then links from odd stages, so most pairs connect in parallel.
+Both ends meet at the store before each message, because NCCL itself would wait for the other end forever.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from collections.abc import Callable
 import torch
 from torch import distributed as dist
 
-from megatrain.comm.channel import Channel
+from megatrain.comm.channel import Channel, PipelineLinks
 from megatrain.comm.group import Group
-from megatrain.comm.links import Links
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.operations import Operation
 
 Call = tuple[str, bool]
-"""Name of one of Links' channels, and whether this stage sends on it."""
+"""Name of one of PipelineLinks' channels, and whether this stage sends on it."""
 _OPERATIONS = {
     "forward": (Operation.FORWARD_SEND, Operation.FORWARD_RECV),
     "backward": (Operation.BACKWARD_SEND, Operation.BACKWARD_RECV),
@@ -29,7 +28,7 @@ _OPERATIONS = {
 
 
 def warm_up_order(stage: int, num_stages: int, *, has_wrap_links: bool) -> list[Call]:
-    """Return what a stage does, in the order of the whole pipeline's links."""
+    """Return the sends and receives of a stage, in the order of the whole pipeline's links."""
     last = num_stages - 1
     edges = [(source, source + 1) for parity in (0, 1) for source in range(parity, last, 2)]
     edges += [(last, 0)] if has_wrap_links else []
@@ -44,7 +43,7 @@ def warm_up_order(stage: int, num_stages: int, *, has_wrap_links: bool) -> list[
 
 
 def warm_up(
-    links: Links,
+    links: PipelineLinks,
     stage: int,
     num_stages: int,
     device: torch.device,
@@ -52,15 +51,15 @@ def warm_up(
     *,
     has_wrap_links: bool,
 ) -> None:
-    """Send one number on every link of this stage, and receive one.
+    """Send or receive one number on every link of this stage.
 
-    store_of: where the members of a link's group met. Every group's timeout bounds its first messages.
-    Communication: one element on every link; at the store one key written and one request for each.
+    store_of: the store at which the members of a link's group met. Each group's timeout bounds its first messages.
+    Communication: one element per link; at the store, one key written and one request per link.
     Raises: CommunicationError naming the link and the neighbour.
     """
     for name, is_send in warm_up_order(stage, num_stages, has_wrap_links=has_wrap_links):
         channel = getattr(links, name)
-        assert isinstance(channel, Channel), "several stages hand nothing over in memory"
+        assert isinstance(channel, Channel), "only a pipeline of one stage has in-memory channels"
         _await_other_end(channel, is_send, store_of(channel.group))
         sends, receives = _OPERATIONS[name.partition("_")[0]]
         if is_send:
@@ -70,16 +69,17 @@ def warm_up(
 
 
 def _await_other_end(channel: Channel, is_send: bool, store: dist.Store) -> None:
-    group = channel.group
-    here = group.ranks[group.rank]
+    group, communicator = channel.group, channel.group.communicator
+    assert communicator is not None, "a link has two ends"
+    here, timeout = group.ranks[group.rank], communicator.timeout
     ends = (here, channel.peer) if is_send else (channel.peer, here)
-    place = f"{group.name}-{group.ranks[0]}/first-message/{ends[0]}-{ends[1]}"
-    store.set(f"{place}/{here}", b"1")
+    key = f"{group.name}-{group.ranks[0]}/first-message/{ends[0]}-{ends[1]}"
+    store.set(f"{key}/{here}", b"1")
     try:
-        store.wait([f"{place}/{channel.peer}"], group.timeout)
+        store.wait([f"{key}/{channel.peer}"], timeout)
     except RuntimeError as error:
         side = "to" if is_send else "from"
         raise CommunicationError(
-            f"rank {here} could not begin the link {group.name} {side} rank {channel.peer} within "
-            f"runtime.init_timeout_s={group.timeout.total_seconds():g}: rank {channel.peer} has not come to it: {error}"
+            f"rank {here} could not open the link {group.name} {side} rank {channel.peer} within "
+            f"runtime.init_timeout_s={timeout.total_seconds():g}: rank {channel.peer} has not joined it: {error}"
         ) from error

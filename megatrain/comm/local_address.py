@@ -1,4 +1,4 @@
-"""The address at which other hosts reach this one: that of the interface that is named, or of the way to the master."""
+"""The address at which other hosts reach this host: that of the named interface, or of the route to the job's store."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from pathlib import Path
 from megatrain.contracts.errors import CommunicationError
 
 _GET_ADDRESS = 0x8915
-"""SIOCGIFADDR of Linux: the IPv4 address of an interface."""
+"""Linux's SIOCGIFADDR: asks for the IPv4 address of an interface."""
 _ADDRESS_IN_REQUEST = slice(20, 24)
 _LOOPBACK = "127.0.0.1"
 _GLOBAL_SCOPE = "00"
 
 
-def local_address(network_interface: str, master: str) -> str:
+def local_address(network_interface: str, store_address: str) -> str:
     """Return this host's address.
 
-    network_interface: its name; of several, separated by commas, the first counts. Empty: what `master` ("host:port")
-    sees of us. Without either, all ranks are on this machine.
-    Raises: CommunicationError naming the interface or the master.
+    network_interface: names the interface; of several names, separated by commas, the first counts. If empty, the
+    result is this host's address on the route to `store_address` ("host:port"). If both are empty, all ranks are on
+    this machine, and the result is the loopback address.
+    Raises: CommunicationError naming the interface or the store.
     """
     if network_interface:
         return _of_interface(network_interface.split(",")[0])
-    if not master:
+    if not store_address:
         return _LOOPBACK
-    host, _, port = master.rpartition(":")
+    host, _, port = store_address.rpartition(":")
     try:
         family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)  # sends nothing: the system only looks for the way
+            probe.connect(where)  # sends nothing: the system only looks up the route
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
-        raise CommunicationError(f"no way from this host to the master at {master}: {error}") from error
+        raise CommunicationError(f"this host has no network path to the store at {store_address}: {error}") from error
 
 
 def is_loopback(address: str) -> bool:
-    """Say whether an address means this very machine to whoever uses it."""
+    """Return whether an address always means the machine that uses it."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 

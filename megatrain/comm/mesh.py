@@ -1,39 +1,43 @@
 """The mesh: this rank's groups along each axis, and its channels to the neighbouring stages.
 
-Which groups there are, and in which order each rank creates its own, is computed (group_plan.py) from the layout's
-axes; `host` has the same once more, on CPU memory. The `embedding` group joins the first and last stage of a pipeline,
-which both hold a tied embedding; `neighbours` are those who hold the same part where an axis has more ranks than parts.
+group_plan.py computes from the layout's axes which groups exist and in which order each rank creates its own.
+`cpu_groups` has a second group along each axis, over CPU memory. The `embedding` group joins the first and the last
+stage of a pipeline, which both hold a tied embedding. A group of `holders` joins the ranks that hold the same part
+where an axis has more ranks than parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from megatrain.comm.channel import Channel
+from megatrain.comm import gloo, nccl
+from megatrain.comm.channel import PipelineLinks, create_links
+from megatrain.comm.communicator import Communicator
+from megatrain.comm.cpu_groups import CpuGroups
+from megatrain.comm.device_stream import DeviceStreams
+from megatrain.comm.exchange import Exchange, ExchangeRunner
 from megatrain.comm.group import Group
-from megatrain.comm.group_creation import create_process_group
 from megatrain.comm.group_plan import PlannedGroup, planned_groups, summing_order
 from megatrain.comm.group_stores import GroupStores
-from megatrain.comm.host_groups import HostGroups
+from megatrain.comm.lanes import Lane
 from megatrain.comm.link_warmup import warm_up
-from megatrain.comm.links import Links, create_links
-from megatrain.comm.queue import CommunicationQueue, Exchange, Lane
-from megatrain.contracts.layout import DENSE, REPLICAS, Coordinate, Layout, Neighbours
+from megatrain.contracts.layout import DENSE, REPLICAS, Coordinate, Holders, Layout
 from megatrain.contracts.operations import Operation, all_reduce_along
 from megatrain.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """This rank's place, groups by axis and links. `links` is None where one stage has the whole model as one chunk.
+    """This rank's coordinate, groups by axis and links.
 
-    `stores` is where the groups met; the one that this rank serves, if it does, lasts as long.
+    `links` is None where one stage has the whole model as one chunk. `stores` are the stores at which the groups met. A
+    store that this rank serves lasts as long as this object.
     """
 
     layout: Layout
@@ -43,10 +47,10 @@ class Mesh:
     recorder: Recorder
     along: Mapping[str, Group]
     embedding: Group
-    host: HostGroups
-    links: Links | None
+    cpu_groups: CpuGroups
+    links: PipelineLinks | None
     stores: GroupStores | None = None
-    neighbours: Mapping[str, Group] = field(default_factory=dict)
+    holders: Mapping[str, Group] = field(default_factory=dict)
 
     @property
     def tp(self) -> Group:
@@ -62,8 +66,8 @@ class Mesh:
 
     @property
     def by_name(self) -> dict[str, Group]:
-        """The groups that parameters and gradients are exchanged over."""
-        return {**self.along, self.embedding.name: self.embedding, **self.neighbours}
+        """The groups over which parameters and gradients are exchanged."""
+        return {**self.along, self.embedding.name: self.embedding, **self.holders}
 
     @property
     def is_last_stage(self) -> bool:
@@ -75,13 +79,11 @@ class Mesh:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """All groups of this rank, each once."""
-        found = [*self.along.values(), self.embedding, *self.neighbours.values(), *self.host.along.values()]
+        """All groups of this rank, without duplicates."""
+        found = [*self.along.values(), self.embedding, *self.holders.values(), *self.cpu_groups.along.values()]
         if self.links is not None:
-            channels = (self.links.forward_to_next, self.links.forward_from_previous,
-                        self.links.backward_to_previous, self.links.backward_from_next)  # fmt: skip
-            for channel in channels:
-                if isinstance(channel, Channel) and all(channel.group is not group for group in found):
+            for channel in self.links.channels:
+                if all(channel.group is not group for group in found):
                     found.append(channel.group)
         return tuple(found)
 
@@ -91,9 +93,9 @@ class Mesh:
             group.set_timeout(seconds)
 
     def sum_over_all(self, x: Tensor) -> Tensor:
-        """Return the sum of `x` over all ranks, made axis by axis. In place, blocks.
+        """Return the sum of `x` over all ranks, axis by axis. In place, blocks.
 
-        Communication: a small all-reduce an axis; no group of all ranks is needed.
+        Communication: a small all-reduce per axis; no group of all ranks is needed.
         """
         for axis in summing_order(self.layout):
             self.along[axis].all_reduce(x, all_reduce_along(axis)).wait()
@@ -112,7 +114,7 @@ class Mesh:
     def barrier(self) -> None:
         """Wait until every rank is here."""
         with self.recorder.span(Operation.BARRIER):
-            # reading the result makes the host itself wait, also where the sum runs on a device
+            # reading the result makes the host itself wait even where the sum runs on a device
             self.sum_over_all(torch.zeros(1, device=self.device)).item()
 
 
@@ -124,60 +126,72 @@ def create_mesh(
     *,
     stores: GroupStores | None = None,
     has_wrap_links: bool = False,
-    neighbours: Sequence[Neighbours] = (),
-    has_tp_lane: bool = False,
+    holders: Sequence[Holders] = (),
+    has_sequence_chunks: bool = False,
     timeout_s: float = 300.0,
     before_exchange: Callable[[Exchange], None] | None = None,
 ) -> Mesh:
-    """Create this rank's groups.
+    """Create this rank's groups: NCCL's on a GPU, gloo's on CPUs and on host memory.
 
-    stores: where the groups meet; None: at the store that torch was given for the world.
-    has_wrap_links: a stage has several chunks, so the last stage sends to the first. neighbours: of the parts that
-    several ranks hold, who holds one together. has_tp_lane: exchanges over tp are awaited later than they are started,
-    too. before_exchange: called with each exchange before it starts; for tests, which delay and break some.
-    Communication: each group's own rendezvous, one after the other; no barrier over all ranks. On a GPU also the first
-    message on every link.
-    Raises: CommunicationError naming the group and the ranks that have not come to it.
+    stores: the stores at which the groups meet; None means the store of torch's default group.
+    has_wrap_links, holders: see build_mesh. has_sequence_chunks: tp ranks exchange sequence chunks, which start
+    first and are awaited later. before_exchange: called with each exchange before it starts; tests delay and break some
+    with it.
+    Communication: each group's own rendezvous, one after the other; no barrier over all ranks. With NCCL also the first
+    message on each link.
+    Raises: CommunicationError naming the group and the ranks that have not arrived.
     """
-    queue = CommunicationQueue(recorder, before_exchange)
-    groups: dict[str, Group] = {}
+    runner, timeout = ExchangeRunner(recorder, before_exchange), timedelta(seconds=timeout_s)
+    streams = DeviceStreams()
+    awaited_later = {*REPLICAS, "tp"} if has_sequence_chunks else {*REPLICAS}
 
     def store_of(planned: PlannedGroup) -> dist.Store:
         return dist.distributed_c10d._get_default_store() if stores is None else stores.of(planned)
 
-    def create(planned: PlannedGroup) -> dist.ProcessGroup:
-        return create_process_group(planned, rank, device, store_of(planned), timeout_s=timeout_s)
+    def connect(planned: PlannedGroup) -> Communicator:
+        store = store_of(planned)
+        if device.type == "cuda" and not planned.uses_cpu_memory:
+            group = nccl.create_process_group(planned, rank, device, store, timeout)
+            return nccl.NcclCommunicator(runner, planned.name, group, timeout, streams)
+        group = gloo.create_process_group(planned, rank, store, timeout)
+        new_lane = Lane if planned.is_link or planned.name in awaited_later else None
+        return gloo.GlooCommunicator(runner, planned, group, timeout, new_lane)
 
-    def lane(name: str) -> Lane | None:
-        return Lane(name) if device.type == "cpu" else None
-
-    with_lanes = (*REPLICAS, "tp") if has_tp_lane else REPLICAS
-    all_planned = planned_groups(layout, rank, has_wrap_links=has_wrap_links, neighbours=neighbours)
-    for planned in all_planned:
-        number = recorder.add_group(planned.name, planned.ranks)
-        groups[planned.name] = Group(
-            planned.name,
-            planned.ranks,
-            planned.ranks.index(rank),
-            queue,
-            number,
-            None if len(planned.ranks) == 1 else create(planned),
-            lane(planned.name) if planned.name in with_lanes else None,
-            timeout=timedelta(seconds=timeout_s),
-        )
-    coordinate = layout.coordinate(rank)
-    links = create_links(coordinate["pp"], groups, recorder, lane, has_wrap_links=has_wrap_links)
-    if layout.pp_size > 1 and device.type == "cuda":
-        assert links is not None
-        meeting = {planned.name: planned for planned in all_planned}
+    mesh = build_mesh(layout, rank, device, recorder, connect, has_wrap_links=has_wrap_links, holders=holders)
+    if mesh.links is not None and mesh.links.connect_at_first_message:
         warm_up(
-            links,
-            coordinate["pp"],
+            mesh.links,
+            mesh.coordinate["pp"],
             layout.pp_size,
             device,
-            lambda group: store_of(meeting[group.name]),
+            lambda group: store_of(PlannedGroup(group.name, group.ranks)),
             has_wrap_links=has_wrap_links,
         )
+    return replace(mesh, stores=stores)
+
+
+def build_mesh(
+    layout: Layout,
+    rank: int,
+    device: torch.device,
+    recorder: Recorder,
+    connect: Callable[[PlannedGroup], Communicator],
+    *,
+    has_wrap_links: bool,
+    holders: Sequence[Holders],
+) -> Mesh:
+    """Return this rank's mesh. `connect` creates its groups one after the other, in the order of group_plan.py.
+
+    has_wrap_links: a stage has several chunks, so the last stage sends to the first. holders: where several ranks
+    hold the same part, the ranks that hold it together.
+    """
+    groups: dict[str, Group] = {}
+    for planned in planned_groups(layout, rank, has_wrap_links=has_wrap_links, holders=holders):
+        ranks = planned.ranks
+        number = recorder.add_group(planned.name, ranks)
+        communicator = connect(planned) if len(ranks) > 1 else None
+        groups[planned.name] = Group(planned.name, ranks, ranks.index(rank), number, communicator)
+    coordinate = layout.coordinate(rank)
     return Mesh(
         layout=layout,
         rank=rank,
@@ -186,8 +200,7 @@ def create_mesh(
         recorder=recorder,
         along={axis: groups[axis] for axis in layout.axes},
         embedding=groups["embedding"],
-        host=HostGroups({axis: groups[f"host-{axis}"] for axis in layout.axes}, summing_order(layout)),
-        links=links,
-        stores=stores,
-        neighbours={one.name: groups[one.name] for one in neighbours},
+        cpu_groups=CpuGroups({axis: groups[f"host-{axis}"] for axis in layout.axes}, summing_order(layout)),
+        links=create_links(coordinate["pp"], groups, recorder, has_wrap_links=has_wrap_links),
+        holders={one.name: groups[one.name] for one in holders},
     )

@@ -1,9 +1,10 @@
-"""Bulk bytes from one rank to another beside training: plain TCP, for threads of their own.
+"""Bulk transfers from one rank to another in parallel with training: plain TCP, in separate threads.
 
-Process groups belong to the main thread and to training; this needs neither. Both sides prove that they know the
-round's secret before anything else is read, so a stranger costs a thread a few seconds and nothing more. All that
-follows is under a running HMAC each way: bytes that were changed are noticed. They are not hidden, as those of NCCL are
-not. Every call has a time limit, every connection a deadline, and nothing is buffered here.
+Process groups belong to the main thread and to training; this module needs neither. The two sides authenticate each
+other by the round's secret before either reads anything else, so a connection from another program occupies a thread
+for only a few seconds. A running HMAC in each direction covers all data after that and detects changed bytes. The data
+is not encrypted, and neither is NCCL's. Every call has a time limit, every connection has a deadline, and this module
+buffers nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from megatrain.contracts.errors import CommunicationError
 
 SECRET_BYTES = 32
 MAX_MESSAGE_BYTES = 4096
-"""A message is a line of JSON. Anything large travels as bytes whose number both sides know."""
+"""A message is a line of JSON. Large data travels as bytes whose number both sides know."""
 _HELLO = b"MTPEER1\n"
 _NONCE_BYTES = 32
 _TAG_BYTES = 32
 _LENGTH = struct.Struct("<I")
-_MOST_UNPROVEN = 8
-"""Connections that may be at their proof at the same time; one more is closed at once."""
+_MAX_UNAUTHENTICATED = 8
+"""The most connections that may authenticate themselves at the same time; the server closes any further one at once."""
 _BACKLOG = 16
 _PAUSE_S = 0.1
 _CLOSE_S = 2.0
@@ -41,9 +42,9 @@ _LOWEST_PRIORITY = 19
 
 @dataclass(frozen=True, slots=True)
 class PeerLimits:
-    """How long to wait: for a connection and its proof, within one call, and for all of a connection."""
+    """Time limits: for a connection and its authentication, for one call, and for the whole connection."""
 
-    proof_s: float = 10.0
+    authentication_s: float = 10.0
     call_s: float = 30.0
     total_s: float = 600.0
 
@@ -60,33 +61,33 @@ class PeerAddress:
 
 
 class PeerConnection:
-    """A connection of two ranks that have proved to each other that they are of the same round.
+    """A connection of two ranks. After `authenticate`, each knows that the other belongs to the same round.
 
     Raises: CommunicationError naming the peer, from every method.
     """
 
-    def __init__(self, connected: socket.socket, place: str, limits: PeerLimits) -> None:
-        self.place = place
+    def __init__(self, connected: socket.socket, location: str, limits: PeerLimits) -> None:
+        self.location = location
         self._socket = connected
         self._limits = limits
-        self._deadline = time.monotonic() + limits.proof_s
+        self._deadline = time.monotonic() + limits.authentication_s
         self._sent: Any = None
         self._received: Any = None
 
-    def prove(self, secret: bytes, *, is_server: bool) -> None:
-        """Show that this side knows the secret, and see that the other one does. The server speaks first."""
-        with suppress(OSError):  # a local socket of another kind has no such option
+    def authenticate(self, secret: bytes, *, is_server: bool) -> None:
+        """Prove that this side knows the secret, and check that the other side does. The server sends first."""
+        with suppress(OSError):  # a socket that is not TCP has no such option
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ours = secrets.token_bytes(_NONCE_BYTES)
         if is_server:
             self._send(_HELLO + ours)
-            theirs, proof = self._take(_NONCE_BYTES), self._take(_TAG_BYTES)
-            self._compare(proof, _mac(secret, b"client", ours, theirs))
+            theirs, tag = self._take(_NONCE_BYTES), self._take(_TAG_BYTES)
+            self._compare(tag, _mac(secret, b"client", ours, theirs))
             self._send(_mac(secret, b"server", ours, theirs))
             nonces = (ours, theirs)
         else:
             if self._take(len(_HELLO)) != _HELLO:
-                raise CommunicationError(f"{self.place}: whoever listens there is no rank of this program")
+                raise CommunicationError(f"{self.location}: the listener there is not a rank of this program")
             theirs = self._take(_NONCE_BYTES)
             self._send(ours + _mac(secret, b"client", theirs, ours))
             self._compare(self._take(_TAG_BYTES), _mac(secret, b"server", theirs, ours))
@@ -98,21 +99,21 @@ class PeerConnection:
         self._deadline = time.monotonic() + self._limits.total_s
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send bytes whose number the other side knows; they count when the tag after them has come."""
+        """Send bytes whose number the other side knows. The receiver may use them once a later tag has passed."""
         self._send(data)
         self._sent.update(data)
 
     def send_tag(self) -> None:
-        """Vouch for all that was sent so far."""
+        """Send the HMAC of everything that was sent so far."""
         self._send(self._sent.digest())
 
     def receive_into(self, view: memoryview) -> None:
-        """Fill `view`. The bytes count when `check_tag` has passed."""
+        """Fill `view`. The caller may use the bytes once `check_tag` has passed."""
         self._fill(view)
         self._received.update(view)
 
     def check_tag(self) -> None:
-        """See that all that was received so far is what was sent."""
+        """Receive the peer's HMAC, and check that everything received so far is what the peer sent."""
         self._compare(self._take(_TAG_BYTES), self._received.digest())
 
     def send_message(self, message: bytes) -> None:
@@ -128,7 +129,7 @@ class PeerConnection:
         (length,) = _LENGTH.unpack(head)
         if length > MAX_MESSAGE_BYTES:
             raise CommunicationError(
-                f"{self.place}: announces a message of {length} bytes, at most {MAX_MESSAGE_BYTES}"
+                f"{self.location}: announces a message of {length} bytes, more than the {MAX_MESSAGE_BYTES} allowed"
             )
         message = bytearray(length)
         self.receive_into(memoryview(message))
@@ -136,7 +137,7 @@ class PeerConnection:
         return bytes(message)
 
     def cut(self) -> None:
-        """End whatever another thread waits for on this connection."""
+        """Shut the connection down, so that a thread that waits on it fails at once."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -170,7 +171,7 @@ class PeerConnection:
             except OSError as error:
                 raise self._failure(error) from error
             if num_bytes == 0:
-                raise CommunicationError(f"{self.place}: the peer closed the connection")
+                raise CommunicationError(f"{self.location}: the peer closed the connection")
             done += num_bytes
 
     def _limit_call(self) -> None:
@@ -181,10 +182,12 @@ class PeerConnection:
 
     def _compare(self, found: bytes, expected: bytes) -> None:
         if not hmac.compare_digest(found, expected):
-            raise CommunicationError(f"{self.place}: does not know this round's secret, or its bytes were changed")
+            raise CommunicationError(
+                f"{self.location}: the peer does not know this round's secret, or its bytes were changed"
+            )
 
     def _failure(self, error: OSError) -> CommunicationError:
-        return CommunicationError(f"{self.place}: {error.strerror or error}")
+        return CommunicationError(f"{self.location}: {error.strerror or error}")
 
 
 def connect_peer(address: PeerAddress, secret: bytes, limits: PeerLimits) -> PeerConnection:
@@ -193,12 +196,12 @@ def connect_peer(address: PeerAddress, secret: bytes, limits: PeerLimits) -> Pee
     Raises: CommunicationError naming the address.
     """
     try:
-        connected = socket.create_connection((address.host, address.port), limits.proof_s)
+        connected = socket.create_connection((address.host, address.port), limits.authentication_s)
     except OSError as error:
         raise CommunicationError(f"{address}: cannot be reached: {error.strerror or error}") from error
     connection = PeerConnection(connected, str(address), limits)
     try:
-        connection.prove(secret, is_server=False)
+        connection.authenticate(secret, is_server=False)
     except BaseException:
         connection.close()
         raise
@@ -206,7 +209,7 @@ def connect_peer(address: PeerAddress, secret: bytes, limits: PeerLimits) -> Pee
 
 
 def listen(host: str) -> socket.socket:
-    """Return a socket that listens at an address of this machine, on a port of the system's choice.
+    """Return a socket that listens at an address of this machine, on a port that the system chooses.
 
     Raises: CommunicationError naming the address.
     """
@@ -214,13 +217,13 @@ def listen(host: str) -> socket.socket:
     try:
         return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise CommunicationError(f"{host}: cannot be listened at: {error.strerror or error}") from error
+        raise CommunicationError(f"{host}: cannot listen on this address: {error.strerror or error}") from error
 
 
 class PeerServer:
-    """Hands each connection that has proved itself to `serve`, in a thread of its own; strangers are dropped.
+    """Calls `serve` with each authenticated connection, in a separate thread; drops all other connections.
 
-    The server owns the listener from here on. `serve` closes nothing, and deals with all errors that it expects.
+    The server takes ownership of the listener. `serve` closes nothing, and handles all errors that it expects.
     """
 
     def __init__(
@@ -230,19 +233,19 @@ class PeerServer:
         self._secret = secret
         self._serve = serve
         self._limits = limits
-        self._unproven = threading.Semaphore(_MOST_UNPROVEN)
+        self._unauthenticated = threading.Semaphore(_MAX_UNAUTHENTICATED)
         self._is_closing = threading.Event()
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, PeerConnection] = {}
-        self.num_strangers = 0
-        """Connections that proved nothing."""
+        self.num_rejected = 0
+        """The number of connections that could not authenticate themselves."""
         self._thread = threading.Thread(target=self._accept, name="peer-server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no longer, and cut every connection."""
+        """Stop listening, and cut every connection."""
         self._is_closing.set()
-        with suppress(OSError):  # it wakes the thread that waits there
+        with suppress(OSError):  # the shutdown wakes the thread that waits in accept
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
@@ -264,46 +267,46 @@ class PeerServer:
             try:
                 connected, where = self._listener.accept()
             except OSError:
-                # closed; or no file descriptor is free, which may pass
+                # the listener is closed, or no file descriptor is free at the moment
                 self._is_closing.wait(_PAUSE_S)
                 continue
-            if not self._unproven.acquire(blocking=False):
+            if not self._unauthenticated.acquire(blocking=False):
                 connected.close()
                 continue
             connection = PeerConnection(connected, str(PeerAddress(*where[:2])), self._limits)
-            thread = threading.Thread(target=self._meet, args=(connection,), name="peer-connection", daemon=True)
+            thread = threading.Thread(target=self._handle, args=(connection,), name="peer-connection", daemon=True)
             with self._lock:
                 self._connections[thread] = connection
             thread.start()
 
-    def _meet(self, connection: PeerConnection) -> None:
+    def _handle(self, connection: PeerConnection) -> None:
         lower_thread_priority()
         try:
             with connection:
-                if self._is_proven(connection) and not self._is_closing.is_set():
+                if self._is_authentic(connection) and not self._is_closing.is_set():
                     self._serve(connection)
         finally:
             with self._lock:
                 del self._connections[threading.current_thread()]
 
-    def _is_proven(self, connection: PeerConnection) -> bool:
+    def _is_authentic(self, connection: PeerConnection) -> bool:
         try:
-            connection.prove(self._secret, is_server=True)
+            connection.authenticate(self._secret, is_server=True)
         except CommunicationError:
             with self._lock:
-                self.num_strangers += 1
+                self.num_rejected += 1
             return False
         finally:
-            self._unproven.release()
+            self._unauthenticated.release()
         return True
 
 
 def lower_thread_priority() -> None:
-    """Have the calling thread give way to everything else on this machine, as far as the system lets us."""
+    """Give the calling thread the lowest priority on this machine, as far as the system allows it."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
     with suppress(OSError):
-        # not only on the core to which the worker is bound: training wants that one
+        # allow all cores, not only those to which the worker is bound: training needs those
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 

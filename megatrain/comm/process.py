@@ -1,7 +1,7 @@
-"""Joining and leaving the job: the store where workers meet, and the place of this one among all ranks.
+"""Joining and leaving the job: the rendezvous of its ranks, and torch's world group.
 
-Each round of a job (under torchrun, each restart) uses a key prefix of its own in the store, so that what a dead round
-left there can never be mistaken for a peer.
+Each round of a job (under torchrun, each restart) uses its own key prefix in the store, so that no worker mistakes a
+key of a dead round for a peer.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from datetime import timedelta
 
 from torch import distributed as dist
 
-from megatrain.comm.meeting import Meeting, agree_on_round, could_not_meet
+from megatrain.comm.rendezvous import Rendezvous, agree_on_round, rendezvous_error
 from megatrain.contracts.process import Process
 
 _UNCONNECTED = "unconnected"
 _FEW_REQUESTS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
-"""gloo reads the addresses of 128 peers in one request, in place of two requests a peer; and an address says where a
-rank listens, in place of that and a number for each peer."""
+"""gloo reads the addresses of 128 peers in one request, instead of two requests per peer. An address only says where a
+rank listens; by default it also contains a number for each peer."""
 
 
 class _Unconnected(dist.ProcessGroup):
-    """All ranks, without a connection: every collective on it is an error."""
+    """A group of all ranks without connections: every collective on it is an error."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
 
 
-def meet(process: Process, *, job: str, timeout_s: float) -> Meeting | None:
-    """Go to the store where the workers meet, and agree there on the round if they do not know it.
+def open_rendezvous(process: Process, *, job: str, timeout_s: float) -> Rendezvous | None:
+    """Connect to the store of the ranks, and agree there on the round if the ranks do not know it.
 
-    Returns None when the process is alone.
+    Returns None for a job of one process.
     Communication: connects to the store; see agree_on_round. Blocks up to `timeout_s`.
     Raises: CommunicationError naming the store and the ranks awaited.
     """
@@ -45,20 +45,20 @@ def meet(process: Process, *, job: str, timeout_s: float) -> Meeting | None:
         if not process.is_round_common:
             return agree_on_round(process, store, job=job, timeout_s=timeout_s)
     except (RuntimeError, ValueError) as error:
-        raise could_not_meet(process, timeout_s, error) from error
-    return Meeting(process, store, f"{job}/{process.round}")
+        raise rendezvous_error(process, timeout_s, error) from error
+    return Rendezvous(process, store, f"{job}/{process.round}")
 
 
-def join(meeting: Meeting | None, *, network_interface: str = "") -> None:
-    """Take this process's place among all ranks. Nothing when the process is alone.
+def join(rendezvous: Rendezvous | None, *, network_interface: str = "") -> None:
+    """Create torch's world group. Does nothing for a job of one process.
 
-    torch wants a world group; ours knows the store and the ranks and connects none of them: whoever speaks to all goes
-    along one axis after the other, and 12,288 ranks connected to each other would be 75 million connections.
+    torch requires a world group. This one has the store and the list of ranks, but connects none of them: an exchange
+    with all ranks goes axis by axis, and connecting 12,288 ranks to each other would take 75 million connections.
     Communication: none.
     """
-    if meeting is None:
+    if rendezvous is None:
         return
-    # the libraries read these names and offer no other way to choose
+    # the libraries read these environment variables and offer no other way to choose an interface
     if network_interface:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = network_interface
     os.environ.update(_FEW_REQUESTS)
@@ -66,17 +66,10 @@ def join(meeting: Meeting | None, *, network_interface: str = "") -> None:
         dist.Backend.register_backend(_UNCONNECTED, _Unconnected, devices=["cpu", "cuda"])
     dist.init_process_group(
         _UNCONNECTED,
-        store=dist.PrefixStore(meeting.prefix, meeting.store),
-        rank=meeting.process.rank,
-        world_size=meeting.process.world_size,
+        store=dist.PrefixStore(rendezvous.prefix, rendezvous.store),
+        rank=rendezvous.process.rank,
+        world_size=rendezvous.process.world_size,
     )
-
-
-def join_fake(rank: int, world_size: int) -> None:
-    """Create a world group whose collectives do nothing: dry runs of a layout of any size in one process."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # loaded for dry runs only
-
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
 
 def leave() -> None:

@@ -1,4 +1,4 @@
-"""Dual pairs over the tensor-parallel group: each function's gradient is its partner.
+"""Dual pairs over the tensor-parallel group: the backward of each function is the collective of the other.
 
     gather_from_sequence      all-gather along the sequence      <->  reduce-scatter
     reduce_scatter_to_sequence  sum over ranks, keep own rows    <->  all-gather
@@ -19,12 +19,12 @@ from megatrain.contracts.operations import Operation
 
 
 def all_gather_rows(x_local: Tensor, group: Group) -> Tensor:
-    """Return all ranks' rows, with no gradient. Blocks."""
+    """Return all ranks' rows, without autograd. Blocks."""
     return group.all_gather(x_local.contiguous(), Operation.TP_ALL_GATHER).wait()
 
 
 def reduce_scatter_rows(x: Tensor, group: Group) -> Tensor:
-    """Return this rank's rows of the sum over ranks, with no gradient. Blocks."""
+    """Return this rank's rows of the sum over ranks, without autograd. Blocks."""
     return group.reduce_scatter(x.contiguous(), Operation.TP_REDUCE_SCATTER).wait()
 
 

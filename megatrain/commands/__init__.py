@@ -1,1 +1,1 @@
-"""The verbs of the `megatrain` command, one module each; they load torch only where they train."""
+"""The verbs of the `megatrain` command, one module each. They load torch only where they need it."""

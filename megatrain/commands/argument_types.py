@@ -1,4 +1,4 @@
-"""Parsers of single arguments for argparse: each refusal says in words what was wanted, and what was found."""
+"""Parsers of single arguments for argparse. Each error names the expected form and the value found."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def whole_number(minimum: int, maximum: int = _LARGEST) -> Callable[[str], int]:
         number = _integer(text)
         if number is not None and minimum <= number <= maximum:
             return number
-        is_limit_told = maximum != _LARGEST or (number is not None and number > maximum)
-        limit = f"from {minimum} to {maximum}" if is_limit_told else f"of at least {minimum}"
+        is_limit_stated = maximum != _LARGEST or (number is not None and number > maximum)
+        limit = f"from {minimum} to {maximum}" if is_limit_stated else f"of at least {minimum}"
         raise _refusal(text, f"a whole number {limit}")
 
     return parse
 
 
 def real_number(wanted: str, is_allowed: Callable[[float], bool]) -> Callable[[str], float]:
-    """Return a parser of the numbers that `is_allowed` tells; `wanted` says the same in words."""
+    """Return a parser of the numbers that `is_allowed` accepts; `wanted` describes them in an error."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
-            value = float("nan")  # which no comparison allows
+            value = float("nan")  # NaN, which every comparison rejects
         if not is_allowed(value):
             raise _refusal(text, wanted)
         return value
@@ -41,7 +41,7 @@ def real_number(wanted: str, is_allowed: Callable[[float], bool]) -> Callable[[s
 
 
 def seed(text: str) -> int:
-    """Return a seed: an integer that 64 bits hold, signed or not."""
+    """Return a seed: an integer that fits into 64 bits, signed or unsigned."""
     value = _integer(text)
     if value is None or not -(2**63) <= value < 2**64:
         raise _refusal(text, "an integer of 64 bits")
@@ -49,7 +49,7 @@ def seed(text: str) -> int:
 
 
 def utf8_text(text: str) -> str:
-    """Return `text`, unless the command line held bytes that are no text; Python keeps those as lone surrogates."""
+    """Return `text`, or refuse it if the command line was not UTF-8. Python keeps such bytes as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -60,18 +60,18 @@ def utf8_text(text: str) -> str:
 
 
 def utf8_path(text: str) -> Path:
-    """Return a path that a configuration can name."""
+    """Return a path that a configuration can store: UTF-8 text."""
     return Path(utf8_text(text))
 
 
 def spellings(option: str) -> list[str]:
-    """Return an option as torchrun takes it: with hyphens and with underscores."""
+    """Return an option's spellings in torchrun: with hyphens and with underscores."""
     name = option.removeprefix("--")
     return list(dict.fromkeys([option, "--" + name.replace("-", "_")]))
 
 
 def former_word_of(option: str) -> Callable[[str], str]:
-    """Return a parser for a word that once stood where now an option is written: it refuses, and names that."""
+    """Return a parser for a word that an option has replaced. It refuses the word and names the option."""
 
     def refuse(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is now written {option} {text}")
@@ -80,7 +80,7 @@ def former_word_of(option: str) -> Callable[[str], str]:
 
 
 class FormerOption(argparse.Action):
-    """An option that is not there any more: the command line ends with what is written in its place."""
+    """An option that no longer exists. Its use is an error that names the replacement."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, *, new: str, **options: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, help=argparse.SUPPRESS, **options)
@@ -93,7 +93,7 @@ class FormerOption(argparse.Action):
 def _integer(text: str) -> int | None:
     try:
         return int(text)
-    except ValueError:  # more than 4300 digits too
+    except ValueError:  # also raised for more than 4300 digits
         return None
 
 

@@ -1,6 +1,7 @@
-"""`megatrain blackbox FILE`: what a rank was doing, from its black box, alive or dead.
+"""`megatrain blackbox FILE`: show what a rank, alive or dead, was doing, from its black box.
 
-Prints header, control page and the newest records; what was open when the rank stopped is marked, with its age.
+It prints the header, the control page and the newest records. It marks records that were open when the rank stopped,
+with their age.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from megatrain.contracts.black_box import BlackBox, read_black_box
 from megatrain.contracts.black_box_values import ALL_OPERATIONS, ControlPage, Record, RecordFlag, State, StepTotal
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.operations import Operation
-from megatrain.contracts.printable import printable
+from megatrain.formatting.terminal import printable
 
 SUMMARY = "print the black box of a rank: what it was doing when it hung or died"
 SCHEMA_VERSION = 1
@@ -31,20 +32,24 @@ _TEXT_COLUMNS = (2, 7, 9)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="a black box, as /dev/shm/megatrain.*.blackbox")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="a black box, for example /dev/shm/megatrain.*.blackbox"
+    )
     parser.add_argument("--last", type=whole_number(1), metavar="N", default=40, help="newest N records (default: 40)")
-    parser.add_argument("--in-flight", action="store_true", help="only records that were begun and have not ended")
+    parser.add_argument(
+        "--in-flight", action="store_true", help="only records of operations that have begun and not ended"
+    )
     parser.add_argument(
         "--operation",
         choices=[operation.value for operation in Operation],
         metavar="NAME",
-        help="only records of one operation, as forward-compute",
+        help="only records of one operation, for example forward-compute",
     )
     parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the black box. Raises: DataError when the file is not an intact one."""
+    """Print the black box. Raises: DataError when the file is not an intact black box."""
     box = read_black_box(args.file)
     now_ns = time.monotonic_ns() if is_running(box) else box.newest_ns
     records = chosen_records(box, args.operation, args.in_flight, args.last)
@@ -53,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def is_running(box: BlackBox) -> bool:
-    """Say whether the rank's process seems to live on this host: then open records age by the clock."""
+    """Return whether the rank's process seems to be alive on this host: then open records age with the clock."""
     if box.state is not State.RUNNING or box.identity.host != socket.gethostname():
         return False
     try:
@@ -114,7 +119,7 @@ def _flag_names(flags: RecordFlag) -> list[str]:
 
 
 def table_text(box: BlackBox, records: Sequence[Record], now_ns: int) -> str:
-    """Return the facts, the control page, the last step's totals and the records, for people."""
+    """Return the facts, the control page, the last step's totals and the records as text for people."""
     lines = [*_facts(box, now_ns), "", *_totals(box), *_table(box, records, now_ns)]
     return "\n".join(lines)
 
@@ -153,7 +158,7 @@ def _control(page: ControlPage | None, now_ns: int) -> str:
     lease = "no lease"
     if page.lease_ok_until_ns:
         left_ns = page.lease_ok_until_ns - now_ns
-        lease = f"lease ends in {_seconds(left_ns)}" if left_ns > 0 else "lease is over"
+        lease = f"lease ends in {_seconds(left_ns)}" if left_ns > 0 else "lease has ended"
     writer = f"written {_seconds(now_ns - page.written_ns)} ago" if page.written_ns else "never written"
     command = f"command {page.command} (number {page.command_number})"
     return f"{writer}; round {page.round}, {command}, {mask}, recorded every {page.sample_period} steps, {lease}"
@@ -220,7 +225,7 @@ def _known(step: int | None) -> str:
 
 def _members(ranks: range) -> str:
     if len(ranks) <= 8:
-        return f"ranks {', '.join(map(str, ranks))}" if ranks else "ranks not said"
+        return f"ranks {', '.join(map(str, ranks))}" if ranks else "ranks unknown"
     return f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]} by {ranks.step}"
 
 

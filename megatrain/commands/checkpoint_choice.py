@@ -1,4 +1,4 @@
-"""How a command line names a checkpoint: a place, and the options that choose one of a run."""
+"""How a command line names a checkpoint: a path or URL, and options that choose one checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -7,51 +7,53 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from megatrain.checkpoint.find import find_checkpoint, name_place
+from megatrain.checkpoint.find import find_checkpoint, resolve_location
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.contracts.checkpoint_files import COMMIT_NAME
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import Location
-from megatrain.contracts.printable import printable
 from megatrain.contracts.resume_point import with_problems
+from megatrain.formatting.terminal import printable
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Declare CHECKPOINT and the options that choose one of a run."""
+    """Declare CHECKPOINT and the options that choose one checkpoint of a run."""
     parser.add_argument(
-        "place",
+        "location",
         type=utf8_text,
         metavar="CHECKPOINT",
-        help="a checkpoint; or a run, its checkpoints directory or a branch: then the one that it would go on from; "
-        "a path or a URL",
+        help="a checkpoint; or a run, its checkpoints directory or a branch, which mean the checkpoint that it "
+        "would resume from; a path or a URL",
     )
-    parser.add_argument("--step", type=whole_number(0), metavar="N", help="of a run or branch: the one of step N")
-    parser.add_argument("--branch", type=utf8_text, metavar="NAME", help="of a run: of this branch")
+    parser.add_argument(
+        "--step", type=whole_number(0), metavar="N", help="of a run or branch: the checkpoint of step N"
+    )
+    parser.add_argument("--branch", type=utf8_text, metavar="NAME", help="of a run: a checkpoint of this branch")
 
 
 def chosen_checkpoint(args: argparse.Namespace) -> Location:
-    """Return the committed checkpoint that the arguments of `add_checkpoint` mean.
+    """Return the committed checkpoint that the arguments of `add_checkpoint` choose.
 
-    Of a run or branch it is, as for a job, the newest that is not known to be damaged; what is passed over is noted.
+    For a run or branch it is, as in a job's resume, the newest one without known damage. A note names each one skipped.
     Raises: CheckpointError.
     """
-    named = name_place(args.place)
-    if named.checkpoints is not None and named.checkpoint is None and args.step is None:
+    resolved = resolve_location(args.location)
+    if resolved.checkpoints is not None and resolved.checkpoint is None and args.step is None:
         passed_over: list[str] = []
-        found = candidates(named.checkpoints, args.branch or named.branch)
-        for one, problem in with_problems(named.checkpoints, found):
+        found = candidates(resolved.checkpoints, args.branch or resolved.branch)
+        for one, problem in with_problems(resolved.checkpoints, found):
             if problem is None:
                 for note in passed_over:
                     print(f"megatrain: note: {printable(note)}", file=sys.stderr)
                 return one.location
             passed_over.append(f"{one.branch}/{one.location.name} is damaged and was skipped: {problem}")
-    return find_checkpoint(args.place, args.step, args.branch)
+    return find_checkpoint(args.location, args.step, args.branch)
 
 
 @contextmanager
 def reading(checkpoint: Location) -> Iterator[None]:
-    """Tell in an error of the block that a job, or somebody, has removed the checkpoint that is read in it.
+    """Turn a missing file in the block into an error that says the checkpoint was removed, if COMMIT is gone too.
 
     Raises: CheckpointError.
     """
@@ -61,5 +63,6 @@ def reading(checkpoint: Location) -> Iterator[None]:
         if (checkpoint / COMMIT_NAME).exists():
             raise
         raise CheckpointError(
-            f"{checkpoint} was removed while it was read ({error}); pin what a job's retention may remove meanwhile"
+            f"{checkpoint} was removed while it was read ({error}); pin a checkpoint that a job's retention may remove "
+            "meanwhile"
         ) from error

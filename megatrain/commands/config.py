@@ -1,6 +1,6 @@
-"""`megatrain config`: show what a configuration resolves to, check it without starting, print the reference.
+"""`megatrain config`: show a resolved configuration, check it without starting, print the reference of all keys.
 
-Problems are raised as ConfigError: the command line prints them all and exits with the code of a wrong configuration.
+Problems raise a ConfigError: the command line prints all of them and exits with the code of a wrong configuration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from megatrain.contracts.errors import MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.schedule import bubble_fraction
 
-SUMMARY = "Show, check and document the configuration of a run."
+SUMMARY = "show, check and document the configuration of a run"
 ACCEPTS_OVERRIDES = True
 
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     show = verbs.add_parser("show", help="print every key with its value", allow_abbrev=False)
     _add_config_argument(show)
-    show.add_argument("--origin", action="store_true", help="tell where each value came from")
+    show.add_argument("--origin", action="store_true", help="show where each value comes from")
     show.add_argument("--json", action="store_true", help="print JSON instead of TOML")
 
     check = verbs.add_parser("check", help="check a configuration without starting anything", allow_abbrev=False)
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one of the three.
+    """Run one of the three verbs.
 
     Raises: ConfigError with every problem of the configuration.
     """
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _add_config_argument(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
     if is_optional:
-        help_text = "TOML file of a run: its values stand beside the defaults"
+        help_text = "TOML file of a run, whose values are shown beside the defaults"
         parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help=help_text)
     else:
         parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
@@ -98,7 +98,7 @@ def _write(text: str, output: Path | None) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise MegatrainError(
-            f"cannot write --output={output}: {error.strerror}; give a file that can be made"
+            f"cannot write --output={output}: {error.strerror}; name a file that can be written"
         ) from error
 
 
@@ -119,7 +119,7 @@ def _with_fixed_layout(config: Config, world_size: int | None) -> Config:
 
 
 def _summary(config: Config, world_size: int | None) -> str:
-    """Say what the configuration amounts to, one fact a line."""
+    """Return a summary of the configuration, one fact per line."""
     layout = config.layout(world_size)
     parallel, batch = config.parallel, config.batch
     is_dp_assumed = parallel.dp_size == 0 and world_size is None
@@ -144,7 +144,7 @@ def _summary(config: Config, world_size: int | None) -> str:
 
 
 def _layers_text(layers: Sequence[int]) -> str:
-    """Say how many layers each chunk has: one number, or those of all chunks in the model's order."""
+    """Return the number of layers per chunk: one number, or those of all chunks in the model's order."""
     if len(set(layers)) == 1:
         return f"{layers[0]} {'layer' if layers[0] == 1 else 'layers'} a chunk"
     return f"{' + '.join(map(str, layers))} layers in the model's order"

@@ -1,4 +1,4 @@
-"""`megatrain data`: build token files from text, and look into them. Loads no torch."""
+"""`megatrain data`: build token files from text, and inspect them. Loads no torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from megatrain.data.tokenizer import SMALLEST_VOCAB_SIZE
 
 SUMMARY = "build token files from text, or inspect them"
 LARGEST_VOCAB_SIZE = 10_000_000
-"""Ten times the largest vocabulary known; the trainer takes memory for all of it at once."""
+"""Ten times the largest known vocabulary. The limit exists because the trainer allocates the whole vocabulary."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the two verbs and their options."""
     verbs = parser.add_subparsers(dest="data_verb", required=True, metavar="{build,inspect}")
     build = verbs.add_parser(
-        "build", help="text in, a directory of token files, tokenizer.json and meta.json out", allow_abbrev=False
+        "build", help="build a directory of token files, tokenizer.json and meta.json from text", allow_abbrev=False
     )
     build.add_argument(
         "--input",
@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SRC",
         help=".txt, .jsonl or .parquet files, folders of them, or python-stdlib (this Python's own library)",
     )
-    build.add_argument("--output", type=utf8_path, required=True, metavar="DIR", help="the directory to make")
+    build.add_argument("--output", type=utf8_path, required=True, metavar="DIR", help="the directory to create")
     build.add_argument(
         "--vocab-size",
         type=whole_number(SMALLEST_VOCAB_SIZE, LARGEST_VOCAB_SIZE),
         default=4096,
         metavar="N",
-        help="of the tokenizer to train (default %(default)s)",
+        help="vocabulary size of the tokenizer to train (default %(default)s)",
     )
     build.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json to use instead of training one")
     build.add_argument(
@@ -50,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of the documents to hold out (default %(default)s)",
     )
     build.add_argument(
-        "--seed", type=seed, default=1, metavar="N", help="of the order of documents (default %(default)s)"
+        "--seed", type=seed, default=1, metavar="N", help="seed of the order of documents (default %(default)s)"
     )
     build.add_argument("--force", action="store_true", help="replace a data directory that exists")
-    inspect = verbs.add_parser("inspect", help="what a .bin/.idx pair holds", allow_abbrev=False)
+    inspect = verbs.add_parser("inspect", help="show what a .bin/.idx pair contains", allow_abbrev=False)
     inspect.add_argument("prefix", type=utf8_path, metavar="PREFIX", help="the files' path without .bin or .idx")
     inspect.add_argument(
         "--documents", type=whole_number(0), default=0, metavar="N", help="also decode the first N documents"
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the parsed command line asks; return the exit code.
+    """Run the chosen verb; return the exit code.
 
     Raises: DataError.
     """

@@ -1,6 +1,7 @@
-"""How to reach etcd, from the command line: --rdzv-endpoint, --rdzv-conf and --etcd-* alike.
+"""The options for reaching etcd: --rdzv-endpoint, --rdzv-conf and --etcd-*.
 
-A password comes from a file or from the environment, never from the command line, which every user of the machine sees.
+A password comes from a file or from the environment, never from the command line, which all users of the machine can
+see.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 
 PASSWORD_VARIABLE = "MEGATRAIN_ETCD_PASSWORD"
 
-# torch's names for the same in --rdzv-conf, beside ours
+# torch's names in --rdzv-conf, with our names for the same settings
 _CONF_KEYS = {
     "user": "etcd_user",
     "password_file": "etcd_password_file",
@@ -41,7 +42,7 @@ _CONF_ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class EtcdFlags:
-    """What the command line says about etcd. `endpoints` is empty where it names none."""
+    """The etcd settings of the command line. `endpoints` is empty when it names none."""
 
     endpoints: str = ""
     user: str = ""
@@ -51,15 +52,15 @@ class EtcdFlags:
     key: str = ""
 
     def settings(self, environment: Mapping[str, str]) -> EtcdSettings:
-        """Return what a client is made from, with the password read.
+        """Return the settings for a client, including the password.
 
-        Raises: ConfigError naming the flag or file that is of no use.
+        Raises: ConfigError naming the unusable flag or file.
         """
         tls = None
         if self.ca or self.certificate or self.key:
             ca, certificate, key = (Path(name) if name else None for name in (self.ca, self.certificate, self.key))
             tls = TlsFiles(ca, certificate, key)
-            tls.context()  # an unusable file is reported now
+            tls.context()  # reports an unusable file now, not at the first connection
         return EtcdSettings.of(self.endpoints, credentials=self._credentials(environment), tls=tls)
 
     def _credentials(self, environment: Mapping[str, str]) -> Credentials | None:
@@ -83,8 +84,8 @@ class EtcdFlags:
             )
         return Credentials(self.user, password, Path(self.password_file) if self.password_file else None)
 
-    def words(self) -> list[str]:
-        """Return the flags that say the same to another process of this machine."""
+    def arguments(self) -> list[str]:
+        """Return the flags that pass the same settings to another process of this machine."""
         pairs = {
             "--rdzv-endpoint": self.endpoints,
             "--etcd-user": self.user,
@@ -103,30 +104,34 @@ def add_etcd_arguments(parser: argparse.ArgumentParser) -> None:
         *spellings("--rdzv-endpoint"),
         default="",
         metavar="HOST:PORT,...",
-        help="members of etcd; https:// before them for TLS (default: an etcd of the job's own)",
+        help="addresses of etcd; prefix with https:// for TLS; the default port is 2379 (default: the job's own etcd, "
+        "found by the run directory)",
     )
     group.add_argument(
         *spellings("--rdzv-conf"),
         default="",
         metavar="KEY=VALUE,...",
-        help="torchrun's way to say user, password_file, cacert, cert and key",
+        help="torchrun's form of the options below: user, password_file, cacert, cert and key",
     )
     group.add_argument(*spellings("--etcd-user"), default="", metavar="NAME")
     group.add_argument(
         *spellings("--etcd-password-file"),
         default="",
         metavar="FILE",
-        help=f"one line (default: the environment variable {PASSWORD_VARIABLE})",
+        help=f"file with the password in one line (default: the environment variable {PASSWORD_VARIABLE})",
     )
     group.add_argument(
-        *spellings("--etcd-cacert"), default="", metavar="FILE", help="authority that signed etcd's certificate"
+        *spellings("--etcd-cacert"),
+        default="",
+        metavar="FILE",
+        help="certificate of the authority that signed etcd's certificate",
     )
-    group.add_argument(*spellings("--etcd-cert"), default="", metavar="FILE", help="this client's own")
-    group.add_argument(*spellings("--etcd-key"), default="", metavar="FILE", help="the certificate's key")
+    group.add_argument(*spellings("--etcd-cert"), default="", metavar="FILE", help="this client's certificate")
+    group.add_argument(*spellings("--etcd-key"), default="", metavar="FILE", help="key of this client's certificate")
 
 
 def etcd_flags(args: argparse.Namespace) -> EtcdFlags:
-    """Return what was said. Raises: ConfigError with every setting of --rdzv-conf that cannot be used."""
+    """Return the parsed flags. Raises: ConfigError with every setting of --rdzv-conf that cannot be used."""
     values = {name: getattr(args, name) for name in _CONF_KEYS.values()}
     problems = []
     for setting in filter(None, (part.strip() for part in args.rdzv_conf.split(","))):
@@ -139,7 +144,9 @@ def etcd_flags(args: argparse.Namespace) -> EtcdFlags:
             problems.append(f"--rdzv-conf {name} has no value; write {name}=VALUE")
         elif values[_CONF_KEYS[name]] not in ("", value):
             option = "--" + _CONF_KEYS[name].replace("_", "-")
-            problems.append(f"--rdzv-conf {name}={value} and {option}={values[_CONF_KEYS[name]]} differ; say it once")
+            problems.append(
+                f"--rdzv-conf {name}={value} and {option}={values[_CONF_KEYS[name]]} differ; give only one of them"
+            )
         else:
             values[_CONF_KEYS[name]] = value
     if problems:
@@ -154,8 +161,8 @@ def etcd_flags(args: argparse.Namespace) -> EtcdFlags:
     )
 
 
-def etcd_words(settings: EtcdSettings) -> list[str]:
-    """Return the flags that lead another process of this machine to the same etcd; a password is not among them."""
+def etcd_arguments(settings: EtcdSettings) -> list[str]:
+    """Return the flags with which another process of this machine reaches the same etcd, without a password."""
     tls = settings.tls
     files = [str(path) if path else "" for path in (tls.ca, tls.certificate, tls.key)]
     flags = EtcdFlags(
@@ -166,15 +173,15 @@ def etcd_words(settings: EtcdSettings) -> list[str]:
         certificate=files[1],
         key=files[2],
     )
-    return flags.words()
+    return flags.arguments()
 
 
 def etcd_environment(settings: EtcdSettings) -> dict[str, str]:
-    """Return what such a process needs in its environment beside the flags: a password that came by no file."""
+    """Return the environment variables that such a process needs: the password, if it is in no file."""
     found = settings.credentials
     return {} if found is None or found.file is not None else {PASSWORD_VARIABLE: found.password}
 
 
 def without_password(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of processes that have no business with etcd, such as workers."""
+    """Return the environment for processes that do not use etcd, such as workers."""
     return {name: value for name, value in environment.items() if name != PASSWORD_VARIABLE}

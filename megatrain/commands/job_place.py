@@ -1,8 +1,8 @@
-"""Which job a command line means: a run directory, or a job's name and where etcd is.
+"""Find the job that a command line means: by a run directory, or by a job's name and etcd's address.
 
-A job that has its own etcd (`megatrain launch --standalone`) says in <run>/coordination/endpoint where that is, so that
-`megatrain status runs/demo`, or `demo`, is all that anybody has to write. A password never comes from the command line.
-Where a file says where etcd is, none comes from the environment either, and no certificate: the run has its own.
+A job that has its own etcd (`megatrain launch --standalone`) writes its address to <run>/coordination/endpoint. So
+`megatrain status runs/demo`, or `demo`, is enough. A password never comes from the command line. When a file has etcd's
+address, neither the address nor a certificate comes from the environment: the run has its own.
 """
 
 from __future__ import annotations
@@ -28,48 +28,49 @@ from megatrain.contracts.errors import (
 )
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import ROOT, JobKeys
-from megatrain.contracts.texts import names_text, natural_order
+from megatrain.contracts.natural_order import natural_order
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange, Range
+from megatrain.formatting.lists import names_text
 from megatrain.jobs.own_etcd import ENDPOINT_FILE, OwnEtcd, read_job, read_own_etcd
 from megatrain.jobs.run_standing import recorded_exit_code
 
 Answer = TypeVar("Answer")
 RUNS = Path("runs")
-_JOB_HELP = "a run directory or a job's name (default: the only job that there is)"
+_JOB_HELP = "a run directory or a job's name (default: the only job found)"
 _ATTEMPT_S = 2.0
 _CALL_S = 4.0
 _MAX_JOBS = 1000
 _OWN_CALL_S = 1.0
-"""A job's own etcd has one member, on this machine: when it does not answer at once, it is not there."""
+"""A job's own etcd has one member, on this machine: if it does not answer at once, it is not running."""
 
 
 class PlaceError(UsageError):
-    """The command line does not say which job is meant, or where its etcd is."""
+    """The command line does not identify the job or its etcd."""
 
 
 class NoPlaceError(PlaceError):
-    """The run or job that the command line names is not there, or nothing tells where its etcd is."""
+    """The named run or job does not exist, or its etcd's address is unknown."""
 
     exit_code = ExitCode.NOT_FOUND
 
 
 class ClosedPlaceError(PlaceError):
-    """The run is another user's."""
+    """The run belongs to another user."""
 
     exit_code = ExitCode.NO_PERMISSION
 
 
 class DamagedPlaceError(PlaceError):
-    """What a run says of its etcd cannot be read."""
+    """The run's record of its etcd cannot be parsed."""
 
     exit_code = ExitCode.DATA
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """Where the keys of a job are. `job` is empty where the only one at these endpoints is meant."""
+    """The place of a job's keys. `job` is empty when the command line means the only job at these endpoints."""
 
     settings: EtcdSettings
     job: str
@@ -86,15 +87,15 @@ class OpenJob:
 
 
 def add_job(parser: argparse.ArgumentParser, *, former_option: str = "", job_help: str = _JOB_HELP) -> None:
-    """Declare [JOB], and where etcd is. `former_option`: how that is written now which once stood in its place."""
+    """Declare [JOB] and etcd's options. `former_option`: the option for the word that once was in JOB's position."""
     parser.set_defaults(former_option=former_option)
     parser.add_argument("job", nargs="?", default="", type=utf8_text, metavar="JOB", help=job_help)
     parser.add_argument("--job", dest="job_option", default="", type=utf8_text, metavar="JOB", help="the same as JOB")
     add_etcd_arguments(parser)
 
 
-def told_job(args: argparse.Namespace) -> str:
-    """Return what the command line says of the job, in either spelling. Raises: PlaceError where they differ."""
+def named_job(args: argparse.Namespace) -> str:
+    """Return the job from JOB or --job. Raises: PlaceError when both are given and differ."""
     job: str = args.job
     option: str = args.job_option
     if job and option and job != option:
@@ -103,7 +104,7 @@ def told_job(args: argparse.Namespace) -> str:
 
 
 def former_word(args: argparse.Namespace, word: str = "") -> str:
-    """Return what a word that stands for the job is now written as, where it stood for something else once."""
+    """Return a hint on how to write the word in JOB's position now, if it once meant something else; else ""."""
     word = word or args.job
     if not word or not args.former_option:
         return ""
@@ -112,11 +113,11 @@ def former_word(args: argparse.Namespace, word: str = "") -> str:
 
 @contextmanager
 def opened_job(args: argparse.Namespace, *, is_patient: bool = False, call_s: float | None = None) -> Iterator[OpenJob]:
-    """Have a client for the job that the command line means. `is_patient`: with the client's usual time limits.
+    """Open a client for the job that the command line means. `is_patient`: with the client's usual time limits.
 
-    `call_s`: the longest that a call may take.
+    `call_s`: the time limit of a call.
 
-    Raises: PlaceError where it means none; CoordinationError where its etcd is out of reach.
+    Raises: PlaceError when it identifies no job; CoordinationError when its etcd cannot be reached.
     """
     place = job_place(args)
     limits = EtcdSettings(place.settings.endpoints) if is_patient else place.settings
@@ -132,8 +133,8 @@ def opened_job(args: argparse.Namespace, *, is_patient: bool = False, call_s: fl
                 raise
             run = shlex.quote(str(place.run_directory))
             raise CoordinationError(
-                f"the job of {run} does not run, or its etcd is out of reach: {error}\n"
-                f"`megatrain incidents {run}` reads what was recorded on disk",
+                f"the job of {run} is not running, or its etcd is out of reach: {error}\n"
+                f"`megatrain incidents {run}` shows what was recorded on disk",
                 endpoints=error.endpoints,
                 key=error.key,
             ) from error
@@ -141,7 +142,7 @@ def opened_job(args: argparse.Namespace, *, is_patient: bool = False, call_s: fl
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the client's log off the terminal: what matters of it is in the errors, and drawings would be torn."""
+    """Keep the client's log off the terminal: errors have the relevant part, and log lines would break screens."""
     logger, handler = logging.getLogger("megatrain.coordination"), logging.NullHandler()
     logger.addHandler(handler)
     try:
@@ -151,36 +152,37 @@ def _quiet() -> Iterator[None]:
 
 
 def job_place(args: argparse.Namespace) -> JobPlace:
-    """Return where the keys of the job are. Raises: PlaceError naming what is missing."""
-    told_name = told_job(args)
-    run = run_directory(told_name)
+    """Return the place of the job's keys. Raises: PlaceError naming what is missing."""
+    given_name = named_job(args)
+    run = run_directory(given_name)
     try:
         flags = etcd_flags(args)
         reached = flags.settings(os.environ) if flags.endpoints else None
     except ConfigError as error:
         raise PlaceError("; ".join(error.problems)) from error
     if reached is not None:
-        job = told_name if run is None else _told(run, read_job)
+        job = given_name if run is None else _read_record(run, read_job)
         _check_name(job)
         return JobPlace(_hasty(reached, _CALL_S), job, run)
-    if run is None and told_name:
+    if run is None and given_name:
         raise NoPlaceError(
-            f"job {told_name!r}: no run directory of that name (looked for {RUNS / told_name / ENDPOINT_FILE}); "
-            f"say where etcd is with --rdzv-endpoint HOST:PORT, or name the run directory{former_word(args, told_name)}"
+            f"job {given_name!r}: no run directory of that name (looked for {RUNS / given_name / ENDPOINT_FILE}); "
+            "give etcd's address by --rdzv-endpoint HOST:PORT, or name the run directory"
+            f"{former_word(args, given_name)}"
         )
     run = run or _only_run()
     if flags != EtcdFlags():
         raise PlaceError(
-            f"{run} says where its etcd is, and has the user, password and certificate for it; what --etcd-* and "
-            "--rdzv-conf name is for the etcd of --rdzv-endpoint: give that too, or none of them"
+            f"{run} has the address, user, password and certificate of its etcd; --etcd-* and --rdzv-conf apply only "
+            "to the etcd of --rdzv-endpoint: give that too, or none of them"
         )
-    told: OwnEtcd = _told(run, read_own_etcd)
-    _check_name(told.job)
-    return JobPlace(_hasty(told.settings, _OWN_CALL_S), told.job, run)
+    own_etcd: OwnEtcd = _read_record(run, read_own_etcd)
+    _check_name(own_etcd.job)
+    return JobPlace(_hasty(own_etcd.settings, _OWN_CALL_S), own_etcd.job, run)
 
 
 def run_directory(text: str) -> Path | None:
-    """Return the run directory that JOB means: itself, or the usual one of a job; None where it is only a name."""
+    """Return the run directory that JOB means: JOB itself, or the usual one of that job; None if JOB is only a name."""
     if not text:
         return None
     direct = Path(text)
@@ -193,36 +195,41 @@ def run_directory(text: str) -> Path | None:
 
 
 def run_at(text: str) -> Path | None:
-    """Return the run directory that JOB means, whether or not its job runs; None where there is none."""
+    """Return the run directory that JOB means, whether or not its job is running; None when there is none."""
     for path in (Path(text), RUNS / text) if text else ():
         if path.is_dir():
             return path
     return None
 
 
-def _told(run: Path, read: Callable[[Path], Answer]) -> Answer:
-    """Return what a file of a run directory tells of its etcd. Raises: PlaceError."""
+def _read_record(run: Path, read: Callable[[Path], Answer]) -> Answer:
+    """Read a run directory's record of its etcd with `read`. Raises: PlaceError."""
     try:
         return read(run)
     except FileNotFoundError as error:
         if os.path.lexists(run / ENDPOINT_FILE):
-            raise NoPlaceError(f"{error.filename}: no such file; say --rdzv-endpoint HOST:PORT instead") from error
-        raise NoPlaceError(f"{run}: {_why_nothing_is_told(run)}") from None
+            raise NoPlaceError(f"{error.filename}: no such file; give --rdzv-endpoint HOST:PORT instead") from error
+        raise NoPlaceError(f"{run}: {_why_no_etcd_is_named(run)}") from None
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}"
-        raise ClosedPlaceError(f"{problem}; only who launched a job gets into its etcd by its run directory") from error
+        raise ClosedPlaceError(
+            f"{problem}; only the user who launched a job can reach its etcd through its run directory"
+        ) from error
     except (DataError, ConfigError) as error:
         raise DamagedPlaceError(str(error)) from error
 
 
-def _why_nothing_is_told(run: Path) -> str:
+def _why_no_etcd_is_named(run: Path) -> str:
     code = recorded_exit_code(run)
     if code is not None:
-        looks = f"megatrain incidents {shlex.quote(str(run))}"
-        return f"its last job ended with exit code {code}; `{looks}` tells what went wrong in it"
+        name = shlex.quote(str(run))
+        return (
+            f"its last job ended with exit code {code}; `megatrain dashboard --replay {name}` shows its history, and "
+            f"`megatrain incidents {name}` what went wrong in it"
+        )
     return (
-        f"no {ENDPOINT_FILE} there, so no job with an etcd of its own runs in it; for one that was launched with "
-        "--rdzv-endpoint say the same here, with the job's name"
+        f"no {ENDPOINT_FILE} there, so no job with an etcd of its own runs in it; for a job that was launched with "
+        "--rdzv-endpoint, give the same option here, with the job's name"
     )
 
 
@@ -231,7 +238,7 @@ def _only_run() -> Path:
     if not found:
         raise NoPlaceError(
             f"which job? None below {RUNS}/ has an etcd of its own; name a run directory, "
-            "or say --rdzv-endpoint HOST:PORT and the job's name"
+            "or give --rdzv-endpoint HOST:PORT and the job's name"
         )
     if len(found) > 1:
         raise PlaceError(f"which job? There are {names_text([str(path) for path in found])}; name one of them")
@@ -242,17 +249,19 @@ def _only_job(client: EtcdClient) -> str:
     try:
         found = list_jobs(client)
     except CoordinationRefusedError as error:
-        raise CoordinationRefusedError(f"{error}; name the job, to look at nothing else", key=error.key) from error
+        raise CoordinationRefusedError(
+            f"{error}; name the job, so that only its keys are read", key=error.key
+        ) from error
     where = names_text([str(endpoint) for endpoint in client.settings.endpoints])
     if not found:
-        raise NoPlaceError(f"no job is known to etcd at {where}; start one with `megatrain launch`")
+        raise NoPlaceError(f"etcd at {where} has no job; start one with `megatrain launch`")
     if len(found) > 1:
-        raise PlaceError(f"which job? etcd at {where} knows {names_text(found)}; name one of them")
+        raise PlaceError(f"which job? etcd at {where} has {names_text(found)}; name one of them")
     return found[0]
 
 
 def list_jobs(client: EtcdClient) -> tuple[str, ...]:
-    """Return the names of the jobs that one etcd has a record of. Raises: CoordinationError."""
+    """Return the names of the jobs that have a record in this etcd. Raises: CoordinationError."""
     names: list[str] = []
     end = KeyRange.prefix(ROOT).end
     start = ROOT.encode()

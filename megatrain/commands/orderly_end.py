@@ -1,8 +1,8 @@
-"""An orderly end for a command that leaves something to clean up: the first signal unwinds it, the next do nothing.
+"""An orderly end for a command that has to clean up: the first signal unwinds it, later signals do nothing.
 
-SIGTERM, SIGUSR1 and SIGHUP end a Python program on the spot. Here they raise SystemExit with a shell's code, 128 + the
-number of the signal, as SIGINT raises KeyboardInterrupt, so that every `with` and `finally` runs; a second signal would
-break off just that. SIGKILL leaves no choice.
+SIGTERM, SIGUSR1 and SIGHUP end a Python program immediately by default. Here they raise SystemExit with a shell's code,
+128 + the number of the signal, as SIGINT raises KeyboardInterrupt, so that every `with` and `finally` runs. A second
+signal would interrupt that cleanup, so it is ignored. SIGKILL cannot be caught.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INTERRUPT = signal.SIGINT.name
 
 @contextmanager
 def orderly_end() -> Iterator[None]:
-    """Let the block end in order when a signal asks for its end. For the main thread.
+    """End the block in an orderly way on a signal. Only for the main thread.
 
     Raises: SystemExit, or KeyboardInterrupt for SIGINT.
     """

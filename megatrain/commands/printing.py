@@ -1,4 +1,4 @@
-"""JSON, notes and tables, as all verbs of `megatrain` print them."""
+"""The common output of all verbs of `megatrain`: JSON, notes and tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatrain.contracts.printable import printable
+from megatrain.formatting.terminal import printable
 
 SCHEMA_VERSION = 1
 
@@ -18,17 +18,17 @@ def print_json(values: Mapping[str, Any]) -> None:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Print text that may hold what files and hosts say of themselves."""
+    """Print text that may contain content of files and hosts, with control characters escaped."""
     print(printable("\n".join(lines)), flush=True)
 
 
 def print_note(text: str) -> None:
-    """Print to stderr what is beside the result."""
+    """Print a message that is not part of the result to stderr."""
     print(f"megatrain: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def table(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
-    """Return rows as lines with aligned columns; `left` are the numbers of those that begin at the left."""
+    """Return rows as lines with aligned columns. `left`: indices of the left-aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -40,6 +40,6 @@ def table(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return names and values, a line each, values aligned."""
+    """Return names and values, one pair per line, with aligned values."""
     width = max((len(name) for name, _ in pairs), default=0)
     return [f"{name:<{width}}  {value}" for name, value in pairs]

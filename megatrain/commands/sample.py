@@ -13,12 +13,12 @@ SUMMARY = "sample text from a checkpoint"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
-    parser.add_argument("--prompt", type=utf8_text, default="", help="text to continue (default: start a document)")
+    parser.add_argument("--prompt", type=utf8_text, default="", help="text to continue (default: start a new document)")
     parser.add_argument("--max-tokens", type=whole_number(0), default=100, metavar="N",
                         help="stop after N tokens (default 100)")  # fmt: skip
     temperature = real_number("a finite number of at least 0", lambda value: 0.0 <= value < float("inf"))
     parser.add_argument("--temperature", type=temperature, default=0.8, metavar="T",
-                        help="0: always the likeliest token (default 0.8)")  # fmt: skip
+                        help="temperature; 0 always takes the likeliest token (default 0.8)")  # fmt: skip
     parser.add_argument(
         "--top-k", type=whole_number(0), default=0, metavar="K", help="choose among the K likeliest (default: all)"
     )
@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sample. Raises: CheckpointError, DataError naming the file; ConfigError without the device asked for."""
+    """Sample. Raises: CheckpointError, DataError naming the file; ConfigError when the chosen device is missing."""
     checkpoint = chosen_checkpoint(args)
     import torch
 
     from megatrain.contracts.errors import ConfigError
-    from megatrain.contracts.printable import printable
+    from megatrain.formatting.terminal import printable
     from megatrain.generation import Sampling, generate, load_model
 
     has_cuda = torch.cuda.is_available()
@@ -50,6 +50,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"schema_version": 1, "checkpoint": str(checkpoint), "step": loaded.step,
                           "prompt": args.prompt, "text": text, "tokens": tokens}))  # fmt: skip
     else:
-        # a terminal must not obey what a model makes up
+        # a terminal must not obey control characters that a model generates
         print("\t".join(printable(part) for part in (args.prompt + text).split("\t")))
     return 0

@@ -19,7 +19,7 @@ SUMMARY = "train a model: in this process, or as one worker under torchrun"
 ACCEPTS_OVERRIDES = True
 
 _SAME_EVERYWHERE = (ConfigError, TopologyError, DataError, CheckpointError, NonFiniteError)
-"""Errors that the workers of a host mostly meet alike: its first worker tells of them."""
+"""Errors that usually occur on all workers of a host alike: its first worker reports them."""
 
 _FIRST_WORKER_TELLS_WITHIN_S = 5.0
 
@@ -36,17 +36,17 @@ def run(args: argparse.Namespace) -> int:
             raise
         code = _report_unforeseen(error)
     if code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED) and "torch" in sys.modules:
-        # Groups whose peers may be gone are not torn down: the interpreter's own end would wait for their threads, or
-        # abort because of them.
+        # Exit without tearing down groups whose peers may be gone: the interpreter's normal exit would wait for their
+        # threads, or abort because of them.
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # its reader is gone, or it is closed
+            with suppress(OSError, ValueError):  # the stream's reader is gone, or the stream is closed
                 stream.flush()
         os._exit(code)
     return code
 
 
 def _report_unforeseen(error: BaseException) -> int:
-    """Print what the interpreter would have printed at its end, and return the exit code that it would have had."""
+    """Print what the interpreter would have printed at its exit, and return the exit code it would have had."""
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or ExitCode.OK
     with suppress(OSError, ValueError):
@@ -64,7 +64,8 @@ def _train(args: argparse.Namespace) -> int:
         return int(train(args.config, args.overrides))
     except _SAME_EVERYWHERE:
         if process_from_environment(os.environ).local_rank != 0:
-            # Where the first worker meets the same error, the launcher ends this one before it speaks. Gone at once, it
-            # could take the first worker with it unheard; silent for good, it would hide an error that it alone has.
+            # If the first worker has the same error, the launcher ends this worker before it reports the error. If this
+            # worker exited at once, the launcher might end the first worker before that one reports. If this worker
+            # never reported, an error that only it has would be hidden.
             time.sleep(_FIRST_WORKER_TELLS_WITHIN_S)
         raise

@@ -1,7 +1,7 @@
 """The configuration of a run: strict TOML and `--section.key=value` settings, read into frozen dataclasses.
 
 Every mistake is found before any process group exists, and all are reported together, each with its key, value, rule,
-way out and place. Standard library only, so that the launcher and the diagnostics read the same file.
+hint and place. Standard library only, so that the launcher and the diagnostics read the same file.
 """
 
 from __future__ import annotations

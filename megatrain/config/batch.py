@@ -1,8 +1,8 @@
 """Section [batch]: how many sequences an optimizer step consumes, and how that number grows at the start of a run.
 
 The ramp-up is Megatron's rule: the global batch starts at `rampup_start` and grows by `rampup_increment` after each
-equal share of `rampup_samples`, until it is `global_batch_size`. It is a function of the consumed samples alone, so a
-resumed run needs no state for it.
+equal part of `rampup_samples`, until it is `global_batch_size`. It depends only on the consumed samples, so a resumed
+run needs no state for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ class BatchConfig:
     micro_batch_size: int = field(
         default=1,
         metadata=option(
-            "Sequences that one rank computes at once.", unit="sequences", minimum=1, maximum=LARGEST_BATCH
+            "Sequences in one forward pass of one data-parallel rank.",
+            unit="sequences",
+            minimum=1,
+            maximum=LARGEST_BATCH,
         ),
     )
     global_batch_size: int = field(
@@ -40,9 +43,7 @@ class BatchConfig:
     )
     rampup_increment: int = field(
         default=0,
-        metadata=option(
-            "By how much the global batch grows at each level of the ramp-up.", unit="sequences", minimum=0
-        ),
+        metadata=option("Increase of the global batch at each level of the ramp-up.", unit="sequences", minimum=0),
     )
     rampup_samples: int = field(
         default=0,
@@ -55,10 +56,10 @@ class BatchConfig:
 
 
 def rampup_levels(batch: BatchConfig) -> Sequence[int]:
-    """Return every global batch size of the run in ascending order; one element when there is no ramp-up."""
+    """Return every global batch size of the run in ascending order; one element if there is no ramp-up."""
     if batch.rampup_start == 0:
         return (batch.global_batch_size,)
-    # No list: it may have millions of levels. The checks see to it that the last one is the full batch.
+    # No list: it may have millions of levels. The checks ensure that the last one is the full batch.
     return range(batch.rampup_start, batch.global_batch_size + 1, batch.rampup_increment)
 
 

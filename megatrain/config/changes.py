@@ -1,22 +1,21 @@
-"""What has changed between the configuration that wrote a checkpoint and the one that goes on from it. Pure.
+"""The differences between the configuration that wrote a checkpoint and the one that resumes from it. Pure.
 
-A key is compared by what it means: `num_kv_heads = 0` and `num_kv_heads = num_heads` are the same model.
+A key is compared by its meaning: `num_kv_heads = 0` and `num_kv_heads = num_heads` are the same model.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from megatrain.config.config import Config, all_options
 from megatrain.config.model import ModelConfig
 from megatrain.config.options import Value
-from megatrain.config.wording import value_text
+from megatrain.config.toml_text import value_text
+from megatrain.contracts.config_changes import ChangedKey
 
 FREE_MODEL_KEYS = frozenset({"dropout", "init_std", "is_residual_init_scaled"})
-"""Keys of [model] that do not say what the trained weights compute."""
+"""Keys of [model] that do not affect what the trained weights compute."""
 
 _FUNCTION_KEYS = frozenset({"window_size", "norm_eps"})
-"""Keys of [model] that change what is computed with the weights, and not which weights there are."""
+"""Keys of [model] that affect what is computed with the weights, but not the set of weights."""
 
 _RESOLVED = {
     "num_kv_heads": "resolved_num_kv_heads",
@@ -26,53 +25,45 @@ _RESOLVED = {
 }
 _TRAINING_SECTIONS = ("batch", "train", "optimizer", "data", "fp8")
 _NO_MATTER = frozenset({"train.steps", "train.gc_interval", "train.checksum_interval", "data.prefetch"})
-"""Keys that change how training runs and not what it computes."""
+"""Keys that affect how training runs, but not what it computes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One key whose value is another now."""
-
-    key: str
-    before: Value
-    now: Value
-
-    def __str__(self) -> str:
-        return f"{self.key}: {value_text(self.before)} -> {value_text(self.now)}"
-
-
-def model_changes(before: Config, now: Config) -> list[Change]:
+def model_changes(before: Config, now: Config) -> list[ChangedKey]:
     """Return the changes that make the stored weights those of another model."""
     keys = [name for name in all_options()["model"] if name not in FREE_MODEL_KEYS]
     return [
-        Change(f"model.{name}", getattr(before.model, name), getattr(now.model, name))
+        _changed(f"model.{name}", getattr(before.model, name), getattr(now.model, name))
         for name in keys
         if _meaning(before.model, name) != _meaning(now.model, name)
     ]
 
 
-def weight_changes(before: Config, now: Config) -> list[Change]:
-    """Return those of the model's changes that ask for other weights than the stored ones."""
+def weight_changes(before: Config, now: Config) -> list[ChangedKey]:
+    """Return those of the model's changes that require other weights than the stored ones."""
     return [change for change in model_changes(before, now) if not _is_of_function(change, now)]
 
 
-def _is_of_function(change: Change, now: Config) -> bool:
+def _is_of_function(change: ChangedKey, now: Config) -> bool:
     name = change.key.removeprefix("model.")
     if name == "seq_len":
         return now.model.positions == "rope"
     return name in _FUNCTION_KEYS or name.startswith("rope_")
 
 
-def training_changes(before: Config, now: Config) -> list[Change]:
-    """Return the other changes that the numbers of the run depend on."""
+def training_changes(before: Config, now: Config) -> list[ChangedKey]:
+    """Return the other changes that affect the numbers of the run."""
     keys = [("model", name) for name in sorted(FREE_MODEL_KEYS)]
     keys += [(section, name) for section in _TRAINING_SECTIONS for name in all_options()[section]]
     changes = []
     for section, name in keys:
         values = [getattr(getattr(config, section), name) for config in (before, now)]
         if values[0] != values[1] and f"{section}.{name}" not in _NO_MATTER:
-            changes.append(Change(f"{section}.{name}", values[0], values[1]))
+            changes.append(_changed(f"{section}.{name}", values[0], values[1]))
     return changes
+
+
+def _changed(key: str, before: Value, now: Value) -> ChangedKey:
+    return ChangedKey(key, value_text(before), value_text(now))
 
 
 def _meaning(model: ModelConfig, name: str) -> Value:

@@ -22,8 +22,8 @@ class CheckpointConfig:
     interval_s: float = field(
         default=600.0,
         metadata=option(
-            "Seconds of training between checkpoints where interval is 0. Where taking one holds training up for more "
-            "than 2 % of that, they come so much more seldom. 0: none before the end.",
+            "Seconds of training between checkpoints when interval is 0. If taking a checkpoint stalls training for "
+            "more than 2 % of this time, checkpoints are taken less often. 0: none before the end.",
             unit="s",
             minimum=0,
         ),
@@ -32,15 +32,15 @@ class CheckpointConfig:
     directory: str = field(
         default="",
         metadata=option(
-            "Where checkpoints go: a directory, or a URL that fsspec knows, such as s3://bucket/job. Empty: "
+            "Where checkpoints go: a directory, or a URL that fsspec supports, such as s3://bucket/job. Empty: "
             "checkpoints in the run directory."
         ),
     )
     keep_last: int = field(
         default=-1,
         metadata=option(
-            "How many of a branch's newest checkpoints are kept. 0: all. -1: the newest 3 where they are taken by "
-            "time, all where interval says at which steps.",
+            "How many of a branch's newest checkpoints are kept. 0: all. -1: the newest 3 if checkpoints are taken by "
+            "time, all if interval is set.",
             unit="checkpoints",
             minimum=-1,
         ),
@@ -54,8 +54,8 @@ class CheckpointConfig:
     slots: Literal[1, 2] = field(
         default=2,
         metadata=option(
-            "Snapshots that the host's memory has room for. 2: one is kept whole while the next is written. 1: half "
-            "the memory, but a crash during a snapshot goes back to storage."
+            "Number of snapshots of each rank in the host's memory. 2: one stays complete while the next is written. "
+            "1: half the memory, but after a crash during a snapshot the job restarts from storage."
         ),
     )
     arena_directory: str = field(
@@ -65,22 +65,22 @@ class CheckpointConfig:
     has_peer_copies: bool = field(
         default=False,
         metadata=option(
-            "Whether each snapshot is copied to the memory of a host outside every group of its rank, so "
-            "that losing any one group loses nothing. It needs pp_size and dp_size above 1, and room for two more "
-            "snapshots a rank."
+            "Whether each snapshot is copied to the memory of a host outside every group of its rank, so that losing "
+            "any one group loses nothing. It needs pp_size and dp_size above 1, and memory for two more snapshots a "
+            "rank."
         ),
     )
     keep_arena_s: float = field(
         default=1800.0,
         metadata=option(
-            "How long snapshots stay in memory, for a restart, when no worker of the job is left on the host.",
+            "How long snapshots stay in memory for a restart after the last worker of the job on the host has ended.",
             unit="s",
             minimum=0,
         ),
     )
     resume: bool = field(
         default=True,
-        metadata=option("Whether to go on from the run's newest checkpoint or snapshot when there is one."),
+        metadata=option("Whether to continue from the run's newest checkpoint or snapshot if there is one."),
     )
     load: str = field(
         default="",
@@ -89,7 +89,7 @@ class CheckpointConfig:
 
     @property
     def is_by_time(self) -> bool:
-        """Whether checkpoints are taken every so many seconds."""
+        """Whether checkpoints are taken at intervals of time."""
         return not self.interval and self.interval_s > 0
 
     @property

@@ -1,4 +1,4 @@
-"""The whole configuration: one attribute a section, and the few values that follow from several sections."""
+"""The whole configuration: one attribute per section, and the few values that follow from several sections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from megatrain.config.notify import (
 from megatrain.config.numbered import MOST, kind_of, numbered_name
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.options import Option, Value, options_of
-from megatrain.config.parallel import LARGEST_BUCKET, SMALLEST_SHARE, ParallelConfig
+from megatrain.config.parallel import LARGEST_BUCKET, SMALLEST_SHARD, ParallelConfig
 from megatrain.config.profile import ProfileConfig
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.config.runtime import RuntimeConfig
@@ -40,7 +40,7 @@ from megatrain.config.tables import TableReader
 from megatrain.config.telemetry import TelemetryConfig
 from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import ConfigError, TopologyError
-from megatrain.contracts.layout import Layout, Neighbours
+from megatrain.contracts.layout import Holders, Layout
 from megatrain.failures.fence import FenceRule
 from megatrain.failures.patience import Patience
 
@@ -50,7 +50,7 @@ _FURTHER = "further_receivers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that a run is asked to do."""
+    """Everything that defines a run."""
 
     job: JobConfig = field(default_factory=JobConfig)
     model: ModelConfig
@@ -77,7 +77,7 @@ class Config:
     alertmanager: AlertmanagerConfig = field(default_factory=AlertmanagerConfig)
     webhook: WebhookConfig = field(default_factory=WebhookConfig)
     further_receivers: tuple[tuple[str, ReceiverConfig], ...] = ()
-    """Those behind the first of their kind, by the name of their section: `slack-2`."""
+    """The sections after the first of their kind, by name: `slack-2`."""
 
     @property
     def sections(self) -> Mapping[str, Any]:
@@ -105,7 +105,8 @@ class Config:
     def patience(self) -> Patience:
         """How long the ranks of this run may stand still.
 
-        Before their collectives time out, so that silent ranks can still be distinguished from waiting ones.
+        This is shorter than the timeout of their collectives, so that silent ranks can still be distinguished from
+        waiting ones.
         """
         return Patience(
             init_s=_PART_OF_TIMEOUT * self.runtime.init_timeout_s,
@@ -142,10 +143,10 @@ class Config:
         return layout
 
     @property
-    def neighbours(self) -> tuple[Neighbours, ...]:
-        """Who hold a part together, since it has fewer parts than ranks: the tp ranks of a key-value head."""
+    def holders(self) -> tuple[Holders, ...]:
+        """The groups of tp ranks that hold the same key-value head. Empty if each rank has heads of its own."""
         num_heads, tp_size = self.model.resolved_num_kv_heads, self.parallel.tp_size
-        return (Neighbours("tp", num_heads),) if num_heads < tp_size else ()
+        return (Holders("tp", num_heads),) if num_heads < tp_size else ()
 
     def num_microbatches(self, dp_size: int, global_batch_size: int | None = None) -> int:
         """Return the micro-batches that each pipeline computes in one step, at the full or the given global batch."""
@@ -165,25 +166,25 @@ class Config:
         return tuple(layers)
 
     def layers_of(self, stage: int, chunk: int) -> range:
-        """Return the layers that chunk `chunk` of `stage` holds: the one place that knows."""
+        """Return the layers that chunk `chunk` of `stage` holds; no other function computes this."""
         layers, number = self.layers_per_chunk, self.parallel.placement.model_chunk(stage, chunk)
         first = sum(layers[:number])
         return range(first, first + layers[number])
 
     def bucket_size(self, dp_size: int) -> int:
-        """Return the elements that close a bucket: parallel.bucket_size, or what suits the model.
+        """Return the number of elements that closes a bucket: parallel.bucket_size, or a size that suits the model.
 
-        One layer's matrices on a rank: of N layers 1/N is in sight then, and each exchange has a layer to travel
-        beneath. No more than LARGEST_BUCKET, since of a large layer a part is enough; no less than SMALLEST_SHARE for
-        each of the ranks, or latency counts for more than bandwidth.
+        That size is one layer's matrices on a rank: of N layers only 1/N is then exposed, and each collective overlaps
+        with a layer. It is at most LARGEST_BUCKET, because a part of a large layer is enough; and at least
+        SMALLEST_SHARD for each of the ranks, because otherwise latency costs more than bandwidth.
         """
         if self.parallel.bucket_size:
             return self.parallel.bucket_size
         layer = block_weights(self.model) // self.parallel.tp_size
-        return max(min(layer, LARGEST_BUCKET), SMALLEST_SHARE * dp_size)
+        return max(min(layer, LARGEST_BUCKET), SMALLEST_SHARD * dp_size)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return sections of keys, with values that JSON knows."""
+        """Return sections of keys, with values that JSON can hold."""
         return {
             section: {name: _json_value(getattr(values, name)) for name in options_of(values.__class__)}
             for section, values in self.sections.items()
@@ -210,14 +211,14 @@ def all_options() -> Mapping[str, Mapping[str, Option]]:
 
 
 def options_with(names: Iterable[str]) -> Mapping[str, Mapping[str, Option]]:
-    """Return the keys of every section, with those of the further receivers that are among some names."""
+    """Return the keys of every section, and those of the further receivers among `names`."""
     options = all_options()
     further = {name: options[receiver_kind(name)] for name in names if name not in options and receiver_kind(name)}
     return {**options, **{name: further[name] for name in sorted(further, key=_receiver_order)}}
 
 
 def receiver_kind(section: str) -> str:
-    """Return which kind of receiver a section is, empty for one that is none."""
+    """Return the kind of a receiver's section, empty if the section is no receiver's."""
     return kind_of(section, SWITCHES)
 
 

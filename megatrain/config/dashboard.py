@@ -15,19 +15,19 @@ class DashboardConfig:
 
     is_served: bool = field(
         default=True,
-        metadata=option("Whether a launch serves the page. `megatrain dashboard` does in any case."),
+        metadata=option("Whether a launch serves the dashboard. `megatrain dashboard` always serves it."),
     )
     address: str = field(
         default="127.0.0.1",
         metadata=option(
-            "Address of the page. Beyond the own machine a viewer_token_file, an operator_token_file or "
-            "trusted_proxies are needed."
+            "Address that the dashboard listens at. An address that other machines can reach needs viewer_token_file, "
+            "operator_token_file or trusted_proxies."
         ),
     )
     port: int = field(
         default=8777,
         metadata=option(
-            "Port of the page; 0: any that is free, shown in the log and in etcd.",
+            "Port of the dashboard; 0: any free port, shown in the log and in etcd.",
             minimum=0,
             maximum=65535,
         ),
@@ -35,55 +35,58 @@ class DashboardConfig:
     enable_actions: bool = field(
         default=False,
         metadata=option(
-            "Whether operators may restart, evict, stop and more through the page; else it only shows. Without an "
-            "operator_token_file the page makes a token for the job's user, <run>/diagnosis/operator-token."
+            "Whether operators may restart, evict, stop and more through the dashboard; otherwise it is read-only. "
+            "Without an operator_token_file the dashboard creates a token for the job's user, "
+            "<run>/diagnosis/operator-token."
         ),
     )
     viewer_token_file: str = field(
         default="",
-        metadata=option("File, readable by its owner alone, with the token of those who may look."),
+        metadata=option("File, readable only by its owner, with the viewers' token. Viewers cannot act."),
     )
     operator_token_file: str = field(
         default="",
-        metadata=option("File, readable by its owner alone, with the token of those who may look and act."),
+        metadata=option("File, readable only by its owner, with the operators' token. Operators can view and act."),
     )
     trusted_proxies: str = field(
         default="",
         metadata=option(
-            "Addresses or networks, with commas between, of reverse proxies that say in user_header who asks; from "
-            "anywhere else that header means nothing. Empty: none."
+            "Addresses or networks, comma-separated, of the reverse proxies whose user_header is trusted. The header "
+            "is ignored in requests from other addresses. Empty: none."
         ),
     )
     user_header: str = field(
         default="",
-        metadata=option("Header in which a trusted proxy names the user, as X-Forwarded-User.", pattern=_HEADER_NAME),
+        metadata=option(
+            "Header in which a trusted proxy names the user, such as X-Forwarded-User.", pattern=_HEADER_NAME
+        ),
     )
     role_header: str = field(
         default="",
         metadata=option(
-            'Header in which a trusted proxy says "viewer" or "operator". Empty: its users are viewers.',
+            'Header in which a trusted proxy sends the role, "viewer" or "operator". Empty: its users are viewers.',
             pattern=_HEADER_NAME,
         ),
     )
     host_names: str = field(
         default="",
         metadata=option(
-            "Further names, with commas between, by which browsers reach the page; a request for any other name than "
-            "these, the address and this machine's is refused.",
+            "Further host names, comma-separated, of the dashboard. Requests for names other than these, the address "
+            "and the name of this machine are refused.",
             pattern="[A-Za-z0-9., _-]*",
         ),
     )
     base_path: str = field(
         default="",
         metadata=option(
-            "Path below which the page lies where a reverse proxy serves other things too, as /megatrain.",
+            "Path prefix of the dashboard behind a reverse proxy that serves other things too, such as /megatrain.",
             pattern="(/[A-Za-z0-9._~-]+)*",
         ),
     )
     perfetto_url: str = field(
         default="",
         metadata=option(
-            "A Perfetto of the site's own, to which the page may hand a trace. Empty: traces are downloaded.",
+            "URL of your own Perfetto, in which the dashboard opens traces. Empty: traces are downloaded.",
             pattern=r"(https?://[A-Za-z0-9.:\[\]_-]+(/[A-Za-z0-9._~/-]*)?)?",
         ),
     )

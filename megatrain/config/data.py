@@ -12,11 +12,11 @@ class DataConfig:
     """Which tokens to train and evaluate on."""
 
     train: str = field(
-        default="", metadata=option("Training tokens: the path of a .bin and .idx pair without the ending.")
+        default="", metadata=option("Training tokens: the path of a .bin and .idx pair without the suffix.")
     )
     validation: str = field(
         default="",
-        metadata=option("Held-out tokens: the path of a .bin and .idx pair without the ending. Empty: no evaluation."),
+        metadata=option("Held-out tokens: the path of a .bin and .idx pair without the suffix. Empty: no evaluation."),
     )
     tokenizer: str = field(default="", metadata=option("Path of the tokenizer.json that the tokens were made with."))
     has_document_mask: bool = field(
@@ -27,7 +27,7 @@ class DataConfig:
     prefetch: int = field(
         default=2,
         metadata=option(
-            "Steps whose batches are read ahead of their use. 0: each is read when it is needed.",
+            "Number of steps whose batches are read ahead. 0: each batch is read when it is needed.",
             unit="steps",
             minimum=0,
         ),

@@ -21,7 +21,7 @@ class DiagnosticsConfig:
     sample_period: int = field(
         default=10,
         metadata=option(
-            "Of so many steps one is streamed with all its spans; of the others only sums.",
+            "One step in this many is streamed with all its spans; the others only as totals.",
             unit="steps",
             minimum=1,
             maximum=2**31 - 1,
@@ -30,8 +30,8 @@ class DiagnosticsConfig:
     spool_mb: int = field(
         default=256,
         metadata=option(
-            "Room on a host's disk for what the daemon could not yet be given; beyond it the oldest is dropped and "
-            "counted.",
+            "Disk space on a host for data that the daemon has not received yet; beyond it the oldest data are dropped "
+            "and counted.",
             unit="MB",
             minimum=1,
         ),
@@ -39,44 +39,51 @@ class DiagnosticsConfig:
     daemon_host: str = field(
         default="",
         metadata=option(
-            "Host, by its --host-id, on which daemon and web page run. Empty: the one whose driver is elected."
+            "Host, by its --host-id, on which the daemon and the dashboard run. Empty: the host of the elected driver."
         ),
     )
     daemon_address: str = field(
         default="",
-        metadata=option("Address that the daemon listens at. Empty: 127.0.0.1 for a job on one machine, else its own."),
+        metadata=option(
+            "Address that the daemon listens at. Empty: 127.0.0.1 for a job on one machine, else the address of its "
+            "host."
+        ),
     )
     daemon_port: int = field(
-        default=0, metadata=option("Port of the daemon; 0: any that is free.", minimum=0, maximum=65535)
+        default=0, metadata=option("Port of the daemon; 0: any free port.", minimum=0, maximum=65535)
     )
     metrics_port: int = field(
         default=0,
-        metadata=option("Port of a host's /metrics; 0: any that is free, shown in the log.", minimum=0, maximum=65535),
+        metadata=option("Port of a host's /metrics; 0: any free port, shown in the log.", minimum=0, maximum=65535),
     )
     daemon_metrics_port: int = field(
         default=0,
-        metadata=option("Port of the daemon's /metrics; 0: any that is free, shown in etcd.", minimum=0, maximum=65535),
+        metadata=option("Port of the daemon's /metrics; 0: any free port, shown in etcd.", minimum=0, maximum=65535),
     )
     metrics_address: str = field(
         default="127.0.0.1",
         metadata=option(
-            "Address of /metrics, of hosts and of the daemon. Beyond the own machine a metrics_token_file is needed."
+            "Address at which hosts and the daemon serve /metrics. An address that other machines can reach needs "
+            "metrics_token_file."
         ),
     )
     metrics_token_file: str = field(
-        default="", metadata=option("File with the bearer token that a scraper must send. Empty: none is asked for.")
+        default="", metadata=option("File with the bearer token that a scraper must send. Empty: no token is needed.")
     )
     telemetry_interval_s: float = field(
         default=10.0,
         metadata=option(
-            "Hosts look at their GPUs and network interfaces so often; 0: never.", unit="s", minimum=0, maximum=3600
+            "Interval at which hosts read the state of their GPUs and network interfaces; 0: never.",
+            unit="s",
+            minimum=0,
+            maximum=3600,
         ),
     )
     dcgm_url: str = field(
         default="",
         metadata=option(
-            "Page of NVIDIA's DCGM exporter on each host, as http://localhost:9400/metrics: GPUs are read from it. "
-            "Empty: the driver is asked by NVML.",
+            "URL of NVIDIA's DCGM exporter on each host, such as http://localhost:9400/metrics, for readings of GPUs. "
+            "Empty: readings come from the driver, by NVML.",
             pattern=r"(http://[A-Za-z0-9.:\[\]_-]+(/[A-Za-z0-9._~/-]*)?)?",
         ),
     )
@@ -84,33 +91,38 @@ class DiagnosticsConfig:
         default=168.0, metadata=option("Events older than this are removed.", unit="h", above=0)
     )
     retention_gb: float = field(
-        default=50.0, metadata=option("The oldest events are removed beyond this.", unit="GB", above=0)
+        default=50.0,
+        metadata=option("Limit of the stored events; beyond it the oldest are removed.", unit="GB", above=0),
     )
     straggler_excess: float = field(
         default=0.1,
         metadata=option("A rank that is slower than its peers by less than this fraction is not a straggler.", above=0),
     )
     straggler_score: float = field(
-        default=3.5, metadata=option("Least robust z-score, median and MAD of the peers, of a straggler.", above=0)
+        default=3.5,
+        metadata=option("Lowest robust z-score of a straggler, from the median and the MAD of its peers.", above=0),
     )
     straggler_steps: int = field(
-        default=8, metadata=option("It must last so many steps.", unit="steps", minimum=2, maximum=1024)
+        default=8,
+        metadata=option(
+            "Number of steps that a rank must be slow to be a straggler.", unit="steps", minimum=2, maximum=1024
+        ),
     )
     eviction: Literal["automatic", "approval", "dry-run"] = field(
         default="automatic",
         metadata=option(
-            "What follows from a verdict: the driver acts; it waits for `megatrain job approve`; it only records what "
-            "it would have done."
+            "What follows from a verdict. automatic: the driver acts. approval: the driver waits for `megatrain job "
+            "approve`. dry-run: the driver only records what it would have done."
         ),
     )
     evictions_per_hour: int = field(
-        default=2, metadata=option("Verdicts evict no more hosts within an hour than this.", minimum=0)
+        default=2, metadata=option("Largest number of hosts that verdicts evict within an hour.", minimum=0)
     )
     restart_price_s: float = field(
         default=60.0,
         metadata=option(
-            "Price of a restart until the job has seen one: a host is evicted for its slowness only where the rest of "
-            "the job gains more.",
+            "Assumed cost of a restart until the job has measured one. A host is evicted for its slowness only if the "
+            "rest of the job gains more than that.",
             unit="s",
             minimum=0,
         ),
@@ -118,15 +130,16 @@ class DiagnosticsConfig:
     loss_jump_factor: float = field(
         default=5.0,
         metadata=option(
-            "A loss or gradient norm so many times the median of the steps before, or one that is no number, is an "
-            "alarm; 0: never.",
+            "A loss or gradient norm raises an alarm if it is this many times the median of the steps before, or not "
+            "finite; 0: never.",
             minimum=0,
         ),
     )
     max_rollbacks: int = field(
         default=2,
         metadata=option(
-            "So often an hour the job goes back to before an alarm and leaves out its batches; 0: never.",
+            "How often within an hour the job may go back to a step before an alarm and skip the batches of the alarm; "
+            "0: never.",
             minimum=0,
         ),
     )

@@ -8,7 +8,7 @@ from typing import Literal
 from megatrain.config.options import option
 
 DIM_MULTIPLE = 16
-"""Of every dim of a factor of an FP8 product: what torch's products take."""
+"""Divisor of every dim of a factor of an FP8 product: torch's products require it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,21 +18,24 @@ class Fp8Config:
     recipe: Literal["none", "tensorwise", "rowwise"] = field(
         default="none",
         metadata=option(
-            "How the four projections of a layer are multiplied. none: in train.precision. tensorwise: in FP8, a scale "
-            "for each tensor, gradients in E5M2. rowwise: in FP8, a scale for each row, all in E4M3: more exact, less "
-            "fast. Weights, sums, attention, norms and the head keep train.precision. GPUs need compute capability "
-            "8.9 (rowwise: 9.0); processors compute the same numbers, slowly."
+            "How the four projections of a layer are multiplied. none: in train.precision. tensorwise: in FP8, with a "
+            "scale for each tensor and gradients in E5M2. rowwise: in FP8, with a scale for each row and all factors "
+            "in E4M3: more exact, but slower. Weights, sums, attention, norms and the head keep train.precision. GPUs "
+            "need compute capability 8.9 (rowwise: 9.0); CPUs compute the same numbers, slowly."
         ),
     )
     scaling: Literal["current", "delayed"] = field(
         default="current",
         metadata=option(
-            "Where the scale of a tensor comes from. current: from the tensor itself, which is read once more. delayed "
-            "(tensorwise): from the largest magnitudes of the last history_len steps, over all ranks."
+            "Source of a tensor's scale. current: the tensor itself, which is read once more. delayed (tensorwise): "
+            "the largest magnitudes of the last history_len steps, over all ranks."
         ),
     )
     history_len: int = field(
-        default=16, metadata=option("delayed: steps that a scale looks back.", unit="steps", minimum=1, maximum=65536)
+        default=16,
+        metadata=option(
+            "delayed: number of past steps that determine a scale.", unit="steps", minimum=1, maximum=65536
+        ),
     )
     backend: Literal["megatrain", "transformer_engine"] = field(
         default="megatrain",
@@ -54,5 +57,5 @@ class Fp8Config:
         return self.recipe != "none"
 
     def covers(self, layer: int) -> bool:
-        """Whether the layer of that number multiplies in FP8."""
+        """Return whether the layer of that number multiplies in FP8."""
         return self.is_used and layer not in self.skip_layers

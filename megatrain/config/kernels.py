@@ -22,23 +22,23 @@ class KernelsConfig:
     attention: Literal["auto", "cudnn", "flash", "efficient", "dense"] = field(
         default="auto",
         metadata=option(
-            "Which of torch's attention kernels to use on a GPU. auto: the first that takes the model, in the order "
-            "given here; the log says which, and why not a better one. Another name: that one or an error. Processors "
-            "have one kernel."
+            "Which of torch's attention kernels to use on a GPU. auto: the first, in the order given here, that "
+            "supports the model; the log names it and the reasons against the ones before it. Another name: that "
+            "kernel or an error. CPUs have one kernel."
         ),
     )
     norm: Literal["megatrain", "apex"] = field(
         default="megatrain",
         metadata=option(
-            "What computes LayerNorm and RMSNorm. megatrain: the kernels that come with it, or plain PyTorch. apex: "
-            "NVIDIA apex, which must be installed with its CUDA extensions; GPUs only."
+            "What computes LayerNorm and RMSNorm. megatrain: megatrain's own kernels, or plain PyTorch. apex: NVIDIA "
+            "apex, which must be installed with its CUDA extensions; GPUs only."
         ),
     )
     cuda_graphs: bool = field(
         default=False,
         metadata=option(
             "Whether a GPU replays micro-batches from CUDA graphs, from the third step on: for models so small that "
-            "the host cannot launch their work fast enough. The same numbers; the memory of a micro-batch stays taken. "
-            "For data parallel alone (tp_size and pp_size 1, zero_stage 1). Processors have nothing to replay."
+            "the host cannot launch their work fast enough. The results are the same; the memory of a micro-batch "
+            "stays allocated. Only for pure data parallelism (tp_size and pp_size 1, zero_stage 1). No effect on CPUs."
         ),
     )

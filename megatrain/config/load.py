@@ -1,4 +1,4 @@
-"""From a TOML file and settings of the command line to a checked configuration, or to ALL that is wrong with them."""
+"""From a TOML file and command-line settings to a checked configuration, or to a list of all problems."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load_config(
 ) -> LoadedConfig:
     """Read `path`, apply `overrides`, check everything that can be checked without starting.
 
-    Without a world size the layout is checked as far as the file fixes it. `is_for_training` also asks for what only
+    Without a world size the layout is checked as far as the file fixes it. `is_for_training` also requires what only
     training needs, such as data.
 
     Raises: ConfigError with every problem of the file, the overrides and the checks between keys.
@@ -49,18 +49,18 @@ def load_config(
     options = options_with([*tables, *(named_section(word) for word in overrides)])
     reader = TableReader(options)
     reader.problems.extend(f"{one} ({path})" for one in doubled)
-    places: dict[str, Origin] = {}
+    origins_of_file: dict[str, Origin] = {}
     if problem is None:
         lines = key_lines(text)
-        places = {".".join(key): FileOrigin(str(path), line) for key, line in lines.items() if len(key) <= 2}
-        reader.read(tables, places)
+        origins_of_file = {".".join(key): FileOrigin(str(path), line) for key, line in lines.items() if len(key) <= 2}
+        reader.read(tables, origins_of_file)
     else:
         reader.problems.append(problem)
     given = parse_overrides(overrides, options)
     reader.problems.extend(given.problems)
     reader.read(given.tables, given.origins)
     if problem is None:
-        reader.require_all(places, FileOrigin(str(path), 0))
+        reader.require_all(origins_of_file, FileOrigin(str(path), 0))
         origins = _complete(reader.origins, options)
         found = find_problems(
             build_config(reader.values), origins, world_size, reader.doubtful, is_for_training=is_for_training
@@ -84,13 +84,17 @@ def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
         return "", {}, f"byte 0x{byte:02x} is not UTF-8; save the file as UTF-8 ({FileOrigin(str(path), line)})"
     except tomllib.TOMLDecodeError as error:
         message = str(error)
-        place = _SYNTAX_PLACE.search(message)
-        line = int(place.group(1)) if place else text.count("\n") + 1
-        column = f" at column {place.group(2)}" if place else " at the end of the file"
+        location = _SYNTAX_PLACE.search(message)
+        line = int(location.group(1)) if location else text.count("\n") + 1
+        column = f" at column {location.group(2)}" if location else " at the end of the file"
         reason = _SYNTAX_PLACE.sub("", message).removesuffix(" (at end of document)")
-        return "", {}, f"not TOML{column}: {reason}; mend the line or the one before ({FileOrigin(str(path), line)})"
+        return (
+            "",
+            {},
+            f"not TOML{column}: {reason}; correct this line or the one before ({FileOrigin(str(path), line)})",
+        )
     except (ValueError, RecursionError) as error:
-        return "", {}, f"more than can be read as TOML: {error}; write shorter numbers and fewer brackets ({path})"
+        return "", {}, f"cannot be read as TOML: {error}; write shorter numbers and fewer brackets ({path})"
 
 
 def _complete(origins: Mapping[str, Origin], options: Mapping[str, Mapping[str, Option]]) -> dict[str, Origin]:

@@ -1,7 +1,7 @@
-"""On which line of a TOML file each key stands: the one thing that the standard library's parser does not tell.
+"""The line of each key of a TOML file: the standard library's parser does not report it.
 
-The scanner walks over text that `tomllib` has accepted, so it only has to know where keys, strings, comments, arrays
-and inline tables begin and end; it never judges.
+The scanner walks over text that `tomllib` has accepted, so it only has to find where keys, strings, comments, arrays
+and inline tables begin and end; it reports no mistakes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STRING = re.compile(
 def key_lines(text: str) -> Mapping[Path, int]:
     """Return the line, counted from 1, on which each key and each table of valid TOML first appears.
 
-    Tables of an array, [[name]], are called as `split_arrays` calls them: name, name-2 and so on.
+    Tables of an array, [[name]], are named as by `split_arrays`: name, name-2 and so on.
     """
     scanner = _Scanner(text)
     scanner.scan_document()
@@ -86,7 +86,7 @@ class _Scanner:
 
     def _scan_key_part(self) -> str:
         if self._next() in "\"'":
-            # The standard library undoes the escapes of a quoted key.
+            # The standard library resolves the escapes of a quoted key.
             return str(tomllib.loads(f"key = {self._take(_STRING)}")["key"])
         return self._take(_BARE_KEY)
 
@@ -100,7 +100,7 @@ class _Scanner:
             self._take(_SCALAR)
 
     def _scan_group(self, path: Path, *, is_table: bool) -> None:
-        """Pass an array or an inline table; keys of inline tables are recorded."""
+        """Skip an array or an inline table; keys of inline tables are recorded."""
         self._at += 1
         self._take(_BLANK)
         while self._next() not in "]}":

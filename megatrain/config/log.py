@@ -11,7 +11,7 @@ from megatrain.config.options import option
 class LogConfig:
     """What is printed and where metrics go besides the run directory."""
 
-    interval: int = field(default=10, metadata=option("Steps between step lines.", unit="steps", minimum=1))
+    interval: int = field(default=10, metadata=option("Steps between the log lines of steps.", unit="steps", minimum=1))
     has_tensorboard: bool = field(
         default=False, metadata=option("Whether metrics also go to TensorBoard files; needs the tensorboard package.")
     )

@@ -1,7 +1,7 @@
 """How many parameters a model has, exactly, counted from its shape.
 
 Padding rows of the vocabulary count, because they are stored and reduced like all others. A tied head counts once, as
-the embedding.
+part of the embedding.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def num_parameters(model: ModelConfig) -> int:
 
 
 def block_weights(model: ModelConfig) -> int:
-    """Return the elements of the matrices of one transformer block: all but norms and biases."""
+    """Return the elements of the matrices of one transformer block: all except norms and biases."""
     return sum(inputs * outputs for inputs, outputs in _linears(model))
 
 

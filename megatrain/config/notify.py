@@ -1,6 +1,6 @@
 """Sections [notify], [slack], [pagerduty], [email], [alertmanager], [webhook]: the receivers of a job's notifications.
 
-Of each kind of receiver there may be several: [[slack]] twice, which is [slack] and [slack-2].
+There may be several receivers of each kind: [[slack]] twice is [slack] and [slack-2].
 
 Secrets are never values of a configuration, which is shown, compared and kept in etcd: they are files.
 """
@@ -20,10 +20,10 @@ SWITCHES = {
     "alertmanager": ("url",),
     "webhook": ("url", "url_file"),
 }
-"""Receiver, which is its section -> the keys that turn it on, any of them."""
+"""Receiver, which is its section -> the keys that switch it on, any of them."""
 _EVENT = f"({'|'.join(EVENTS)})"
 _ADDRESS = r"[^\s@<>,;:\"()\[\]\\]+@[A-Za-z0-9.-]+"
-_SECRET = "readable by its owner alone"
+_SECRET = "readable only by its owner"
 
 
 def _events() -> Any:
@@ -31,20 +31,21 @@ def _events() -> Any:
     return field(
         default=", ".join(EVENTS),
         metadata=option(
-            "Events to send, comma-separated: `incident` (opened, recovered), `restarts` (the brake is near), `end` "
-            "(the job ended), `verdict` (one waits for a person), `health` (the job's health changed).",
+            "Events to send, comma-separated: `incident` (opened, recovered), `restarts` (close to the limit of "
+            "restarts), `end` (the job ended), `verdict` (one waits for a person), `health` (the job's health "
+            "changed).",
             pattern=f"{_EVENT}(, *{_EVENT})*",
         ),
     )
 
 
 def _level() -> Any:
-    """Return the field that every receiver has: the least level that it gets."""
+    """Return the field that every receiver has: the lowest level that it gets."""
     return field(
         default="amber",
         metadata=option(
-            "The least level that is sent: `red` (the job does not go on by itself), `amber` (it helps itself, or "
-            "somebody is asked), `green` (also what was planned)."
+            "Lowest level that is sent: `red` (the job cannot go on by itself), `amber` (it recovers by itself, or "
+            "needs an answer), `green` (also planned events)."
         ),
     )
 
@@ -58,15 +59,18 @@ class NotifyConfig:
 
     page_url: str = field(
         default="",
-        metadata=option("Where people open the dashboard, for links. Empty: where the dashboard says that it listens."),
+        metadata=option("URL of the dashboard for links in messages. Empty: the address that the dashboard announces."),
     )
     runbooks_url: str = field(
         default="",
-        metadata=option("Where people read docs/runbooks, for links. Empty: runbooks are named without a link."),
+        metadata=option("URL of docs/runbooks for links in messages. Empty: runbooks are named without a link."),
     )
     ca_file: str = field(
         default="",
-        metadata=option("PEM file of the authority that receivers' certificates are checked by. Empty: the system's."),
+        metadata=option(
+            "PEM file of the certificate authority that signed the receivers' certificates. Empty: the authorities of "
+            "the system."
+        ),
     )
     timeout_s: float = field(
         default=10.0,
@@ -96,7 +100,7 @@ class PagerDutyConfig:
     )
     url: str = field(
         default="https://events.pagerduty.com/v2/enqueue",
-        metadata=option("Where events are sent; https://events.eu.pagerduty.com/v2/enqueue in Europe."),
+        metadata=option("URL that events are sent to; https://events.eu.pagerduty.com/v2/enqueue in Europe."),
     )
     events: str = _events()
     level: Literal["green", "amber", "red"] = _level()
@@ -108,14 +112,18 @@ class EmailConfig:
 
     recipients: str = field(
         default="",
-        metadata=option("Addresses, with commas between. Empty: off.", pattern=f"({_ADDRESS}(, *{_ADDRESS})*)?"),
+        metadata=option("Addresses, comma-separated. Empty: off.", pattern=f"({_ADDRESS}(, *{_ADDRESS})*)?"),
     )
-    sender: str = field(default="", metadata=option("Address in From.", pattern=f"({_ADDRESS})?"))
-    host: str = field(default="", metadata=option("The SMTP server.", pattern=r"[A-Za-z0-9._:-]*"))
-    port: int = field(default=587, metadata=option("Its port.", minimum=1, maximum=65535))
+    sender: str = field(default="", metadata=option("Address in the From header.", pattern=f"({_ADDRESS})?"))
+    host: str = field(
+        default="", metadata=option("Host name or address of the SMTP server.", pattern=r"[A-Za-z0-9._:-]*")
+    )
+    port: int = field(default=587, metadata=option("Port of the SMTP server.", minimum=1, maximum=65535))
     encryption: Literal["starttls", "tls", "none"] = field(
         default="starttls",
-        metadata=option("`starttls` (587), `tls` from the first byte (465), or `none`, without a login."),
+        metadata=option(
+            "`starttls` (usually port 587), `tls` from the first byte (usually port 465), or `none`, without a login."
+        ),
     )
     user: str = field(default="", metadata=option("Name to log in with. Empty: no login."))
     password_file: str = field(default="", metadata=option(f"File, {_SECRET}, with the password of user."))
@@ -128,7 +136,8 @@ class AlertmanagerConfig:
     """An Alertmanager of Prometheus, by its API v2."""
 
     url: str = field(
-        default="", metadata=option("Where it is, as http://alertmanager:9093, with its prefix. Empty: off.")
+        default="",
+        metadata=option("URL of the Alertmanager with its path prefix, such as http://alertmanager:9093. Empty: off."),
     )
     token_file: str = field(
         default="", metadata=option(f"File, {_SECRET}, with the bearer token that it asks for. Empty: none.")
@@ -141,7 +150,7 @@ class AlertmanagerConfig:
 class WebhookConfig:
     """A program of the site's own, by a POST."""
 
-    url: str = field(default="", metadata=option("Where messages are sent. Empty: off, unless url_file is set."))
+    url: str = field(default="", metadata=option("URL that messages are sent to. Empty: off, unless url_file is set."))
     url_file: str = field(default="", metadata=option(f"File, {_SECRET}, with the URL, where that is a secret."))
     token_file: str = field(
         default="", metadata=option(f"File, {_SECRET}, with a bearer token to send along. Empty: none.")
@@ -149,13 +158,15 @@ class WebhookConfig:
     template_file: str = field(
         default="",
         metadata=option(
-            "File with the body, in which $title, $text and more are filled in. Empty: JSON of everything."
+            "File with a template of the body, in which $title, $text and more are replaced. Empty: JSON with all "
+            "fields."
         ),
     )
     content_type: str = field(
         default="application/json",
         metadata=option(
-            "Of the body. In a template of application/json, what is filled in is escaped as in a JSON string.",
+            "Content type of the body. In a template of application/json, the values of $title, $text and so on are "
+            "escaped as in a JSON string.",
             pattern=r"[a-z]+/[a-z0-9.+-]+(; ?charset=[A-Za-z0-9-]+)?",
         ),
     )

@@ -1,6 +1,6 @@
 """Sections that a configuration may have several of: `[[slack]]` twice is `[slack]` and `[slack-2]`.
 
-So each has a name, by which keys, origins, overrides and messages know it; the second form may be written, too.
+So each has a name, which keys, origins, overrides and messages use; the second form may also be written directly.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 MOST = 16
-"""Of a kind. Each receiver of notifications is a thread of the driver's host."""
+"""Per kind. Each receiver of notifications is a thread of the driver's host."""
 
 
 def numbered_name(kind: str, number: int) -> str:
@@ -17,7 +17,7 @@ def numbered_name(kind: str, number: int) -> str:
 
 
 def kind_of(section: str, kinds: Collection[str]) -> str:
-    """Return the kind of a section by its name; empty where it is none of these."""
+    """Return the kind of a section by its name; empty if it is none of these."""
     kind, _, number = section.rpartition("-")
     if section in kinds:
         return section
@@ -26,7 +26,7 @@ def kind_of(section: str, kinds: Collection[str]) -> str:
 
 
 def split_arrays(tables: Mapping[str, object], kinds: Collection[str]) -> tuple[dict[str, object], list[str]]:
-    """Return tables with each array of these kinds as sections of their own, and what is wrong with that in words."""
+    """Return tables with each array of these kinds as separate sections, and a sentence on what is wrong with that."""
     found: dict[str, object] = {}
     problems = []
     for name, value in tables.items():
@@ -36,10 +36,12 @@ def split_arrays(tables: Mapping[str, object], kinds: Collection[str]) -> tuple[
         for number, table in enumerate(value, start=1):
             section = numbered_name(name, number)
             if number > MOST:
-                text = f"[[{name}]] stands {len(value)} times; a job has {MOST} of a kind at most: leave some out"
+                text = f"[[{name}]] appears {len(value)} times, and at most {MOST} are allowed; remove some"
                 problems.append(text)
                 break
             if number > 1 and section in tables:
-                problems.append(f"[{section}] is the section of the {number}. [[{name}]] too; use one of the two forms")
+                problems.append(
+                    f"[{section}] and the {number}. [[{name}]] are the same section; use one of the two forms"
+                )
             found[section] = table
     return found, problems

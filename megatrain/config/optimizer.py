@@ -14,7 +14,9 @@ class OptimizerConfig:
 
     name: Literal["adamw", "lamb"] = field(
         default="adamw",
-        metadata=option("Update rule. lamb scales each layer's update by a trust ratio, for batches 4 times as large."),
+        metadata=option(
+            "Update rule. lamb scales each layer's update by a trust ratio, so that batches can be 4 times as large."
+        ),
     )
     lr: float = field(metadata=option("Highest learning rate, reached after warm-up.", above=0, maximum=1000))
     min_lr: float = field(
@@ -42,9 +44,9 @@ class OptimizerConfig:
     lr_decay_steps: int = field(
         default=0,
         metadata=option(
-            "Number of the step, counted from 0, at which the rate has reached min_lr, to stay there. 0: train.steps. "
-            "The last of D steps has number D - 1: a run of just as many steps ends one step short of min_lr. It may "
-            "lie beyond train.steps, when a run is the first part of a longer one.",
+            "Number of the step, counted from 0, at which the rate has reached min_lr, where it stays. 0: train.steps. "
+            "The last of D steps has number D - 1, so a run of exactly D steps ends one step before min_lr. It may lie "
+            "beyond train.steps if the run is the first part of a longer one.",
             unit="steps",
             minimum=0,
         ),

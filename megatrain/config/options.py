@@ -1,8 +1,8 @@
-"""What is known about one configuration key: its type, default, unit, range and meaning.
+"""The record of one configuration key: its type, default, unit, range and meaning.
 
 A section is a plain frozen dataclass; `option(...)` puts the documentation and the allowed range of a key in the
-metadata of its field, and `options_of` reads them back. The loader, the checks and the generated reference all work
-from these records, so a key is described once.
+metadata of its field, and `options_of` reads them back. The loader, the checks and the generated reference all use
+these records, so a key is described once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-from megatrain.config.wording import alternatives, shortened, value_text
+from megatrain.config.toml_text import shortened, value_text
+from megatrain.formatting.lists import alternatives
 
 Value = int | float | bool | str | tuple[int, ...]
-"""What a key can hold. A list of TOML is held as a tuple, so that a section is immutable."""
+"""The types of a key's value. A list of TOML is held as a tuple, so that a section is immutable."""
 
 LARGEST_INTEGER = 2**53
-"""No count of anything is larger, and JSON readers elsewhere keep integers exact up to here."""
+"""No real count is larger, and JSON readers elsewhere keep integers exact up to here."""
 LONGEST_S = 1_000_000_000
 """Three decades: longer waits overflow the clocks of communication libraries."""
 LARGEST_OF_UNIT: Mapping[str, int] = {
@@ -34,7 +35,7 @@ LARGEST_OF_UNIT: Mapping[str, int] = {
 """Bounds of keys that state none. An exabyte is a size that 64 bits hold in bytes, and a black box has 32 bits for the
 number of a step."""
 LARGEST_NUMBER = 10**9
-"""The bound of other numbers that state none: it may still be squared, and multiplied, in single precision."""
+"""The bound of other numbers that state none: single precision can still hold its square and products."""
 SMALLEST_OF_UNIT: Mapping[str, float] = {"s": 0.001}
 SMALLEST_NUMBER = 1e-30
 """Single precision rounds smaller numbers to 0; times shorter than SMALLEST_OF_UNIT count as 0."""
@@ -58,7 +59,7 @@ _WANTED: Mapping[str, str] = {
 
 
 class WrongTypeError(Exception):
-    """A value that a key cannot hold; the text is the rule and the way out."""
+    """A value that a key cannot hold; the text is the rule and the hint."""
 
 
 def option(
@@ -102,14 +103,14 @@ class Option:
 
     @property
     def placeholder(self) -> Value:
-        """A value within the range, to stand for one that is missing or wrong while other keys are checked."""
+        """A value within the range, used for a missing or wrong one while other keys are checked."""
         if self.default is not None:
             return self.default
         return 1.0 if self.kind == "float" else max(1, int(self.minimum or 1))
 
     @property
     def allowed(self) -> str:
-        """The range, the choices or the form in words; empty when every value of the type will do."""
+        """The range, the choices or the form as text; empty if every value of the type is allowed."""
         if self.pattern:
             return f"text of the form {self.pattern}"
         if self.choices:
@@ -141,18 +142,18 @@ class Option:
         raise WrongTypeError(f"must be {wanted}, not {_type_text(value)}")
 
     def violation(self, value: Value) -> str | None:
-        """Return the rule that a value of the right type breaks, with the way out, or None."""
+        """Return the rule that a value of the right type breaks, with the hint, or None."""
         if self.choices and value not in self.choices:
             return f"is not allowed; use {self.allowed}"
         if self.pattern and not re.fullmatch(self.pattern, str(value)):
             return f"is not allowed; use {self.allowed}"
         if isinstance(value, tuple):
-            rules = ((place, item, self._number_violation(item, "values")) for place, item in enumerate(value, 1))
-            wrong = next(((place, item, rule) for place, item, rule in rules if rule is not None), None)
+            rules = ((number, item, self._number_violation(item, "values")) for number, item in enumerate(value, 1))
+            wrong = next(((number, item, rule) for number, item, rule in rules if rule is not None), None)
             if wrong is None:
                 return None
-            fault, _, way_out = wrong[2].partition(";")
-            return f"{fault}: element {wrong[0]} is {shortened(value_text(wrong[1]))};{way_out}"
+            fault, _, hint = wrong[2].partition(";")
+            return f"{fault}: element {wrong[0]} is {shortened(value_text(wrong[1]))};{hint}"
         if isinstance(value, str):
             return None if _is_utf8(value) else "holds bytes that are not UTF-8; use text in UTF-8"
         return self._number_violation(value, "a value")
@@ -168,11 +169,11 @@ class Option:
         smallest = SMALLEST_OF_UNIT.get(self.unit, SMALLEST_NUMBER)
         if 0 < abs(number) < smallest:
             zero = ", or 0" if self._is_in_range(0) else ""
-            return f"is as good as 0; use {wanted} of at least {smallest:g}{zero}"
+            return f"is too close to 0; use {wanted} of at least {smallest:g}{zero}"
         return None
 
     def _is_in_range(self, number: float) -> bool:
-        # A NaN compares false with everything, so it fails whichever bound the key has.
+        # A NaN compares false with everything, so it fails for every bound that the key has.
         return (
             (self.minimum is None or number >= self.minimum)
             and (self.above is None or number > self.above)
@@ -200,7 +201,7 @@ def options_of(section: type) -> Mapping[str, Option]:
 
 
 def _maximum(kind: Kind, stated: Mapping[str, Any]) -> float | None:
-    """Return the bound of a key: the one that it states, else that of its unit or kind."""
+    """Return the bound of a key: its own, else that of its unit or kind."""
     if stated["maximum"] is not None or stated["below"] is not None or kind not in ("int", "float"):
         return cast("float | None", stated["maximum"])
     return LARGEST_OF_UNIT.get(stated["unit"], LARGEST_NUMBER if kind == "float" else None)
@@ -220,15 +221,15 @@ def _to_float(number: int) -> float:
 
 
 def _integers(items: list[object] | tuple[object, ...]) -> tuple[int, ...]:
-    for place, item in enumerate(items, 1):
+    for number, item in enumerate(items, 1):
         if type(item) is not int:
-            found = f"element {place} is {shortened(value_text(item))}, {_type_text(item)}"
+            found = f"element {number} is {shortened(value_text(item))}, {_type_text(item)}"
             raise WrongTypeError(f"must be {_WANTED['list of int']}; {found}")
     return tuple(item for item in items if isinstance(item, int))
 
 
 def _is_utf8(text: str) -> bool:
-    """Tell text from bytes of a command line that no text has: Python keeps those as lone surrogates."""
+    """Distinguish text from command-line bytes that are no UTF-8: Python keeps those as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Where the value of a key came from: a line of a file, the command line, or the default."""
+"""The source of a key's value: a line of a file, the command line, or the default."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Settings of the command line: `--section.key=value`, or `--section.key value`; the last one for a key wins.
+"""Command-line settings: `--section.key=value`, or `--section.key value`; the last one for a key wins.
 
-A value is read as TOML. Anything else is taken literally, so that strings need no quotes; the type check then
-tells whether the key wanted one.
+A value is read as TOML. Anything else is taken literally, so that strings need no quotes; the type check then shows
+whether the key needed a string.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from megatrain.config.options import Option
 from megatrain.config.origin import OverrideOrigin
 from megatrain.config.tables import suggestions
-from megatrain.config.wording import alternatives
+from megatrain.formatting.lists import alternatives
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Overrides:
 
 
 def named_section(argument: str) -> str:
-    """Return the section that a setting of the command line is of."""
+    """Return the section of a command-line setting."""
     return argument.removeprefix("--").partition("=")[0].partition(".")[0]
 
 
@@ -67,7 +67,7 @@ def _value(text: str, option: Option | None) -> object:
         return text
     value: object = parsed["value"]
     is_word = option is not None and option.kind in ("str", "choice") and not isinstance(value, str)
-    # A text of several lines can hold more than one TOML setting; then it was meant as a text.
+    # A text of several lines can contain more than one TOML setting; then it was meant as a text.
     return text if is_word or len(parsed) > 1 else value
 
 
@@ -75,5 +75,5 @@ def _not_a_setting(argument: str, sections: Mapping[str, Mapping[str, Option]]) 
     name, _, text = argument.partition("=")
     meant = suggestions(name.lstrip("-").replace("-", "_"), None, sections) if argument.startswith("--") else ()
     written = tuple(f"--{key}={text or 'VALUE'}" for key in meant)
-    way_out = f"did you mean {alternatives(written)}?" if written else "write --section.key=value"
-    return f"{argument} is not a setting of the form --section.key=value; {way_out} (on the command line)"
+    hint = f"did you mean {alternatives(written)}?" if written else "write --section.key=value"
+    return f"{argument} is not a setting of the form --section.key=value; {hint} (on the command line)"

@@ -8,14 +8,23 @@ from typing import Literal
 
 from megatrain.config.options import option
 from megatrain.contracts.layout import SIZED_AXES, Axis
-from megatrain.schedule import CHUNKED_NAMES, KINDS, Placement, Schedule, ScheduleKind, build_schedule, forward_only
+from megatrain.schedule import (
+    CHUNKED_NAMES,
+    KINDS,
+    ChunkPlacement,
+    Schedule,
+    ScheduleKind,
+    ScheduleName,
+    build_schedule,
+    forward_only,
+)
 
 LARGEST_SIZE = 10_000_000
-"""Beyond every cluster: the largest runs known have tens of thousands of ranks."""
+"""More than any cluster: the largest known runs have tens of thousands of ranks."""
 LARGEST_BUCKET = 40_000_000
-"""Elements that suffice to use a link to the full, whatever the layers' size: Megatron-LM's choice."""
-SMALLEST_SHARE = 1 << 16
-"""Elements a rank of a bucket: in fp32 a quarter MiB, which a link of 25 GB/s takes 10 us for, about its latency."""
+"""Elements that suffice to use a link fully, whatever the layers' size: Megatron-LM's choice."""
+SMALLEST_SHARD = 1 << 16
+"""Elements per rank of a bucket: in fp32 a quarter MiB, for which a link of 25 GB/s takes 10 us, about its latency."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +34,8 @@ class ParallelConfig:
     tp_size: int = field(
         default=1,
         metadata=option(
-            "Tensor parallel: ranks that share each layer. Outside the linear layers they split the sequence (sequence "
-            "parallelism). Keep it inside one host.",
+            "Tensor parallel: ranks that each compute a part of every layer. Outside the linear layers they split the "
+            "sequence (sequence parallelism). Keep it inside one host.",
             unit="ranks",
             minimum=1,
             maximum=LARGEST_SIZE,
@@ -35,9 +44,10 @@ class ParallelConfig:
     num_sequence_chunks: int = field(
         default=1,
         metadata=option(
-            "Chunks in which tensor-parallel ranks exchange their rows of the sequence, so that the exchanges run "
-            "beneath the products of a layer, in forward and in backward. 1: each exchange alone, all rows at once. "
-            "More chunks leave less in sight and make products smaller. Layers that multiply in FP8 have 1.",
+            "Chunks in which tensor-parallel ranks exchange their rows of the sequence, so that the collectives "
+            "overlap with the products of a layer, in forward and in backward. 1: each collective is exposed, with all "
+            "rows at once. More chunks leave less of them exposed but make products smaller. Layers that multiply in "
+            "FP8 use 1.",
             unit="chunks",
             minimum=1,
             maximum=LARGEST_SIZE,
@@ -62,7 +72,7 @@ class ParallelConfig:
         default=1,
         metadata=option(
             f"Model chunks on each stage; more than 1 with the {CHUNKED_NAMES} schedule only. They are of use without "
-            "a pipeline, too: exchanges of data parallelism overlap, chunk by chunk, with the other chunks.",
+            "a pipeline, too: collectives of data parallelism overlap, chunk by chunk, with the other chunks.",
             minimum=1,
             maximum=LARGEST_SIZE,
         ),
@@ -70,9 +80,9 @@ class ParallelConfig:
     layers_per_chunk: tuple[int, ...] = field(
         default=(),
         metadata=option(
-            "Layers of each of the pp_size * num_chunks chunks, in the model's order: from the one with the "
-            "embedding to the one with the head. For stages that should take equally long although the loss costs "
-            "as much as some layers do. The first and the last may have none. Empty: the even split.",
+            "Layers of each of the pp_size * num_chunks chunks, in the model's order: from the one with the embedding "
+            "to the one with the head. It balances the stages: the loss costs as much as some layers do. The first and "
+            "the last may have none. Empty: the even split.",
             unit="layers",
             minimum=0,
         ),
@@ -81,14 +91,17 @@ class ParallelConfig:
         default=False,
         metadata=option(
             "Whether the even split counts the embedding as a layer, so that the first chunk has one layer less than "
-            "the others; num_layers and what is counted are then divided by pp_size * num_chunks."
+            "the others. pp_size * num_chunks must then divide num_layers plus the counted ends."
         ),
     )
     counts_head_as_layer: bool = field(
         default=False,
-        metadata=option("The same for the head with its loss: the last chunk has one layer less."),
+        metadata=option(
+            "Whether the even split counts the head with its loss as a layer, so that the last chunk has one layer "
+            "less."
+        ),
     )
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
+    schedule: ScheduleName = field(
         default="1f1b",
         metadata=option(
             " ".join(["Order of the pipeline.", *(f"{kind.name}: {kind.summary}." for kind in KINDS.values())])
@@ -97,50 +110,53 @@ class ParallelConfig:
     zero_stage: Literal[1, 2] = field(
         default=1,
         metadata=option(
-            "What data-parallel ranks share. 1: the optimizer's state and master weights. 2: also the gradients."
+            "What is sharded over data-parallel ranks. 1: the optimizer's state and master weights. "
+            "2: also the gradients."
         ),
     )
     overlap: bool = field(
         default=True,
-        metadata=option("Whether communication overlaps with computation. Off gives the same numbers, bit by bit."),
+        metadata=option(
+            "Whether communication overlaps with computation. The results are the same without it, bit by bit."
+        ),
     )
     has_aligned_reductions: bool = field(
         default=False,
         metadata=option(
-            "Whether all stages start to reduce a chunk's gradients together, when the last of them is done with it: "
-            "they are then slowed down by it at the same time, not one after the other. For pipelines of several "
-            "chunks with zero_stage=1; what a stage reduces last, it reduces when it is done."
+            "Whether all stages start to reduce a chunk's gradients at the same time, when the last stage has finished "
+            "the chunk, so that reductions slow all stages down at once and not one after the other. For pipelines of "
+            "several chunks with zero_stage=1. The last reduction of a stage starts as soon as its gradients are "
+            "complete."
         ),
     )
     recompute: Literal["none", "selective", "full"] = field(
         default="none",
         metadata=option(
-            "Activations computed again in backward instead of kept. selective: norms and the activation "
-            "function of the MLP. full: whole blocks."
+            "Activations that backward recomputes and forward does not keep. selective: those of norms and of the "
+            "activation function of the MLP. full: those of whole blocks."
         ),
     )
     offload_layers: int = field(
         default=0,
         metadata=option(
             "Layers of each chunk, from its first, whose activations wait in host memory between forward and backward; "
-            "a chunk of fewer layers offloads all. They travel while other layers compute: so the last layers of a "
-            "chunk should stay. Saves GPU memory as "
-            "recompute does, at the price of traffic to the host; both together move blocks' inputs only. Without a "
-            "GPU it saves nothing.",
+            "a chunk of fewer layers offloads all. The copies overlap with the computation of other layers, so the "
+            "last layers of a chunk should stay on the GPU. Saves GPU memory as recompute does, at the price of "
+            "traffic to the host; with both, only the inputs of blocks are copied. Without a GPU it saves nothing.",
             unit="layers",
             minimum=0,
         ),
     )
     grad_reduce_dtype: Literal["fp32", "bf16"] = field(
         default="fp32",
-        metadata=option("Type in which gradients travel between data-parallel ranks; they accumulate in fp32."),
+        metadata=option("Type of the gradients that data-parallel ranks exchange; they accumulate in fp32."),
     )
     bucket_size: int = field(
         default=0,
         metadata=option(
-            "Parameters of a chunk that are reduced and gathered in one exchange, at least: a bucket is closed when it "
-            "holds so many. 0: the matrices of one layer on a rank, at most 40,000,000 and at least 65,536 for each "
-            "data-parallel rank.",
+            "Least number of parameters of a chunk that are reduced and gathered in one collective: a bucket is closed "
+            "when it holds this many. 0: the matrices of one layer on a rank, at most 40,000,000 and at least 65,536 "
+            "for each data-parallel rank.",
             unit="elements",
             minimum=0,
         ),
@@ -151,7 +167,7 @@ class ParallelConfig:
         return KINDS[self.schedule]
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> ChunkPlacement:
         """Which stage holds which part of the model."""
         return self.schedule_kind.placement(self.pp_size, self.num_chunks)
 
@@ -162,7 +178,7 @@ class ParallelConfig:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of each axis that can be configured, as a layout is given it; dp_size may be 0 here."""
+        """The size of each axis that can be configured, in a layout's form; dp_size may be 0 here."""
         return {axis.size_name: getattr(self, axis.size_name) for axis in configurable_axes()}
 
     @property
@@ -184,9 +200,9 @@ class ParallelConfig:
         return prod(self.replica_sizes.values())
 
     def build_schedule(self, num_microbatches: int) -> Schedule:
-        """Return what each stage does in a training step of so many micro-batches.
+        """Return the actions of each stage in a training step of `num_microbatches`.
 
-        Raises: TopologyError with the rule and the way out where there is no such pipeline.
+        Raises: TopologyError with the rule and the hint if there is no such pipeline.
         """
         return build_schedule(
             self.schedule,
@@ -198,7 +214,7 @@ class ParallelConfig:
         )
 
     def forward_only(self, num_microbatches: int) -> Schedule:
-        """Return what each stage does in an evaluation of so many micro-batches."""
+        """Return the actions of each stage in an evaluation of `num_microbatches`."""
         return forward_only(self.placement, num_microbatches, self._receives_ahead)
 
     @property
@@ -207,6 +223,6 @@ class ParallelConfig:
 
 
 def configurable_axes() -> tuple[Axis, ...]:
-    """Return the axes whose size is an option: those to which comm and parallel give a meaning."""
+    """Return the axes whose size is an option: those that comm and parallel implement."""
     options = {one.name for one in fields(ParallelConfig)}
     return tuple(axis for axis in SIZED_AXES if axis.size_name in options)

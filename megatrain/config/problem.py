@@ -1,4 +1,4 @@
-"""A mistake in a configuration: what rests on which keys, so that one mistake is not reported twice."""
+"""A mistake in a configuration, and the keys that it involves, so that one mistake is not reported twice."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from megatrain.config.origin import DefaultOrigin, Origin
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A message without its place, and the keys ("section.key") whose values it rests on, the blamed one first."""
+    """A message without its place, and the keys ("section.key") whose values it involves, the blamed one first."""
 
     keys: tuple[str, ...]
     text: str
 
     def located(self, origins: Mapping[str, Origin]) -> str:
-        """Return the message with its place: where the first of the keys that somebody wrote was written."""
+        """Return the message with its place: that of the first of the keys that was set."""
         known = [origins[key] for key in self.keys if key in origins]
         written = [origin for origin in known if not isinstance(origin, DefaultOrigin)]
-        place = next(iter(written or known), None)
-        return self.text if place is None else f"{self.text} ({place})"
+        location = next(iter(written or known), None)
+        return self.text if location is None else f"{self.text} ({location})"

@@ -6,21 +6,21 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from megatrain.config.wording import value_text
+from megatrain.config.toml_text import value_text
 from megatrain.contracts.bounded_files import read_below
 
 CONFIG_NAME = "config.toml"
 _MAX_BYTES = 4 << 20
-"""No configuration is as large."""
+"""Limit: no configuration is as large."""
 
 
 def recorded_tables(root: Path) -> dict[str, Any] | None:
-    """Return section -> key -> value of a run's configuration, unchecked; None where none can be read."""
+    """Return section -> key -> value of a run's configuration, unchecked; None if none can be read."""
     return read_tables(root)[0]
 
 
 def read_tables(root: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return what `recorded_tables` does, and why there is nothing; "" where the run keeps no configuration."""
+    """Return the same as `recorded_tables`, and why there is nothing; "" if the run keeps no configuration."""
     try:
         return tomllib.loads(read_below(root, CONFIG_NAME, _MAX_BYTES).decode()), ""
     except FileNotFoundError:
@@ -32,7 +32,7 @@ def read_tables(root: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def recorded_values(root: Path) -> dict[str, str] | None:
-    """Return section.key -> value as text, as `config_values` does; None where none can be read."""
+    """Return section.key -> value as text, like `config_values`; None if none can be read."""
     tables = recorded_tables(root)
     if tables is None:
         return None

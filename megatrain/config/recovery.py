@@ -14,7 +14,7 @@ class RecoveryConfig:
     lease_ttl_s: int = field(
         default=10,
         metadata=option(
-            "A host whose executor does not renew its lease for so long counts as lost. etcd grants no less than 2.",
+            "A host counts as lost if its executor has not renewed its lease for this long. etcd grants at least 2.",
             unit="s",
             minimum=2,
             maximum=600,
@@ -23,7 +23,7 @@ class RecoveryConfig:
     lease_renew_s: float = field(
         default=3.0,
         metadata=option(
-            "How often an executor renews its lease; never later than a third of lease_ttl_s.",
+            "Interval at which an executor renews its lease; at most a third of lease_ttl_s is used.",
             unit="s",
             above=0,
             maximum=200,
@@ -32,7 +32,7 @@ class RecoveryConfig:
     status_interval_s: float = field(
         default=5.0,
         metadata=option(
-            "How often an executor writes its status while nothing happens; what happens is written at once.",
+            "Interval at which an executor writes its status while nothing changes; changes are written at once.",
             unit="s",
             minimum=0.5,
             maximum=600,
@@ -42,41 +42,46 @@ class RecoveryConfig:
         default=5.0, metadata=option("A step that takes less than this never counts as a hang.", unit="s", above=0)
     )
     hang_factor: float = field(
-        default=10.0, metadata=option("A step counts as hung after so many times the median step.", minimum=2)
+        default=10.0, metadata=option("A step counts as hung after this many times the median step time.", minimum=2)
     )
     restarts_per_hour: int = field(
-        default=20, metadata=option("More restarts within an hour stop the job.", unit="restarts", minimum=0)
+        default=20,
+        metadata=option(
+            "Largest number of restarts within an hour; one more stops the job.", unit="restarts", minimum=0
+        ),
     )
     restarts_without_progress: int = field(
         default=3,
         metadata=option(
-            "So many restarts in a row that complete no step beyond the last failure's stop the job. A failure of "
-            "user code, data or memory that comes back at the same step stops it at the second.",
+            "Number of restarts in a row without a completed step beyond the last failure's that stops the job. A "
+            "failure of user code, data or memory that comes back at the same step stops it at the second.",
             unit="restarts",
             minimum=1,
         ),
     )
     network_failures: int = field(
-        default=2, metadata=option("So many network failures of one host within the window evict it.", minimum=1)
+        default=2,
+        metadata=option("Number of network failures of one host within the window that evicts it.", minimum=1),
     )
     network_window_s: float = field(
         default=300.0, metadata=option("Window in which a host's network failures are counted.", unit="s", above=0)
     )
     hangs_per_hour: int = field(
-        default=2, metadata=option("So many hangs of one host within an hour evict it.", minimum=1)
+        default=2, metadata=option("Number of hangs of one host within an hour that evicts it.", minimum=1)
     )
     host_failures_per_hour: int = field(
         default=3,
         metadata=option(
-            "So many failures of one host within an hour evict it where the job can go on without it: its executor was "
-            "lost, or a worker on it was the first to die and neither code nor data are to blame.",
+            "Number of failures of one host within an hour that evicts it if the job can go on without it. A failure "
+            "counts if the host's executor was lost, or if a worker on it was the first to die and neither code nor "
+            "data are to blame.",
             minimum=1,
         ),
     )
     stop_timeout_s: float = field(
         default=10.0,
         metadata=option(
-            "A host that has not stopped a broken round's workers after so long is left out of the next round.",
+            "A host that has not stopped the workers of a broken round within this time is left out of the next round.",
             unit="s",
             above=0,
         ),
@@ -84,7 +89,7 @@ class RecoveryConfig:
     join_timeout_s: float = field(
         default=600.0,
         metadata=option(
-            "How long a job waits for hosts that are missing before it goes on with fewer, or stops where it cannot.",
+            "How long a job waits for missing hosts before it continues with fewer, or stops if it cannot.",
             unit="s",
             above=0,
         ),
@@ -92,8 +97,8 @@ class RecoveryConfig:
     max_vanished_fraction: float = field(
         default=0.3,
         metadata=option(
-            "When a larger part of at least three hosts vanishes at once, that is taken for a failure of etcd or its "
-            "network, and nobody is evicted before a second sign.",
+            "If a larger fraction of at least three hosts vanishes at once, this counts as a failure of etcd or its "
+            "network, and no host is evicted before there is further evidence.",
             minimum=0,
             maximum=1,
         ),
@@ -103,18 +108,20 @@ class RecoveryConfig:
         default=True,
         metadata=option(
             "Whether hosts time an all-reduce with two neighbours before the first round, and after a failure that "
-            "names no host. Needs has_health_checks, and seconds: torch is loaded for each turn."
+            "names no host. Needs has_health_checks, and takes seconds, because torch is loaded for each pair test."
         ),
     )
     min_free_disk_gb: float = field(
-        default=5.0, metadata=option("Free space that the run directory's disk must have.", unit="GB", minimum=0)
+        default=5.0, metadata=option("Free space that the disk of the run directory must have.", unit="GB", minimum=0)
     )
     max_clock_offset_s: float = field(
-        default=2.0, metadata=option("How far a host's clock may be from etcd's.", unit="s", above=0)
+        default=2.0, metadata=option("Largest offset of a host's clock from that of etcd.", unit="s", above=0)
     )
     max_slowdown: float = field(
         default=1.5,
         metadata=option(
-            "A check that takes so many times this host's own median of before fails.", minimum=1, maximum=100
+            "A check fails if it takes this many times the median of the same host's earlier checks.",
+            minimum=1,
+            maximum=100,
         ),
     )

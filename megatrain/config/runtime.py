@@ -13,10 +13,10 @@ class RuntimeConfig:
     """The device, the processor, the network and how long to wait for peers."""
 
     device: Literal["auto", "cpu", "cuda"] = field(
-        default="auto", metadata=option("Where to compute. auto: CUDA when there is a GPU, else the processor.")
+        default="auto", metadata=option("Where to compute. auto: CUDA if there is a GPU, else the CPU.")
     )
     threads: int = field(
-        default=0, metadata=option("Threads of torch in each process. 0: torch's own choice.", minimum=0, maximum=65536)
+        default=0, metadata=option("Threads of torch in each process. 0: torch's default.", minimum=0, maximum=65536)
     )
     cpu_binding: Literal["none", "core", "numa"] = field(
         default="none",
@@ -24,20 +24,20 @@ class RuntimeConfig:
     )
     network_interface: str = field(
         default="",
-        metadata=option("Network interface for traffic between hosts, such as eth0. Empty: the backend's choice."),
+        metadata=option("Network interface for traffic between hosts, such as eth0. Empty: the backend chooses."),
     )
     ranks_per_store: int = field(
         default=2048,
         metadata=option(
-            "For how many ranks there is a store at which groups meet while they are created: up to this many meet at "
-            "that of the job, in larger worlds some ranks serve one each.",
+            "Largest number of ranks that use one store while process groups are created. Up to this many ranks use "
+            "the job's store; in larger worlds some ranks serve one store each.",
             minimum=1,
             maximum=LARGEST_INTEGER,
         ),
     )
     init_timeout_s: float = field(
         default=300.0,
-        metadata=option("Longest wait for all ranks to meet and build their groups.", unit="s", above=0),
+        metadata=option("Longest wait for all ranks to connect and create their groups.", unit="s", above=0),
     )
     first_step_timeout_s: float = field(
         default=600.0,
@@ -53,7 +53,12 @@ class RuntimeConfig:
     )
     checkpoint_timeout_s: float = field(
         default=600.0,
-        metadata=option("Longest wait in a collective while saving or loading.", unit="s", above=0),
+        metadata=option(
+            "Longest wait in a collective while saving or loading. A writer waits half as long for the files of other "
+            "hosts, and then gives up the checkpoint.",
+            unit="s",
+            above=0,
+        ),
     )
     evaluation_timeout_s: float = field(
         default=600.0,
@@ -62,8 +67,8 @@ class RuntimeConfig:
     save_grace_s: float = field(
         default=60.0,
         metadata=option(
-            "After SIGTERM or SIGUSR1: how long a process has, at least, to come to the end of a step and to save. "
-            "Where that was measured to take longer, it has twice as long as measured.",
+            "Least time that a process has after SIGTERM or SIGUSR1 to reach the end of a step and to save. If "
+            "measurements show that it needs longer, it has twice the measured time.",
             unit="s",
             above=0,
         ),

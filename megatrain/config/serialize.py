@@ -1,4 +1,4 @@
-"""A configuration as text: TOML that loads to an equal configuration, and a hash that names its content."""
+"""A configuration as text: TOML that loads to an equal configuration, and a hash that identifies its content."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from megatrain.config.config import Config
 from megatrain.config.options import Value
 from megatrain.config.origin import Origin
-from megatrain.config.wording import value_text
+from megatrain.config.toml_text import value_text
 from megatrain.contracts.errors import ConfigError
 
 
 def to_toml(config: Config, origins: Mapping[str, Origin] | None = None) -> str:
-    """Return every key of every section as TOML, with a comment that tells where it came from if `origins` is given."""
+    """Return every key of every section as TOML, with a comment on its origin if `origins` is given."""
     blocks = []
     for section, values in config.to_dict().items():
         heading, *lines = section_toml(section, values).split("\n")
         if origins is not None:
             width = max(map(len, lines))
-            places = [origins[f"{section}.{name}"] for name in values]
-            lines = [f"{line:<{width}}  # {place}" for line, place in zip(lines, places, strict=True)]
+            locations = [origins[f"{section}.{name}"] for name in values]
+            lines = [f"{line:<{width}}  # {location}" for line, location in zip(lines, locations, strict=True)]
         blocks.append("\n".join([heading, *lines]))
     return "\n\n".join(blocks) + "\n"
 
@@ -41,7 +41,7 @@ def config_values(config: Config) -> dict[str, str]:
 
 
 def config_of_values(values: Mapping[str, str], job: str) -> Config:
-    """Return the configuration of a job of which `config_values` made these texts.
+    """Return the configuration of a job from the texts that `config_values` made of it.
 
     Raises: ConfigError for a text that is no value, and for what `Config.from_dict` refuses.
     """
@@ -51,7 +51,7 @@ def config_of_values(values: Mapping[str, str], job: str) -> Config:
         try:
             tables.setdefault(section, {})[name] = tomllib.loads(f"value = {text}")["value"]
         except (ValueError, KeyError, RecursionError) as error:
-            raise ConfigError([f"{key} of job {job!r} is {text!r}, which is no value: {error}"]) from error
+            raise ConfigError([f"{key} of job {job!r} is {text!r}, which is not a value: {error}"]) from error
     return Config.from_dict(tables)
 
 

@@ -1,7 +1,7 @@
 """From nested tables of raw values to typed values: unknown sections, unknown keys, wrong types, missing keys.
 
-Reading never stops at a mistake. What a misspelled name probably meant is remembered as doubtful, so that one typing
-error is not also reported as a missing key or as a broken rule.
+Reading never stops at a mistake. The probable meaning of a misspelled name is remembered as doubtful, so that one
+typing error is not also reported as a missing key or as a broken rule.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from megatrain.config.options import Option, Value, WrongTypeError
 from megatrain.config.origin import Origin
 from megatrain.config.problem import Problem
-from megatrain.config.wording import alternatives, closest_name, setting
+from megatrain.config.proposals import closest_name
+from megatrain.config.toml_text import setting
+from megatrain.formatting.lists import alternatives
 
 
 class TableReader:
@@ -26,7 +28,7 @@ class TableReader:
         """Keys ("section.key") whose value is wrong or was probably given under another name."""
 
     def read(self, tables: Mapping[str, object], origins: Mapping[str, Origin]) -> None:
-        """Take the values of `tables`; `origins` holds the places of keys ("section.key") and of sections."""
+        """Take the values of `tables`; `origins` holds the origins of keys ("section.key") and of sections."""
         for written, table in tables.items():
             section = written
             if written not in self._sections:
@@ -43,7 +45,7 @@ class TableReader:
                 self.doubtful.update(f"{section}.{name}" for name in self._sections[section])
 
     def require_all(self, origins: Mapping[str, Origin], fallback: Origin | None) -> None:
-        """Report the required keys that no table gave, at the place of their section or else of the `fallback`."""
+        """Report the required keys that no table gave, at the origin of their section or else of the `fallback`."""
         for section, options in self._sections.items():
             for option in options.values():
                 key = f"{section}.{option.name}"
@@ -51,43 +53,43 @@ class TableReader:
                     continue
                 self.doubtful.add(key)
                 text = f"{key} is missing and has no default; add {option.name} = {_example(option)} under [{section}]"
-                place = origins.get(section, fallback)
-                self._report(text, (section,), {} if place is None else {section: place})
+                location = origins.get(section, fallback)
+                self._report(text, (section,), {} if location is None else {section: location})
 
     def _read_key(self, section: str, name: str, value: object, origin: Origin | None) -> None:
         key = f"{section}.{name}"
-        places = {} if origin is None else {key: origin}
+        origins = {} if origin is None else {key: origin}
         option = self._sections[section].get(name)
         if option is None:
             meant = suggestions(name, section, self._sections)
             self.doubtful.update(meant)
             known = alternatives(tuple(self._sections[section]))
-            way_out = f"did you mean {alternatives(meant)}?" if meant else f"the keys of [{section}] are {known}"
-            self._report(f"{setting(key, value)} is not a known key; {way_out}", (key,), places)
+            hint = f"did you mean {alternatives(meant)}?" if meant else f"the keys of [{section}] are {known}"
+            self._report(f"{setting(key, value)} is not a known key; {hint}", (key,), origins)
             return
         try:
             parsed = option.parse(value)
         except WrongTypeError as error:
             self.doubtful.add(key)
-            self._report(f"{setting(key, value)} {error}", (key,), places)
+            self._report(f"{setting(key, value)} {error}", (key,), origins)
             return
         self.values.setdefault(section, {})[name] = parsed
-        self.origins |= places
+        self.origins |= origins
 
     def _report_unknown_section(
         self, written: str, table: object, tables: Mapping[str, object], origins: Mapping[str, Origin]
     ) -> str | None:
-        """Report it and return the section that was probably meant, or None when its keys cannot be read."""
+        """Report it and return the section that was probably meant, or None if its keys cannot be read."""
         if not isinstance(table, Mapping):
             meant = suggestions(written, None, self._sections)
             self.doubtful.update(meant)
-            way_out = f"did you mean {alternatives(meant)}?" if meant else "put it below the line of its [section]"
-            self._report(f"{setting(written, table)} is outside any section; {way_out}", (written,), origins)
+            hint = f"did you mean {alternatives(meant)}?" if meant else "put it below the line of its [section]"
+            self._report(f"{setting(written, table)} is outside any section; {hint}", (written,), origins)
             return None
         close = closest_name(written, self._sections)
-        way_out = f"did you mean [{close}]?" if close else f"the sections are {alternatives(tuple(self._sections))}"
+        hint = f"did you mean [{close}]?" if close else f"the sections are {alternatives(tuple(self._sections))}"
         keys = (written, *(f"{written}.{name}" for name in table))
-        self._report(f"[{written}] is not a known section; {way_out}", keys, origins)
+        self._report(f"[{written}] is not a known section; {hint}", keys, origins)
         return close if close not in tables else None
 
     def _report(self, text: str, keys: tuple[str, ...], origins: Mapping[str, Origin]) -> None:

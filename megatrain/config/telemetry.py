@@ -15,8 +15,8 @@ class TelemetryConfig:
     black_box_directory: str = field(
         default="/dev/shm",
         metadata=option(
-            "Where the black boxes lie, in a directory megatrain-UID that only this user can open; on a memory file "
-            "system they cost no disk and survive the process. Empty: off."
+            "Directory of the black boxes, which lie in a subdirectory megatrain-UID that only this user can open. On "
+            "a memory file system they use no disk and survive the process. Empty: off."
         ),
     )
     black_box_records: int = field(

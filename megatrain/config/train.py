@@ -30,16 +30,16 @@ class TrainConfig:
         default=0.0,
         metadata=option(
             "Weight of z-loss: z_loss times the square of the log-sum-exp of a token's logits is added to its loss, "
-            "which keeps logits from drifting (1e-4 is usual). The training loss that is reported has it; evaluation "
-            "has not. 0: none.",
+            "which keeps logits from drifting (1e-4 is usual). The reported training loss includes it, the evaluation "
+            "loss does not. 0: none.",
             minimum=0,
         ),
     )
     label_smoothing: float = field(
         default=0.0,
         metadata=option(
-            "Share of each label that is spread evenly over the vocabulary. The training loss that is reported has it; "
-            "evaluation has not. 0: none.",
+            "Share of each label that is spread evenly over the vocabulary. The reported training loss includes it, "
+            "the evaluation loss does not. 0: none.",
             minimum=0,
             below=1,
         ),
@@ -47,8 +47,8 @@ class TrainConfig:
     max_skipped_steps: int = field(
         default=10,
         metadata=option(
-            "The run stops when this many steps in a row were not finite, in their loss or gradient. Until then such a "
-            "step is skipped: its batch counts as consumed and the learning rate moves on.",
+            "The run stops when this many steps in a row had a loss or gradient that is not finite. Until then such a "
+            "step is skipped: its batch counts as consumed and the learning rate schedule advances.",
             unit="steps",
             minimum=1,
         ),
@@ -64,8 +64,9 @@ class TrainConfig:
     checksum_interval: int = field(
         default=0,
         metadata=option(
-            "Steps between comparisons of all parameters over their replicas (data-parallel ranks), by checksums: a "
-            "difference ends the run and names parameter and rank. Reads all parameters once. 0: never.",
+            "Steps between comparisons of all parameters over their replicas (data-parallel ranks), by checksums. A "
+            "difference ends the run with an error that names the parameter and the rank. Each comparison reads all "
+            "parameters once. 0: never.",
             unit="steps",
             minimum=0,
         ),

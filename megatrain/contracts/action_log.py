@@ -1,11 +1,10 @@
-"""The audit of what people did to a job, <run>/diagnosis/actions.jsonl: a line before each action, one after.
+"""The audit of people's actions on a job, <run>/diagnosis/actions.jsonl: one line before each action, one after.
 
-The page writes it, and the command line where it writes notes (megatrain.jobs.notes).
-
-Each line holds the hash of the line before and its own, SHA-256 over its canonical JSON: who changes or removes one
-breaks the chain, which is reported and never repaired. Lines are appended under a lock of the file and are durable when
-`append` returns; what cannot be written down is not done. A tail that is cut off leaves a chain that is whole: only the
-newest entry that this process wrote is looked for, more cannot be known.
+The page writes it, and the command line when it writes notes (megatrain.jobs.notes). Each line holds the hash of the
+line before and its own, SHA-256 over its canonical JSON. So a changed or removed line breaks the chain; a break is
+reported and never repaired. Lines are appended under a lock of the file and are durable when `append` returns. An
+action whose line cannot be written is not done. A cut-off tail leaves an intact chain, so this process checks only that
+the newest entry that it wrote is still there; no more can be detected.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from megatrain.contracts.whole_files import sync_directory
 ACTIONS_NAME = "actions.jsonl"
 INTENT, RESULT = "intent", "result"
 _NO_HASH = "0" * 64
-_MOST_BYTES = 64 << 20
-"""More than a year of as many actions as the limits allow."""
+_MAX_BYTES = 64 << 20
+"""The largest file to read: more than a year of actions at the highest rate that the limits allow."""
 _MAX_LINE_BYTES = 64 * 1024
-"""A reason has 500 characters, an answer of the driver a sentence."""
+"""An upper bound: a reason has at most 500 characters, an answer of the driver is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,14 @@ class ActionEntry:
 
 @dataclass(frozen=True, slots=True)
 class ActionTrail:
-    """What the file holds. `problem`: where the chain breaks, a sentence; empty while it is whole."""
+    """The content of the file. `problem`: a sentence on where the chain breaks; empty while it is intact."""
 
     entries: tuple[ActionEntry, ...] = ()
     problem: str = ""
 
 
 class ActionLog:
-    """Appends to the audit of a run. For any threads, beside other processes that do the same."""
+    """Appends to the audit of a run. Safe with several threads and with other processes that append."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,7 +89,7 @@ class ActionLog:
                 last, is_cut = _last_line(file.fileno())
                 entry = chained(replace(entry, prev_hash=_hash_of(last) if last else _NO_HASH))
                 line = json.dumps(_plain(entry), separators=(",", ":")).encode() + b"\n"
-                # after a line that was cut short begins another one
+                # after an incomplete line, begin a new one
                 line = b"\n" + line if is_cut else line
                 if file.write(line) != len(line):
                     raise OSError(28, "only a part could be written")
@@ -101,23 +100,23 @@ class ActionLog:
         return entry
 
     def trail(self) -> ActionTrail:
-        """Return what was written so far. Raises: OSError."""
+        """Return all entries so far. Raises: OSError."""
         with self._lock:
             trail = read_actions(self._path)
             self._note_loss(trail)
         return replace(trail, problem=trail.problem or self._loss)
 
     def _note_loss(self, trail: ActionTrail) -> None:
-        """Keep in mind that the newest entry of this process is gone: the next one would cover that up."""
+        """Remember a loss of this process's newest entry, because the next append would hide it."""
         newest = self._newest_hash
         if newest and all(one.entry_hash != newest for one in trail.entries):
-            self._loss = f"{self._path.name}: the newest entry is gone: lines were removed"
+            self._loss = f"{self._path.name}: the newest entry is missing: lines were removed"
 
 
 def _opened(path: Path) -> int:
-    """Return a descriptor of the file, to read and append. Neither it nor its directory may be a link. Raises: OSError.
+    """Open the file to read and append. Neither the file nor its directory may be a link. Raises: OSError.
 
-    A note on a run directory that somebody else made must not be redirected by a link to a file of the writer.
+    In a run directory of another user, a link must not redirect a note into one of the writer's own files.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -132,9 +131,9 @@ def _opened(path: Path) -> int:
 
 
 def read_actions(path: Path) -> ActionTrail:
-    """Return the entries in their order, and where the chain breaks; none where there is no file. Raises: OSError."""
+    """Return the entries in order, and where the chain breaks; no entries without a file. Raises: OSError."""
     try:
-        lines = read_bounded(path, _MOST_BYTES).split(b"\n")
+        lines = read_bounded(path, _MAX_BYTES).split(b"\n")
     except FileNotFoundError:
         return ActionTrail()
     entries: list[ActionEntry] = []
@@ -172,7 +171,7 @@ def _digest(plain: Mapping[str, Any]) -> str:
 
 
 def _hash_of(line: bytes) -> str:
-    """Return the hash of this line that the next line holds, also for a line that cannot be parsed."""
+    """Return the hash of this line that the next line must hold. Works also for a line that cannot be parsed."""
     try:
         plain = json.loads(line)
     except (ValueError, RecursionError):
@@ -180,7 +179,7 @@ def _hash_of(line: bytes) -> str:
     return _digest(plain) if isinstance(plain, dict) else hashlib.sha256(line).hexdigest()
 
 
-def _entry(line: bytes, place: str) -> ActionEntry | None:
+def _entry(line: bytes, location: str) -> ActionEntry | None:
     try:
         plain = json.loads(line)
     except (ValueError, RecursionError):
@@ -190,7 +189,7 @@ def _entry(line: bytes, place: str) -> ActionEntry | None:
     if {field.name for field in fields(ActionEntry)} - plain.keys():
         return None
     try:
-        return from_plain(ActionEntry, plain, place)
+        return from_plain(ActionEntry, plain, location)
     except CoordinationError:
         return None
 

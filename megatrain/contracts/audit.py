@@ -1,6 +1,6 @@
-"""The audit of verdicts, <run>/incidents/audit.jsonl: a line for each outcome, appended and never changed.
+"""The audit of verdicts, <run>/incidents/audit.jsonl: one line per outcome, appended and never changed.
 
-A verdict that waited for a person has two lines. A line that a crash cut short is skipped and counted.
+A verdict that waited for a person has two lines. Readers skip and count a line that a crash cut short.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from megatrain.contracts.line_files import append_line, read_lines
 from megatrain.contracts.record import decode, encode
 
 AUDIT_NAME = "audit.jsonl"
-_MOST_BYTES = 64 << 20
-"""Tens of thousands of outcomes: no job has as many."""
+_MAX_BYTES = 64 << 20
+"""The largest file to read: tens of thousands of outcomes, more than any job has."""
 
 
 def append_to_audit(path: Path, entry: AuditEntry) -> None:
@@ -23,13 +23,13 @@ def append_to_audit(path: Path, entry: AuditEntry) -> None:
 
 
 def read_audit(path: Path) -> tuple[list[AuditEntry], int]:
-    """Return the entries in their order, and how many lines cannot be parsed; none where there is no file.
+    """Return the entries in order, and the number of lines that cannot be parsed; no entries without a file.
 
     Raises: OSError.
     """
     entries: list[AuditEntry] = []
     num_damaged = 0
-    for line in read_lines(path, _MOST_BYTES):
+    for line in read_lines(path, _MAX_BYTES):
         try:
             entries.append(decode(AuditEntry, line, str(path)))
         except CoordinationError:

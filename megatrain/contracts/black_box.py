@@ -1,9 +1,9 @@
-"""Reading a rank's black box, alive or dead, and writing its control page.
+"""Read the black box of a rank, alive or dead, and write its control page.
 
-The file is read with pread and never mapped, so that a file cut short under us is an error and not a SIGBUS. A record
-counts only if its sequence number, stored last by the writer, agrees with its check word and is still the same after
-the record was copied: what a writer was busy with, or died in, is left out and counted. The writer is
-telemetry/black_box_writer.py; the bytes are in black_box_layout.py.
+The file is read with pread and never mapped, so that a file that is truncated meanwhile causes an error and not a
+SIGBUS. A record counts only if its sequence number, which the writer stores last, agrees with its check word and is
+unchanged after the record was copied. Records that a writer was still writing, or died in, are left out and counted.
+The writer is telemetry/black_box_writer.py; the bytes are in black_box_layout.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from megatrain.contracts.black_box_layout import (
 from megatrain.contracts.black_box_values import (
     ClockBase,
     ControlPage,
-    Group,
+    GroupRecord,
     Identity,
     NotedValue,
     Progress,
@@ -53,18 +53,18 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.own_files import NotOwnError, check_own_directory, open_own_file
 
 _LOOK_AHEAD = 16
-"""Slots read beyond the cursor: with several recording threads the cursor may for a moment lag by as many."""
+"""Slots to read beyond the cursor: with several recording threads, the cursor may briefly lag by this many."""
 _CONTROL_READ_ATTEMPTS = 100
 _EMPTY_SLOT = bytes(RECORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class BlackBox:
-    """All that a black box held, records by sequence number.
+    """The whole content of a black box, records by sequence number.
 
-    Copying takes a moment: of a rank that runs on, spans may be in flight here that followed each other.
+    Copying takes time: if the rank keeps running, successive spans may all appear in flight here.
     `control` is None when the executor died while it wrote the page. `num_torn` counts records that the writer was
-    busy with, or died in. `ended_ns` is None unless the writer closed the file.
+    still writing, or died in. `ended_ns` is None unless the writer closed the file.
     """
 
     path: Path
@@ -76,7 +76,7 @@ class BlackBox:
     ended_ns: int | None
     progress: Progress
     control: ControlPage | None
-    groups: dict[int, Group]
+    groups: dict[int, GroupRecord]
     records: tuple[Record, ...]
     totals: tuple[StepTotal, ...]
     values: tuple[NotedValue, ...]
@@ -84,12 +84,12 @@ class BlackBox:
 
     @property
     def in_flight(self) -> tuple[Record, ...]:
-        """Return the spans that were begun and not ended, oldest first."""
+        """Return the spans that have begun but not ended, oldest first."""
         return tuple(record for record in self.records if record.is_in_flight)
 
     @property
     def newest_ns(self) -> int:
-        """Return the latest monotonic time that the rank itself wrote down: it lived until then at least."""
+        """Return the latest monotonic time that the rank itself recorded: it was alive at least until then."""
         ends = (record.start_ns + (record.duration_ns or 0) for record in self.records)
         said = (self.progress.phase_since_ns, self.progress.step_started_ns, self.progress.completed_ns, self.ended_ns)
         return max(self.clock.monotonic_ns, *(time_ns or 0 for time_ns in said), max(ends, default=0))
@@ -97,7 +97,7 @@ class BlackBox:
 
 @dataclass(frozen=True, slots=True)
 class BoxStatus:
-    """How far a rank has come: `state` is RUNNING while it has not closed its box, `cursor` its newest record."""
+    """A rank's progress. `state` is RUNNING until the rank closes its box; `cursor` numbers its newest record."""
 
     progress: Progress
     state: State
@@ -105,19 +105,21 @@ class BoxStatus:
 
 
 class BlackBoxReader:
-    """An open black box of a rank that may be alive: a file of this user's, in a directory that is his alone.
+    """An open black box of a rank that may be alive: this user's file, in a directory that only this user can write to.
 
-    Raises: DataError, from every method, for a file that is missing, unreadable, truncated, foreign, another user's, or
-    of a newer version; never anything else because of what is in the file.
+    Raises: DataError, from every method, for a file that is missing, unreadable, truncated, no black box, another
+    user's, or of a newer version. No content of a file causes any other exception.
     """
 
     def __init__(self, path: Path, *, is_kept: bool = False, access: int = os.O_RDONLY) -> None:
-        """Open the file. `is_kept`: a copy, which may also belong to whoever its directory belongs to."""
+        """Open the file. `is_kept`: it is a copy, which may also belong to the owner of its directory."""
         self.path = path
         try:
             self._file = _opened(path, access, is_kept=is_kept)
         except NotOwnError as error:
-            raise DataError(f"{error.filename}: {error.strerror}; what is in it may be another's: not read") from error
+            raise DataError(
+                f"{error.filename}: {error.strerror}; its content may belong to another user and is not read"
+            ) from error
         except OSError as error:
             raise DataError(f"{path}: cannot open the black box: {error.strerror}") from error
         try:
@@ -163,25 +165,25 @@ class BlackBoxReader:
         return header_words(self._read(HEADER_OFFSET, PAGE_BYTES))
 
     def progress(self) -> Progress:
-        """Return how far the rank has come: one page read, for a watch that looks often."""
+        """Return the rank's progress. Reads one page, so that a watcher can call it often."""
         return decode_progress(self._words(), str(self.path))
 
     def cursor(self) -> int:
-        """Return the sequence number of the last record that was begun."""
+        """Return the sequence number of the last record that has begun."""
         return self._words()[Word.CURSOR]
 
     def status(self) -> BoxStatus:
-        """Return what changes all the time, by one page read."""
+        """Return the fields that change constantly. Reads one page."""
         words = self._words()
-        place = str(self.path)
-        return BoxStatus(decode_progress(words, place), _decoded_state(words, place), words[Word.CURSOR])
+        location = str(self.path)
+        return BoxStatus(decode_progress(words, location), _decoded_state(words, location), words[Word.CURSOR])
 
-    def groups(self) -> dict[int, Group]:
+    def groups(self) -> dict[int, GroupRecord]:
         """Return the process groups, each with the last collective that this rank entered and left."""
         return decode_groups(self._read(GROUPS_OFFSET, PAGE_BYTES))
 
     def control(self) -> ControlPage | None:
-        """Return the control page, or None when it stays half written (its writer died in it)."""
+        """Return the control page, or None when it stays incomplete (its writer died while writing)."""
         for _ in range(_CONTROL_READ_ATTEMPTS):
             page = decode_control(self._read(CONTROL_OFFSET, CONTROL.size))
             if page is not None:
@@ -190,7 +192,7 @@ class BlackBoxReader:
 
     def _write_control(self, page: ControlPage) -> None:
         before = int.from_bytes(self._read(CONTROL_OFFSET, 8), "little")
-        # A writer that died in the page left an odd number; going on from it heals the page.
+        # A writer that died while writing left an odd number; continuing from it repairs the page.
         busy = before if before % 2 else before + 1
         done = (busy + 1) % 2**64
         raw = encode_control(replace(page, written_ns=time.monotonic_ns()), done)
@@ -202,7 +204,7 @@ class BlackBoxReader:
             raise DataError(f"{self.path}: cannot write the control page: {error.strerror}") from error
 
     def snapshot(self) -> BlackBox:
-        """Read everything."""
+        """Read the whole black box."""
         words = self._words()
         state = _decoded_state(words, str(self.path))
         records: list[Record] = []
@@ -230,7 +232,7 @@ class BlackBoxReader:
         )
 
     def records_since(self, sequence: int) -> tuple[Record, ...]:
-        """Return the records begun after `sequence` (0: all that are still there), totals and values among them."""
+        """Return the records begun after `sequence`, totals and values included. 0: all records that still exist."""
         cursor = self._words()[Word.CURSOR]
         first = max(sequence + 1, cursor - self.capacity + 1)
         count = min(self.capacity, max(0, cursor - first + 1) + _LOOK_AHEAD)
@@ -241,22 +243,22 @@ class BlackBoxReader:
         )
 
     def _slots(self, first: int, count: int) -> Iterator[tuple[Record | None, bool]]:
-        """Yield (record, is it torn) of `count` slots from `first` on, around the end of the ring."""
+        """Yield (record, whether it is torn) for `count` slots from `first` on, wrapping at the end of the ring."""
         copy, later = self.slot_copies(first, count)
         later_numbers = memoryview(later).cast("Q")[::RECORD_WORDS].tolist()
-        for place, values in enumerate(RECORD.iter_unpack(copy)):
-            if values[0] != later_numbers[place]:
+        for index, values in enumerate(RECORD.iter_unpack(copy)):
+            if values[0] != later_numbers[index]:
                 yield None, False
                 continue
             record = decode_record(values)
-            is_torn = record is None and copy[place * RECORD_BYTES : (place + 1) * RECORD_BYTES] != _EMPTY_SLOT
+            is_torn = record is None and copy[index * RECORD_BYTES : (index + 1) * RECORD_BYTES] != _EMPTY_SLOT
             yield record, is_torn
 
     def slot_copies(self, first: int, count: int) -> tuple[bytes, bytes]:
-        """Return the bytes of `count` slots from `first` on, around the end of the ring, twice.
+        """Return two copies of `count` slots from `first` on, wrapping at the end of the ring.
 
-        The writer clears a slot's sequence number before it touches the rest, so a number that is the same in both
-        copies proves the first copy whole.
+        The writer clears a slot's sequence number before it changes the rest. So an equal number in both copies proves
+        that the slot is whole in the first copy.
         """
         return self._ring(first, count), self._ring(first, count)
 
@@ -269,22 +271,22 @@ class BlackBoxReader:
 
 
 def _opened(path: Path, access: int, *, is_kept: bool) -> int:
-    """Return a descriptor of a black box whose writer can be trusted. Raises: NotOwnError, OSError."""
+    """Open a black box whose writer can be trusted. Raises: NotOwnError, OSError."""
     if is_kept:
         return open_own_file(path, access, (os.geteuid(), path.parent.stat().st_uid))
     check_own_directory(path.parent)
     return open_own_file(path, access)
 
 
-def _decoded_state(words: tuple[int, ...], place: str) -> State:
+def _decoded_state(words: tuple[int, ...], location: str) -> State:
     try:
         return State(words[Word.STATE])
     except ValueError as error:
-        raise DataError(f"{place}: state {words[Word.STATE]}, expected 0 to {max(State)}") from error
+        raise DataError(f"{location}: state {words[Word.STATE]}, expected 0 to {max(State)}") from error
 
 
 def read_black_box(path: Path) -> BlackBox:
-    """Read the black box of a rank that is running, has ended or was killed, or a copy of it that was kept.
+    """Read the black box of a rank that is running, has ended or was killed, or a kept copy of it.
 
     Raises: DataError, as BlackBoxReader.
     """
@@ -293,9 +295,9 @@ def read_black_box(path: Path) -> BlackBox:
 
 
 def write_control(path: Path, page: ControlPage) -> None:
-    """Tell the worker whose black box this is; `written_ns` is set here. One writer a host: its executor.
+    """Write the control page of a worker's black box, and set `written_ns`. Only the host's executor writes it.
 
-    Raises: DataError when the file is not a black box of ours or cannot be written, or a field does not fit.
+    Raises: DataError when the file is not our black box or cannot be written, or when a field does not fit.
     """
     with BlackBoxReader(path, access=os.O_RDWR) as box:
         box._write_control(page)

@@ -1,10 +1,10 @@
-"""The bytes of a black box, version 2: where each field lies, and the pure functions from values to bytes and back.
+"""The bytes of a black box, version 2: the offset of each field, and pure functions from values to bytes and back.
 
-A black box is one file a rank: a header page, a control page, a page of process groups, then a ring of 64-byte
-records. All integers are little endian and aligned to their size, so that one store or load is one machine word.
-Bytes not named here are zero; a later writer of version 2 may give them a meaning in which zero says "not said".
-Version 1 had the sizes of three axes where version 2 counts the entries of its list of axes; it is read too.
-docs/reference/black-box.md is this file in prose, and a test compares the two. Reading files: black_box.py.
+A black box is one file per rank: a header page, a control page, a page of process groups, then a ring of 64-byte
+records. All integers are little endian and aligned to their size, so that one store or load is one machine word. Bytes
+not named here are zero. A later writer of version 2 may use them, with zero for "no value". Version 1 had the sizes of
+three axes where version 2 has the length of its list of axes; the decoder reads version 1 too.
+docs/reference/black-box.md describes this file in prose, and a test compares the two. black_box.py reads files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enum import IntEnum
 from megatrain.contracts.black_box_values import (
     ClockBase,
     ControlPage,
-    Group,
+    GroupRecord,
     Identity,
     NotedValue,
     Phase,
@@ -40,16 +40,16 @@ RING_OFFSET = 3 * PAGE_BYTES
 RECORD_BYTES = 64
 GROUP_BYTES = 64
 MAX_RECORDS = 2**24
-"""A ring of 1 GiB: a file that claims more is no black box."""
+"""A ring of 1 GiB: a file with a larger number is not a black box."""
 MAX_GROUPS = 64
 """Entries in the group page. Entry 0 is never used: group 0 in a record means "no group"."""
 MAX_STEP = 2**31 - 1
-"""Of what a record's field holds. A word of the header that claims more is no step."""
-NOT_SAID = 2**64 - 1
-"""In a word that may be absent (a step before the first one), and the duration of a record that is still open."""
+"""The largest step that a record's field can hold. A larger value in the header is not a step."""
+NO_VALUE = 2**64 - 1
+"""The value of an absent word (a step before the first one), and of the duration of an open record."""
 _LOW_32_BITS = 2**32 - 1
 
-# Header page: the fixed part is written before the file gets its name and never again.
+# Header page: the fixed part is written before the file gets its final name, and never again.
 _HEADER = struct.Struct("<8sIIII II I I 20s I QQQQ 128s 64s 128s")
 _HEADER_CRC = struct.Struct("<I")
 HEADER_FIELDS = (
@@ -59,10 +59,10 @@ HEADER_FIELDS = (
 _AXIS = struct.Struct("<12s I")
 AXIS_FIELDS = ("name", "size")
 MAX_AXES = 16
-"""Entries of the list of axes, which follows the texts: all axes but those whose sizes follow from the others'."""
+"""Entries of the list of axes, which follows the texts: all axes whose sizes do not follow from the others'."""
 _FORMER_VERSION = 1
 _FORMER_SIZES = struct.Struct("<12x III")
-"""Of version 1, from `num_axes` on: the rank's three places, then the sizes along these axes."""
+"""Version 1, from `num_axes` on: the rank's three places, then the sizes along these axes."""
 _FORMER_AXES = ("dp", "pp", "tp")
 _TEXT_BYTES = {"job": 128, "branch": 64, "host": 128}
 
@@ -71,7 +71,7 @@ class Word(IntEnum):
     """Index of each 64-bit word of the header page that changes while the rank runs (byte offset = 8 * index)."""
 
     CURSOR = 128
-    """Sequence number of the last record begun."""
+    """Sequence number of the last record that has begun."""
     STATE = 129
     ENDED_NS = 130
     NUM_LOST_ENDS = 131
@@ -85,17 +85,18 @@ class Word(IntEnum):
     LAST_STEP_NS = 142
     MEDIAN_STEP_NS = 143
     AWAITED = 144
-    """The collective that the host began to wait for last: place * MAX_GROUPS + number of the group; 0: not said."""
+    """The last collective that the host began to wait for: sequence number * MAX_GROUPS + number of its group, or 0."""
     LONGEST_CHECKPOINT_NS = 145
     LONGEST_EVALUATION_NS = 146
     LONGEST_WRITE_NS = 147
     SAVE_INTERVAL_NS = 148
+    DEVICE_SEEN_NS = 149
 
 
 NUM_HEADER_WORDS = PAGE_BYTES // 8
 
 CONTROL = struct.Struct("<Q Q I I Q Q Q Q Q Q I")
-"""Seqlock word (odd while it is written), the fields of ControlPage, CRC-32 of the fields."""
+"""Seqlock word (odd during a write), the fields of ControlPage, CRC-32 of the fields."""
 CONTROL_FIELDS = (
     *("seqlock", "command_number", "command", "sample_period", "interval_ns", "span_mask", "lease_ok_until_ns"),
     *("round", "written_ns", "stop_ns", "crc32"),
@@ -119,7 +120,7 @@ _FLOAT_BITS = struct.Struct("<Q")
 
 
 def box_bytes(capacity: int) -> int:
-    """Return the size of a black box file with room for `capacity` records."""
+    """Return the size of a black box file for `capacity` records."""
     return RING_OFFSET + capacity * RECORD_BYTES
 
 
@@ -183,31 +184,33 @@ def _encode_text(name: str, text: str) -> bytes:
     return raw
 
 
-def decode_header(page: bytes, place: str) -> tuple[Identity, ClockBase, int]:
-    """Return identity, clock and capacity from a header page; `place` names the file in errors.
+def decode_header(page: bytes, location: str) -> tuple[Identity, ClockBase, int]:
+    """Decode identity, clock and capacity from a header page; `location` names the file in errors.
 
-    Raises: DataError for anything but an intact header of this version or the one before.
+    Raises: DataError unless it is an intact header of this version or the one before.
     """
     if page[: len(MAGIC)] != MAGIC[: len(page)]:
-        raise DataError(f"{place}: starts with {page[:8]!r}, expected {MAGIC!r}; this is not a black box")
+        raise DataError(f"{location}: starts with {page[:8]!r}, expected {MAGIC!r}; this is not a black box")
     if len(page) < PAGE_BYTES:
-        raise DataError(f"{place}: {len(page)} bytes, a black box has at least {box_bytes(1)}; the file is truncated")
+        raise DataError(
+            f"{location}: {len(page)} bytes, a black box has at least {box_bytes(1)}; the file is truncated"
+        )
     values = dict(zip(HEADER_FIELDS, _HEADER.unpack_from(page), strict=True))
     version = values["version"]
     if version not in (_FORMER_VERSION, VERSION):
         raise DataError(
-            f"{place}: black box version {version}, this program reads versions {_FORMER_VERSION} and {VERSION}; use "
-            "the program that wrote it"
+            f"{location}: black box version {version}, this program reads versions {_FORMER_VERSION} and {VERSION}; "
+            "use the program that wrote it"
         )
     (found,) = _HEADER_CRC.unpack_from(page, _crc_offset(version))
     expected = zlib.crc32(page[: _crc_offset(version)])
     if found != expected:
-        raise DataError(f"{place}: header checksum {found:#010x}, expected {expected:#010x}; the header is damaged")
+        raise DataError(f"{location}: header checksum {found:#010x}, expected {expected:#010x}; the header is damaged")
     for name, needed in (("record_bytes", RECORD_BYTES), ("ring_offset", RING_OFFSET), ("num_groups_max", MAX_GROUPS)):
         if values[name] != needed:
-            raise DataError(f"{place}: header field {name}={values[name]}, version {version} has {needed}")
+            raise DataError(f"{location}: header field {name}={values[name]}, version {version} has {needed}")
     if not 1 <= values["capacity"] <= MAX_RECORDS:
-        raise DataError(f"{place}: header field capacity={values['capacity']}, expected 1 to {MAX_RECORDS}")
+        raise DataError(f"{location}: header field capacity={values['capacity']}, expected 1 to {MAX_RECORDS}")
     try:
         layout = _decode_layout(page, version, values["num_axes"])
         layout.coordinate(values["rank"])
@@ -217,7 +220,7 @@ def decode_header(page: bytes, place: str) -> tuple[Identity, ClockBase, int]:
             )
         texts = {name: values[name].rstrip(b"\0").decode() for name in _TEXT_BYTES}
     except (TopologyError, UnicodeDecodeError) as error:
-        raise DataError(f"{place}: the header does not make sense: {error}") from error
+        raise DataError(f"{location}: the header does not make sense: {error}") from error
     identity = Identity(
         job=texts["job"],
         branch=texts["branch"],
@@ -236,38 +239,38 @@ def _decode_layout(page: bytes, version: int, num_axes: int) -> Layout:
         former = _FORMER_SIZES.unpack_from(page, header_offsets()["num_axes"][0])
         return Layout(**{f"{axis}_size": size for axis, size in zip(_FORMER_AXES, former, strict=True)})
     if num_axes > MAX_AXES:
-        raise TopologyError(f"num_axes={num_axes}, there is room for {MAX_AXES}")
-    places = range(_HEADER.size, _HEADER.size + num_axes * _AXIS.size, _AXIS.size)
+        raise TopologyError(f"num_axes={num_axes}, expected at most {MAX_AXES}")
+    offsets = range(_HEADER.size, _HEADER.size + num_axes * _AXIS.size, _AXIS.size)
     sizes: dict[str, int] = {}
-    for raw, size in (_AXIS.unpack_from(page, place) for place in places):
+    for raw, size in (_AXIS.unpack_from(page, offset) for offset in offsets):
         name = raw.rstrip(bytes(1)).decode()
         if f"{name}_size" in sizes:
             raise TopologyError(f"its list of axes has {name!r} twice")
         sizes[f"{name}_size"] = size
     layout = Layout(**sizes)
-    if lacking := [axis.name for axis in SIZED_AXES if axis.is_always_told and axis.size_name not in sizes]:
+    if lacking := [axis.name for axis in SIZED_AXES if axis.is_always_listed and axis.size_name not in sizes]:
         raise TopologyError(f"its list of axes lacks {', '.join(lacking)}")
     return layout
 
 
 def header_words(page: bytes) -> tuple[int, ...]:
-    """Return all words of a header page, to be indexed by `Word`."""
+    """Return all words of a header page. `Word` has the indices."""
     return struct.unpack_from(f"<{NUM_HEADER_WORDS}Q", page)
 
 
-def decode_progress(words: Sequence[int], place: str) -> Progress:
-    """Return the progress words. Raises: DataError for a phase or a step that there cannot be."""
+def decode_progress(words: Sequence[int], location: str) -> Progress:
+    """Decode the progress words. Raises: DataError for an impossible phase or step."""
 
     def said(word: Word) -> int | None:
-        return None if words[word] == NOT_SAID else words[word]
+        return None if words[word] == NO_VALUE else words[word]
 
     try:
         phase = Phase(words[Word.PHASE])
     except ValueError as error:
-        raise DataError(f"{place}: phase {words[Word.PHASE]}, expected 0 to {max(Phase)}") from error
+        raise DataError(f"{location}: phase {words[Word.PHASE]}, expected 0 to {max(Phase)}") from error
     for word in (Word.CURRENT_STEP, Word.COMPLETED_STEP):
-        if MAX_STEP < words[word] < NOT_SAID:
-            raise DataError(f"{place}: {word.name}={words[word]}, expected 0 to {MAX_STEP}")
+        if MAX_STEP < words[word] < NO_VALUE:
+            raise DataError(f"{location}: {word.name}={words[word]}, expected 0 to {MAX_STEP}")
     return Progress(
         phase=phase,
         phase_since_ns=words[Word.PHASE_SINCE_NS],
@@ -285,6 +288,7 @@ def decode_progress(words: Sequence[int], place: str) -> Progress:
         longest_evaluation_ns=words[Word.LONGEST_EVALUATION_NS] or None,
         longest_write_ns=words[Word.LONGEST_WRITE_NS] or None,
         save_interval_ns=words[Word.SAVE_INTERVAL_NS] or None,
+        device_seen_ns=words[Word.DEVICE_SEEN_NS] or None,
     )
 
 
@@ -304,7 +308,7 @@ def encode_control(page: ControlPage, seqlock: int) -> bytes:
 
 
 def decode_control(raw: bytes) -> ControlPage | None:
-    """Return the control page, or None when it is half written (odd seqlock word, or a checksum that is off)."""
+    """Return the control page, or None when it is incomplete (odd seqlock word, or a wrong checksum)."""
     seqlock, number, command, period, interval, mask, lease, round_number, written, stop, crc = CONTROL.unpack_from(raw)
     if seqlock % 2 or crc != zlib.crc32(raw[8 : CONTROL.size - 4]):
         return None
@@ -321,7 +325,7 @@ def decode_control(raw: bytes) -> ControlPage | None:
     )
 
 
-def encode_group(group: Group) -> bytes:
+def encode_group(group: GroupRecord) -> bytes:
     """Return a group's entry. Raises: DataError when the name is longer than its field."""
     raw = group.name.encode()
     if len(raw) > 32:
@@ -329,28 +333,28 @@ def encode_group(group: Group) -> bytes:
     return _GROUP.pack(group.number, group.first_rank, group.stride, group.num_ranks, group.entered, group.left, raw)
 
 
-def decode_groups(page: bytes) -> dict[int, Group]:
-    """Return number -> group of every entry in use; an entry whose number is not its place is not in use."""
-    groups: dict[int, Group] = {}
-    for place, entry in enumerate(_GROUP.iter_unpack(page)):
+def decode_groups(page: bytes) -> dict[int, GroupRecord]:
+    """Return number -> group for every entry in use. An entry is in use if its number equals its index."""
+    groups: dict[int, GroupRecord] = {}
+    for index, entry in enumerate(_GROUP.iter_unpack(page)):
         number, first_rank, stride, num_ranks, entered, left, name = entry
-        if place and number == place:
+        if index and number == index:
             text = name.rstrip(b"\0").decode(errors="replace")
-            groups[number] = Group(number, text, first_rank, stride, num_ranks, entered, left)
+            groups[number] = GroupRecord(number, text, first_rank, stride, num_ranks, entered, left)
     return groups
 
 
 def encode_record(record: Record) -> bytes:
     """Return a record's 64 bytes."""
     return RECORD.pack(
-        *(record.sequence, record.start_ns, NOT_SAID if record.duration_ns is None else record.duration_ns),
+        *(record.sequence, record.start_ns, NO_VALUE if record.duration_ns is None else record.duration_ns),
         *(record.launch_ns, record.num_bytes, record.step, record.collective_sequence, record.microbatch),
         *(record.chunk, record.operation_number, record.group, record.flags, record.sequence & _LOW_32_BITS),
     )
 
 
 def decode_record(values: tuple[int, ...]) -> Record | None:
-    """Return the record of one unpacked slot, or None for an empty or half-written one."""
+    """Return the record of one unpacked slot, or None for an empty or incomplete one."""
     sequence, start, duration, launch, num_bytes, step, collective, microbatch, chunk, number, group, flags, check = (
         values
     )
@@ -359,7 +363,7 @@ def decode_record(values: tuple[int, ...]) -> Record | None:
     return Record(
         sequence=sequence,
         start_ns=start,
-        duration_ns=None if duration == NOT_SAID else duration,
+        duration_ns=None if duration == NO_VALUE else duration,
         launch_ns=launch,
         num_bytes=num_bytes,
         step=step,
@@ -373,7 +377,7 @@ def decode_record(values: tuple[int, ...]) -> Record | None:
 
 
 def step_total(record: Record) -> StepTotal:
-    """Return what a STEP_TOTAL record says."""
+    """Decode a STEP_TOTAL record."""
     return StepTotal(
         sequence=record.sequence,
         step=record.step,
@@ -387,12 +391,12 @@ def step_total(record: Record) -> StepTotal:
 
 
 def value_bits(value: float) -> int:
-    """Return the 64 bits of a float; every NaN as the one that differs from an open record's mark."""
+    """Return the 64 bits of a float. Every NaN becomes the one NaN that differs from the mark of an open record."""
     return int(_FLOAT_BITS.unpack(_FLOAT.pack(value if value == value else math.nan))[0])
 
 
 def noted_value(record: Record) -> NotedValue:
-    """Return what a VALUE record says; one that its writer left open says NaN."""
-    bits = NOT_SAID if record.duration_ns is None else record.duration_ns
+    """Decode a VALUE record. One that its writer left open has the value NaN."""
+    bits = NO_VALUE if record.duration_ns is None else record.duration_ns
     (value,) = _FLOAT.unpack(_FLOAT_BITS.pack(bits))
     return NotedValue(record.sequence, record.step, record.operation_number, record.start_ns, value)

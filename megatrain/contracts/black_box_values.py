@@ -1,7 +1,7 @@
-"""What a black box says, as values: whose it is, how far the rank has come, and its records.
+"""The content of a black box as values: its rank's identity, the rank's progress, and its records.
 
-All times are monotonic nanoseconds of the rank's host, which every process of that host shares until the next boot.
-The bytes behind these are in black_box_layout.py, reading them is in black_box.py.
+All times are monotonic nanoseconds of the rank's host; all processes of that host share this clock until the next boot.
+black_box_layout.py defines the bytes; black_box.py reads them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from megatrain.contracts.layout import Coordinate, Layout
 from megatrain.contracts.operations import operation_name
 
 ALL_OPERATIONS = 2**64 - 1
-"""The span mask with every bit set, those of operations to come included."""
+"""The span mask with every bit set, including the bits of future operations."""
 
 
 class Phase(IntEnum):
-    """What the rank is busy with. A watcher's patience differs by phase."""
+    """What the rank is doing. A watcher's time limits differ by phase."""
 
     INIT = 0
     FIRST_STEP = 1
@@ -28,7 +28,7 @@ class Phase(IntEnum):
 
 
 class State(IntEnum):
-    """How the writer left the file. RUNNING with no such process means that it was killed."""
+    """How the writer left the file. RUNNING without a live process means that the rank was killed."""
 
     RUNNING = 0
     CLOSED = 1
@@ -36,45 +36,49 @@ class State(IntEnum):
 
 
 class Command(IntEnum):
-    """What an executor may ask of a worker through the control page."""
+    """What an executor may request from a worker through the control page."""
 
     NONE = 0
     CHECKPOINT = 1
-    """Take a checkpoint at the next step that all ranks agree on, and go on."""
+    """Take a checkpoint at the next step that all ranks agree on, and continue."""
 
 
 class RecordFlag(IntFlag):
-    """What else is known of a record."""
+    """Further properties of a record."""
 
     NONE = 0
     FAILED = 1
-    """The span ended by an exception."""
+    """The span ended with an exception."""
     DEVICE_CLOCK = 2
-    """Start and duration are the accelerator's; until they are known the record is open and starts at its launch."""
+    """Start and duration are the accelerator's. Until they are known, the record is open and starts at its launch."""
     HOST_DONE = 4
-    """The host has enqueued the work and gone on; only the accelerator's end is missing."""
+    """The host has enqueued the work and continued; only the end on the accelerator is missing."""
     STEP_TOTAL = 8
-    """Not a span but the sum of a step's spans of one operation: see StepTotal."""
+    """Not a span but the sum of a step's spans of one operation; see StepTotal."""
     VALUE = 16
-    """Not a span but a number that a step came to: see NotedValue."""
+    """Not a span but a number that a step resulted in; see NotedValue."""
     WATCHED = 32
-    """A thread of its own waited for the end from the start on: both are true, whoever else awaited the span."""
+    """A separate thread waited for the end from the start on, so both times are exact, whenever others awaited it."""
+    DEVICE_BEGUN = 64
+    """The accelerator has begun the work. Only of spans that it has not ended, and see Progress.device_seen_ns."""
+    DEVICE_AWAITED = 128
+    """The accelerator's compute has got to the point where it waits for this exchange. Otherwise as DEVICE_BEGUN."""
 
 
 ATTENDED_SHIFT = 8
-"""The bits of a record's flags from here on: the part of a span that its host spent on it. See `attended_bits`."""
+"""From this bit of a record's flags on: the part of a span that its host spent on it. See `attended_bits`."""
 ATTENDED_STEPS = 126
 ATTENDED_MASK = 127
 
 NO_SPAN = RecordFlag.STEP_TOTAL | RecordFlag.VALUE
-"""Records with one of these are no spans."""
+"""Records with one of these flags are not spans."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose black box it is. Everything about diagnosis is keyed by job, branch and round.
+    """The rank and round of a black box. All diagnosis is keyed by job, branch and round.
 
-    `round` is its number; `host` is the machine's name.
+    `round` is the round's number; `host` is the machine's name.
     """
 
     job: str
@@ -92,9 +96,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ClockBase:
-    """One moment on the monotonic clock (all times in the file) and on the wall clock, to turn one into the other.
+    """The same moment on the monotonic clock (all times in the file) and on the wall clock, to convert between them.
 
-    Units: `error_ns` is how long the pair took to read, the bound of its mismatch.
+    Units: `error_ns` is the time it took to read the pair, which bounds the mismatch.
     """
 
     monotonic_ns: int
@@ -108,9 +112,9 @@ class ClockBase:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the rank has come. Steps and their times are None before there is one. Monotonic ns.
+    """The rank's progress. Steps and their times are None before the first step. Times are monotonic ns.
 
-    `median_step_ns` is the typical step, learned without the first one: what a hang watch multiplies.
+    `median_step_ns` is the typical step, measured without the first one. Hang detection uses a multiple of it.
     """
 
     phase: Phase
@@ -124,26 +128,28 @@ class Progress:
     obeyed_command: int
     num_lost_ends: int
     awaited_group: int = 0
-    """Number of the group whose operation the host waited for last, or waits for; 0: not said."""
+    """Number of the group of the operation that the host waits for, or last waited for; 0: no value."""
     awaited_place: int = 0
-    """Which of the group's operations: the wait is over when the group's `left` has come so far."""
+    """The sequence number of that operation. The wait is over when the group's `left` reaches it."""
     longest_checkpoint_ns: int | None = None
-    """Of those taken between steps, and ended."""
+    """Of the completed checkpoints between steps."""
     longest_evaluation_ns: int | None = None
     longest_write_ns: int | None = None
-    """Of storing a snapshot, as its host reports it."""
+    """Of a snapshot's write to storage, as the host reports it."""
     save_interval_ns: int | None = None
-    """In force between two checkpoints that are taken by time; reported by the rank that reads the clock."""
+    """The current interval between checkpoints by time; the rank that reads the clock reports it."""
+    device_seen_ns: int | None = None
+    """When somebody last looked how far the accelerator is: the flags DEVICE_BEGUN and DEVICE_AWAITED are of then."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A process group of this rank: its ranks, and the last collective that this rank entered and left.
+class GroupRecord:
+    """A process group of this rank: its ranks, and the last collectives that this rank entered and left.
 
-    The ranks are `first_rank + i * stride` for i < num_ranks, which every group of the 3D grid is; stride 0 says that
-    they are not known. A pipeline link has two ranks, sender first, and an entry for each direction. Entries of two
-    ranks with equal name and members are the same group. Sequence numbers count from 1 in each group, so the rank with
-    the lowest `entered` of a stuck group is the one that the others wait for.
+    The ranks are `first_rank + i * stride` for i < num_ranks; every group of the 3D grid has this form. Stride 0 means
+    that they are unknown. A pipeline link has two ranks, sender first, and an entry for each direction. Entries of two
+    ranks with equal name and members are the same group. Sequence numbers count from 1 in each group. So in a stuck
+    group, the others wait for the rank with the lowest `entered`.
     """
 
     number: int
@@ -156,7 +162,7 @@ class Group:
 
     @property
     def ranks(self) -> range:
-        """Return the members in the group's order, which may descend; none where the writer could not say them."""
+        """Return the members in the group's order, which may descend; empty when the writer did not know them."""
         if self.stride == 0:
             return range(0)
         return range(self.first_rank, self.first_rank + self.num_ranks * self.stride, self.stride)
@@ -164,14 +170,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class ControlPage:
-    """What the host's executor tells the worker.
+    """The executor's message to a worker of its host.
 
-    `command` is a number of `Command`; one that the worker does not know it leaves alone. `command_number` grows with
-    each command and each number is obeyed once; command 0 is none. A step is streamed with all its spans when it is a
-    multiple of `sample_period`, else only its sums. `lease_ok_until_ns` (monotonic) is 0 where no executor holds a
-    lease for this worker; where the lease is gone it is the moment since when. `interval_ns` is what a round needs from
-    step to step, `stop_ns` from the request to stop until its state is in storage, as all its hosts were told; 0: not
-    said. `written_ns` is when the executor last wrote, 0 when none ever did.
+    `command` is a number of `Command`; a worker ignores an unknown one. `command_number` grows with each command, and
+    each number is obeyed once; command 0 is none. A step is streamed with all its spans when it is a multiple of
+    `sample_period`, else only with its sums. `lease_ok_until_ns` (monotonic) is 0 when no executor holds a lease for
+    this worker; after the lease is lost, it is the time of the loss. `interval_ns` is what a round needs from step to
+    step, `stop_ns` what it needs from the request to stop until its state is in storage, as all its hosts received it;
+    0: no value. `written_ns` is the time of the executor's last write, 0 before the first.
     """
 
     command_number: int = 0
@@ -187,7 +193,7 @@ class ControlPage:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One span. Times are monotonic ns; step (before the first), microbatch and chunk are -1 where there is none.
+    """One span. Times are monotonic ns. Step (before the first), micro-batch and chunk are -1 when there is none.
 
     `collective_sequence` counts the spans of the group, modulo 2**32; 0 without a group.
     """
@@ -219,15 +225,15 @@ class Record:
 
     @property
     def attended_ns(self) -> int | None:
-        """How long the host did nothing but launch and await what this span stands for; None: not said."""
+        """How long the host did nothing except launch and await this span's work; None: no value."""
         share = (int(self.flags) >> ATTENDED_SHIFT & ATTENDED_MASK) - 1
         return None if share < 0 or self.duration_ns is None else round(self.duration_ns * share / ATTENDED_STEPS)
 
 
 def attended_bits(attended_ns: int, duration_ns: int) -> int:
-    """Return the bits of a record's flags that say for how much of a span the host did nothing but launch and await it.
+    """Return flag bits for the part of a span in which the host did nothing except launch and await it.
 
-    To 1 in 126, rounded: the rest of the span it did something else.
+    The resolution is 1/126 of the span, rounded. In the rest of the span the host did something else.
     """
     share = round(ATTENDED_STEPS * min(attended_ns, duration_ns) / duration_ns) if duration_ns > 0 else ATTENDED_STEPS
     return (1 + share) << ATTENDED_SHIFT
@@ -235,7 +241,7 @@ def attended_bits(attended_ns: int, duration_ns: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepTotal:
-    """All spans of one operation that ended in one step: what is streamed for every rank and step.
+    """The sum of all spans of one operation that ended in one step. It is streamed for every rank and step.
 
     In the ring it is a record with STEP_TOTAL: duration = sum, launch = longest, collective_sequence = count.
     """
@@ -256,9 +262,9 @@ class StepTotal:
 
 @dataclass(frozen=True, slots=True)
 class NotedValue:
-    """A number that a step came to. In the ring it is a record with VALUE: operation = kind, duration = its 64 bits.
+    """A number that a step resulted in. In the ring: a record with VALUE, operation = kind, duration = its 64 bits.
 
-    `kind_number` is that of a StepValue, or of one that a newer program has added; `value` may be infinite or NaN.
+    `kind_number` is that of a StepValue, which a newer program may have added. `value` may be infinite or NaN.
     """
 
     sequence: int

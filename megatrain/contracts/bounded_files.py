@@ -1,9 +1,9 @@
-"""Reading files of a directory that somebody else may have made: a run that one was given to look at.
+"""Read files of a directory that another user may have made, such as a run to inspect.
 
-Its author chooses what lies there. A symbolic link would show whoever looks at the run a file of his own; a FIFO would
-make him wait for ever; a device, or a file without end, would fill his memory. So below the directory that was named no
-link is followed, nothing but a regular file is read, and no more than its reader says. What was looked at is what is
-read: it is the same descriptor.
+Its author chooses the content. A symbolic link could show the readers of the run one of their own files; a FIFO could
+block them forever; a device, or a file without end, could fill their memory. So below the named directory this file
+follows no link, reads only regular files, and reads no more than the given limit. Checks and reads use the same
+descriptor, so the file that was checked is the file that is read.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import stat
 from pathlib import Path
 
 
-def read_below(root: Path, name: str, most_bytes: int, *, owner: int | None = None, is_secret: bool = False) -> bytes:
-    """Return what a regular file below `root` holds. `name`: its path from there, of plain names.
+def read_below(root: Path, name: str, max_bytes: int, *, owner: int | None = None, is_secret: bool = False) -> bytes:
+    """Return the content of a regular file below `root`. `name`: its path from there, of plain names.
 
-    `owner`: the user that it and the directories between must belong to, and that alone may write them. `is_secret`:
-    other users must not be able to read the file either.
-    Raises: OSError, which names the path and says in words why the file is not read.
+    `owner`: the file and the directories in between must belong to this user, and only this user may write to them.
+    `is_secret`: other users must not be able to read the file either.
+    Raises: OSError, which names the path and explains why the file is not read.
     """
     with open(open_below(root, name, owner=owner, is_secret=is_secret), "rb") as file:
-        raw = file.read(most_bytes + 1)
-    if len(raw) > most_bytes:
-        raise OSError(errno.EFBIG, f"has more than {most_bytes:,} bytes", str(root / name))
+        raw = file.read(max_bytes + 1)
+    if len(raw) > max_bytes:
+        raise OSError(errno.EFBIG, f"has more than {max_bytes:,} bytes", str(root / name))
     return raw
 
 
-def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """Return what a regular file holds. Neither it nor its directory may be a link. Raises: as `read_below`."""
-    return read_below(path.parent.parent, f"{path.parent.name}/{path.name}", most_bytes)
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file. Neither it nor its directory may be a link. Raises: as `read_below`."""
+    return read_below(path.parent.parent, f"{path.parent.name}/{path.name}", max_bytes)
 
 
 def open_below(root: Path, name: str, *, owner: int | None = None, is_secret: bool = False) -> int:
-    """Return a descriptor of a regular file, to read from. Arguments and errors: as `read_below`."""
+    """Open a regular file for reading, and return its descriptor. Arguments and errors: as `read_below`."""
     path = root
     directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -70,7 +70,7 @@ def _opened(directory: int, part: str, path: Path, flags: int) -> int:
         return os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=directory)
     except OSError as error:
         if stat.S_ISLNK(_mode(directory, part)):
-            raise OSError(errno.ELOOP, "is a symbolic link, and none is followed there", str(path)) from error
+            raise OSError(errno.ELOOP, "is a symbolic link, which is not followed here", str(path)) from error
         raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
 
 

@@ -1,6 +1,6 @@
-"""Branches of a run's checkpoints: what each says of itself in its file BRANCH, and where it comes from.
+"""Branches of a run's checkpoints: the record in each branch's file BRANCH, and the branch's origin.
 
-The file is written once, whole or not at all. Which branch a run goes on with is lineage.py's.
+The file is written once, atomically. lineage.py decides which branch a run resumes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NUMBERED = re.compile(r"branch-([0-9]{4,18})")
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A line of checkpoints. It begins at `parent_step` of `parent`; the first of a run has neither ("" and None).
+    """A line of checkpoints. It begins at `parent_step` of `parent`; a run's first branch has neither ("" and None).
 
-    A branch at step 0 of its parent may begin with initial weights. `rollback`: the incident for which the job went
-    back; `skipped`: the samples that it leaves out since.
+    A branch at step 0 of its parent may begin with initial weights. `rollback`: the incident that made the job go back;
+    `skipped`: the samples that it leaves out since then.
     """
 
     name: str
@@ -41,19 +41,20 @@ class Branch:
 
 
 def read_branch(checkpoints: Location, name: str) -> Branch:
-    """Return what a branch says of itself.
+    """Return the record in a branch's BRANCH file.
 
-    Raises: MissingFileError when there is no such branch; CheckpointError when its BRANCH file is damaged or another's.
+    Raises: MissingFileError when there is no such branch; CheckpointError when its BRANCH file is damaged or names
+    another branch.
     """
     if not is_branch_name(name):
         raise CheckpointError(f"{checkpoints}: branch {name!r}; {_NAME_RULE}")
-    place = checkpoints / name / BRANCH_NAME
+    location = checkpoints / name / BRANCH_NAME
     try:
-        content = place.read()
+        content = location.read()
     except MissingFileError as error:
         listed = ", ".join(branch_names(checkpoints)) or "none"
-        raise MissingFileError(f"{place} is missing, so {name} is no branch (there are: {listed})") from error
-    reader = JsonObject.parse(content, str(place), SCHEMA_VERSION, _mend(name))
+        raise MissingFileError(f"{location} is missing, so {name} is no branch (there are: {listed})") from error
+    reader = JsonObject.parse(content, str(location), SCHEMA_VERSION, _mend(name))
     reader.check_names(Branch, "schema_version")
     if reader.text("name") != name:
         raise reader.error(
@@ -76,51 +77,52 @@ def read_branch(checkpoints: Location, name: str) -> Branch:
 def _mend(name: str) -> str:
     first = Branch(name, "", None, 0.0, "written again")
     parent = "" if name == MAIN_BRANCH else ", with the branch and step that it began at as parent and parent_step"
-    return f"it must say where {name} comes from: write it again as {_text_of(first).strip()}{parent}"
+    return f"it must contain the origin of {name}: write it again as {_text_of(first).strip()}{parent}"
 
 
 def list_branches(checkpoints: Location) -> list[Branch]:
-    """Return all branches, by name. A directory without a BRANCH file is none.
+    """Return all branches, by name. A directory without a BRANCH file is not a branch.
 
     Raises: CheckpointError when a BRANCH file is damaged.
     """
     return [read_branch(checkpoints, name) for name in branch_names(checkpoints)]
 
 
-def line_of(checkpoints: Location, branch: str) -> list[Branch]:
-    """Return a branch, its parent, and so on up. The line ends early at a parent that was removed.
+def ancestry(checkpoints: Location, branch: str) -> list[Branch]:
+    """Return a branch, its parent, and so on. The ancestry ends early at a parent that was removed.
 
-    Raises: MissingFileError when there is no such branch; CheckpointError when a BRANCH file on the way is damaged, or
-    branches are each other's parents.
+    Raises: MissingFileError when there is no such branch; CheckpointError when a BRANCH file of the ancestry is
+    damaged, or when the parents form a cycle.
     """
-    line = [read_branch(checkpoints, branch)]
-    while line[-1].parent:
-        seen = [member.name for member in line]
-        if line[-1].parent in seen:
-            circle = " -> ".join([*seen, line[-1].parent])
+    branches = [read_branch(checkpoints, branch)]
+    while branches[-1].parent:
+        seen = [member.name for member in branches]
+        if branches[-1].parent in seen:
+            circle = " -> ".join([*seen, branches[-1].parent])
             raise CheckpointError(
-                f"{checkpoints / line[-1].name / BRANCH_NAME}: parents go in a circle ({circle}); correct one of them"
+                f"{checkpoints / branches[-1].name / BRANCH_NAME}: the parents form a cycle ({circle}); "
+                "correct one of them"
             )
         try:
-            line.append(read_branch(checkpoints, line[-1].parent))
+            branches.append(read_branch(checkpoints, branches[-1].parent))
         except MissingFileError:
             break
-    return line
+    return branches
 
 
 def write_branch(checkpoints: Location, branch: Branch) -> bool:
-    """Make a branch's BRANCH; return False where another process took its name. For the first branch that is fine.
+    """Write a branch's BRANCH. Returns False when another process took the name, except for the first branch.
 
     Raises: CheckpointError.
     """
-    place = checkpoints / branch.name / BRANCH_NAME
-    return put_once(place, _text_of(branch).encode()) or not branch.parent
+    location = checkpoints / branch.name / BRANCH_NAME
+    return put_once(location, _text_of(branch).encode()) or not branch.parent
 
 
 def _text_of(branch: Branch) -> str:
     content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
     if not branch.rollback and not branch.skipped:
-        # programs that know of no such fields read all other branches
+        # older programs, which do not know these fields, can read all other branches
         del content["rollback"], content["skipped"]
     return json.dumps(content, sort_keys=True) + "\n"
 
@@ -130,14 +132,14 @@ def is_branch_name(name: str) -> bool:
 
 
 def branch_names(checkpoints: Location) -> list[str]:
-    """Return the names of all branches: of the directories that hold a BRANCH file."""
+    """Return the names of all branches: the directories that hold a BRANCH file."""
     return [
         entry.name for entry in checkpoints.entries() if is_branch_name(entry.name) and (entry / BRANCH_NAME).exists()
     ]
 
 
 def branch_name_of(reader: JsonObject, field: str) -> str:
-    """Return the branch that a field names. Raises: CheckpointError when it is no branch's name."""
+    """Return the branch name in a field. Raises: CheckpointError when it is not a valid branch name."""
     name = reader.text(field)
     if not is_branch_name(name):
         raise reader.error(field, _NAME_RULE)
@@ -145,7 +147,7 @@ def branch_name_of(reader: JsonObject, field: str) -> str:
 
 
 def next_branch_name(checkpoints: Location) -> str:
-    """Return the first free name after all that were ever used, also by a branch that was not opened to the end."""
+    """Return the first free name after all existing ones, including those of branches that were not fully opened."""
     taken = {entry.name for entry in checkpoints.entries()}
     number = max((int(match[1]) for name in taken if (match := _NUMBERED.fullmatch(name))), default=1)
     return next(name for i in count(number + 1) if (name := f"branch-{i:04d}") not in taken)

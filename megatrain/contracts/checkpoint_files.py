@@ -1,14 +1,14 @@
 """The files that make a directory a checkpoint: step-000000120/ with r000002-manifest-1a2b3c4d.json and, last, COMMIT.
 
-A checkpoint exists when its COMMIT does: it appears after everything else is in place, and names the manifest that it
-vouches for. It is made exclusively: of two rounds that save the same step, one commits. Where a round that was left
-behind has done so, which counts for nothing (round_starts.py), a newer one makes COMMIT-r000003 beside it, and that of
-the newest round counts: nothing is ever removed that may belong to another round by now. All other names have the
-round, and the manifest's its own digest, so that a late writer cannot change files that COMMIT covers. In older
-checkpoints the manifest was manifest.json. COMMIT goes first when a checkpoint is removed. PINNED keeps one for ever.
-WRITING is the first file of a checkpoint and goes after COMMIT: a directory with WRITING and no COMMIT was never
-complete. Which of several checkpoints a job goes on from is lineage.py's, how tensors are stored is
-megatrain.checkpoint's.
+A checkpoint exists when its COMMIT does. COMMIT appears after everything else is in place. It covers all other files:
+it has the manifest's digest, and the manifest has theirs. It is created exclusively: of two rounds that save the same
+step, only one commits. If that was a superseded round, whose COMMIT does not count (round_starts.py), a newer round
+creates COMMIT-r000003 in addition, and the COMMIT of the newest round counts. So no process removes a file that may
+belong to another round. All other names contain the round, and the manifest's name its own digest, so that the writer
+of a superseded round cannot change files that COMMIT covers. In older checkpoints the manifest was manifest.json. A
+removal of a checkpoint removes COMMIT first. PINNED keeps a checkpoint forever. WRITING is the first file of a
+checkpoint and is removed after COMMIT: a directory with WRITING and no COMMIT was never complete. lineage.py decides
+which checkpoint a job resumes from; megatrain.checkpoint stores tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from megatrain.contracts.manifest import FORMER_NAMES, Manifest, name_in_round
 
 FORMER_MANIFEST_NAME = "manifest.json"
 METADATA_NAME = ".metadata"
-"""What torch's readers look for."""
+"""The description that torch's readers use."""
+INDEX_NAME = "index.json"
+"""The description that our readers use: the same content, readable without torch."""
 COMMIT_NAME = "COMMIT"
 PINNED_NAME = "PINNED"
 WRITING_NAME = "WRITING"
@@ -41,46 +43,46 @@ _DIRECTORY_NAME = re.compile(r"step-([0-9]{9,})")
 
 
 def step_directory_name(step: int) -> str:
-    """Return "step-000000120" for step 120: names sort as steps do, below 10^9 steps."""
+    """Return "step-000000120" for step 120. Below 10^9 steps, names sort like steps."""
     if step < 0:
         raise ValueError(f"step {step} is negative")
     return f"step-{step:09d}"
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that the name of a checkpoint directory says, or None for another name."""
+    """Return the step in the name of a checkpoint directory, or None for any other name."""
     match = _DIRECTORY_NAME.fullmatch(name)
     if match is None or step_directory_name(int(match[1])) != name:
         return None
     return int(match[1])
 
 
-def check_writable(directory: Location, round_number: int, *, is_late: bool = False) -> None:
-    """Refuse to write into a checkpoint that is complete, or through a link: what COMMIT vouches for changes no more.
+def check_writable(directory: Location, round_number: int, *, is_superseded: bool = False) -> None:
+    """Refuse to write into a complete checkpoint, or through a link: files that COMMIT covers never change.
 
-    is_late: the one that is there was committed by a round that was left behind, and counts for nothing.
-    Raises: CheckpointError, which tells a process of an older round to stop.
+    is_superseded: the existing checkpoint was committed by a superseded round, and does not count.
+    Raises: CheckpointError, which asks a process of an older round to stop.
     """
     if _is_link(directory):
         raise CheckpointError(f"{directory} is a symbolic link, and nothing is written through it; remove the link")
     commit = read_commit(directory)
     _check_round(directory, commit, round_number)
-    if not is_late and _problem_of(directory, commit) is None:
+    if not is_superseded and _problem_of(directory, commit) is None:
         raise CheckpointError(f"{directory} is a complete checkpoint already and is not overwritten; remove it first")
 
 
 def manifest_name(content: bytes, round_number: int) -> str:
-    """Return what a manifest is called: no other content has this name."""
+    """Return the file name of a manifest. No other content has this name."""
     return name_in_round(f"manifest-{hashlib.sha256(content).hexdigest()[:8]}.json", round_number)
 
 
 def is_manifest_name(name: str) -> bool:
-    """Say whether a file of a checkpoint directory is, or once was, a manifest."""
+    """Return whether a file name is that of a manifest, in the current or the former form."""
     return name == FORMER_MANIFEST_NAME or _MANIFEST_NAME.fullmatch(name) is not None
 
 
-def manifest_place(directory: Location) -> Location:
-    """Return the manifest that COMMIT names; without COMMIT the newest round's. It need not be there."""
+def manifest_location(directory: Location) -> Location:
+    """Return the path of the manifest that COMMIT names; without COMMIT, of the newest round's. It may be missing."""
     commit = read_commit(directory)
     if commit is not None:
         return directory / commit.manifest
@@ -92,34 +94,36 @@ def _round_and_name(name: str) -> tuple[int, str]:
     return int(name[1:].partition("-")[0]), name
 
 
-def write_manifest(directory: Location, manifest: Manifest, *, is_late: bool = False) -> None:
-    """Put the manifest in place, whole or not at all. is_late: as in `check_writable`.
+def write_manifest(directory: Location, manifest: Manifest, *, is_superseded: bool = False) -> None:
+    """Write the manifest atomically. is_superseded: as in `check_writable`.
 
     Raises: CheckpointError when it cannot be written, or as `check_writable` does.
     """
-    check_writable(directory, manifest.round, is_late=is_late)
+    check_writable(directory, manifest.round, is_superseded=is_superseded)
     content = manifest.to_json().encode()
     (directory / manifest_name(content, manifest.round)).write(content)
 
 
 def read_manifest(directory: Location, *, job: str | None = None, branch: str | None = None) -> Manifest:
-    """Return the manifest of a checkpoint directory. `job` and `branch`, when given, are the ones it must be of.
+    """Return the manifest of a checkpoint directory. `job` and `branch`, when given, must be the checkpoint's own.
 
-    Raises: MissingFileError; CheckpointError when it is damaged, says another step than the directory's name, or is of
+    Raises: MissingFileError; CheckpointError when it is damaged, has another step than the directory's name, or is of
     another job or branch.
     """
-    place = manifest_place(directory)
+    location = manifest_location(directory)
     try:
-        content = place.read()
+        content = location.read()
     except MissingFileError as error:
         raise MissingFileError(f"{error}; the checkpoint is incomplete") from error
-    manifest = Manifest.from_json(content, str(place))
+    manifest = Manifest.from_json(content, str(location))
     if step_of(directory.name) not in (None, manifest.step):
-        raise CheckpointError(f"{place}: step={manifest.step}, but the directory is {directory.name}; it was renamed")
+        raise CheckpointError(
+            f"{location}: step={manifest.step}, but the directory is {directory.name}; it was renamed"
+        )
     for field, found, expected in (("job", manifest.job, job), ("branch", manifest.branch, branch)):
         if expected not in (None, found):
             raise CheckpointError(
-                f"{place}: {field}={found!r}, expected {expected!r}; the checkpoint was copied here from another"
+                f"{location}: {field}={found!r}, expected {expected!r}; the checkpoint was copied here from another"
                 f" {field}: move it out of this directory, or name it with checkpoint.load to start from it"
             )
     return manifest
@@ -129,44 +133,44 @@ def wrong_files(directory: Location, manifest: Manifest) -> list[str]:
     """Return a sentence for each file of the manifest that is missing or has another size."""
     problems: list[str] = []
     for name, entry in sorted(manifest.files.items()):
-        place = directory / name
-        size = place.size()
+        location = directory / name
+        size = location.size()
         if size is None:
-            problems.append(f"{place}: missing, expected {entry.size} bytes")
+            problems.append(f"{location}: missing, expected {entry.size} bytes")
         elif size != entry.size:
-            problems.append(f"{place}: {size} bytes, expected {entry.size}")
+            problems.append(f"{location}: {size} bytes, expected {entry.size}")
     return problems
 
 
-def write_commit(directory: Location, manifest: Manifest, *, is_late: bool = False) -> None:
-    """Declare a checkpoint complete, unless another round has. All its files must be in place: this is the last write.
+def write_commit(directory: Location, manifest: Manifest, *, is_superseded: bool = False) -> None:
+    """Commit a checkpoint, unless another round has. This is the last write: all its files must be in place.
 
-    is_late: as in `check_writable`.
+    is_superseded: as in `check_writable`.
 
-    Doing it again with the same manifest is fine: a write may have failed in its last moment, or its answer was lost.
+    Repeating it with the same manifest succeeds: an earlier write may have failed at the end, or its answer was lost.
     Raises: CheckpointError when another round, or another attempt of this one, has committed this step; or when COMMIT
     cannot be written.
     """
     content = manifest.to_json().encode()
     name = manifest_name(content, manifest.round)
     if (directory / name).read() != content:
-        raise CheckpointError(f"{directory / name}: is not what round {manifest.round} wrote; the disk is at fault")
+        raise CheckpointError(f"{directory / name}: differs from what round {manifest.round} wrote; the disk is faulty")
     commit = Commit(manifest.step, manifest.round, name, hashlib.sha256(content).hexdigest())
     raw = {"schema_version": COMMIT_SCHEMA_VERSION, **asdict(commit)}
-    place = directory / (f"{COMMIT_NAME}-r{manifest.round:06d}" if is_late else COMMIT_NAME)
-    if not put_once(place, (json.dumps(raw, sort_keys=True) + "\n").encode()):
+    location = directory / (f"{COMMIT_NAME}-r{manifest.round:06d}" if is_superseded else COMMIT_NAME)
+    if not put_once(location, (json.dumps(raw, sort_keys=True) + "\n").encode()):
         _check_round(directory, read_commit(directory), manifest.round)
         raise CheckpointError(
-            f"{place}: another process has committed this step, and not what round {manifest.round} wrote; one of the"
-            " two must stop"
+            f"{location}: another process has committed this step with other content than round {manifest.round} wrote;"
+            " one of the two must stop"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What COMMIT says: the step, by which round, and the manifest with its SHA-256.
+    """The content of COMMIT: step, round, and the manifest with its SHA-256.
 
-    Before rounds had names of their own the digest was a checksum: "crc32:" and a number.
+    Before file names contained the round, the digest was a checksum: "crc32:" and a number.
     """
 
     step: int
@@ -174,28 +178,28 @@ class Commit:
     manifest: str
     sha256: str
 
-    def vouches_for(self, content: bytes) -> bool:
-        """Say whether this is the content of the manifest."""
+    def covers(self, content: bytes) -> bool:
+        """Return whether `content` is the content of the manifest."""
         if self.sha256.startswith(_CRC32):
             return self.sha256 == f"{_CRC32}{zlib.crc32(content)}"
         return self.sha256 == hashlib.sha256(content).hexdigest()
 
 
-def commit_place(directory: Location) -> Location:
-    """Return the COMMIT that is meant: the newest round's. It need not be there."""
+def commit_location(directory: Location) -> Location:
+    """Return the location of the COMMIT that counts: the newest round's. It may be missing."""
     names = [entry.name for entry in directory.entries() if _LATER_COMMIT.fullmatch(entry.name)]
     return directory / max(names, key=lambda name: int(name.rpartition("r")[2]), default=COMMIT_NAME)
 
 
 def read_commit(directory: Location) -> Commit | None:
-    """Return what COMMIT says, None when it is not there or is not one.
+    """Return the content of COMMIT, None when it is missing or invalid.
 
-    Raises: CheckpointError when it is there and cannot be read.
+    Raises: CheckpointError when it exists but cannot be read.
     """
     try:
         content = (directory / COMMIT_NAME).read()
-        # without it there is no later one
-        later = commit_place(directory)
+        # without COMMIT there is no COMMIT-r<n>
+        later = commit_location(directory)
         raw = json.loads(content if later.name == COMMIT_NAME else later.read())
     except (MissingFileError, ValueError, RecursionError):
         return None
@@ -216,7 +220,7 @@ def read_commit(directory: Location) -> Commit | None:
 
 
 def is_committed(directory: Location) -> bool:
-    """Say whether the directory is a complete checkpoint: COMMIT is there, and vouches for the manifest that it names.
+    """Return whether the directory is a complete checkpoint: COMMIT exists and matches the manifest that it names.
 
     Raises: CheckpointError when that is unknown, because a file exists but cannot be read.
     """
@@ -224,37 +228,41 @@ def is_committed(directory: Location) -> bool:
 
 
 def commit_problem(directory: Location) -> str | None:
-    """Return why a directory is no complete checkpoint, naming the file that is at fault; None when it is one.
+    """Return why a directory is not a complete checkpoint, naming the file at fault; None when it is one.
 
     Raises: CheckpointError as `is_committed` does.
     """
     return _problem_of(directory, read_commit(directory))
 
 
-def vouched_commit(directory: Location) -> Commit | None:
-    """Return what the COMMIT of a complete checkpoint says, None where there is none. Raises: as `is_committed`."""
+def matching_commit(directory: Location) -> Commit | None:
+    """Return COMMIT if it names this directory's step and a manifest with the digest that it records, else None.
+
+    Raises: CheckpointError as `is_committed` does.
+    """
     commit = read_commit(directory)
     return commit if _problem_of(directory, commit) is None else None
 
 
 def _problem_of(directory: Location, commit: Commit | None) -> str | None:
     if commit is None:
-        place = directory / COMMIT_NAME
-        return f"{place}: {'damaged' if place.exists() else 'missing'}, so nothing vouches for the checkpoint"
+        location = directory / COMMIT_NAME
+        return f"{location}: {'damaged' if location.exists() else 'missing'}, so the checkpoint is not committed"
     if step_of(directory.name) not in (None, commit.step):
         return (
-            f"{commit_place(directory)}: of step {commit.step}, but the directory is {directory.name}; it was renamed"
+            f"{commit_location(directory)}: of step {commit.step}, but the directory is {directory.name}; "
+            "it was renamed"
         )
     manifest = directory / commit.manifest
     try:
         content = manifest.read()
     except MissingFileError:
-        return f"{manifest}: missing, but COMMIT vouched for it"
-    return None if commit.vouches_for(content) else f"{manifest}: changed since COMMIT vouched for it"
+        return f"{manifest}: missing, although COMMIT names it"
+    return None if commit.covers(content) else f"{manifest}: changed after it was committed"
 
 
 def expose_metadata(directory: Location, manifest: Manifest) -> None:
-    """Put the metadata of a committed checkpoint where torch's readers look for it; ours read what COMMIT vouches for.
+    """Copy the metadata of a committed checkpoint to where torch's readers look. Ours use the file in the manifest.
 
     Raises: CheckpointError.
     """
@@ -266,9 +274,9 @@ def expose_metadata(directory: Location, manifest: Manifest) -> None:
 
 
 def is_unfinished(directory: Location) -> bool:
-    """Say whether this is a checkpoint that was begun and never complete: nothing that was saved can be lost in it.
+    """Return whether this checkpoint was begun but never complete, so that removing it loses no saved state.
 
-    One that was complete has no WRITING any more. An empty directory is one that was just begun.
+    A checkpoint that was complete has no WRITING any more. An empty directory counts as just begun.
     """
     if step_of(directory.name) is None or (directory / COMMIT_NAME).exists():
         return False
@@ -279,10 +287,11 @@ def is_unfinished(directory: Location) -> bool:
 
 
 def lacks_only_commit(directory: Location, branch: str) -> bool:
-    """Say whether all of a checkpoint of `branch` is there but a COMMIT, and it does not say that it is being made.
+    """Return whether a checkpoint of `branch` lacks nothing except COMMIT, and has no mark of a write in progress.
 
-    It was complete once, and whoever lost COMMIT may want it back: it is kept as long as retention would keep it whole.
-    One whose removal was cut short just after COMMIT looks the same, and goes for the reason for which it was to go.
+    It was complete once, and a person who lost COMMIT may want it back. So retention keeps it as long as a whole one. A
+    checkpoint whose removal was interrupted just after COMMIT looks the same; retention removes it for the same reason
+    as before.
     Raises: CheckpointError when something cannot be looked up.
     """
     if (directory / COMMIT_NAME).exists() or is_unfinished(directory):
@@ -295,34 +304,34 @@ def lacks_only_commit(directory: Location, branch: str) -> bool:
 
 
 def committed_steps(branch: Location) -> list[int]:
-    """Return the steps of a branch directory's committed checkpoints, ascending; none where there is nothing."""
+    """Return the steps of a branch directory's committed checkpoints, ascending; empty when there are none."""
     return sorted(committed_rounds(branch))
 
 
 def committed_rounds(branch: Location) -> dict[int, int]:
-    """Return the round that committed each step of a branch directory; none where there is nothing."""
+    """Return the round that committed each step of a branch directory; empty when there are none."""
     found: dict[int, int] = {}
     for entry in branch.entries():
-        # the name first: it costs nothing, and COMMIT is looked for only where a checkpoint may be
+        # check the name first: it costs nothing, and avoids reading COMMIT where no checkpoint can be
         step = step_of(entry.name)
-        if step is not None and (commit := vouched_commit(entry)) is not None:
+        if step is not None and (commit := matching_commit(entry)) is not None:
             found[step] = commit.round
     return found
 
 
 def remove_checkpoint(directory: Location) -> None:
-    """Remove a checkpoint, complete or not. One that is removed half way is no checkpoint any more.
+    """Remove a checkpoint, complete or not. A partly removed one does not count as a checkpoint.
 
     Raises: CheckpointError when it is pinned or cannot be removed.
     """
     if is_pinned(directory):
         raise CheckpointError(f"{directory} is pinned and is kept; unpin it first")
     if _is_link(directory):
-        # what it leads to is not ours: the link alone goes
+        # the link's target is not ours: remove only the link
         directory.remove()
         return
     if (directory / COMMIT_NAME).exists():
-        # half removed, it must not look like one that was never complete
+        # partly removed, it must not look like one that was never complete
         (directory / WRITING_NAME).remove()
         for entry in directory.entries():
             if _LATER_COMMIT.fullmatch(entry.name):
@@ -330,32 +339,24 @@ def remove_checkpoint(directory: Location) -> None:
         (directory / COMMIT_NAME).remove()
     else:
         for entry in directory.entries():
-            # half removed, it must look like one that was never complete, if it does now
+            # partly removed, it must still look like one that was never complete, if it does now
             if entry.name != WRITING_NAME:
                 entry.remove()
     directory.remove()
 
 
 def is_pinned(directory: Location) -> bool:
-    """Say whether a checkpoint is kept for ever. A damaged PINNED pins too."""
+    """Return whether a checkpoint is kept forever. A damaged PINNED pins too."""
     return (directory / PINNED_NAME).exists()
 
 
 def pin(directory: Location, reason: str) -> None:
-    """Keep a checkpoint for ever.
+    """Keep a checkpoint forever.
 
     Raises: CheckpointError when it is not committed, or PINNED cannot be written.
     """
-    if not is_committed(directory):
-        raise CheckpointError(f"{directory} is no complete checkpoint (no matching COMMIT), so it cannot be pinned")
     pinned = {"schema_version": PINNED_SCHEMA_VERSION, "reason": reason, "pinned_unix_s": time.time()}
-    (directory / PINNED_NAME).write((json.dumps(pinned, sort_keys=True) + "\n").encode())
-    if not is_committed(directory):
-        # a job that removes old checkpoints was quicker; what we wrote would be all there is of this one
-        unpin(directory)
-        if not directory.entries():
-            directory.remove()
-        raise CheckpointError(f"{directory} was removed just now, so it cannot be pinned")
+    _write_beside(directory, PINNED_NAME, (json.dumps(pinned, sort_keys=True) + "\n").encode(), "pinned")
 
 
 def pin_reason(directory: Location) -> str | None:
@@ -363,28 +364,49 @@ def pin_reason(directory: Location) -> str | None:
 
     Raises: CheckpointError when PINNED is damaged.
     """
-    place = directory / PINNED_NAME
+    location = directory / PINNED_NAME
     try:
-        content = place.read()
+        content = location.read()
     except MissingFileError:
         return None
     damage = "the checkpoint stays pinned; pin it again or unpin it"
-    return JsonObject.parse(content, str(place), PINNED_SCHEMA_VERSION, damage).text("reason")
+    return JsonObject.parse(content, str(location), PINNED_SCHEMA_VERSION, damage).text("reason")
+
+
+def add_index(directory: Location, name: str, content: bytes) -> None:
+    """Add an index to a checkpoint that was committed without one. Its name has the round, so it is removed with it.
+
+    Raises: CheckpointError when it is not committed, or the index cannot be written.
+    """
+    _write_beside(directory, name, content, "given an index")
+
+
+def _write_beside(directory: Location, name: str, content: bytes, what: str) -> None:
+    """Write a file that no manifest lists into a complete checkpoint. `what` describes the action in errors."""
+    if not is_committed(directory):
+        raise CheckpointError(f"{directory} is not a complete checkpoint (no matching COMMIT), so it cannot be {what}")
+    (directory / name).write(content)
+    if not is_committed(directory):
+        # a job's retention removed the checkpoint meanwhile; our file would be all that is left of it
+        (directory / name).remove()
+        if not directory.entries():
+            directory.remove()
+        raise CheckpointError(f"{directory} was removed just now, so it cannot be {what}")
 
 
 def unpin(directory: Location) -> None:
-    """Let a checkpoint be removed again; one that is not pinned is fine."""
+    """Allow a checkpoint to be removed again. Does nothing for one that is not pinned."""
     (directory / PINNED_NAME).remove()
 
 
 def _is_link(directory: Location) -> bool:
-    """Say whether somebody has put a link here: it may lead to anything that this user may write."""
+    """Return whether this is a link: it may lead to any file that this user may write."""
     return isinstance(directory, LocalLocation) and directory.path.is_symlink()
 
 
 def _check_round(directory: Location, commit: Commit | None, round_number: int) -> None:
     if commit is not None and commit.round > round_number:
         raise CheckpointError(
-            f"{commit_place(directory)}: committed by round {commit.round}, and round {round_number}"
-            " is older; this process was left behind and must stop"
+            f"{commit_location(directory)}: committed by round {commit.round}, and round {round_number}"
+            " is older; this process is left over from it and must stop"
         )

@@ -1,10 +1,10 @@
-"""A chain of claims: who may write to a shared directory, one after another.
+"""A chain of claims, which determines the one process that may write to a shared directory.
 
-    claims/00000001, claims/00000002, ...     made exclusively, never changed, never removed
+    claims/00000001, claims/00000002, ...     created exclusively, never changed, never removed
 
-The newest claim is the holder's. Whoever makes the next claim has read the one before, and exactly one process makes
-it, so all agree on one order; a process that finds a claim after its own was overtaken and is fenced for good. Nothing
-is held open: a frozen process or a lost host blocks no other round.
+The newest claim is the holder's. A process reads the newest claim before it creates the next one, and exactly one
+process creates that, so all agree on one order. A process that finds a claim after its own was overtaken and is fenced
+for good. No lock is held, so a frozen process or a lost host blocks no other round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[0-9]{8,}")
 
 @dataclass(frozen=True, slots=True)
 class JobRound:
-    """A round of a job under a launcher. Numbers of one `counter` order rounds; those of two say nothing."""
+    """A round of a job under a launcher. Only numbers of the same `counter` can be compared."""
 
     counter: str
     number: int
@@ -38,9 +38,9 @@ class JobRound:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A link of the chain: for a round of a launcher, or without one (counter "", round 0).
+    """A link of the chain, for a round of a launcher or for a process without one (counter "", round 0).
 
-    `holder` is for messages; `token` makes the content of each claim its own.
+    `holder` is for messages; `token` makes the content of each claim unique.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Claim:
     token: str
 
     def is_not_before(self, other: JobRound) -> bool:
-        """Say whether this is of the same round, or of a newer one of the same counter."""
+        """Return whether this claim is of the same round, or of a newer one of the same counter."""
         return self.counter == other.counter and self.round >= other.number
 
     def content(self) -> bytes:
@@ -68,59 +68,60 @@ class Claims:
         return str(self._directory)
 
     def newest_number(self) -> int:
-        """Return the number of the holder's claim, -1 where there is none. Raises: CheckpointError."""
+        """Return the number of the holder's claim, -1 without one. Raises: CheckpointError."""
         names = [entry.name for entry in self._directory.entries()]
         return max((int(name) for name in names if _NAME.fullmatch(name)), default=-1)
 
     def newest(self) -> Claim | None:
-        """Return the holder's claim, None where there is none. Raises: CheckpointError."""
+        """Return the holder's claim, None without one. Raises: CheckpointError."""
         number = self.newest_number()
         if number < 0:
             return None
-        place = self.place(number)
-        reader = JsonObject.parse(place.read(), str(place), CLAIM_SCHEMA_VERSION, "remove it if no job is running")
+        location = self.location_of(number)
+        reader = JsonObject.parse(
+            location.read(), str(location), CLAIM_SCHEMA_VERSION, "remove it if no job is running"
+        )
         reader.check_names(Claim, "schema_version")
         names = reader.text("counter"), reader.count("round"), reader.text("holder"), reader.text("token")
         return Claim(number, *names)
 
     def take(self, job_round: JobRound | None, least: int = 1, *, own: bytes = b"") -> Claim:
-        """Make the next claim; its number is at least `least`.
+        """Create the next claim, with a number of at least `least`.
 
-        `own`: the content of this process's claim, where that has too low a number.
-
-        Raises: FencedError when the newest one is of the same counter, and of this round or a newer one;
-        CheckpointError when it cannot be written. It may yet appear then, for a holder that never comes.
+        `own`: the content of this process's earlier claim, if that has too low a number.
+        Raises: FencedError when the newest claim is of the same counter, and of this round or a newer one;
+        CheckpointError when the claim cannot be written. It may still appear later, for a holder that never acts.
         """
         while True:
             newest = self.newest()
             is_others = newest is not None and newest.content() != own
             if newest is not None and is_others and job_round is not None and newest.is_not_before(job_round):
                 raise FencedError(
-                    f"{self.place(newest.number)}: {newest.holder} has it, and round {job_round.number} is not newer:"
-                    " this process was left behind and must stop. If etcd was emptied since, so that rounds are counted"
-                    f" anew, remove {self} once no process of the run is left"
+                    f"{self.location_of(newest.number)}: {newest.holder} has it, and round {job_round.number} is not"
+                    " newer: this process is left over and must stop. If etcd was emptied since then and rounds are"
+                    f" counted from the start, remove {self} once no process of the run is left"
                 )
             number = max(least, 0 if newest is None else newest.number + 1)
             claim = self.unwritten(job_round, number)
-            if put_once(self.place(number), claim.content()):
+            if put_once(self.location_of(number), claim.content()):
                 return claim
 
     @staticmethod
     def unwritten(job_round: JobRound | None, number: int) -> Claim:
-        """Return a claim that is to be made later, at exactly this number."""
+        """Return a claim to create later, with exactly this number."""
         counter, round_number = ("", 0) if job_round is None else (job_round.counter, job_round.number)
         return Claim(number, counter, round_number, signature(job_round), token_hex(8))
 
     def is_overtaken(self, number: int) -> bool:
-        """Say whether the claim after this one exists. Raises: CheckpointError when that is unknown."""
-        return self.place(number + 1).exists()
+        """Return whether the claim after this one exists. Raises: CheckpointError when that is unknown."""
+        return self.location_of(number + 1).exists()
 
-    def place(self, number: int) -> Location:
-        """Return where a claim lies."""
+    def location_of(self, number: int) -> Location:
+        """Return the location of a claim."""
         return self._directory / f"{number:08d}"
 
 
 def signature(job_round: JobRound | None) -> str:
-    """Return how this process signs what it holds: "process 17 on host-3", and its round."""
+    """Return this process's signature for what it holds: "process 17 on host-3", and its round."""
     process = f"process {os.getpid()} on {socket.gethostname()}"
     return process if job_round is None else f"{process}, {job_round}"

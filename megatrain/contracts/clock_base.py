@@ -1,4 +1,4 @@
-"""Reading the monotonic and the wall clock together, to turn times on one into times on the other."""
+"""Read the monotonic and the wall clock together, to convert times between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NUM_READINGS = 5
 
 
 def read_clock_base() -> ClockBase:
-    """Read both clocks together: the closest pair of a few, against being preempted in between."""
+    """Read both clocks together. It takes the closest of several pairs, in case of a preemption in between."""
     readings: list[ClockBase] = []
     for _ in range(_NUM_READINGS):
         before, unix_ns, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""What the diagnosis says through etcd: who listens, and what ranks shall record."""
+"""The diagnosis's records in etcd: which programs listen where, and what ranks record."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from enum import StrEnum
 from megatrain.contracts.operations import Operation
 
 SAMPLE_PERIOD = 10
-"""Of so many steps one is streamed with all its spans, unless somebody says otherwise (DESIGN decision 15)."""
+"""By default, one step in this many is streamed with all its spans (ADR 0012)."""
 _MAX_PERIOD = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class DiagSettings:
-    """What ranks record, for all of a job. Written by whoever uses `megatrain diag on|off|set`, or by the daemon."""
+    """What all ranks of a job record. `megatrain diag on|off|set` writes it, or the daemon."""
 
     is_on: bool = True
-    """False: no span is timed; progress is still seen."""
+    """False: no span is timed; progress is still recorded."""
     sample_period: int = SAMPLE_PERIOD
     """A step is streamed with all its spans when it is a multiple of this, else only its sums."""
     off_operations: tuple[str, ...] = ()
     """Operations that are not timed, by name."""
     full_until_unix_s: float = 0.0
-    """Until then every step is streamed with all its spans: around incidents, or on demand."""
+    """Until this time, every step is streamed with all its spans: around incidents, or on demand."""
     by: str = ""
     reason: str = ""
     at_unix_s: float = 0.0
 
     def span_mask(self) -> int:
-        """Return the mask of the control page: a bit for each operation that is timed. Names not known say nothing."""
+        """Return the mask of the control page: one bit per timed operation. Unknown names have no effect."""
         if not self.is_on:
             return 0
         off = {operation.number for operation in Operation if operation.value in self.off_operations}
         return (2**64 - 1) & ~sum(1 << number for number in off)
 
     def period_at(self, unix_s: float) -> int:
-        """Return the sample period that holds at a moment, as a control page can say it."""
+        """Return the sample period at a given time, limited to what a control page can hold."""
         return 1 if unix_s < self.full_until_unix_s else min(max(1, self.sample_period), _MAX_PERIOD)
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonRecord:
-    """Where the diagnostics daemon of a job listens. Leased: it is there while the daemon lives."""
+    """The address of a job's diagnostics daemon. Leased: the key exists while the daemon lives."""
 
     host: str
     session: str
@@ -50,28 +50,28 @@ class DaemonRecord:
     address: str
     port: int
     token: str
-    """Whoever may read this key may stream events: proved by a challenge, never sent."""
+    """A program that can read this key may stream events. It proves that by a challenge; the token is never sent."""
     metrics_port: int = 0
-    """Of its own /metrics; 0: it has none."""
+    """Port of its own /metrics; 0: it has none."""
     started_unix_s: float = 0.0
     version: str = ""
 
 
 class DeviceTroubleKind(StrEnum):
-    """What is wrong with a device, the worst first; values are those of the reasons of a job's health."""
+    """Kinds of device problems, the worst first. The values equal those of the reasons in a job's health."""
 
     GPU_FAILING = "gpu-failing"
-    """It is lost, or what it computes is not to be trusted."""
+    """It is lost, or its results cannot be trusted."""
     GPU_DEGRADED = "gpu-degraded"
-    """It is slowed down, or has more errors than others."""
+    """It is slowed down, or has more errors than other devices."""
     NETWORK_DEGRADED = "network-degraded"
     TELEMETRY_SILENT = "telemetry-silent"
-    """None of that would be recorded."""
+    """Device problems of this host would not be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTrouble:
-    """What is wrong with a GPU, a link or the driver of a host: a sentence with figures."""
+    """A problem with a GPU, a link or a host's device driver: a sentence with figures."""
 
     kind: DeviceTroubleKind
     host: str
@@ -82,32 +82,32 @@ class DeviceTrouble:
 
 @dataclass(frozen=True, slots=True)
 class DaemonReport:
-    """What the daemon reports about itself and the streams that it receives. It counts while the daemon of this session
-    is announced.
+    """The daemon's report about itself and the streams that it receives.
 
-    Written when something is new, and every few seconds in any case: an old one is of a daemon that hangs.
+    It counts while the daemon of this session is announced. The daemon writes it on changes, and otherwise every few
+    seconds: an old report means that the daemon hangs.
     """
 
     session: str
     at_unix_s: float
     trouble: str = ""
-    """Why nothing can be stored; empty when all is well."""
+    """Why no events can be stored; empty when they can."""
     heard_unix_s: float | None = None
-    """When the newest step was completed of which events came."""
+    """Completion time of the newest step of which events arrived."""
     silent_ranks: str = ""
-    """In the newest steps nothing came of these, "0-3, 6"; cut where they are many."""
+    """Ranks without any events in the newest steps, "0-3, 6"; shortened when there are many."""
     num_silent_ranks: int = 0
     away_hosts: tuple[str, ...] = ()
-    """Hosts of the newest round that run a streamer and have no stream open: a few of them."""
+    """Some of the newest round's hosts that run a streamer but have no open stream."""
     num_away_hosts: int = 0
     devices: tuple[DeviceTrouble, ...] = ()
-    """The worst of what is wrong with GPUs and links, of hosts in whatever state."""
+    """The worst problems of GPUs and links, of hosts in any state."""
     num_device_troubles: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardRecord:
-    """Where the web page of a job is. Leased: it is there while the page is served."""
+    """The address of a job's web page. Leased: the key exists while the page is served."""
 
     url: str
     session: str
@@ -115,6 +115,6 @@ class DashboardRecord:
     started_unix_s: float = 0.0
     version: str = ""
     token_file: str = ""
-    """Of the token that the page made for itself and asks for; empty where it asks for none, or was given one."""
+    """File with the token that the page generated and asks for; empty if it asks for none, or was given one."""
     host: str = ""
-    """The machine that serves it: only that machine reaches a page on loopback."""
+    """The machine that serves the page: only this machine can reach a page on loopback."""

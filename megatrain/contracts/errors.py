@@ -1,4 +1,4 @@
-"""The error classes that users and operators meet. Each knows the exit code of the program that dies of it."""
+"""The error classes that users and operators see. Each has the exit code of a program that ends with it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from megatrain.contracts.exit_codes import ExitCode
 
 
 class MegatrainError(Exception):
-    """Base of all errors that are somebody's to mend: the message says what, where and how."""
+    """Base of all errors that a person can fix: the message says what is wrong, where, and how to fix it."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILURE
 
 
 class ConfigError(MegatrainError):
-    """One or more mistakes in the configuration, all of them at once."""
+    """One or more mistakes in the configuration, all reported at once."""
 
     exit_code = ExitCode.CONFIG
 
@@ -25,19 +25,19 @@ class ConfigError(MegatrainError):
 
 
 class FlagError(ConfigError):
-    """One or more mistakes in the flags of a command line, all of them at once."""
+    """One or more mistakes in the flags of a command line, all reported at once."""
 
     exit_code = ExitCode.USAGE
 
 
 class UsageError(MegatrainError):
-    """The command line does not say what is meant, or contradicts itself."""
+    """The command line is ambiguous, or contradicts itself."""
 
     exit_code = ExitCode.USAGE
 
 
 class NotFoundError(MegatrainError):
-    """What the command line names is not there."""
+    """The object that the command line names does not exist."""
 
     exit_code = ExitCode.NOT_FOUND
 
@@ -61,19 +61,19 @@ class CheckpointError(MegatrainError):
 
 
 class MissingFileError(CheckpointError):
-    """A file of a checkpoint is not there. Often that is an answer, not a mistake: the checkpoint has no COMMIT."""
+    """A file of a checkpoint does not exist. Often that is an answer, not a mistake: the checkpoint has no COMMIT."""
 
 
 class SaveError(CheckpointError):
-    """A checkpoint could not be written. What was saved before is whole."""
+    """A checkpoint could not be written. Earlier checkpoints are whole."""
 
     exit_code = ExitCode.SAVE_FAILED
 
 
 class FencedError(MegatrainError):
-    """Somebody else holds what this process would write to: it is left behind, or came too late, and must stop.
+    """Another process holds what this process would write to. This process is superseded, or too late, and must stop.
 
-    Nothing is wrong with the run: the holder trains.
+    The run is fine: the holder trains.
     """
 
     exit_code = ExitCode.COORDINATION
@@ -90,13 +90,13 @@ class ReplicaError(MegatrainError):
 
 
 class CommunicationError(MegatrainError):
-    """A peer was lost, or a collective did not finish in its time."""
+    """A peer was lost, or a collective timed out."""
 
     exit_code = ExitCode.COMMUNICATION
 
 
 class CoordinationError(MegatrainError):
-    """etcd could not be reached, or said no. `may_have_applied`: a write was sent and no answer came."""
+    """etcd could not be reached, or refused. `may_have_applied`: a write was sent but got no answer."""
 
     exit_code = ExitCode.COORDINATION
 
@@ -110,12 +110,12 @@ class CoordinationError(MegatrainError):
 
 
 class CoordinationRefusedError(CoordinationError):
-    """etcd refused who we are or what we may do. Trying again does not help."""
+    """etcd refused our credentials or permissions. A retry does not help."""
 
     exit_code = ExitCode.NO_PERMISSION
 
 
 class UnknownJobError(CoordinationError):
-    """etcd answers, and knows no job of this name."""
+    """etcd is reachable but has no job of this name."""
 
     exit_code = ExitCode.NOT_FOUND

@@ -1,6 +1,6 @@
-"""Exit codes of every megatrain program, and how a process ended, in words.
+"""Exit codes of every megatrain program, and texts on how a process ended.
 
-A launcher decides by code first: a code of these says more than a log.
+A launcher decides by the exit code first: one of these codes is more specific than a log.
 
 Numbers follow BSD sysexits where one fits (65, 66, 68, 69, 72, 74 to 78).
 """
@@ -22,31 +22,31 @@ class ExitCode(IntEnum):
     DATA = 65
     """An input file is missing, damaged or of another kind. Restarting does not help."""
     CHECKPOINT = 66
-    """Nothing loadable where a checkpoint was expected. Restarting does not help."""
+    """No loadable checkpoint where one was expected. Restarting does not help."""
     NON_FINITE = 67
     """Too many steps in a row had a non-finite loss or gradient."""
     COORDINATION = 68
-    """etcd could not be reached, or gave an answer that stops this program; or a newer round has taken its place.
-    Restarting helps when that is mended."""
+    """etcd could not be reached, or gave an answer that stops this program; or a newer round has replaced it.
+    Restarting helps after that is fixed."""
     COMMUNICATION = 69
     """A peer was lost or a collective timed out. Restarting may help."""
     NOT_FOUND = 72
-    """What the command line names is not there: a run, a job, a host, an incident, a verdict, a round, a step."""
+    """The named object does not exist: a run, a job, a host, an incident, a verdict, a round, a step."""
     SAVE_FAILED = 74
-    """A checkpoint could not be written: a disk is full, or away. Restarting helps when that is mended."""
+    """A checkpoint could not be written: a disk is full or unavailable. Restarting helps after that is fixed."""
     SAVED_AND_STOPPED = 75
-    """Asked to stop by a signal; a checkpoint was saved. Start again to go on."""
+    """A signal requested the stop, and a checkpoint was saved. Start again to continue."""
     REFUSED = 76
-    """The job's driver was asked for something and does not do it; the message says why."""
+    """The job's driver refused a request; the message says why."""
     NO_PERMISSION = 77
-    """etcd refused the user, the password or the certificate, or the files of a run are another user's. Restarting does
+    """etcd refused the user, the password or the certificate, or a run's files belong to another user. Restarting does
     not help."""
     CONFIG = 78
     """The configuration or the layout is wrong. Restarting does not help."""
 
 
 def exit_text(exit_code: int) -> str:
-    """Return "by SIGKILL (9)" of a process that a signal killed, which is a negative code; else "with exit code 66
+    """Return "by SIGKILL (9)" for a negative code, of a process that a signal killed; else "with exit code 66
     (checkpoint)".
     """
     if exit_code < 0:

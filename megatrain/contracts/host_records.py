@@ -10,56 +10,56 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """An executor that takes part in a job. `session` is new with every life of an executor."""
+    """An executor that takes part in a job. Each start of an executor has a new `session`."""
 
     host: str
     session: str
     pid: int
     address: str
-    """Where the other hosts reach it."""
+    """The address at which other hosts reach it."""
     store_port: int
-    """Of the key-value store that workers meet at when this host is the first of a round."""
+    """Port of the key-value store where workers meet when this host is the first of a round."""
     liveness_port: int
-    """A connection gets the session as an answer; a refused connection means that this executor is gone."""
+    """A connection to this port receives the session; a refused connection means that this executor is gone."""
     num_workers: int
     config_hash: str
     version: str
     hardware: str
     joined_unix_s: float
     is_fit: bool
-    """Whether its checks let it take part and its orders reach it; an unfit host stays registered, with the reason."""
+    """Whether it passed its checks and receives its orders. An unfit host stays registered, with the reason."""
     unfit_reason: str = ""
     is_driver_candidate: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Where it is, switch=s1 for instance: hosts of one switch get neighbouring ranks."""
+    """Its location, for instance switch=s1: hosts of one switch get neighbouring ranks."""
 
 
 class HostPhase(StrEnum):
-    """What an executor is busy with."""
+    """What an executor is doing."""
 
     PARKED = "parked"
-    """No round names it: a spare, or between two rounds."""
+    """No round includes it: it is a spare, or the job is between two rounds."""
     STARTING = "starting"
-    """Workers of `round` are being started, meet, load."""
+    """Workers of `round` are starting, meeting or loading."""
     RUNNING = "running"
     """All its ranks have completed a step of `round`."""
     STOPPING = "stopping"
-    """Its workers of `round` were killed, and the kernel has not let go of all of them yet."""
+    """Its workers of `round` were killed, but some processes still exist in the kernel."""
     STOPPED = "stopped"
-    """No worker of `round` or of an older one is left on this host."""
+    """No worker of `round` or of an older round is left on this host."""
     FAILED = "failed"
-    """A worker of `round` has ended in failure; the others are being stopped, or were."""
+    """A worker of `round` has failed; the others are being stopped or have been stopped."""
     DONE = "done"
-    """All workers of `round` ended with exit code 0, or 75 where they were asked to save and stop."""
+    """All workers of `round` ended with exit code 0, or with 75 after a request to save and stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """How one rank ended, and what its log says of it (labels and actions of megatrain.failures)."""
+    """How one rank ended, and the cause that its log shows (labels and actions of megatrain.failures)."""
 
     rank: int
     exit_code: int
-    """Negative: the signal that ended it."""
+    """Negative: the number of the signal that ended it."""
     at_unix_s: float
     label: str = ""
     action: str = ""
@@ -70,7 +70,7 @@ class RankFailure:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """No progress for longer than this phase may take. `limit_s` was learned from the steps before."""
+    """No progress for longer than this phase may take. `limit_s` was derived from earlier steps."""
 
     phase: str
     step: int
@@ -82,12 +82,12 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Milestones:
-    """When the last of a host's ranks came so far in its round; None: not yet. Unix seconds."""
+    """When the last of a host's ranks reached each milestone of its round; None: not yet. Unix seconds."""
 
     started_unix_s: float | None = None
     """Workers were forked."""
     joined_unix_s: float | None = None
-    """All groups are built: rendezvous is over."""
+    """All process groups are built; the rendezvous is complete."""
     loaded_unix_s: float | None = None
     """The state is restored."""
     first_step_unix_s: float | None = None
@@ -96,30 +96,30 @@ class Milestones:
 
 @dataclass(frozen=True, slots=True)
 class HostSaves:
-    """What the checkpoint writer of a host got to storage, and what it did not. Unix seconds; None: nothing yet."""
+    """Successes and failures of a host's checkpoint writer. Times are Unix seconds; None: nothing yet."""
 
     saved_step: int | None = None
-    """Of the newest checkpoint that it saw committed."""
+    """Step of the newest checkpoint that it saw committed."""
     saved_unix_s: float | None = None
     num_failed: int = 0
-    """Snapshots in a row that storage did not take; 0 since one was committed."""
+    """Consecutive snapshots that could not be stored; a commit resets it to 0."""
     failing_unix_s: float | None = None
     """When the first of these failed."""
     error: str = ""
-    """Why the last of these did."""
+    """Why the last of these failed."""
     num_bytes: int = 0
-    """That this host wrote for its last checkpoint."""
+    """Bytes that this host wrote for its last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
-class DiskRoom:
-    """How much room a directory of the job has, as one host sees it."""
+class DiskSpace:
+    """The disk space of a directory of the job, as one host sees it."""
 
     path: str
     free_bytes: int
     total_bytes: int
     full_in_s: float | None = None
-    """At the pace at which it fills; None: it does not, or that is not known yet."""
+    """Seconds until it is full at its current rate; None: it does not fill up, or the rate is not known yet."""
 
     def __post_init__(self) -> None:
         if self.full_in_s is not None and not self.full_in_s >= 0:
@@ -128,53 +128,53 @@ class DiskRoom:
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """How a host's workers are. Written at once when something happened, else at most every few seconds."""
+    """The state of a host's workers. Written at once after an event, otherwise at most every few seconds."""
 
     host: str
     session: str
     phase: HostPhase
     round: int = 0
-    """The newest round that this host acted on, by starting or by stopping its workers."""
+    """The newest round for which this host has started or stopped workers."""
     alive_ranks: str = ""
-    """Bitmap of local ranks with a live process, in hexadecimal, local rank 0 is the lowest bit."""
+    """Bitmap of local ranks with a live process, in hexadecimal. Local rank 0 is the lowest bit."""
     min_step: int | None = None
     max_step: int | None = None
     """Steps completed by the slowest and the fastest rank in this round."""
     resumed_step: int | None = None
-    """Steps that were done when the round began to train."""
+    """Completed steps when the round began to train."""
     last_step_unix_s: float | None = None
     """When the slowest rank completed its last step."""
     median_step_s: float | None = None
     step_phase: str = ""
-    """Phase of the slowest rank, in the words of the black box."""
+    """Phase of the slowest rank, by the name in the black box."""
     exit_code: int | None = None
-    """Of the workers, when phase is DONE."""
+    """Exit code of the workers, when phase is DONE."""
     milestones: Milestones = field(default_factory=Milestones)
     failures: tuple[RankFailure, ...] = ()
-    """In this round, the earliest first."""
+    """Failures in this round, the earliest first."""
     stall: Stall | None = None
     obeyed_command: int = 0
     lost_hosts: tuple[str, ...] = ()
-    """Addresses that this host's workers lost the connection to, as their logs say."""
+    """Addresses to which this host's workers lost the connection, by their logs."""
     last_error: str = ""
     trouble: str = ""
-    """What an operator should know: logs that cannot be written, etcd out of reach for a while."""
+    """What an operator should know, such as unwritable logs, or a temporary loss of the connection to etcd."""
     interval_s: float | None = None
-    """What the slowest rank needs from step to step, with half of the longest pause between two where that is more."""
+    """The slowest rank's time from step to step, or half of the longest pause between two steps if that is more."""
     stop_s: float | None = None
-    """What the slowest rank needs from the request to stop until its state is in storage, as far as it was measured."""
+    """The slowest rank's time from the request to stop until its state is in storage, as far as measured."""
     save_interval_s: float | None = None
-    """From one checkpoint to the next where they are taken by time, as rank 0 holds it now; None from other hosts."""
+    """Rank 0's current interval between checkpoints by time; None from other hosts."""
     is_streamed: bool = False
-    """This host runs a streamer: the job has a diagnosis."""
+    """Whether this host runs a streamer, which means that the job has a diagnosis."""
     saves: HostSaves | None = None
-    """None: no checkpoint writer of this host has reported yet."""
-    disks: tuple[DiskRoom, ...] = ()
+    """None until a checkpoint writer of this host has reported."""
+    disks: tuple[DiskSpace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """Where a rank stands in one group: the last collectives that it entered and left."""
+    """A rank's position in one group: the last collectives that it entered and left."""
 
     entered: int
     left: int
@@ -188,38 +188,40 @@ class RankEvidence:
     positions: Mapping[str, RankPosition]
     """By group; names are unique in the job: see HangEvidence.groups."""
     process_state: str
-    """One letter of /proc/<pid>/stat: T is stopped, D waits in the kernel, Z is dead; empty: no process."""
+    """The state letter of /proc/<pid>/stat: T is stopped, D waits in the kernel, Z is dead; empty: no process."""
     step: int
     phase: str
     newest_unix_s: float
-    """When it wrote to its black box last."""
+    """When it last wrote to its black box."""
     in_flight: str = ""
-    """The operation that it is in, innermost."""
+    """The innermost operation that it is in."""
     awaited_group: str = ""
-    """Group of the operation that its host waits for, or waited for last; empty: not said."""
+    """Group of the operation that its host waits for, or last waited for; empty: no value."""
     awaited: int = 0
-    """Which of that group's operations."""
+    """Sequence number of that operation in the group."""
     is_busy: bool = False
-    """That operation is work of the host's own, no exchange with others."""
+    """Whether the operation in flight is the host's own work, not an exchange with other ranks."""
     is_at_storage: bool = False
-    """It has just said that it waits for storage, not for other ranks."""
+    """It has just recorded that it waits for storage, not for other ranks."""
+    is_on_device: bool = False
+    """Positions, operation and wait are those of its accelerator, which its host has run ahead of."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangEvidence:
-    """What one host knows about a stuck round. `silent`: ranks without a readable black box."""
+    """One host's evidence on a stuck round. `silent`: ranks without a readable black box."""
 
     host: str
     session: str
     round: int
     at_unix_s: float
     groups: Mapping[str, tuple[int, ...]]
-    """First rank, number of ranks and stride of each group, by a name that tells groups apart: "dp:0+4x2"."""
+    """First rank, number of ranks and stride of each group, by a unique name: "dp:0+4x2"."""
     ranks: tuple[RankEvidence, ...]
     silent: tuple[int, ...] = ()
     is_after_halt: bool = False
-    """Taken when the workers were being stopped already: processes may be dead, and ranks may have left what they
-    waited in, because others were killed."""
+    """Taken after the stop of the workers began: processes may be dead, and ranks may have left the operation they
+    waited in because others were killed."""
 
 
 class CheckOutcome(StrEnum):
@@ -232,7 +234,7 @@ class CheckOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One health check. `value` with `unit` is what was measured, where something was."""
+    """One health check. `value` with `unit` is the measurement, if there is one."""
 
     name: str
     outcome: CheckOutcome
@@ -241,14 +243,14 @@ class CheckResult:
     value: float | None = None
     unit: str = ""
     partner: str = ""
-    """Of a timed all-reduce between two hosts: the other one."""
+    """The other host of a timed all-reduce between two hosts."""
     parts_s: Mapping[str, float] = field(default_factory=dict)
-    """Its parts: "compute" alone, "wait" for the partner, "reduce" together; without the last it failed."""
+    """Its parts: "compute" on this host, "wait" for the partner, "reduce" together. Without "reduce", it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """All checks of a host at one time."""
+    """The results of all checks of a host at one time."""
 
     host: str
     session: str

@@ -1,7 +1,7 @@
-"""Verdicts: what the diagnosis says of a host or of the training itself, and what became of that.
+"""Verdicts: the diagnosis's judgement of a host or of the training itself, and the driver's outcome.
 
-The daemon's controller writes a HostVerdict, the driver alone decides and writes a VerdictOutcome. Both are kept: they
-are the audit. A verdict holds for one round; of a later one it says nothing (DESIGN decisions 13, 14).
+The daemon's controller writes a HostVerdict. Only the driver decides and writes a VerdictOutcome. Both are kept as the
+audit. A verdict applies to one round only, not to later rounds (ADR 0023).
 Steps are those of events, from 0: a checkpoint of step n holds what steps 0 to n - 1 made, and step n is trained next.
 """
 
@@ -14,15 +14,15 @@ from enum import StrEnum
 
 class VerdictKind(StrEnum):
     STRAGGLER = "straggler"
-    """A host, or the work it has, makes the job slow."""
+    """A host, or its share of the work, makes the job slow."""
     HANG = "hang"
-    """Refines what the driver found by itself."""
+    """Refines the driver's own finding."""
     NUMERICS = "numerics"
-    """Loss or gradient norm jumped, or is no number: go back, and leave out the batches that did it."""
+    """Loss or gradient norm jumped, or is not a number: go back, and leave out the batches that caused it."""
 
 
 class Cause(StrEnum):
-    """Why something is slow. Only the first two go away with the host."""
+    """Why something is slow. Only the first two causes go away with the host."""
 
     COMPUTE = "compute"
     NETWORK = "network"
@@ -30,27 +30,27 @@ class Cause(StrEnum):
     GC = "gc"
     LENGTHS = "sequence-length"
     STAGE = "stage"
-    """The partition of the model: all ranks of a stage are slow."""
+    """The model's partition into stages: all ranks of a stage are slow."""
     UNKNOWN = "unknown"
 
     @property
     def is_of_host(self) -> bool:
-        """Whether another host in its place would be faster."""
+        """Return whether another host in its place would be faster."""
         return self in (Cause.COMPUTE, Cause.NETWORK)
 
 
 class VerdictConfidence(StrEnum):
     HIGH = "high"
-    """Two independent signals agree, for long enough."""
+    """Two independent signals agreed for long enough."""
     LOW = "low"
-    """One signal, or for a short time. Shown, never acted upon."""
+    """Only one signal, or only for a short time. It is shown but never acted upon."""
     INSUFFICIENT = "insufficient"
-    """No other rank does the same work, or too little was seen."""
+    """No other rank does the same work, or there are too few observations."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostVerdict:
-    """One verdict. Ids sort by time; `round` is the round that it judges."""
+    """One verdict. Ids sort by time; `round` is the judged round."""
 
     verdict_id: str
     kind: VerdictKind
@@ -61,39 +61,39 @@ class HostVerdict:
     by: str
     """The daemon's session."""
     hosts: tuple[str, ...] = ()
-    """Culprits, the worst first."""
+    """Culprit hosts, the worst first."""
     ranks: tuple[int, ...] = ()
     evidence: tuple[str, ...] = ()
     """Sentences, the strongest first."""
     first_step: int | None = None
     last_step: int | None = None
-    """Steps that were looked at."""
+    """The judged steps."""
     step_s: float | None = None
-    """A step takes so long now."""
+    """The current duration of a step."""
     gain_s_per_step: float = 0.0
-    """A step would take so much less with these hosts as fast as their peers (what-if)."""
+    """How much faster a step would be if these hosts were as fast as their peers (what-if)."""
     rollback_to: int | None = None
-    """NUMERICS: resume from a checkpoint of this step or an older one; not after skip_from."""
+    """NUMERICS: resume from a checkpoint of this step or an older one. Not after skip_from."""
     skip_from: int | None = None
     skip_to: int | None = None
     """NUMERICS: the batches of steps skip_from to skip_to (both inclusive) are left out."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """By host: the robust score that led here. Never NaN."""
+    """By host: the robust score behind the verdict. Never NaN."""
 
 
 class OutcomeKind(StrEnum):
     ACTED = "acted"
     WAITING = "waiting"
-    """For a person: `megatrain job approve --verdict ID`, or `dismiss`."""
+    """It waits for a person: `megatrain job approve --verdict ID`, or `dismiss`."""
     DRY_RUN = "dry-run"
-    """What would have been done, was it allowed."""
+    """The driver would have acted if it had been allowed to."""
     DECLINED = "declined"
-    """By a rule, which the reason names, or by a person."""
+    """Declined by a rule, which the reason names, or by a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictOutcome:
-    """What the driver made of a verdict."""
+    """The driver's decision on a verdict."""
 
     verdict_id: str
     kind: OutcomeKind
@@ -102,16 +102,16 @@ class VerdictOutcome:
     at_unix_s: float
     incident: str = ""
     by: str = ""
-    """Who approved or dismissed it."""
+    """The person who approved or dismissed it."""
     gain_s: float = 0.0
-    """Expected over the rest of the job."""
+    """Expected gain over the rest of the job."""
     price_s: float = 0.0
-    """Of a restart: the seconds without a step and the steps done again."""
+    """Cost of a restart: the seconds without a step, and the steps to repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A line of the audit: an outcome, and the verdict as it was; None where it could not be read."""
+    """A line of the audit: an outcome, and the verdict at that time; None when it could not be read."""
 
     outcome: VerdictOutcome
     verdict: HostVerdict | None = None

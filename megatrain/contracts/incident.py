@@ -1,4 +1,4 @@
-"""An incident: what went wrong, the evidence, what was done, and what it cost. One record each, in etcd and on disk."""
+"""An incident: the problem, the evidence, the action and the cost. One record per incident, in etcd and on disk."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ class IncidentKind(StrEnum):
     HANG = "hang"
     """No progress although processes live."""
     HOST_LOST = "host-lost"
-    """An executor is gone, or cut off."""
+    """An executor is gone or cut off."""
     REQUEST = "request"
     """A person asked for a restart or an eviction."""
     CONTROL_PLANE = "control-plane"
-    """Leases vanished while training continued: held, no host evicted."""
+    """Leases vanished while training continued. The incident is held, and no host is evicted."""
     STRAGGLER = "straggler"
-    """A verdict of the diagnosis: the round saves, and goes on without hosts that slow it down."""
+    """A verdict of the diagnosis: the job saves, and continues without the hosts that slow it down."""
     NUMERICS = "numerics"
-    """A verdict of the diagnosis: loss or gradients went wrong, and the job goes back to before that."""
+    """A verdict of the diagnosis: loss or gradients went wrong, and the job goes back to an earlier step."""
     LAUNCH_LOST = "launch-lost"
-    """The launch before this one ended without an end: its launcher, or all of its machines, died."""
+    """The previous launch left no record of its end: its launcher, or all of its machines, died."""
 
 
 class IncidentState(StrEnum):
     OPEN = "open"
     RECOVERED = "recovered"
-    """A step was completed since."""
+    """A step has been completed since then."""
     STOPPED = "stopped"
     """The job ended with it."""
     HELD = "held"
-    """Nothing had to be done."""
+    """No action was necessary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """When each part of a recovery was over, unix seconds; None: not yet, or never."""
+    """When each part of a recovery ended, in unix seconds; None: not yet, or never."""
 
     began: float
-    """When the failure happened, as its host says."""
+    """When the failure happened, by its host's clock."""
     detected: float
-    """When the driver knew."""
+    """When the driver learned of it."""
     decided: float | None = None
     halted: float | None = None
-    """The last host said that its workers are gone."""
+    """The last host reported that its workers are gone."""
     round_written: float | None = None
     joined: float | None = None
     loaded: float | None = None
@@ -68,10 +68,10 @@ class Incident:
     kind: IncidentKind
     state: IncidentState
     round: int
-    """In which it happened."""
+    """The round in which it happened."""
     moments: Moments
     reason: str
-    """The driver's decision in a sentence."""
+    """The driver's decision as a sentence."""
     action: str
     """restart, evict, rollback, stop, requeue or hold."""
     culprit_hosts: tuple[str, ...] = ()
@@ -83,15 +83,15 @@ class Incident:
     label: str = ""
     next_round: int | None = None
     last_step: int | None = None
-    """Completed before it."""
+    """The last step completed before it."""
     resumed_step: int | None = None
     driver: str = ""
     effective_time_ratio: float | None = None
-    """Of the job so far, when it was closed."""
+    """That of the whole job until the incident was closed."""
     verdict: str = ""
-    """That it follows from."""
+    """The id of the verdict that caused it."""
     rollback: Rollback | None = None
-    """Where the next round goes back to."""
+    """The rollback that the next round performs."""
     notes: Mapping[str, str] = field(default_factory=dict)
     receipts: tuple[Receipt, ...] = ()
     """Its notifications, by receiver and then by time."""
@@ -103,7 +103,7 @@ class Incident:
 
     @property
     def steps_lost(self) -> int | None:
-        """Steps that had to be done again, None while that is not known."""
+        """The number of steps that had to be repeated, None while unknown."""
         if self.last_step is None or self.resumed_step is None:
             return None
         return max(0, self.last_step - self.resumed_step)
@@ -113,7 +113,7 @@ PHASES = ("detect", "decide", "stop", "rendezvous", "load", "first_step")
 
 
 def phase_seconds(moments: Moments) -> dict[str, float | None]:
-    """Return the seconds of each phase of a recovery, None for those that are not over."""
+    """Return the seconds of each phase of a recovery, None for unfinished phases."""
     times = (
         moments.began,
         moments.detected,

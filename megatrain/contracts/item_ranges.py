@@ -1,15 +1,15 @@
-"""Where items lie in the image of a data file: in order, each at a multiple of 64, zeros between them."""
+"""The rules for items in the image of a data file: in order, each at a multiple of 64, with zeros between them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 ITEM_ALIGNMENT = 64
-"""Bytes. So aligned, the data in an item can be used where it lies, in memory and in a mapped file."""
+"""Bytes. With this alignment, an item's data can be used in place, in memory and in a mapped file."""
 
 
 def item_ranges_problem(ranges: Sequence[tuple[int, int]], image_bytes: int) -> str | None:
-    """Return what is wrong with the (offset, length) of the items of an image, None when nothing is."""
+    """Return the first violation of the rules by the items' (offset, length), None without one."""
     end = 0
     for offset, length in ranges:
         if length < 1 or offset % ITEM_ALIGNMENT:

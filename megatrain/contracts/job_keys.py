@@ -1,33 +1,33 @@
-"""Where everything about a job lies in etcd. The only place that knows the names of keys.
+"""The keys of a job in etcd. Only this module has their names.
 
-    /megatrain/<job>/job                     JobRecord      who this job is; written by the first host
+    /megatrain/<job>/job                     JobRecord      the identity of the job; written by the first host
     /megatrain/<job>/hosts/<host>            HostRecord     leased: an executor that takes part
-    /megatrain/<job>/status/<host>           HostStatus     leased: how its workers are
+    /megatrain/<job>/status/<host>           HostStatus     leased: the state of its workers
     /megatrain/<job>/driver/...                             the election of the driver
-    /megatrain/<job>/rounds/<number>         Round          who trains with which ranks
-    /megatrain/<job>/halts/<number>          Halt           that round is over: stop its workers
-    /megatrain/<job>/deadlines/<number>      RoundDeadlines what workers without a lease go by
-    /megatrain/<job>/evidence/<number>/<host> HangEvidence  where the ranks of a stuck round stand
-    /megatrain/<job>/commands/<number>       HostCommand    what executors shall do beside rounds
-    /megatrain/<job>/requests/<id>           JobRequest     what a person asked the driver for
-    /megatrain/<job>/answers/<id>            Answer         what became of that, leased
-    /megatrain/<job>/checks/<id>/<host>      CheckReport    leased: what health checks found
+    /megatrain/<job>/rounds/<number>         Round          the hosts that train, with their ranks
+    /megatrain/<job>/halts/<number>          Halt           the order to stop the workers of that round
+    /megatrain/<job>/deadlines/<number>      RoundDeadlines the times that limit workers without a lease
+    /megatrain/<job>/evidence/<number>/<host> HangEvidence  the positions of the ranks of a stuck round
+    /megatrain/<job>/commands/<number>       HostCommand    an order to executors that is neither a round nor a halt
+    /megatrain/<job>/requests/<id>           JobRequest     a request to the driver, by a person or an executor
+    /megatrain/<job>/answers/<id>            Answer         leased: the driver's answer to it
+    /megatrain/<job>/checks/<id>/<host>      CheckReport    leased: the results of health checks
     /megatrain/<job>/cordons/<host>          Cordon         a host that no round may use
-    /megatrain/<job>/incidents/<id>          Incident       what happened, and what it cost
-    /megatrain/<job>/end                     JobEnd         executors leave with this exit code
-    /megatrain/<job>/report                  DriverReport   what the driver is about, and what it complains of
+    /megatrain/<job>/incidents/<id>          Incident       an incident and its cost
+    /megatrain/<job>/end                     JobEnd         the exit code with which executors end
+    /megatrain/<job>/report                  DriverReport   what the driver waits for, and its alarms
     /megatrain/<job>/diag/settings           DiagSettings   what ranks record
     /megatrain/<job>/diag/daemon             DaemonRecord   leased: where the diagnostics daemon listens
     /megatrain/<job>/diag/report             DaemonReport   what that daemon receives, and its troubles
-    /megatrain/<job>/diag/dashboard          DashboardRecord leased: where its web page is
-    /megatrain/<job>/troubles/<source>        Trouble        of a part that is no host: the job's own etcd
-    /megatrain/<job>/verdicts/<id>           HostVerdict    what the diagnosis says
-    /megatrain/<job>/outcomes/<id>           VerdictOutcome what the driver made of that
-    /megatrain/<job>/notices/<receiver>      ReceiverRecord what a receiver of notifications knows
+    /megatrain/<job>/diag/dashboard          DashboardRecord leased: where the web page is
+    /megatrain/<job>/troubles/<source>        Trouble        a problem of a part that is not a host: the job's own etcd
+    /megatrain/<job>/verdicts/<id>           HostVerdict    a verdict of the diagnosis
+    /megatrain/<job>/outcomes/<id>           VerdictOutcome the driver's decision on it
+    /megatrain/<job>/notices/<receiver>      ReceiverRecord the state of a receiver of notifications
 
-Everything that the driver alone writes (rounds, halts, deadlines, commands, answers, incidents, end, report, outcomes,
-notices) it writes in transactions guarded by its election. Numbers in keys have leading zeros, so that the order of
-keys is theirs.
+The driver writes rounds, halts, deadlines, commands, answers, incidents, end, report, outcomes and notices, and nobody
+else does. It writes them in transactions guarded by its election. Numbers in keys have leading zeros, so that keys sort
+like numbers.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _MAX_DIGITS = 18
 
 
 def key_number(text: str) -> int | None:
-    """Return the number that a part of a key is; None where it is none that we write."""
-    # isdigit alone takes digits of all scripts, also such as int refuses
+    """Return the number in a part of a key; None when it does not have the form that we write."""
+    # isdigit also accepts digits of other scripts, some of which int refuses
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
     return number if number is not None and text == number_text(number) else None
 
 
 def number_text(number: int) -> str:
-    """Return how a number stands in a key: with leading zeros, so that the order of keys is theirs."""
+    """Return a number's form in a key: with leading zeros, so that keys sort like numbers."""
     return f"{number:08d}"
 
 
@@ -146,7 +146,7 @@ class JobKeys:
         return f"{self.prefix}notices/{receiver}"
 
     def parts(self, key: str) -> tuple[str, ...]:
-        """Return what follows the job's prefix, cut at slashes: ("hosts", "host-3"); empty for another job's key."""
+        """Return a key after the job's prefix, split at slashes: ("hosts", "host-3"); empty for another job's key."""
         if not key.startswith(self.prefix):
             return ()
         return tuple(key.removeprefix(self.prefix).split("/"))

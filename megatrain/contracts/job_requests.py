@@ -1,4 +1,4 @@
-"""What a person asks of a running job through the command line, and the driver's answer."""
+"""Requests of people to a running job through the command line, and the driver's answers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ class RequestKind(StrEnum):
     STOP = "stop"
     """Save, then end the job."""
     EVICT = "evict"
-    """Take `host` out of the round and cordon it."""
+    """Evict `host` from the round and cordon it."""
     CHECK = "check"
-    """Run the health checks of `host`, or of all hosts where it is empty."""
+    """Run the health checks of `host`, or of all hosts if it is empty."""
     APPROVE = "approve"
-    """Do what `verdict` calls for, which waits for a person."""
+    """Act on `verdict`, which waits for a person."""
     DISMISS = "dismiss"
-    """Let `verdict` be."""
+    """Do not act on `verdict`."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A request. `by` is user@machine as the asking program sees them."""
+    """A request. `by` is user@machine, as seen by the requesting program."""
 
     request_id: str
     kind: RequestKind
@@ -32,14 +32,14 @@ class JobRequest:
     host: str = ""
     reason: str = ""
     verdict: str = ""
-    """Of an approval or a dismissal."""
+    """The verdict to approve or dismiss."""
     exit_code: int = 0
-    """Of a job that stops as asked: 75 where a signal asked, so that whoever started the job starts it again."""
+    """Exit code of a job after a requested stop: 75 after a signal, so that the job's starter starts it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a request. `is_done`: there is nothing more to come."""
+    """The answer to a request. `is_done`: this is the final answer."""
 
     request_id: str
     is_accepted: bool

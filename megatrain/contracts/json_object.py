@@ -1,7 +1,7 @@
-"""Reading small JSON files that somebody may have cut short, edited or made up.
+"""Read small JSON files that may be truncated, edited or forged.
 
-Every error names the file and the field, the value found and the rule. Nothing is converted silently: true is no
-integer, and a field that this program does not know is refused.
+Every error names the file, the field, the value found and the rule. Nothing is converted silently: true is not an
+integer, and an unknown field is refused.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.sample_ranges import SampleRanges, ranges_problem
 
 _TOO_LARGE = 2**63
-"""No count in a file reaches this: it would not fit the integers of other programs."""
+"""Counts in a file must be below this, because larger ones do not fit into other programs' integers."""
 
 _MAX_SHOWN = 100
-"""Characters of a wrong value that an error repeats."""
+"""How many characters of a wrong value an error repeats."""
 
 
 def renamed(raw: Mapping[str, Any], former_names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields under their names of now. One that is there under its new name too keeps its former one."""
+    """Return the fields under their current names. A former name stays if the current name exists too."""
     return {name if (now := former_names.get(name, name)) in raw else now: value for name, value in raw.items()}
 
 
 class JsonObject:
-    """The fields of a JSON object, taken out by kind. `place` names the file in errors, `prefix` the object in it."""
+    """The fields of a JSON object, read by kind. `location` names the file in errors, `prefix` the object in it."""
 
-    def __init__(self, raw: Mapping[str, Any], place: str, schema_version: int, prefix: str = "") -> None:
+    def __init__(self, raw: Mapping[str, Any], location: str, schema_version: int, prefix: str = "") -> None:
         self._raw = raw
-        self._place = place
+        self._location = location
         self._schema_version = schema_version
         self._prefix = prefix
 
@@ -39,45 +39,45 @@ class JsonObject:
     def parse(
         cls,
         content: bytes | str,
-        place: str,
+        location: str,
         schema_version: int,
         damage: str,
         former_names: Mapping[str, str] | None = None,
     ) -> Self:
-        """Return the object that a file holds; `damage` says what a file that is no JSON means.
+        """Parse the object in a file. `damage` ends the error for a file that is not a JSON object.
 
-        `former_names`: what fields were called in the schema version before, which is then read too.
+        `former_names`: the names of fields in the previous schema version, which is then accepted too.
 
-        Raises: CheckpointError when it is no JSON object or of another schema version.
+        Raises: CheckpointError when it is not a JSON object, or is of another schema version.
         """
         try:
             raw = json.loads(content if isinstance(content, str) else content.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"{place}: not UTF-8 ({error.reason}); {damage}") from error
+            raise CheckpointError(f"{location}: not UTF-8 ({error.reason}); {damage}") from error
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{place}: not JSON ({error}); {damage}") from error
+            raise CheckpointError(f"{location}: not JSON ({error}); {damage}") from error
         if not isinstance(raw, dict):
-            raise CheckpointError(f"{place}: a {type(raw).__name__}, expected a JSON object; {damage}")
+            raise CheckpointError(f"{location}: a {type(raw).__name__}, expected a JSON object; {damage}")
         found = raw.get("schema_version")
         if former_names is not None and found == schema_version - 1 and not isinstance(found, bool):
-            return cls(renamed(raw, former_names), place, found)
+            return cls(renamed(raw, former_names), location, found)
         if found != schema_version or isinstance(found, bool):
             former = "" if former_names is None else f"{schema_version - 1} and "
             raise CheckpointError(
-                f"{place}: schema_version={found!r}, this program reads {former}{schema_version}; use the program that"
-                " wrote it"
+                f"{location}: schema_version={found!r}, this program reads {former}{schema_version}; use the program"
+                " that wrote it"
             )
-        return cls(raw, place, schema_version)
+        return cls(raw, location, schema_version)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._raw)
 
     def error(self, name: str, rule: str) -> CheckpointError:
-        """Return the error that a field breaks a rule."""
+        """Return the error for a field that breaks a rule."""
         value = repr(self._raw.get(name))
         shown = value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "..."
         found = f"={shown}" if name in self._raw else " is missing"
-        return CheckpointError(f"{self._place}: {self._prefix}{name}{found}; {rule}")
+        return CheckpointError(f"{self._location}: {self._prefix}{name}{found}; {rule}")
 
     def check_names(self, kind: type[Any], *more: str) -> None:
         """Refuse a field that is neither one of the dataclass `kind` nor one of `more`."""
@@ -108,13 +108,13 @@ class JsonObject:
         return value
 
     def is_null(self, name: str) -> bool:
-        """Say whether the field is there and null."""
+        """Return whether the field exists and is null."""
         return name in self._raw and self._raw[name] is None
 
     def seconds(self, name: str) -> float:
         """Return a time or duration: a finite number, not negative."""
         value = self._raw.get(name)
-        # neither NaN nor infinity, which JSON of Python may hold, passes the comparison
+        # the comparison excludes NaN and infinity, which Python's JSON may hold
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _TOO_LARGE:
             raise self.error(name, "expected a number of seconds, at least 0")
         return float(value)
@@ -126,7 +126,7 @@ class JsonObject:
         return value
 
     def sample_ranges(self, name: str) -> SampleRanges:
-        """Return the ranges of samples that a field holds; none where it is not there."""
+        """Return the ranges of samples in a field; empty when the field is missing."""
         value = self._raw.get(name, [])
         rule = "expected a list of [first, end]"
         if not isinstance(value, list):
@@ -142,5 +142,5 @@ class JsonObject:
         return tuple(ranges)
 
     def section(self, name: str) -> JsonObject:
-        """Return the object that a field holds, to be read in the same way."""
-        return JsonObject(self.mapping(name), self._place, self._schema_version, f"{self._prefix}{name}.")
+        """Return a reader of the object in a field."""
+        return JsonObject(self.mapping(name), self._location, self._schema_version, f"{self._prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Append-only files of lines with one writer: durable, whatever a crash cut short before."""
+"""Append-only files of lines with one writer. Appends are durable, even after a crash cut a line short."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def append_line(path: Path, line: bytes) -> None:
         end = file.seek(0, os.SEEK_END)
         if end:
             file.seek(end - 1)
-            # after a line that was cut short begins another one
+            # after an incomplete line, begin a new one
             whole = whole if file.read(1) == b"\n" else b"\n" + whole
         file.write(whole)
         os.fsync(file.fileno())
 
 
-def read_lines(path: Path, most_bytes: int) -> list[bytes]:
-    """Return the lines that are not empty; none where there is no file. Raises: OSError."""
+def read_lines(path: Path, max_bytes: int) -> list[bytes]:
+    """Return the lines that are not empty; an empty list without a file. Raises: OSError."""
     try:
-        return list(filter(None, read_bounded(path, most_bytes).split(b"\n")))
+        return list(filter(None, read_bounded(path, max_bytes).split(b"\n")))
     except FileNotFoundError:
         return []

@@ -1,16 +1,15 @@
-"""Branches of a run's checkpoints, and where the run goes on.
+"""Branches of a run's checkpoints, and the point where the run resumes.
 
-    claims/00000012         round 12 claims to write here: claims.py
-    claims/00000012.resume  where it went on: branch and step; the newest says where the run goes on
-    main/BRANCH             where a branch comes from: its parent and the parent's step
+    claims/00000012         round 12 has claimed the right to write here: claims.py
+    claims/00000012.resume  where round 12 resumed: branch and step; the newest one names the run's current branch
+    main/BRANCH             the origin of a branch: its parent and the parent's step
     main/step-...           its checkpoints
 
-A round is the number of a claim. What an older round commits after a newer one went on from before it, is late: it was
-not there when the newer one looked, and counts for nothing. Before rounds claimed, RESUME named the current branch.
-
-Going back to an older step never removes or overtakes anything: it opens another branch, which begins at that step of
-its parent. What the parent did after that step is abandoned and is never "newest" again. BRANCH is written first and
-where the run goes on last, each whole or not at all, so a crash in between leaves the run where it was.
+A round's number is the number of its claim. A commit of an older round is superseded if a newer round has resumed from
+an earlier step: it did not exist when the newer round looked, so it does not count. Before rounds had claims, RESUME
+named the current branch. Going back to an older step never removes anything. It opens another branch, which begins at
+that step of its parent. Steps of the parent after that step are abandoned and never "newest" again. BRANCH is written
+first and the resume record last, each atomically, so a crash in between leaves the run where it was.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from megatrain.contracts.branches import (
     BRANCH_NAME,
     MAIN_BRANCH,
     Branch,
+    ancestry,
     branch_name_of,
     branch_names,
     is_branch_name,
-    line_of,
     next_branch_name,
     read_branch,
     write_branch,
@@ -46,10 +45,10 @@ from megatrain.contracts.location import Location
 from megatrain.contracts.round_starts import (
     RoundStart,
     begin_round,
-    is_late,
+    is_superseded,
     newest_start,
     round_starts,
-    start_place,
+    start_location,
     started_rounds,
 )
 from megatrain.contracts.sample_ranges import SampleRanges, merged
@@ -57,13 +56,13 @@ from megatrain.contracts.verifications import VERIFIED_NAME
 
 RESUME_NAME = "RESUME"
 LOCK_NAME = "LOCK"
-"""Held by the run that saves in a checkpoint.directory of its own."""
+"""The lock file in a checkpoint.directory. The run that saves there holds it."""
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A committed checkpoint that a run may go on from."""
+    """A committed checkpoint that a run may resume from."""
 
     branch: str
     step: int
@@ -71,31 +70,31 @@ class Candidate:
 
 
 def current_branch(checkpoints: Location) -> str:
-    """Return the branch that the run goes on with: the newest round's, before there were any RESUME's.
+    """Return the run's current branch: the newest round's; in older directories the one in RESUME.
 
-    Without either it is the only one, and "main" before the first.
-    Raises: CheckpointError when what names it is damaged, names a branch that is not there, or is missing beside
-    several.
+    Without either it is the only branch, or "main" before there is any.
+    Raises: CheckpointError when the file that names it is damaged, names a missing branch, or is missing although there
+    are several branches.
     """
     start = newest_start(checkpoints)
     names = branch_names(checkpoints)
     if start is not None:
         if start.branch not in names:
             raise CheckpointError(
-                f"{start_place(checkpoints, start.round)}: branch={start.branch!r}, but"
-                f" {checkpoints / start.branch / BRANCH_NAME} is missing; name another there, or bring it back"
+                f"{start_location(checkpoints, start.round)}: branch={start.branch!r}, but"
+                f" {checkpoints / start.branch / BRANCH_NAME} is missing; name another branch there, or restore it"
             )
         return start.branch
-    place = checkpoints / RESUME_NAME
+    location = checkpoints / RESUME_NAME
     listed = ", ".join(names) or "none"
-    mend = f'it must name the branch to go on with, as {{"schema_version": 1, "branch": "main"}} (there are: {listed})'
+    mend = f'it must name the branch to continue, as {{"schema_version": 1, "branch": "main"}} (there are: {listed})'
     try:
-        content = place.read()
+        content = location.read()
     except MissingFileError as error:
         if len(names) > 1:
-            raise CheckpointError(f"{place} is missing; {mend}") from error
+            raise CheckpointError(f"{location} is missing; {mend}") from error
         return names[0] if names else MAIN_BRANCH
-    reader = JsonObject.parse(content, str(place), SCHEMA_VERSION, mend)
+    reader = JsonObject.parse(content, str(location), SCHEMA_VERSION, mend)
     name = branch_name_of(reader, "branch")
     if name not in names:
         raise reader.error("branch", f"{checkpoints / name / BRANCH_NAME} is missing; {mend}")
@@ -103,49 +102,49 @@ def current_branch(checkpoints: Location) -> str:
 
 
 def candidates(checkpoints: Location, branch: str | None = None) -> list[Candidate]:
-    """Return the committed checkpoints that a run may go on from, best first.
+    """Return the committed checkpoints that a run may resume from, best first.
 
-    First come the current branch's, newest first, then its parent's up to the step where the branch left, and so on.
-    `branch` asks the same of another branch. The list is empty only where nothing was ever saved; a first checkpoint
-    that was never finished was not, see `unfinished`.
-    Raises: CheckpointError when there is something but nothing committed, or the lineage is damaged.
+    First come the current branch's, newest first, then its parent's up to the step where the branch began, and so on.
+    `branch` asks the same of another branch. The list is empty only if nothing was ever saved. A first checkpoint that
+    was never finished does not count as saved, see `unfinished`.
+    Raises: CheckpointError when the directory holds something but no committed checkpoint, or the lineage is damaged.
     """
     name = current_branch(checkpoints) if branch is None else branch
-    line = line_of(checkpoints, name) if branch is not None or name in branch_names(checkpoints) else []
+    branches = ancestry(checkpoints, name) if branch is not None or name in branch_names(checkpoints) else []
     found = [
         _candidate(checkpoints, name, step)
-        for name, limit in _reaches(line)
+        for name, limit in _reaches(branches)
         for step in reversed(steps_that_count(checkpoints, name))
         if step <= limit
     ]
     if not found:
-        _check_nothing_was_saved(checkpoints, line)
+        _check_nothing_was_saved(checkpoints, branches)
     return found
 
 
 def steps_that_count(checkpoints: Location, branch: str) -> list[int]:
-    """Return the steps of a branch's committed checkpoints that are not late, ascending.
+    """Return the steps of a branch's committed checkpoints that are not superseded, ascending.
 
     Raises: CheckpointError when something cannot be read.
     """
     rounds = committed_rounds(checkpoints / branch)
     starts = round_starts(checkpoints, branch, min(rounds.values())) if rounds else []
-    return [step for step, round_number in sorted(rounds.items()) if not is_late(step, round_number, starts)]
+    return [step for step, round_number in sorted(rounds.items()) if not is_superseded(step, round_number, starts)]
 
 
-def skipped_samples(line: Sequence[Branch]) -> SampleRanges:
-    """Return the samples that a branch leaves out, and its parents before it."""
-    return merged(one for member in line for one in member.skipped)
+def skipped_samples(branches: Sequence[Branch]) -> SampleRanges:
+    """Return the samples that a branch and its parents leave out."""
+    return merged(one for member in branches for one in member.skipped)
 
 
 def overlooked(checkpoints: Location, best: Candidate) -> list[Candidate]:
-    """Return what would come before `best`, had it not lost its COMMIT, or the manifest that COMMIT vouches for.
+    """Return the checkpoints that would precede `best` if they had not lost COMMIT or the manifest that it names.
 
-    It was complete once, or somebody put it there: whoever goes on from `best` must say so.
+    Such a checkpoint was complete once, or a person put it there. A job that resumes from `best` must report it.
     Raises: CheckpointError when the lineage is damaged or something cannot be read.
     """
     found: list[Candidate] = []
-    for name, limit in _reaches(line_of(checkpoints, current_branch(checkpoints))):
+    for name, limit in _reaches(ancestry(checkpoints, current_branch(checkpoints))):
         is_last = name == best.branch
         steps = sorted(
             (
@@ -164,13 +163,13 @@ def overlooked(checkpoints: Location, best: Candidate) -> list[Candidate]:
     return found
 
 
-def _reaches(line: Sequence[Branch]) -> Iterator[tuple[str, float]]:
-    """Yield each branch of a line with the last of its steps that belongs to the line."""
+def _reaches(branches: Sequence[Branch]) -> Iterator[tuple[str, float]]:
+    """Yield each branch of an ancestry with the largest of its steps that belongs to the ancestry."""
     limit = math.inf
-    for member in line:
+    for member in branches:
         yield member.name, limit
         if member.parent_step is not None:
-            # a parent that left its own parent earlier does not reach beyond that
+            # a grandparent's steps count only up to the smallest of the steps at which branches began
             limit = min(limit, member.parent_step)
 
 
@@ -179,20 +178,20 @@ def _candidate(checkpoints: Location, branch: str, step: int) -> Candidate:
 
 
 def unfinished(checkpoints: Location) -> list[Location]:
-    """Return the checkpoints of all branches that were begun and never complete: being written, or left behind."""
+    """Return the checkpoints of all branches that were begun but never complete: in progress, or abandoned."""
     return [
-        place
+        location
         for name in branch_names(checkpoints)
-        for place in (checkpoints / name).entries()
-        if is_unfinished(place) and place.entries()
+        for location in (checkpoints / name).entries()
+        if is_unfinished(location) and location.entries()
     ]
 
 
-def origins(line: Sequence[Branch], branch: str, steps: Sequence[int]) -> set[int]:
-    """Return those of a branch's committed `steps` at which another branch of the line begins."""
+def origins(branches: Sequence[Branch], branch: str, steps: Sequence[int]) -> set[int]:
+    """Return those of a branch's committed `steps` from which another branch in `branches` begins."""
     starts = [
         [step for step in steps if member.parent_step is not None and step <= member.parent_step]
-        for member in line
+        for member in branches
         if member.parent == branch
     ]
     return {max(before) for before in starts if before}
@@ -208,12 +207,12 @@ def open_branch(
     skipped: SampleRanges = (),
     round_number: int | None = None,
 ) -> Branch:
-    """Begin a branch at a step of its parent and make it the one that the run goes on with.
+    """Begin a branch at a step of its parent, and make it the run's current branch.
 
-    The first branch of a run, "main", has parent "" and parent_step None. The step need not be committed: a run may go
-    on from memory. `rollback`, `skipped`: as in Branch. `round_number`: what the caller has claimed; else it is claimed
-    here.
-    Raises: CheckpointError when the parent is not there, when none is given although there is a run, or when writing
+    The first branch of a run, "main", has parent "" and parent_step None. The step need not be committed, because a run
+    may resume from memory. `rollback`, `skipped`: as in Branch. `round_number`: the number that the caller has claimed;
+    without it, this function claims one.
+    Raises: CheckpointError when the parent does not exist, when none is given although there is a run, or when writing
     fails.
     """
     if bool(parent) != (parent_step is not None):
@@ -227,7 +226,7 @@ def open_branch(
         if round_number is None:
             round_number = Claims(checkpoints).take(None, _next_round(checkpoints, names)).number
         if len(names) == 1 and not has_resume:
-            # one branch needs none, but two would leave the place of the run unclear
+            # one branch needs no resume record, but with two the current branch would be unclear
             begin_round(checkpoints, RoundStart(round_number, names[0], None))
     while True:
         branch = Branch(
@@ -251,12 +250,12 @@ def _has_resume(checkpoints: Location) -> bool:
 
 
 def _next_round(checkpoints: Location, names: Sequence[str]) -> int:
-    """Return a number above all rounds that have committed anything."""
+    """Return a number above those of all rounds that have committed a checkpoint."""
     return 1 + max((number for name in names for number in committed_rounds(checkpoints / name).values()), default=0)
 
 
 def ensure_branch(checkpoints: Location, reason: str) -> str:
-    """Return the branch that the run goes on with; open "main" where there is none.
+    """Return the run's current branch; open "main" if there is no branch.
 
     Raises: CheckpointError as `current_branch` and `open_branch` do.
     """
@@ -265,12 +264,12 @@ def ensure_branch(checkpoints: Location, reason: str) -> str:
     return current_branch(checkpoints)
 
 
-def _check_nothing_was_saved(checkpoints: Location, line: Sequence[Branch]) -> None:
-    """Refuse to call it a fresh start when anything lies about: that would be a silent loss of a run."""
+def _check_nothing_was_saved(checkpoints: Location, branches: Sequence[Branch]) -> None:
+    """Refuse a fresh start when the directory holds remains of a run: that would silently lose the run."""
     flat, remains = [], []
-    # a job that went back to before its first step abandoned all that its other branches have
-    is_anew = bool(line) and line[0].parent_step == 0
-    for entry in [checkpoints / line[0].name] if is_anew else checkpoints.entries():
+    # a job that went back to before its first step has abandoned all of its other branches
+    is_anew = bool(branches) and branches[0].parent_step == 0
+    for entry in [checkpoints / branches[0].name] if is_anew else checkpoints.entries():
         if entry.name == CLAIMS_NAME:
             continue
         if step_of(entry.name) is not None:
@@ -288,24 +287,24 @@ def _check_nothing_was_saved(checkpoints: Location, line: Sequence[Branch]) -> N
         )
     if remains:
         raise CheckpointError(
-            f"{checkpoints}: holds {_shortened(remains)}, but no committed checkpoint to go on from (a step-* directory"
-            f" with a matching COMMIT, in {_searched(line)}); remove it to start from scratch, or name another"
-            " job.run_directory or checkpoint.load"
+            f"{checkpoints}: holds {_shortened(remains)}, but no committed checkpoint to resume from (a step-*"
+            f" directory with a matching COMMIT, in {_searched(branches)}); remove it to start from scratch, or name"
+            " another job.run_directory or checkpoint.load"
         )
-    if line and line[0].parent and not is_anew:
+    if branches and branches[0].parent and not is_anew:
         raise CheckpointError(
-            f"{checkpoints}: {line[0].name} goes on from step {line[0].parent_step} of {line[0].parent}, but no"
-            " committed checkpoint is left there; remove it to start from scratch, or name another job.run_directory"
+            f"{checkpoints}: {branches[0].name} begins at step {branches[0].parent_step} of {branches[0].parent}, but"
+            " no committed checkpoint is left there; remove it to start from scratch, or name another job.run_directory"
             " or checkpoint.load"
         )
 
 
-def _searched(line: Sequence[Branch]) -> str:
-    """Return where checkpoints would have counted: "branch-0002, or main up to step 50"."""
-    if not line:
+def _searched(branches: Sequence[Branch]) -> str:
+    """Return the branches in which checkpoints would have counted: "branch-0002, or main up to step 50"."""
+    if not branches:
         return f"a branch, and no directory has a {BRANCH_NAME} file"
-    parts = [line[0].name]
-    parts += [f"{member.parent} up to step {member.parent_step}" for member in line if member.parent]
+    parts = [branches[0].name]
+    parts += [f"{member.parent} up to step {member.parent_step}" for member in branches if member.parent]
     return ", or ".join(parts)
 
 

@@ -1,9 +1,9 @@
-"""A place for checkpoints: a tree of files on a local disk here, in an object store elsewhere.
+"""A location for checkpoints: a tree of files, on a local disk (this file) or in an object store (another file).
 
-Location is what both have in common, no more: there is no rename and no lock. What is read back is what was written
-whole: a small file appears with all of its content or not at all, and a big one counts only when a manifest and a
-COMMIT vouch for it. When `write`, `write_new`, `Sink.close` or `remove` return, a power failure takes nothing of it
-back. Of several who `write_new` one file, one wins.
+Location has only what both can do: there is no rename and no lock. Readers see only whole writes: a small file appears
+with all of its content or not at all, and a big one counts only when a COMMIT covers it (checkpoint_files.py). When
+`write`, `write_new`, `Sink.close` or `remove` return, a power failure cannot undo their effect. Of several processes
+that `write_new` one file, exactly one wins.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Protocol
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.whole_files import MISSING_ERRORS, is_temporary_name, sync_directory, temporary_name
 
-_MOST_READ_BYTES = 2**30
-"""Of a file that is read whole: far above the largest metadata. What is bigger was not made by this program."""
+_MAX_READ_BYTES = 2**30
+"""The largest file to read whole: far above the largest metadata. This program makes no larger one."""
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""What a file system says that has no hard links."""
+"""The errors of a file system without hard links."""
 
 
 def is_relative_name(text: str) -> bool:
-    """Say whether `text` names something below a place: a/b, but not /a, a/../b, a//b, or what no file is called."""
+    """Return whether `text` names something below a location: a/b, but not /a, a/../b, a//b or an impossible name."""
     if "\0" in text or any(0xD800 <= ord(character) <= 0xDFFF for character in text):
         return False
     return all(part not in ("", ".", "..") for part in text.split("/"))
@@ -38,7 +38,7 @@ class Sink(Protocol):
     """A new file that is written from beginning to end. It ends with exactly one of `close` and `abort`."""
 
     def write(self, buffer: bytes | bytearray | memoryview) -> None:
-        """Append all bytes of a contiguous buffer, which may be reused after.
+        """Append all bytes of a contiguous buffer. The caller may reuse the buffer afterwards.
 
         Raises: CheckpointError naming the file.
         """
@@ -47,17 +47,17 @@ class Sink(Protocol):
     def close(self) -> None:
         """Make the file durable and visible.
 
-        Raises: CheckpointError naming the file, which is gone then.
+        Raises: CheckpointError naming the file; the file is removed then.
         """
         ...
 
     def abort(self) -> None:
-        """Give up: close and remove the file. Nothing happens after `close` or another `abort`."""
+        """Close and remove the file. After `close` or another `abort`, this does nothing."""
         ...
 
 
 class Location(Protocol):
-    """A file or directory of a tree, there or not. Every method raises CheckpointError naming it and the reason."""
+    """A file or directory of a tree, existing or not. Every method raises CheckpointError naming it and the reason."""
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class Location(Protocol):
         ...
 
     def __truediv__(self, name: str) -> Location:
-        """Return what `name` is below this place; `name` must pass `is_relative_name`."""
+        """Return the location `name` below this one; `name` must pass `is_relative_name`."""
         ...
 
     def __str__(self) -> str:
@@ -73,19 +73,19 @@ class Location(Protocol):
         ...
 
     def entries(self) -> list[Location]:
-        """Return the direct children, files and directories, by name; none where there is nothing."""
+        """Return the direct children, files and directories, by name; empty when the location does not exist."""
         ...
 
     def exists(self) -> bool:
-        """Say whether there is a file or directory."""
+        """Return whether there is a file or directory."""
         ...
 
     def size(self) -> int | None:
-        """Return the bytes of a file; None where there is no file."""
+        """Return the size of a file in bytes; None when there is no file."""
         ...
 
     def read(self) -> bytes:
-        """Return a whole file.
+        """Return the whole content of a file.
 
         Raises: MissingFileError when it is not there.
         """
@@ -94,52 +94,53 @@ class Location(Protocol):
     def read_range(self, offset: int, num_bytes: int) -> bytes:
         """Return exactly `num_bytes` bytes of a file.
 
-        Raises: MissingFileError when it is not there; CheckpointError when it ends before.
+        Raises: MissingFileError when it does not exist; CheckpointError when it is too short.
         """
         ...
 
     def write(self, content: bytes) -> None:
-        """Replace or make a small file, whole or not at all, with the directories above it."""
+        """Create or replace a small file atomically, with the directories above it."""
         ...
 
     def write_new(self, content: bytes) -> bool:
-        """Make a small file as `write` does, unless there is one of its name; return whether it is this one.
+        """Create a small file as `write` does, unless the name exists. Returns whether this call created it.
 
-        After an error it is unknown whether the file was put: see `put_once`.
+        After an error it is unknown whether the file was written: see `put_once`.
         """
         ...
 
     def is_exclusive(self) -> bool:
-        """Say whether one of several who `write_new` a file below this directory wins, by trying it.
+        """Try out whether exactly one of several processes that `write_new` a file below this directory wins.
 
-        Where not, they look first, and the last one who saw nothing wins. Also False when nothing can be written.
+        Otherwise `write_new` checks first, and the last writer that saw no file wins. False also when nothing can be
+        written.
         """
         ...
 
     def create(self) -> Sink:
-        """Begin a big file, in place of any of that name, with the directories above it."""
+        """Begin a big file, with the directories above it. It replaces any file of that name."""
         ...
 
     def remove(self) -> None:
-        """Remove a file or a directory with all that it holds; nothing there is fine."""
+        """Remove a file, or a directory with all its content. Does nothing if there is none."""
         ...
 
 
-def put_once(place: Location, content: bytes) -> bool:
-    """Make a file of which there is only ever one; return whether it has `content`, which no other writer writes.
+def put_once(location: Location, content: bytes) -> bool:
+    """Create a file that is written only once. Returns whether it has `content`, which no other writer writes.
 
-    An answer that was lost changes nothing: what lies there is read again, and says whose it is.
-    Raises: CheckpointError when it could not be written. It may yet appear, if the storage took it and did not answer.
+    A lost answer does no harm: the file is read back, and its content shows who wrote it.
+    Raises: CheckpointError when it could not be written. It may still appear if storage accepted it without answering.
     """
     try:
-        if place.write_new(content):
+        if location.write_new(content):
             return True
     except CheckpointError:
         with suppress(CheckpointError):
-            return place.read() == content
+            return location.read() == content
         raise
-    with suppress(MissingFileError):  # removed since
-        return place.read() == content
+    with suppress(MissingFileError):  # another process has removed it meanwhile
+        return location.read() == content
     return False
 
 
@@ -158,7 +159,7 @@ class LocalLocation:
 
     def __truediv__(self, name: str) -> LocalLocation:
         if not is_relative_name(name):
-            raise CheckpointError(f"{self}: {name!r} is no relative path without '..' below it")
+            raise CheckpointError(f"{self}: {name!r} is not a relative path without '..' below it")
         return LocalLocation(self.path / name)
 
     def entries(self) -> list[Location]:
@@ -167,7 +168,7 @@ class LocalLocation:
                 names = os.listdir(self.path)
             except FileNotFoundError:
                 return []
-        # what a write left behind that never happened is nothing
+        # temporary files of failed writes do not count
         return [LocalLocation(self.path / name) for name in sorted(names) if not is_temporary_name(name)]
 
     def exists(self) -> bool:
@@ -187,8 +188,8 @@ class LocalLocation:
     def read(self) -> bytes:
         with _naming(self.path, "cannot be read", MissingFileError), open(_open_to_read(self.path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size > _MOST_READ_BYTES:
-                raise CheckpointError(f"{self}: {size} bytes, at most {_MOST_READ_BYTES} are read; it is damaged")
+            if size > _MAX_READ_BYTES:
+                raise CheckpointError(f"{self}: {size} bytes, at most {_MAX_READ_BYTES} are read; it is damaged")
             return file.read()
 
     def read_range(self, offset: int, num_bytes: int) -> bytes:
@@ -200,12 +201,12 @@ class LocalLocation:
             file = _open_to_read(self.path)
             try:
                 end, size = offset + num_bytes, os.fstat(file).st_size
-                # asked first: a length that somebody made up must not become a buffer
+                # check first: an invented length must not become the size of a buffer
                 if end > size:
                     raise CheckpointError(
                         f"{self}: {size} bytes, but bytes {offset} to {end} are wanted; it is cut short"
                     )
-                # the kernel gives at most 2 GiB a call
+                # the kernel returns at most 2 GiB per call
                 while missing and (part := os.pread(file, missing, end - missing)):
                     parts.append(part)
                     missing -= len(part)
@@ -241,7 +242,7 @@ class LocalLocation:
 
     @contextmanager
     def _written(self, content: bytes) -> Iterator[Path]:
-        """Give a durable file of a temporary name to put in place; what was put there is durable after the block."""
+        """Yield a durable temporary file for the block to move into place. The move is durable after the block."""
         temporary = self.path.with_name(temporary_name(self.name))
         try:
             with _naming(self.path, "cannot be written"):
@@ -251,7 +252,7 @@ class LocalLocation:
                     file.flush()
                     os.fsync(file.fileno())
                 yield temporary
-                # the new name itself is on disk only when the directory is
+                # the new name is on disk only after its directory is synced
                 sync_directory(self.path.parent)
         except BaseException:
             with suppress(OSError):
@@ -261,7 +262,7 @@ class LocalLocation:
     def create(self) -> Sink:
         with _naming(self.path, "cannot be written"):
             _make_directory(self.path.parent)
-            # a process that was left behind with the old file open goes on writing into that one, not into ours
+            # a superseded process that has the old file open must keep writing to that file, not to ours
             self.path.unlink(missing_ok=True)
             return _LocalSink(self.path)
 
@@ -278,7 +279,7 @@ class LocalLocation:
 
 
 def _link(temporary: Path, path: Path) -> bool:
-    """Give a file another name that nothing has yet; return whether it has it. Raises: OSError."""
+    """Give a file another name if that name is free. Returns whether it was free. Raises: OSError."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -286,7 +287,7 @@ def _link(temporary: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        # all that can be done here is to look first
+        # without hard links, only a check beforehand is possible
         if path.exists():
             return False
         temporary.replace(path)
@@ -294,10 +295,10 @@ def _link(temporary: Path, path: Path) -> bool:
 
 
 class _LocalSink:
-    """Writes under the final name: what is half written is vouched for by no COMMIT.
+    """Writes under the final name: no COMMIT covers a partly written file.
 
-    Whole pages go past the page cache as long as the file system takes them. The processors then copy nothing, and
-    memory that a training job needs is not filled with pages that are not read soon.
+    Whole pages bypass the page cache as long as the file system supports that. Then the processors copy nothing, and
+    pages that are not read soon do not fill memory that a training job needs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -310,7 +311,7 @@ class _LocalSink:
         self._check_open()
         with _naming(self._path, "cannot be written"), memoryview(buffer) as view, view.cast("B") as rest:
             num_written = 0
-            # the kernel takes at most 2 GiB a call, and less of what fills the disk
+            # the kernel writes at most 2 GiB per call, and less when the disk becomes full
             while num_written < len(rest):
                 num_written += self._write_some(rest[num_written:])
 
@@ -320,13 +321,13 @@ class _LocalSink:
         except OSError as error:
             if not self._is_direct or error.errno != errno.EINVAL:
                 raise
-        # not whole pages, or not at a page: the end of a file, or a caller who does not care
+        # the data are not whole pages or not page-aligned: the end of a file, or a caller that does not align
         self._try_direct(0)
         self._is_direct = False
         return os.write(self._file, rest)
 
     def _try_direct(self, flag: int) -> bool:
-        """Switch writing past the page cache on (O_DIRECT) or off (0); return whether it could be."""
+        """Switch O_DIRECT, which bypasses the page cache, on (O_DIRECT) or off (0). Returns whether that succeeded."""
         try:
             fcntl.fcntl(self._file, fcntl.F_SETFL, fcntl.fcntl(self._file, fcntl.F_GETFL) & ~os.O_DIRECT | flag)
         except OSError:
@@ -344,7 +345,7 @@ class _LocalSink:
                     os.close(self._file)
                 sync_directory(self._path.parent)
         except CheckpointError:
-            # after a failed fsync it is unknown what is on disk
+            # after a failed fsync, the content on disk is unknown
             self._unlink()
             raise
 
@@ -365,7 +366,7 @@ class _LocalSink:
 
 
 def _open_to_read(path: Path) -> int:
-    """Open a regular file. A FIFO of its name would make us wait for ever."""
+    """Open a regular file. Opening a FIFO of this name without O_NONBLOCK could block forever."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(file).st_mode
     if stat.S_ISREG(mode):
@@ -378,11 +379,11 @@ def _open_to_read(path: Path) -> int:
 
 @contextmanager
 def _naming(path: Path, failure: str, missing: type[CheckpointError] = CheckpointError) -> Iterator[None]:
-    """Turn an error of the operating system into one that names the file and what could not be done."""
+    """Turn an error of the operating system into one that names the file and the failed action."""
     try:
         yield
     except OSError as error:
-        # a file inside a tree may be the one at fault, or a directory above it
+        # the error may concern a file inside a tree, or a directory above it
         culprit = Path(error.filename or path)
         at = "" if culprit == path or is_temporary_name(culprit.name) else f" ({culprit})"
         kind = missing if isinstance(error, MISSING_ERRORS) else CheckpointError
@@ -390,7 +391,7 @@ def _naming(path: Path, failure: str, missing: type[CheckpointError] = Checkpoin
 
 
 def _make_directory(path: Path) -> None:
-    """Make a directory and those above it, each of them durable."""
+    """Create a directory and those above it, each durably."""
     if path.is_dir():
         return
     _make_directory(path.parent)
@@ -399,7 +400,7 @@ def _make_directory(path: Path) -> None:
 
 
 def _remove_tree(path: Path) -> None:
-    """Remove a directory, also while another process does so: what is gone already is fine."""
+    """Remove a directory, even while another process removes it too: already removed entries are ignored."""
     with suppress(FileNotFoundError):
         with os.scandir(path) as entries:
             for entry in entries:

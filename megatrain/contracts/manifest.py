@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: how far the job had come, who wrote it, and each file with its size and digest."""
+"""The manifest of a checkpoint: the job's progress, the writer, and each file with its size and digest."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from megatrain.contracts.sample_ranges import SampleRanges
 
 MANIFEST_SCHEMA_VERSION = 3
 FORMER_NAMES = {"incarnation": "round"}
-"""Of the manifest in version 2 and of COMMIT in version 1: former name -> name."""
+"""Renamed fields of the manifest in version 2 and of COMMIT in version 1: former name -> name."""
 _ROUND = re.compile(r"r[0-9]{6,}-")
 _DIGEST = re.compile(r"(items-)?sha256:[0-9a-f]{64}")
 
 
 def name_in_round(name: str, round_number: int) -> str:
-    """Return what a round calls a file: "r000002-tokenizer.json". No other round writes to that name."""
+    """Return a file's name in a round: "r000002-tokenizer.json". No other round writes to that name."""
     return f"r{round_number:06d}-{name.removeprefix('.')}"
 
 
 def name_without_round(name: str) -> str:
-    """Return "tokenizer.json" for what a round, or a checkpoint of before, calls the tokenizer."""
+    """Return "tokenizer.json" for the tokenizer's name in any round, and in older checkpoints without rounds."""
     return _ROUND.sub("", name, count=1)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMesh:
-    """The layout that wrote a checkpoint. Any other may read it."""
+    """The layout that wrote a checkpoint. Any other layout can read it."""
 
     layout: Layout
     num_chunks: int
 
     def to_dict(self) -> dict[str, int]:
-        """Return the mesh as files have it: the size of each axis by which its layout is told, and num_chunks."""
+        """Return the mesh in its form in files: the size of each listed axis, and num_chunks."""
         return {**self.layout.sizes, "num_chunks": self.num_chunks}
 
     @classmethod
     def read(cls, reader: JsonObject) -> Self:
-        """Return the mesh that a JSON object holds. Raises: CheckpointError naming the field."""
+        """Return the mesh in a JSON object. Raises: CheckpointError naming the field."""
         reader.check_known(["num_chunks", *(axis.size_name for axis in SIZED_AXES)])
-        told = [axis.size_name for axis in SIZED_AXES if axis.is_always_told or axis.size_name in reader]
-        sizes = {name: reader.count(name, least=1) for name in told}
+        size_names = [axis.size_name for axis in SIZED_AXES if axis.is_always_listed or axis.size_name in reader]
+        sizes = {name: reader.count(name, least=1) for name in size_names}
         try:
             layout = Layout(**sizes)
         except TopologyError as error:
-            raise reader.error(told[-1], str(error)) from error
+            raise reader.error(size_names[-1], str(error)) from error
         return cls(layout, reader.count("num_chunks", least=1))
 
 
@@ -66,9 +66,9 @@ class CheckpointVersions:
 
 @dataclass(frozen=True, slots=True)
 class SampleStream:
-    """What the sample order is made from, with the model's seq_len: the cursor means something in this order alone.
+    """What determines the sample order, with the model's seq_len: the cursor has a meaning only in this order.
 
-    num_tokens 0: nothing was trained on. `skipped`: samples that the job leaves out since it went back to before them.
+    num_tokens 0: no training took place. `skipped`: samples that the job leaves out since a rollback.
     """
 
     num_tokens: int
@@ -77,7 +77,7 @@ class SampleStream:
 
     @classmethod
     def read(cls, reader: JsonObject) -> Self:
-        """Return the stream that a JSON object holds. Raises: CheckpointError naming the field."""
+        """Return the stream in a JSON object. Raises: CheckpointError naming the field."""
         reader.check_names(cls)
         return cls(reader.count("num_tokens"), reader.count("seed"), reader.sample_ranges("skipped"))
 
@@ -95,12 +95,12 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint is of, and what its files must be.
+    """The origin of a checkpoint, and the required sizes and digests of its files.
 
-    `consumed_samples` is the cursor in the sample order; `num_updates` counts the optimizer's updates: `step` less the
-    `num_skipped` steps that were not finite. `round` is the round that wrote it. Without the optimizer's moments
-    (`has_optimizer`) training starts from the weights. `files` maps paths relative to the directory to sizes and
-    digests, without the manifest, COMMIT and PINNED themselves.
+    `consumed_samples` is the cursor in the sample order. `num_updates` counts the optimizer's updates: `step` minus the
+    `num_skipped` steps that were not finite. `round` is the round that wrote the checkpoint. Without the optimizer's
+    moments (`has_optimizer`), training starts from the weights. `files` maps paths relative to the directory to sizes
+    and digests. It leaves out the manifest, COMMIT and PINNED.
     """
 
     job: str
@@ -122,23 +122,23 @@ class Manifest:
     schema_version: int = MANIFEST_SCHEMA_VERSION
 
     def name_of(self, name: str) -> str:
-        """Return what a file is called in this checkpoint: in one of before rounds had names of their own, `name`."""
+        """Return a file's name in this checkpoint: with the round, or `name` itself in older checkpoints."""
         in_round = name_in_round(name, self.round)
         return in_round if in_round in self.files or name not in self.files else name
 
     def to_json(self) -> str:
         raw = {**asdict(self), "mesh": self.mesh.to_dict()}
         if not self.data.skipped:
-            del raw["data"]["skipped"]  # programs that know of no such field read all other checkpoints
+            del raw["data"]["skipped"]  # older programs, which do not know the field, can read all other checkpoints
         return json.dumps(raw, indent=2, sort_keys=True) + "\n"
 
     @classmethod
-    def from_json(cls, content: bytes | str, place: str) -> Self:
-        """Return the manifest that `content` holds; `place` names the file in errors.
+    def from_json(cls, content: bytes | str, location: str) -> Self:
+        """Parse the manifest in `content`; `location` names the file in errors.
 
         Raises: CheckpointError naming the file and the field that is missing, unknown or of a wrong kind.
         """
-        reader = JsonObject.parse(content, place, MANIFEST_SCHEMA_VERSION, "the checkpoint is damaged", FORMER_NAMES)
+        reader = JsonObject.parse(content, location, MANIFEST_SCHEMA_VERSION, "the checkpoint is damaged", FORMER_NAMES)
         reader.check_names(cls)
         versions = reader.section("versions")
         versions.check_names(CheckpointVersions)

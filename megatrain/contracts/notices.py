@@ -1,4 +1,4 @@
-"""What a job's receivers of notifications know: kept in etcd, so that the next driver continues where one ended."""
+"""The state of a job's notification receivers, kept in etcd so that the next driver can continue."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from megatrain.contracts.receipts import Receipt
 
 @dataclass(frozen=True, slots=True)
 class ReceiverRecord:
-    """One receiver. The elected driver's host alone writes it, after each message that the receiver has taken."""
+    """One receiver. Only the elected driver's host writes it, after each message that the receiver has accepted."""
 
     receiver: str
     """Its kind: slack, pagerduty, email, alertmanager or webhook."""
     told: Mapping[str, str] = field(default_factory=dict)
-    """What it knows, by topic: "open:amber", "under-way:amber", "closed:amber"."""
+    """The last state sent to it, by topic: "open:amber", "under-way:amber", "closed:amber"."""
     opened_unix_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """By level: when it got messages of the last hour about something new."""
+    """By level: the times of the last hour's messages about new topics."""
     num_sent: int = 0
-    """Messages that it has taken."""
+    """Messages that it has accepted."""
     num_failed: int = 0
-    """Tries that failed."""
+    """Failed attempts."""
     num_given_up: int = 0
-    """Topics that were never sent to it: over for too long."""
+    """Topics that were never sent to it, because they had ended too long ago."""
     trouble: str = ""
-    """Why the last try failed; empty when it did not."""
+    """Why the last attempt failed; empty if it succeeded."""
     receipts: Mapping[str, tuple[Receipt, ...]] = field(default_factory=dict)
-    """By topic, of the newest incidents: what was sent to it and when. The driver copies them to the incidents."""
+    """By topic, for the newest incidents: its messages and their times. The driver copies them to the incidents."""

@@ -1,26 +1,31 @@
-"""The names of everything a rank is timed at, and their numbers in the black box.
+"""The names of all timed operations of a rank, and their numbers in the black box.
 
-Names follow the public traces of "Understanding Stragglers in Large Model Training" (OSDI'25), so that those traces
-load in our tools and ours in theirs. A number, once given, is never changed or used again: old black boxes and event
-files must stay readable. New operations take the next free number; at most 63 fit the 64-bit span mask.
+Names follow the public traces of "Understanding Stragglers in Large Model Training" (OSDI'25), so that our tools can
+load those traces and their tools ours. An assigned number is never changed or reused, because old black boxes and event
+files must stay readable. New operations take the next free number, from 1 to 63: each has
+one bit in the 64-bit span mask.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from megatrain.contracts.layout import NEIGHBOURS_INFIX, NUMBERING_AXES
+from megatrain.contracts.layout import HOLDERS_INFIX, NUMBERING_AXES
 
 
 class Operation(StrEnum):
-    """One kind of span. The value is the name people see; `number` is its id in binary records and the span mask."""
+    """One kind of span. The value is the displayed name; `number` is its id in binary records and the span mask.
+
+    The third item of a member is its kind, from which the other attributes follow: "host", "compute", "collective" or
+    "p2p" on the device, "host-collective" for a collective that the host carries out.
+    """
 
     number: int
     is_collective: bool
     """All ranks of a group take part, in the same order."""
     is_point_to_point: bool
     is_on_device: bool
-    """Where there is an accelerator the host only launches it, so the host's clock would time the launch."""
+    """It runs on the accelerator, so a device timer times it: the host's clock would time only the launch."""
 
     def __new__(cls, value: str, number: int, kind: str) -> Operation:
         member = str.__new__(cls, value)
@@ -54,37 +59,37 @@ class Operation(StrEnum):
     CHECKPOINT_LOAD = "checkpoint-load", 21, "host"
     EVALUATION = "evaluation", 22, "host"
     INIT = "init", 23, "host"
-    # A barrier is a collective that the host itself waits for: the host clock is the true one.
+    # A barrier is a collective that the host itself waits for, so the host's clock is the right one.
     BARRIER = "barrier", 24, "host-collective"
     CHECKPOINT_EXCHANGE = "checkpoint-exchange", 25, "host-collective"
-    # The weights' half of a backward that a schedule splits; BACKWARD_COMPUTE is then the half that messages wait for.
+    # The wgrad of a split backward; BACKWARD_COMPUTE is then its dgrad, which sends to other stages wait for.
     BACKWARD_WEIGHT_COMPUTE = "backward-weight-compute", 26, "compute"
     CHECKSUM = "checksum", 27, "host-collective"
     CP_ALL_REDUCE = "cp-all-reduce", 28, "collective"
 
 
 MODEL_COMPUTES = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)
-"""A rank's own work on the micro-batches of a step."""
+"""A rank's own compute on the micro-batches of a step."""
 
 MAX_OPERATIONS = 64
-"""Numbers are below this: one bit each in the span mask."""
+"""All numbers are below this, because each has one bit in the span mask."""
 
 _BY_NUMBER = {operation.number: operation for operation in Operation}
 _BY_NAME = {operation.value: operation for operation in Operation}
 
 
 def all_reduce_along(axis: str) -> Operation:
-    """Return the sum of a small tensor over the ranks along an axis of the mesh, of those that number the ranks.
+    """Return the operation that sums a small tensor along one of the axes that number the ranks.
 
-    axis: or some neighbours along it, as they are named: "tp-in-2".
+    axis: the axis's name, or the name of holders along it: "tp-in-2".
     """
-    return _BY_NAME[f"{axis.partition(NEIGHBOURS_INFIX)[0]}-all-reduce"]
+    return _BY_NAME[f"{axis.partition(HOLDERS_INFIX)[0]}-all-reduce"]
 
 
 AXIS_ALL_REDUCES = tuple(all_reduce_along(axis.name) for axis in NUMBERING_AXES)
 
 
 def operation_name(number: int) -> str:
-    """Return the name of this number, or "operation-57" for one that a newer program has added."""
+    """Return the name of an operation's number, or "operation-57" for one that a newer program has added."""
     operation = _BY_NUMBER.get(number)
     return f"operation-{number}" if operation is None else operation.value

@@ -1,8 +1,8 @@
-"""Directories and files that only their user can have changed, in places where everybody may write.
+"""Directories and files that only this user can have changed, in places where every user may write.
 
-/dev/shm is everybody's: any local user can make a directory or a file there before we do. What lies in a directory of
-mode 0700 that is ours is ours too, as long as no other user can replace it. Whoever opens a file
-follows no link, and looks at what was opened, not at what its name stood for a moment before.
+/dev/shm is world-writable: any local user can create a directory or a file there before we do. The content of our own
+directory of mode 0700 is ours too, as long as no other user can replace the directory. The functions that open a file
+follow no link, and check the opened file, not the file that its name meant a moment before.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 
 
 class NotOwnError(PermissionError):
-    """Another user may have written it; `strerror` says why, in words."""
+    """Another user may have written the file; `strerror` explains why."""
 
     def __init__(self, problem: str, path: Path) -> None:
         super().__init__(errno.EPERM, problem, str(path))
 
 
 def make_own_directory(path: Path) -> None:
-    """Make a directory of mode 0700, unless there is something of its name: whose that is, `check_own_directory` says.
+    """Create a directory of mode 0700, unless the name exists. `check_own_directory` checks its owner.
 
-    Raises: NotOwnError when anybody may replace it; OSError when it cannot be made.
+    Raises: NotOwnError when any user may replace it; OSError when it cannot be created.
     """
     above = path.parent.stat()
     if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
@@ -36,14 +36,14 @@ def make_own_directory(path: Path) -> None:
 
 
 def check_own_directory(path: Path) -> None:
-    """Check that a directory is ours, that it is not a link, and that no other user can write in it.
+    """Check that a directory is ours, that it is not a link, and that no other user can write to it.
 
-    Raises: NotOwnError; FileNotFoundError; OSError when it cannot be looked at.
+    Raises: NotOwnError; FileNotFoundError; OSError when it cannot be examined.
     """
     status = path.lstat()
     mode, problem = stat.S_IMODE(status.st_mode), ""
     if not stat.S_ISDIR(status.st_mode):
-        problem = "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is no directory"
+        problem = "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is not a directory"
     elif status.st_uid != os.geteuid():
         problem = f"belongs to user {status.st_uid}, and this is user {os.geteuid()}"
     elif mode & 0o077 or mode & 0o700 != 0o700:
@@ -53,10 +53,10 @@ def check_own_directory(path: Path) -> None:
 
 
 def open_own_file(path: Path, flags: int, owners: Collection[int] = ()) -> int:
-    """Return a descriptor of a regular file that belongs to one of `owners`; empty: to this process's user.
+    """Open a regular file that belongs to one of `owners` and return its descriptor. Empty: to this process's user.
 
-    Never waits, as opening a FIFO would. Raises: NotOwnError for another's file, a link, and for what is no file;
-    OSError.
+    Never blocks, as opening a FIFO could. Raises: NotOwnError for another user's file, for a link, and for anything
+    that is not a regular file; OSError.
     """
     try:
         handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -1,4 +1,4 @@
-"""Who a worker is among all workers: torchrun's environment variables, read once."""
+"""A worker's rank among all workers, read once from torchrun's environment variables."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from megatrain.contracts.errors import CoordinationError, TopologyError
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Rollback
 
-_MOST_RANKS = 10**7
-_MOST_RESTARTS = 10**8
+_MAX_RANKS = 10**7
+_MAX_RESTARTS = 10**8
 HOST_VARIABLE = "MEGATRAIN_HOST"
-"""Set by `megatrain launch` for its workers: a machine may be several hosts."""
+"""Set by `megatrain launch` for its workers, because a machine may act as several hosts."""
 ROUND_VARIABLE = "MEGATRAIN_ROUND"
 """Set by `megatrain launch` and by our rendezvous under torchrun: the same for all workers of a round."""
 ROUND_COUNTER_VARIABLE = "MEGATRAIN_ROUND_COUNTER"
-"""Set beside it: the id of the etcd cluster that counts these rounds. Numbers of two clusters cannot be compared."""
+"""Set with it: the id of the etcd cluster that counts these rounds. Numbers of two clusters cannot be compared."""
 ROLLBACK_VARIABLE = "MEGATRAIN_ROLLBACK"
-"""Set by `megatrain launch` for its workers where their round has a Rollback: its record as JSON."""
+"""Set by `megatrain launch` for its workers when their round has a Rollback: its record as JSON."""
 _COUNT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 _REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """This worker's place among all workers. `init_method` is None when it is alone."""
+    """This worker's rank among all workers. `init_method` is None for a single process."""
 
     rank: int = 0
     world_size: int = 1
@@ -34,21 +34,21 @@ class Process:
     round: int = 0
     init_method: str | None = None
     store: str = ""
-    """Where the workers meet, for messages."""
+    """The address where the workers meet, for messages."""
     host: str = ""
-    """What the launcher calls this host; empty where none gave it a name: under torchrun, or alone."""
+    """The launcher's name for this host; empty without one: under torchrun, or in a single process."""
     is_round_common: bool = True
-    """Every rank knows the same one. torchrun's agents count restarts, each from when it came."""
+    """Whether all ranks have the same round. torchrun's agents count restarts, each since its own start."""
     round_counter: str = ""
-    """Who counts the rounds of which `round` is one; empty where no launcher of ours does."""
+    """The counter that `round` belongs to; empty without a launcher of ours."""
     rollback: Rollback | None = None
-    """What the launcher wants undone before the state is loaded."""
+    """The rollback that the launcher requests before the state is loaded."""
 
 
 def process_from_environment(environment: Mapping[str, str]) -> Process:
-    """Read torchrun's variables; without any of them, the process is alone.
+    """Read torchrun's variables. Without RANK and WORLD_SIZE, the process is the only one.
 
-    Raises: TopologyError when only some of them are set, or one has a value that cannot be.
+    Raises: TopologyError when only some of them are set, or one has an impossible value.
     """
     present = [name for name in _REQUIRED if environment.get(name)]
     if "RANK" not in present and "WORLD_SIZE" not in present:
@@ -59,7 +59,7 @@ def process_from_environment(environment: Mapping[str, str]) -> Process:
             f"environment has {', '.join(present)} but not {', '.join(missing)}; start workers with torchrun, or unset "
             f"{', '.join(present)} to train in one process"
         )
-    world_size = _number(environment, "WORLD_SIZE", 1, _MOST_RANKS)
+    world_size = _number(environment, "WORLD_SIZE", 1, _MAX_RANKS)
     local_rank = _number(environment, "LOCAL_RANK", 0, world_size - 1)
     _number(environment, "MASTER_PORT", 1, 65535)
     local_world_size = _number(environment, "LOCAL_WORLD_SIZE", local_rank + 1, world_size, default=local_rank + 1)
@@ -70,7 +70,7 @@ def process_from_environment(environment: Mapping[str, str]) -> Process:
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
-        round=_number(environment, ROUND_VARIABLE if has_round else _COUNT_VARIABLE, 0, _MOST_RESTARTS, default=0),
+        round=_number(environment, ROUND_VARIABLE if has_round else _COUNT_VARIABLE, 0, _MAX_RESTARTS, default=0),
         is_round_common=not has_own_count,
         init_method="env://",
         store=f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
@@ -86,7 +86,7 @@ def _rollback(text: str) -> Rollback | None:
     try:
         return decode(Rollback, text, f"environment variable {ROLLBACK_VARIABLE}")
     except CoordinationError as error:
-        raise TopologyError(f"{error}; it is for `megatrain launch` to set") from error
+        raise TopologyError(f"{error}; only `megatrain launch` may set it") from error
 
 
 def _number(environment: Mapping[str, str], name: str, least: int, most: int, default: int | None = None) -> int:

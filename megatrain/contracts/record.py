@@ -1,8 +1,8 @@
-"""Frozen dataclasses <-> JSON values in etcd: one codec for all that launcher, driver and command line tell each other.
+"""Frozen dataclasses <-> JSON values in etcd: the one codec for messages of launcher, driver and command line.
 
-A record's fields say what may be in it: str, int, float, bool, StrEnum, another record, tuple[X, ...], Mapping[str, X],
-and any of them or None. Nothing is converted silently. A field that this program does not know is skipped, because
-hosts of one job may for a while run two versions; one that is missing takes its default, or is an error.
+A record's field types determine its content: str, int, float, bool, StrEnum, another record, tuple[X, ...],
+Mapping[str, X], and any of them or None. Nothing is converted silently. An unknown field is skipped, because hosts of
+one job may run two versions for a while. A missing field takes its default; without a default it is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megatrain.contracts.errors import CoordinationError
 
 SCHEMA_VERSION = 1
 FORMER_NAME = "former_name"
-"""In a field's metadata: what it was called before; under that name it is read too."""
+"""Key in a field's metadata for its former name, under which it is read too."""
 _MAX_SHOWN = 80
 _TOO_LARGE = 2**63
 
@@ -27,7 +27,7 @@ RecordType = TypeVar("RecordType")
 
 
 def encode(record: Any) -> bytes:
-    """Return a record's JSON, with the schema version and without the fields that have their default value."""
+    """Return a record's JSON, with the schema version and without fields that have their default value."""
     plain = to_plain(record)
     for field in fields(record):
         default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -36,27 +36,29 @@ def encode(record: Any) -> bytes:
     return json.dumps({"schema_version": SCHEMA_VERSION, **plain}, separators=(",", ":")).encode()
 
 
-def decode(kind: type[RecordType], raw: bytes | str, place: str) -> RecordType:
-    """Return the record of class `kind` that `raw` holds; `place` is the key or file, for errors.
+def decode(kind: type[RecordType], raw: bytes | str, location: str) -> RecordType:
+    """Parse a record of class `kind` from `raw`; `location` is the key or file, for errors.
 
-    Raises: CoordinationError naming place and field, for anything but a record of this kind and schema version.
+    Raises: CoordinationError naming location and field, unless it is a record of this kind and schema version.
     """
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise CoordinationError(f"{place}: not JSON ({error}); somebody else wrote it, or damaged it") from error
+        raise CoordinationError(
+            f"{location}: not JSON ({error}); it was damaged or written by another program"
+        ) from error
     if not isinstance(value, dict):
-        raise CoordinationError(f"{place}: a {type(value).__name__}, expected a JSON object")
+        raise CoordinationError(f"{location}: a {type(value).__name__}, expected a JSON object")
     found = value.get("schema_version")
     if found != SCHEMA_VERSION or isinstance(found, bool):
         raise CoordinationError(
-            f"{place}: schema_version={found!r}, this program reads {SCHEMA_VERSION}; use one version on all hosts"
+            f"{location}: schema_version={found!r}, this program reads {SCHEMA_VERSION}; use one version on all hosts"
         )
-    return from_plain(kind, value, place)
+    return from_plain(kind, value, location)
 
 
 def to_plain(value: Any) -> Any:
-    """Return what json can write of a record or of anything that may be in one."""
+    """Return a record, or any value of a field, in a form that json can write."""
     if is_dataclass(value):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -66,10 +68,10 @@ def to_plain(value: Any) -> Any:
     return str(value) if isinstance(value, StrEnum) else value
 
 
-def from_plain(kind: type[RecordType], value: Mapping[str, Any], place: str) -> RecordType:
-    """Return the record of class `kind` whose fields a JSON object holds.
+def from_plain(kind: type[RecordType], value: Mapping[str, Any], location: str) -> RecordType:
+    """Return a record of class `kind` from the fields of a JSON object.
 
-    Raises: CoordinationError naming place and field.
+    Raises: CoordinationError naming location and field.
     """
     found: dict[str, Any] = {}
     plain_kind: Any = kind
@@ -77,14 +79,14 @@ def from_plain(kind: type[RecordType], value: Mapping[str, Any], place: str) -> 
         name = field.name if field.name in value else field.metadata.get(FORMER_NAME, field.name)
         if name in value:
             held = value[name]
-            # most are scalars of the very type: said at once, for there are thousands of records in a look at a job
-            found[field.name] = held if _fits(wanted, held) else _read(wanted, held, f"{place}: {field.name}")
+            # fast path: most values are scalars of the exact type, and reading a job takes thousands of records
+            found[field.name] = held if _fits(wanted, held) else _read(wanted, held, f"{location}: {field.name}")
         elif field.default is MISSING and field.default_factory is MISSING:
-            raise CoordinationError(f"{place}: {field.name} is missing from a {kind.__name__}")
+            raise CoordinationError(f"{location}: {field.name} is missing from a {kind.__name__}")
     try:
         return kind(**found)
     except ValueError as error:  # a rule that the record itself checks
-        raise CoordinationError(f"{place}: {error}") from error
+        raise CoordinationError(f"{location}: {error}") from error
 
 
 @cache
@@ -94,7 +96,7 @@ def _fields(kind: type[Any]) -> tuple[tuple[Field[Any], Any], ...]:
 
 
 def _fits(wanted: Any, value: Any) -> bool:
-    """Whether a value may be taken as it is: a scalar of just this type, and in range."""
+    """Return whether a value needs no conversion: a scalar of exactly this type, and in range."""
     if type(value) is not wanted:
         return False
     if wanted is str:
@@ -102,7 +104,7 @@ def _fits(wanted: Any, value: Any) -> bool:
     return wanted is bool or (wanted in (int, float) and -_TOO_LARGE < value < _TOO_LARGE)
 
 
-def _read(wanted: Any, value: Any, place: str) -> Any:
+def _read(wanted: Any, value: Any, location: str) -> Any:
     origin = get_origin(wanted)
     if origin in (Union, types.UnionType):
         choices = [choice for choice in get_args(wanted) if choice is not type(None)]
@@ -112,24 +114,24 @@ def _read(wanted: Any, value: Any, place: str) -> Any:
         origin = get_origin(wanted)
     if origin is tuple:
         if not isinstance(value, list):
-            raise _wrong(place, value, "a list")
-        return tuple(_read(get_args(wanted)[0], item, f"{place}[{number}]") for number, item in enumerate(value))
+            raise _wrong(location, value, "a list")
+        return tuple(_read(get_args(wanted)[0], item, f"{location}[{number}]") for number, item in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
-            raise _wrong(place, value, "an object")
+            raise _wrong(location, value, "an object")
         return {
-            _read_scalar(str, key, place): _read(get_args(wanted)[1], item, f"{place}.{key}")
+            _read_scalar(str, key, location): _read(get_args(wanted)[1], item, f"{location}.{key}")
             for key, item in value.items()
         }
     if is_dataclass(wanted):
         if not isinstance(value, dict):
-            raise _wrong(place, value, "an object")
+            raise _wrong(location, value, "an object")
         record_kind: Any = wanted
-        return from_plain(record_kind, value, place)
-    return _read_scalar(wanted, value, place)
+        return from_plain(record_kind, value, location)
+    return _read_scalar(wanted, value, location)
 
 
-def _read_scalar(wanted: Any, value: Any, place: str) -> Any:
+def _read_scalar(wanted: Any, value: Any, location: str) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if wanted is float and is_number and -_TOO_LARGE < value < _TOO_LARGE:  # NaN passes no comparison
         return float(value)
@@ -140,17 +142,17 @@ def _read_scalar(wanted: Any, value: Any, place: str) -> Any:
     if wanted is str and isinstance(value, str):
         if _is_text(value):
             return value
-        raise _wrong(place, value, "text: it holds a half of a surrogate pair, which cannot be written")
+        raise _wrong(location, value, "text without half surrogate pairs, which cannot be written")
     if isinstance(wanted, type) and issubclass(wanted, StrEnum):
         try:
             return wanted(value)
         except ValueError:
-            raise _wrong(place, value, f"one of {', '.join(wanted)}") from None
-    raise _wrong(place, value, {float: "a number", int: "an integer", bool: "true or false"}.get(wanted, "a string"))
+            raise _wrong(location, value, f"one of {', '.join(wanted)}") from None
+    raise _wrong(location, value, {float: "a number", int: "an integer", bool: "true or false"}.get(wanted, "a string"))
 
 
 def _is_text(value: str) -> bool:
-    """JSON may say what no encoding can; in a key, a file name or on a terminal that would be a surprise."""
+    """Return whether UTF-8 can encode a string: JSON may hold lone surrogates, which no key or file name can."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -158,7 +160,7 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _wrong(place: str, value: Any, rule: str) -> CoordinationError:
+def _wrong(location: str, value: Any, rule: str) -> CoordinationError:
     shown = repr(value)
     shown = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "..."
-    return CoordinationError(f"{place}={shown}; expected {rule}")
+    return CoordinationError(f"{location}={shown}; expected {rule}")

@@ -1,7 +1,7 @@
-"""Which checkpoint a job would go on from. It tries candidates in the order of the lineage and skips a damaged one.
+"""Find the checkpoint that a job would resume from. A job tries candidates in lineage order and skips damaged ones.
 
-Only what is cheap is looked at: manifests, the sizes of the files of what a job would try, and what
-`megatrain ckpt verify` found when it read all of them.
+This reads only what is cheap: manifests, the file sizes of the candidates that a job would try, and the recorded
+results of `megatrain ckpt verify`, which reads whole files.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, 
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import Candidate, candidates, current_branch, overlooked
 from megatrain.contracts.location import Location
-from megatrain.contracts.texts import time_text
 from megatrain.contracts.verifications import known_verifications
+from megatrain.formatting.quantities import time_text
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What a job would go on from, None for nothing; why, and what it would skip on the way."""
+    """The checkpoint that a job would resume from, or None; the reason; and the checkpoints it would skip."""
 
     candidate: Candidate | None
     reason: str
     skipped: tuple[str, ...] = ()
     is_unreadable: bool = False
-    """Whether it is unknown which checkpoints there are: `reason` says why."""
+    """Whether the existing checkpoints cannot be determined; `reason` says why."""
 
     @property
     def damage(self) -> str:
-        """Why the newest committed checkpoint is not what a job would go on from, and what is; empty where it is."""
+        """Why a job would not resume from the newest committed checkpoint, and from which instead; "" if it would."""
         if self.is_unreadable:
             return f"no checkpoint can be found: {self.reason}"
         if not self.skipped:
             return ""
         if self.candidate is None:
             return f"NO CHECKPOINT CAN BE LOADED: {self.reason}; {self.skipped[0]}"
-        return f"{self.skipped[0]}; a job would go on from step {self.candidate.step:,}"
+        return f"{self.skipped[0]}; a job would resume from step {self.candidate.step:,}"
 
 
 def resume_point(checkpoints: Location) -> ResumePoint:
-    """Return what a job would go on from and why."""
+    """Return the checkpoint that a job would resume from, and why."""
     try:
         found = candidates(checkpoints)
         lost = overlooked(checkpoints, found[0]) if found else []
@@ -56,29 +56,29 @@ def resume_point(checkpoints: Location) -> ResumePoint:
         reason = (
             f"the newest committed checkpoint of {current}, the current branch"
             if candidate.branch == current
-            else f"{current}, the current branch, has none of its own, and goes on from {candidate.branch}"
+            else f"{current}, the current branch, has none; the newest one of its ancestry is on {candidate.branch}"
         )
         return ResumePoint(candidate, reason, tuple(skipped))
     if skipped:
-        return ResumePoint(None, "every committed checkpoint of the current line is damaged", tuple(skipped))
+        return ResumePoint(None, "every committed checkpoint of the current ancestry is damaged", tuple(skipped))
     return ResumePoint(None, "nothing was saved yet: a job starts from scratch")
 
 
 def with_problems(checkpoints: Location, found: Sequence[Candidate]) -> Iterator[tuple[Candidate, str | None]]:
-    """Yield each with why a job would skip it, None where it would not. One is looked at when it is asked for."""
+    """Yield each candidate with the reason why a job would skip it, or None. Each is examined only when requested."""
     damage = known_damage(checkpoints, found)
     for one in found:
         yield one, _size_problem(one) or damage.get((one.branch, one.step))
 
 
 def known_damage(checkpoints: Location, found: Iterable[Candidate]) -> dict[tuple[str, int], str]:
-    """Return what `megatrain ckpt verify` found wrong with these since they were written, by branch and step."""
+    """Return the damage that `megatrain ckpt verify` found in these since they were written, by branch and step."""
     verified, damage = known_verifications(checkpoints), {}
     for one in found:
         known = verified.get((one.branch, one.step))
         if known is None or not known.problem:
             continue
-        with suppress(CheckpointError):  # a damaged manifest is told of by whoever reads the checkpoint
+        with suppress(CheckpointError):  # the reader of the checkpoint reports a damaged manifest
             if known.is_of(read_manifest(one.location).written_unix_s):
                 found_at = time_text(known.at_unix_s)
                 damage[one.branch, one.step] = (
@@ -88,7 +88,7 @@ def known_damage(checkpoints: Location, found: Iterable[Candidate]) -> dict[tupl
 
 
 def _size_problem(candidate: Candidate) -> str | None:
-    """Return what is wrong with a checkpoint's manifest or the sizes of its files, None when nothing is."""
+    """Return a problem of a checkpoint's manifest or of its files' sizes, None without one."""
     try:
         manifest = read_manifest(candidate.location, branch=candidate.branch)
         problems = wrong_files(candidate.location, manifest)

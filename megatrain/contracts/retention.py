@@ -1,4 +1,4 @@
-"""Which checkpoints of a branch may go. Pure: names of steps in, names of steps out."""
+"""Decide which checkpoints of a branch to remove. Pure functions from steps to steps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ KEPT_BY_TIME = 3
 
 
 def resolved_keep_last(keep_last: int, interval: int) -> int:
-    """Return how many of the newest are kept, 0 for all, of what a configuration says.
+    """Return how many of the newest checkpoints a configuration keeps, 0 for all.
 
-    keep_last: -1 leaves it to the way in which checkpoints are taken: every `interval` steps, or (0) by time.
+    keep_last: with -1, the number follows from the kind of interval: every `interval` steps, or by time (0).
     """
     if keep_last >= 0:
         return keep_last
@@ -23,7 +23,7 @@ def to_remove(
 ) -> list[int]:
     """Return the steps to remove, oldest first.
 
-    Kept are the newest `keep_last` (0: all), the multiples of `keep_every` (0: none), the pinned ones, the ones that
+    It keeps the newest `keep_last` (0: all), the multiples of `keep_every` (0: none), the pinned ones, the ones that
     are `needed` as the origin of another branch, and always the newest.
     Raises: ValueError when a number is negative.
     """

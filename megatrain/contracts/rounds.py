@@ -1,4 +1,4 @@
-"""Rounds: who trains with which ranks, from when on, and that it is over."""
+"""Records of rounds: which hosts train with which ranks, and the round's end."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from dataclasses import dataclass, field
 
 _MAX_WORKERS = 1 << 16
 _MAX_RANKS = 1 << 24
-"""Far beyond what there is: whoever counts ranks one by one must not be made to count without end."""
+"""Far beyond any real job, so that a wrong number cannot make a loop over ranks endless."""
 MAX_SKIPPED_STEPS = 1000
-"""That one rollback may leave out: far beyond what an alarm accuses, so that no wrong number costs an epoch."""
+"""Most steps that one rollback may leave out: far beyond any alarm's range, so that no wrong number costs an epoch."""
 MAX_INTERVAL_S = 1e6
-"""From one step to the next: days, so that no wrong number makes a driver wait for ever."""
+"""Longest time from one step to the next: days, so that no wrong number makes a driver wait forever."""
 TURN_MARK = ".turn-"
-"""In what a "pairs" command asks its reports for: between what the pair tests are for and the number of the turn."""
+"""In the request id of a "pairs" command: between the purpose of the pair tests and the number of the turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostLaunch:
-    """A launch that ended without saying so, as the launch after it found it."""
+    """A launch that left no record of its end, as the next launch found it."""
 
     launch_id: str
     first_host: str
     last_sign_unix_s: float
-    """Its last sign of life that is known."""
+    """Its last known sign of life."""
     last_step: int | None = None
-    """Steps that were done at that time."""
+    """Steps that were completed at that time."""
     cause: str = ""
-    """machine-restarted, or launcher-lost; empty where it is unknown."""
+    """machine-restarted or launcher-lost; empty when unknown."""
     evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """Who a job is. Hosts whose configuration differs are refused."""
+    """The identity of a job. Hosts whose configuration differs are refused."""
 
     job: str
     launch_id: str
-    """Of the launch that began it; all hosts of one launch may share it, or leave it to the first."""
+    """Id of the launch that began the job. All hosts of a launch may pass the same id, or the first host sets it."""
     config_hash: str
     config: Mapping[str, str]
-    """section.key -> value as text, of every key: so that a host can say in which keys it differs."""
+    """section.key -> value as text, of every key, so that a host can name the keys in which it differs."""
     min_hosts: int
     max_hosts: int
     num_workers: int
@@ -49,7 +49,7 @@ class JobRecord:
     first_host: str
     created_unix_s: float
     lost_launch: LostLaunch | None = None
-    """The launch before this one, where it died before it could record its end."""
+    """The previous launch, if it died before it could record its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class RoundHost:
     first_rank: int
     num_workers: int
     liveness_port: int = 0
-    """As in its HostRecord, so that a driver that never saw that record can ask; 0: not known."""
+    """As in its HostRecord, for a driver that never saw that record; 0: unknown."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.num_workers <= _MAX_WORKERS and 0 <= self.first_rank <= _MAX_RANKS):
@@ -74,14 +74,14 @@ class RoundHost:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Go back to a checkpoint of `to_step` or an older one, on a branch of its own, and leave out batches.
+    """Go back to a checkpoint of `to_step` or an older one, on a new branch, and leave out batches.
 
-    The batches of steps skip_from to skip_to, both inclusive, as the job had them: a step is counted from 0, so that a
-    checkpoint of step n comes before step n. Whoever finds `rollback_id` in the lineage has nothing to do.
+    It leaves out the batches that steps skip_from to skip_to had, both inclusive. Steps count from 0, so a checkpoint
+    of step n comes before step n. A job that finds `rollback_id` in its lineage has nothing to do.
     """
 
     rollback_id: str
-    """The incident's."""
+    """The id of the incident."""
     to_step: int
     skip_from: int
     skip_to: int
@@ -98,7 +98,7 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A set of hosts that trains. Never changed once it is written."""
+    """A set of hosts that trains. Never changed after it is written."""
 
     number: int
     world_size: int
@@ -106,25 +106,25 @@ class Round:
     """By first_rank."""
     store_address: str
     store_port: int
-    """Where the workers meet, kept by the executor of the first host."""
+    """The store where the workers meet. The first host's executor runs it."""
     reason: str
     driver: str
     created_unix_s: float
     incident: str = ""
     fenced: tuple[str, ...] = ()
-    """Sessions that never said that their workers of an older round are gone: no later round may name them."""
+    """Sessions that never confirmed the end of their workers of an older round. No later round may name them."""
     rollback: Rollback | None = None
-    """The launch's newest: workers that find it undone do it before they load."""
+    """The launch's newest rollback. Workers perform it before they load, unless it is done already."""
 
     def part_of(self, host: str, session: str) -> RoundHost | None:
-        """Return a host's part, None when this round does not name this life of it."""
+        """Return a host's part, None when this round does not name the host with this session."""
         for part in self.hosts:
             if part.host == host and part.session == session:
                 return part
         return None
 
     def host_of(self, rank: int) -> RoundHost:
-        """Return the part that has a rank. Raises: LookupError."""
+        """Return the part with a given rank. Raises: LookupError."""
         for part in self.hosts:
             if part.first_rank <= rank < part.first_rank + part.num_workers:
                 return part
@@ -133,26 +133,26 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """A round is over: its executors stop its workers and say so in their status."""
+    """The end of a round: its executors stop its workers and report that in their status."""
 
     number: int
     reason: str
     is_saving: bool
-    """Workers are asked to save at the next agreed step; else they are killed."""
+    """Whether workers are asked to save at the next agreed step; otherwise they are killed."""
     created_unix_s: float
     incident: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundDeadlines:
-    """What the deadlines of a round's hosts follow from. Within a round both only ever grow."""
+    """The times that determine the deadlines of a round's hosts. Within a round, both only grow."""
 
     number: int
-    """The round's."""
+    """The number of the round."""
     interval_s: float = 0.0
-    """From step to step, as the hosts report it, with a margin."""
+    """Time from step to step, as the hosts report it, with a margin."""
     stop_s: float = 0.0
-    """From the request to stop until the state is in storage, as the hosts report it, with a margin; 0: not measured,
+    """Time from the request to stop until the state is in storage, as hosts report it, with a margin; 0: not measured,
     or no longer than runtime.save_grace_s."""
 
     def __post_init__(self) -> None:
@@ -164,7 +164,7 @@ class RoundDeadlines:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """The job is over; every executor leaves with this exit code."""
+    """The end of the job: every executor exits with this code."""
 
     exit_code: int
     reason: str
@@ -174,7 +174,7 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """A host that no round may use until somebody takes the cordon away."""
+    """A host that no round may use until a person removes the cordon."""
 
     host: str
     reason: str
@@ -185,7 +185,7 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True)
 class HostCommand:
-    """What executors shall do beside rounds. `hosts` empty: all of them."""
+    """An order to executors that is neither a round nor a halt. `hosts` empty: to all of them."""
 
     number: int
     kind: str
@@ -194,5 +194,5 @@ class HostCommand:
     hosts: tuple[str, ...] = ()
     request: str = ""
     partners: Mapping[str, str] = field(default_factory=dict)
-    """For "pairs": each host's partner, both ways."""
+    """For "pairs": each host's partner, in both directions."""
     created_unix_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Where a run keeps its files, and what its ranks' black boxes are called. Everything below <run> is the run's own."""
+"""The paths of a run's files, and the names of its ranks' black boxes. Everything below <run> belongs to the run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from megatrain.contracts.bounded_files import open_below, read_below
 from megatrain.contracts.claims import CLAIMS_NAME, JobRound
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.own_files import check_own_directory
-from megatrain.contracts.run_hold import (
+from megatrain.contracts.run_lock import (
     LOCK_FILE,
     UNKNOWN_HOLDER,
     NotOpenedError,
-    RunHold,
+    RunLock,
     claim_run,
-    hold,
+    locked_file,
 )
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_LENGTH = 48
-_MOST_LOCK_BYTES = 1 << 12
+_MAX_LOCK_BYTES = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RunDirectory:
 
     @property
     def key(self) -> str:
-        """Eight characters that tell this run from another one of the same job name on the same host."""
+        """Eight characters that distinguish this run from another run of the same job name on the same host."""
         return hashlib.sha256(str(self.root.absolute()).encode()).hexdigest()[:8]
 
     @property
@@ -55,7 +55,7 @@ class RunDirectory:
 
     @property
     def metrics_file(self) -> Path:
-        """What rank 0 reports, a JSON object a line: docs/guides/metrics.md."""
+        """Rank 0's reports, one JSON object per line: docs/guides/metrics.md."""
         return self.metrics / "metrics.jsonl"
 
     @property
@@ -68,11 +68,11 @@ class RunDirectory:
 
     @property
     def diagnosis(self) -> Path:
-        """What the diagnostics daemon tells of itself and of its judgement."""
+        """The diagnostics daemon's records of itself and of its judgement."""
         return self.root / "diagnosis"
 
     def owns(self, name: str) -> bool:
-        """Return whether an entry of this name in the root is one that runs write."""
+        """Return whether runs write an entry of this name in the root."""
         return name in {
             "checkpoints",
             "coordination",
@@ -88,9 +88,9 @@ class RunDirectory:
         }
 
     def create(self) -> None:
-        """Make the directories that are not there yet.
+        """Create the missing directories.
 
-        Raises: ConfigError when one cannot be made.
+        Raises: ConfigError when one cannot be created.
         """
         for directory in (self.checkpoints, self.logs, self.metrics, self.events, self.incidents, self.diagnosis):
             try:
@@ -100,27 +100,27 @@ class RunDirectory:
                 raise ConfigError([f"{problem}; name a directory that can be written"]) from error
 
     @contextmanager
-    def held(self, job_round: JobRound | None = None) -> Iterator[RunHold]:
-        """Keep others from training in this directory: until this process ends, or a newer round takes it over.
+    def locked(self, job_round: JobRound | None = None) -> Iterator[RunLock]:
+        """Keep other jobs from training in this directory until this process ends or a newer round takes over.
 
-        job_round: the round of this process, None without a launcher that counts them.
-        Raises: ConfigError naming the process that holds it, or why it cannot be held; under a launcher FencedError in
-        place of the first.
+        job_round: the round of this process, None without a launcher that counts rounds.
+        Raises: ConfigError naming the process that has the lock, or why it cannot be taken; under a launcher
+        FencedError in place of the first.
         """
         key = f"job.run_directory={str(self.root)!r}"
         try:
-            with hold(self.root / LOCK_FILE, key, "job.run_directory", job_round) as lock:
+            with locked_file(self.root / LOCK_FILE, key, "job.run_directory", job_round) as lock:
                 claim = None if job_round is None else claim_run(self.root, key, job_round)
                 lock.sign()
-                yield RunHold(lock, claim)
+                yield RunLock(lock, claim)
         except NotOpenedError as error:
             problem = f"{key}: {error.path} cannot be written: {error.reason}"
             raise ConfigError([f"{problem}; name a directory that can be written"]) from error
 
     def holder(self) -> str | None:
-        """Return who trains in the directory, "process 17 on host-3"; None when no process does.
+        """Return the process that trains in the directory, "process 17 on host-3"; None when there is none.
 
-        Whether a process on another host is seen is up to the file system.
+        It depends on the file system whether a process on another host is visible.
         """
         try:
             with open(open_below(self.root, LOCK_FILE), "rb") as file:
@@ -132,24 +132,24 @@ class RunDirectory:
         return None
 
     def was_held_here(self) -> bool:
-        """Say whether it was a process of this host that trained in the directory last."""
+        """Return whether the last process that trained in the directory was on this host."""
         return f" on {socket.gethostname()}," in f"{self._last_holder()},"
 
     def _last_holder(self) -> str:
         try:
-            return read_below(self.root, LOCK_FILE, _MOST_LOCK_BYTES).decode(errors="replace").strip()
+            return read_below(self.root, LOCK_FILE, _MAX_LOCK_BYTES).decode(errors="replace").strip()
         except OSError:
             return ""
 
 
 def own_box_directory(directory: Path) -> Path:
-    """Return where this user's black boxes lie in telemetry.black_box_directory: other users cannot make files
+    """Return the directory of this user's black boxes in telemetry.black_box_directory. Only this user can create files
     there."""
     return directory / f"megatrain-{os.geteuid()}"
 
 
 def own_box_paths(directory: Path) -> list[Path]:
-    """Return what lies in this user's directory of black boxes; nothing where that is missing, or may be another's."""
+    """Return the files in this user's directory of black boxes; empty if it is missing or may be another user's."""
     own = own_box_directory(directory)
     try:
         check_own_directory(own)
@@ -169,19 +169,19 @@ def black_box_path(directory: Path, job: str, run_key: str, branch: str, round_n
 
 
 def kept_black_box(directory: Path, rank: int) -> Path:
-    """Return where a rank's black box is kept in `directory`, that of a round that broke."""
+    """Return the path in `directory` where a rank's black box of a failed round is kept."""
     return directory / f"rank-{rank:05d}.blackbox"
 
 
 def previous_black_box(path: Path) -> Path:
-    """Return where a black box is set aside when a new process takes its name."""
+    """Return the name to which a black box is moved when a new process takes its name."""
     return path.with_name(path.name.removesuffix(".blackbox") + ".previous.blackbox")
 
 
 def safe_name(name: str) -> str:
-    """Return `name` as a part of a file name: made of letters, digits, - and _.
+    """Return `name` in a form for file names: letters, digits, - and _.
 
-    What had to change gets a hash, so that no two names meet.
+    A changed name gets a hash, so that two names never collide.
     """
     safe = _UNSAFE.sub("_", name)[:_MAX_NAME_LENGTH]
     if safe == name and name:
@@ -190,5 +190,5 @@ def safe_name(name: str) -> str:
 
 
 def rank_log_path(host_logs: Path, round_number: int, rank: int) -> Path:
-    """Return where the log of a rank in a round lies, below <logs>/<host>."""
+    """Return the path of a rank's log in a round, below <logs>/<host>."""
     return host_logs / f"round-{round_number:06d}" / f"rank-{rank:05d}.log"

@@ -1,7 +1,7 @@
-"""Ranges of the sample order that a job leaves out, because training on them went wrong. Pure.
+"""Ranges of the sample order that a job leaves out, because training on them went wrong. Pure functions.
 
-A range is (first, end), `end` not in it. Ranges are ascending and do not touch: so two jobs that leave out the same
-samples say it in the same way. Sources: DESIGN decision 6; PaLM (arXiv:2204.02311) sec. 5.1 skipped batches like that.
+A range is (first, end), without `end`. Ranges are ascending and do not touch, so equal sets of samples have equal
+ranges. Sources: ADR 0023; PaLM (arXiv:2204.02311) sec. 5.1 skipped batches in this way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TOO_LARGE = 2**62
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> SampleRanges:
-    """Return the samples of all ranges as ranges that ascend and do not touch."""
+    """Return the union of all ranges as ranges that ascend and do not touch."""
     found: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
         if found and first <= found[-1][1]:
@@ -26,7 +26,7 @@ def merged(ranges: Iterable[tuple[int, int]]) -> SampleRanges:
 
 
 def ranges_problem(ranges: SampleRanges) -> str | None:
-    """Return what is wrong with ranges, None where nothing is."""
+    """Return the rule that the ranges break, None if they are valid."""
     if any(not 0 <= first < end < _TOO_LARGE for first, end in ranges):
         return "expected ranges [first, end] with 0 <= first < end"
     if any(end >= first for (_, end), (first, _) in pairwise(ranges)):
@@ -35,7 +35,7 @@ def ranges_problem(ranges: SampleRanges) -> str | None:
 
 
 def position_after(cursor: int, count: int, skipped: SampleRanges) -> int:
-    """Return where the sample is that `count` samples which are not left out precede, counted from `cursor`."""
+    """Return the position that follows `count` samples from `cursor` on, not counting samples that are left out."""
     position = cursor + count
     for first, end in skipped:
         if end > cursor and position >= (start := max(first, cursor)):
@@ -44,6 +44,6 @@ def position_after(cursor: int, count: int, skipped: SampleRanges) -> int:
 
 
 def samples_text(ranges: SampleRanges) -> str:
-    """Return the newest ranges in words, first and last sample of each."""
+    """Return the last ranges as text, with the first and last sample of each."""
     shown = ", ".join(f"{first} to {end - 1}" for first, end in ranges[-4:])
     return f"{shown} and {len(ranges) - 4} ranges before" if len(ranges) > 4 else shown

@@ -1,8 +1,8 @@
-"""How a worker leaves its Python stacks to its host: a signal has them written into a file without a name.
+"""How a worker provides its Python stacks to its host: on a signal, it writes them to a file without a name.
 
-The file is in memory and is found in the worker's own list of open files, so nothing lies about when the worker is
-gone. It is written by C code that needs no interpreter lock: also a rank that hangs in native code with the lock held
-answers. Writing is telemetry/stack_dumps.py, asking and reading are the diagnosis's streamer/stacks.py.
+The file is in memory, and the host finds it in the worker's list of open files, so nothing is left after the worker's
+end. C code that needs no interpreter lock writes it, so even a rank that hangs in native code with the lock held
+answers. telemetry/stack_dumps.py writes; the diagnosis's streamer/stacks.py requests and reads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ from __future__ import annotations
 import signal
 
 STACKS_SIGNAL = signal.SIGUSR2
-"""Only for a process that catches it: any other would be ended by it."""
+"""Send it only to a process that catches it: it would end any other."""
 STACKS_FILE = "megatrain-stacks"
-"""As the system calls it: memfd:megatrain-stacks."""
+"""The system shows it as memfd:megatrain-stacks."""

@@ -1,7 +1,7 @@
-"""Numbers that a step comes to, beside its spans: what a rank writes to its black box when it has completed a step.
+"""Numbers that a step results in, in addition to its spans. A rank writes them to its black box after each step.
 
-In the ring such a number is a record with the flag VALUE whose operation is a StepValue and whose duration holds the
-64 bits of a float. A number, once given, is never changed or used again.
+In the ring, such a number is a record with the flag VALUE whose operation is a StepValue and whose duration holds the
+64 bits of a float. An assigned number of a StepValue is never changed or reused.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from enum import IntEnum
 
 
 class StepValue(IntEnum):
-    """One kind of number. All but LABEL_TOKENS and SQUARED_LENGTHS are the same on every rank."""
+    """One kind of number. All except LABEL_TOKENS and SQUARED_LENGTHS are the same on every rank."""
 
     LOSS = 1
     GRAD_NORM = 2
     TOKENS = 3
-    """Of the global batch."""
+    """Tokens of the global batch."""
     LABEL_TOKENS = 4
-    """Of this rank's micro-batches, those that count in the loss."""
+    """Tokens of this rank's micro-batches that count in the loss."""
     SQUARED_LENGTHS = 5
-    """The sum of squares of the documents' lengths in this rank's micro-batches: what attention costs (OSDI'25)."""
+    """The sum of squares of the documents' lengths in this rank's micro-batches: the cost of attention (OSDI'25)."""
     MODEL_FLOPS = 6
-    """Of one rank's share of the step."""
+    """Model FLOPs of one rank's part of the step."""
     DEVICE_BYTES = 7
-    """Most memory that the device had in use."""
+    """The device's peak memory use."""
     PEAK_FLOPS = 8
-    """That a device could do in a second, where it is known: with MODEL_FLOPS and the time of the step this is MFU."""
+    """The device's peak FLOPs per second, if known. MODEL_FLOPS, the step's time and this give the MFU."""
 
     @property
     def text(self) -> str:

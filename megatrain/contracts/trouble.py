@@ -1,4 +1,4 @@
-"""What is wrong with a part of a job that is no host: its own etcd, whose files somebody removed."""
+"""A problem of a part of a job that is not a host, such as its own etcd, whose files were removed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Somebody is needed now; the key is taken away when it is over."""
+    """A problem that needs a person now. The key is removed when the problem is over."""
 
     source: str
-    """Which part."""
+    """The affected part."""
     text: str
     """Whole sentences, for people."""
     since_unix_s: float

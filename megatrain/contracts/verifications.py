@@ -1,8 +1,8 @@
-"""When each checkpoint of a run was read and compared last, and with what result: <checkpoints>/VERIFIED, a line each.
+"""The last verification of each checkpoint of a run and its result: <checkpoints>/VERIFIED, one line per checkpoint.
 
-`megatrain ckpt verify` writes it, whole or not at all. Whoever shows checkpoints reads it, and so does whoever chooses
-one to go on from. It vouches for nothing: a checkpoint that was written later than it was verified is another one, and
-the line says nothing of it.
+`megatrain ckpt verify` writes it atomically. The code that lists checkpoints, or chooses one to resume from, reads it.
+It proves nothing later: a checkpoint that was written after its verification is another one, and the line does not
+apply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_PROBLEM = 500
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found in one checkpoint. `problem`: the first of them; empty: all was as it was written."""
+    """The result for one checkpoint. `problem`: the first problem; empty if it was intact."""
 
     branch: str
     step: int
@@ -30,29 +30,29 @@ class Verification:
     num_problems: int = 0
 
     def is_of(self, written_unix_s: float | None) -> bool:
-        """Say whether it is about the checkpoint that was written then: one that was written later is another."""
+        """Return whether it applies to a checkpoint written at that time: one that was written later is another."""
         return self.at_unix_s >= (written_unix_s or 0.0)
 
     @classmethod
     def of(cls, branch: str, step: int, at_unix_s: float, problems: list[str]) -> Verification:
-        """Return the record of what `verify_checkpoint` found."""
+        """Return the record of a result of `verify_checkpoint`."""
         return cls(branch, step, at_unix_s, problems[0][:_MAX_PROBLEM] if problems else "", len(problems))
 
 
 def read_verifications(checkpoints: Location) -> dict[tuple[str, int], Verification]:
     """Return the newest verification of each (branch, step); lines that cannot be read are skipped.
 
-    Raises: CheckpointError when the file is there and cannot be read.
+    Raises: CheckpointError when the file exists but cannot be read.
     """
-    place = checkpoints / VERIFIED_NAME
+    location = checkpoints / VERIFIED_NAME
     try:
-        lines = place.read().splitlines()
+        lines = location.read().splitlines()
     except MissingFileError:
         return {}
     found: dict[tuple[str, int], Verification] = {}
     for line in lines[-_MAX_LINES:]:
         try:
-            one = decode(Verification, line, str(place))
+            one = decode(Verification, line, str(location))
         except CoordinationError:
             continue
         found[one.branch, one.step] = one
@@ -60,7 +60,7 @@ def read_verifications(checkpoints: Location) -> dict[tuple[str, int], Verificat
 
 
 def known_verifications(checkpoints: Location) -> dict[tuple[str, int], Verification]:
-    """Return the same, and nothing where it cannot be read: checkpoints are listed and resumed from without it."""
+    """Return the same, empty if the file cannot be read: listing and resuming work without it."""
     try:
         return read_verifications(checkpoints)
     except CheckpointError:
@@ -68,7 +68,7 @@ def known_verifications(checkpoints: Location) -> dict[tuple[str, int], Verifica
 
 
 def note_verifications(checkpoints: Location, found: Iterable[Verification]) -> None:
-    """Keep what was found, in place of what was known of the same checkpoints; the oldest beyond 4,096 are forgotten.
+    """Store results. They replace earlier ones of the same checkpoints; only the newest 4,096 are kept.
 
     Raises: CheckpointError when it cannot be written.
     """

@@ -1,7 +1,7 @@
-"""What it takes to put a small file in place whole, and to say that something is not there, on any kind of storage.
+"""Common parts of atomic writes of small files, and of the detection of missing files, on any kind of storage.
 
-Until it is complete, a file has a temporary name, beside where it will be. Code that lists a directory skips such
-names: a write that never came to its end is nothing.
+Until it is complete, a file has a temporary name in the same directory. Code that lists a directory skips such names,
+because an incomplete write does not count.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import secrets
 from pathlib import Path
 
 MISSING_ERRORS = (FileNotFoundError, NotADirectoryError)
-"""What the system raises where there is nothing."""
+"""The system's errors for a missing file."""
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
 def temporary_name(name: str) -> str:
-    """Return what a file is called until it is complete: no two writers choose the same."""
+    """Return a name for a file until it is complete. No two writers choose the same."""
     return f".{name}.{secrets.token_hex(4)}.tmp"
 
 
 def is_temporary_name(name: str) -> bool:
-    """Say whether `temporary_name` may have made this name."""
+    """Return whether `temporary_name` may have made this name."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def write_private(path: Path, content: bytes, *, is_new: bool = False) -> None:
-    """Put a file in place whole that its user alone can read.
+    """Write a file atomically that only its user can read.
 
-    Raises: OSError; FileExistsError where it shall be new, and there is one.
+    Raises: OSError; FileExistsError when `is_new` is set and the file exists.
     """
     temporary = path.with_name(temporary_name(path.name))
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -46,7 +46,7 @@ def write_private(path: Path, content: bytes, *, is_new: bool = False) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make durable which files a directory holds: a rename is on disk only when its directory is.
+    """Make a directory's list of files durable: a rename is on disk only after its directory is synced.
 
     Raises: OSError.
     """
@@ -54,7 +54,7 @@ def sync_directory(path: Path) -> None:
     try:
         os.fsync(directory)
     except OSError as error:
-        # some network file systems have no such call: their directories are durable at once
+        # some network file systems lack this call: their directories are durable at once
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:

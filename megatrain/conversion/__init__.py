@@ -1,4 +1,4 @@
-"""From one form of a checkpoint to another, offline: another layout, Hugging Face's files, and back. CPU only.
+"""Converts checkpoints offline: to another layout, and to and from Hugging Face's files. CPU only.
 
-Streaming: memory holds one rank's plan and an item, or one parameter, at a time.
+Conversion streams: memory holds one rank's plan and one item, or one parameter, at a time.
 """

@@ -1,8 +1,8 @@
-"""A Hugging Face model directory as a checkpoint that a job starts from, in any layout: weights, no moments, step 0.
+"""Converts a Hugging Face model directory to a checkpoint from which a job of any layout starts.
 
-Parameters are read one after the other, whole, and cut into items on the way to the file; the files hold some of them
-each. What the files do not say (batch, learning rate) is the job's own configuration's to say: the manifest has
-stand-ins for it.
+The checkpoint has weights, no moments, and step 0. Whole parameters are read one after another, and cut into items when
+they are written. Each data file holds several parameters. Settings that a model directory does not have (batch,
+learning rate) come from the job's own configuration; the manifest holds placeholders for them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from megatrain.config.config import Config
 from megatrain.config.job import JobConfig
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.serialize import config_hash, section_toml
+from megatrain.config.toml_text import value_text
 from megatrain.config.train import TrainConfig
-from megatrain.config.wording import value_text
 from megatrain.contracts.branches import MAIN_BRANCH
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.layout import Layout
@@ -39,12 +39,12 @@ from megatrain.parallel.sharding import FlatShard
 
 MODEL_TOML_NAME = "model.toml"
 _FILE_BYTES = 4 << 30
-"""Of a data file, unless one parameter has more."""
+"""The most bytes of a data file, unless one parameter has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What was written. `toml`: the sections that a job's configuration needs to start from it."""
+    """The result of an import. `toml`: the sections that a job's configuration needs to start from the checkpoint."""
 
     manifest: Manifest
     architecture: str
@@ -56,7 +56,7 @@ class ImportReport:
 def import_hf(source: Path, output: Location, *, file_bytes: int = _FILE_BYTES) -> ImportReport:
     """Write the model in `source` as a committed checkpoint to `output`.
 
-    Raises: CheckpointError naming the file and the key or tensor.
+    Raises: CheckpointError, which names the file and the key or tensor.
     """
     opened = open_model(source)
     toml = _toml(opened, output)
@@ -76,7 +76,7 @@ def import_hf(source: Path, output: Location, *, file_bytes: int = _FILE_BYTES) 
 
 
 class _InOrder:
-    """Gives the items' data, in the order in which both the plans and the source have the parameters."""
+    """Provides the data of items. The plans and the source have the parameters in the same order."""
 
     def __init__(self, opened: HfModel) -> None:
         self._parameters = opened.parameters()
@@ -85,7 +85,7 @@ class _InOrder:
 
     def data_of(self, item: ImageItem) -> Tensor:
         while self._key != item.key:
-            self._last = torch.empty(0)  # let go of the last one before the next is read
+            self._last = torch.empty(0)  # free the last parameter before the next one is read
             name, self._last = next(self._parameters)
             self._key = key_of("master", name)
         return self._last[tuple(slice(at, at + size) for at, size in zip(item.offsets, item.sizes, strict=True))]
@@ -135,8 +135,8 @@ def _manifest(opened: HfModel) -> Manifest:
 
 def _toml(opened: HfModel, output: Location) -> str:
     # a job may be started from another directory
-    place = str(output.path.absolute()) if isinstance(output, LocalLocation) else str(output)
-    lines = [f"[checkpoint]\nload = {value_text(place)}", section_toml("model", opened.config)]
+    location = str(output.path.absolute()) if isinstance(output, LocalLocation) else str(output)
+    lines = [f"[checkpoint]\nload = {value_text(location)}", section_toml("model", opened.config)]
     if opened.tokenizer is not None:
         lines.insert(1, f"[data]\ntokenizer = {value_text(str(opened.tokenizer.absolute()))}")
     return "\n\n".join(lines) + "\n"

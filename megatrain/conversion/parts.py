@@ -1,7 +1,7 @@
-"""An item to be written, cut into parts that follow each other in its data and need few stored items each.
+"""Cuts an item to be written into parts. The parts are consecutive in its data, and each needs only few stored items.
 
-An item of the new layout may lie across many stored ones: a slice of each, when tensor parallelism cuts another
-dimension. Cut where those begin and end, it is made of one, or a few, at a time.
+An item of the new layout may overlap with many stored items: it is made of a slice of each when tensor parallelism cuts
+another dim. The parts are cut where stored items begin and end, so each part needs only one or a few of them.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from megatrain.parallel.boxes import Box
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A box of an item; `needs` are the numbers of the stored items that it is made of."""
+    """A box of an item. `needs`: the numbers of the stored items that it is read from."""
 
     item: ImageItem
     box: Box
     needs: frozenset[int]
 
 
-def parts_of(item: ImageItem, reader: ParameterReader, most_bytes: int) -> Iterator[Part]:
-    """Yield the parts of an item in the order of its data. One whose stored items have most_bytes or less stays whole.
+def parts_of(item: ImageItem, reader: ParameterReader, max_bytes: int) -> Iterator[Part]:
+    """Yield the parts of an item in the order of its data.
 
-    Raises: CheckpointError naming the tensor.
+    An item stays whole if the stored items that it needs have `max_bytes` or less together.
+    Raises: CheckpointError, which names the tensor.
     """
     box = Box(item.offsets, item.sizes)
     needed = reader.needed_items(item.key, item.global_shape, box)
     stored = {number: Box(one.offsets, one.sizes) for number, one in needed.items()}
-    is_whole = sum(one.length for one in needed.values()) <= most_bytes
+    is_whole = sum(one.length for one in needed.values()) <= max_bytes
     for part in [box] if is_whole else bands(box, list(stored.values())):
         needs = frozenset(number for number, one in stored.items() if shared_box(one, part) is not None)
         yield Part(item, part, needs)
 
 
 def bands(box: Box, stored: Sequence[Box]) -> Iterator[Box]:
-    """Yield `box` in pieces, cut where stored boxes begin and end: each is one stretch of the row-major box."""
+    """Yield pieces of `box`, cut where stored boxes begin and end. Each piece is contiguous in the row-major box."""
     dim = next((dim for dim, size in enumerate(box.sizes) if size > 1), None)
     if dim is None:
         yield box

@@ -1,9 +1,9 @@
-"""Write a checkpoint as a job of another layout would write it.
+"""Writes a checkpoint as a job of another layout would write it.
 
-A job reads a checkpoint of any layout, so this is never needed to go on. It helps where the readers are many and the
-storage is slow, or where a tool asks for one file. What each rank of the new layout holds is not computed here: the
-rank is built by the trainer's own code, on the meta device in a world that does nothing. The files of many ranks are
-written at once, part by part, so that a stored item which they share is read once (turns.py).
+A job reads a checkpoint of any layout, so no job needs this to continue. It helps where many ranks read from slow
+storage, or where a tool needs a single file. This module does not compute what each rank of the new layout holds.
+Instead the trainer's own code builds the rank, on the meta device and without communication. The files of many ranks
+are written at the same time, part by part, so that a stored item that several files need is read once (turns.py).
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from typing import Any
 
 import torch
 
-from megatrain.assembly import build_replica
 from megatrain.checkpoint.arena_slots import plan_snapshot
+from megatrain.checkpoint.checked_files import checked_content
 from megatrain.checkpoint.data_file import data_file_name, is_data_file
 from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan
-from megatrain.checkpoint.item_reader import vouched_content
-from megatrain.checkpoint.metadata_reader import load_metadata
 from megatrain.checkpoint.offline_writer import NewCheckpoint, new_checkpoint
 from megatrain.checkpoint.parameter_reader import ParameterReader, bytes_of_kept_items
 from megatrain.comm import dry_mesh
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
-from megatrain.contracts.checkpoint_files import METADATA_NAME, read_manifest
+from megatrain.contracts.checkpoint_files import INDEX_NAME, METADATA_NAME, read_manifest
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.location import Location
@@ -37,14 +35,15 @@ from megatrain.conversion.parts import parts_of
 from megatrain.conversion.software import current_versions, job_config
 from megatrain.conversion.turns import Turns
 from megatrain.schedule import nearest_schedule
+from megatrain.training.rank_model import build_rank_model
 
 _NUM_FILES_AT_ONCE = 64
-"""A driver of an object store holds 16 MiB of each."""
+"""Limited, because the client of an object store holds 16 MiB of memory for each file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReshardReport:
-    """What was written, and the bytes of items that were read for it."""
+    """The written manifest, and the bytes of items that were read for it."""
 
     manifest: Manifest
     bytes_read: int
@@ -59,11 +58,11 @@ def reshard(
     *,
     max_item_bytes: int = MAX_ITEM_BYTES,
 ) -> ReshardReport:
-    """Write the committed checkpoint `source` to `output` in the layout given, and commit it.
+    """Write the committed checkpoint `source` to `output` in the given layout, and commit it.
 
-    layers_per_chunk: as parallel.layers_per_chunk; empty for the even split, whatever the source's was. max_item_bytes:
-    data of one item, of which the memory holds some at a time; a job writes items of the default.
-    Raises: ConfigError when no job of this layout could run the model; CheckpointError naming the file.
+    layers_per_chunk: the same as parallel.layers_per_chunk; empty for an even split, whatever the source had.
+    max_item_bytes: the most bytes of one item; memory holds several items at a time. Jobs write with the default.
+    Raises: ConfigError when no job of this layout could run the model; CheckpointError, which names the file.
     """
     manifest = read_manifest(source)
     config = _with_layout(job_config(manifest, source), layout, num_chunks, layers_per_chunk)
@@ -78,7 +77,7 @@ def reshard(
         files={},
     )
     with new_checkpoint(
-        output, written, lambda rank: data_file_name(manifest.round, rank), _small_files(source, manifest)
+        output, written, lambda rank: data_file_name(manifest.round, rank), _small_files(source, manifest, reader)
     ) as target:
         planned = planned_images(config, layout, max_item_bytes, has_optimizer=manifest.has_optimizer)
         for images in _windows(planned):
@@ -89,12 +88,10 @@ def reshard(
 def planned_images(
     config: Config, layout: Layout, max_item_bytes: int, *, has_optimizer: bool
 ) -> Iterator[tuple[int, ImagePlan]]:
-    """Yield each rank of a job and the image of the file that it writes. The plans' tensors have no memory."""
+    """Yield each rank of a job, and the image of the file that the rank writes. The plans' tensors have no memory."""
     for rank in range(layout.world_size):
-        with dry_mesh(
-            layout, rank, has_wrap_links=config.parallel.num_chunks > 1, neighbours=config.neighbours
-        ) as mesh:
-            shards = build_replica(config, mesh, mesh.recorder, torch.device("meta")).saved_shards()
+        with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1, holders=config.holders) as mesh:
+            shards = build_rank_model(config, mesh, mesh.recorder, torch.device("meta")).saved_shards()
         saved = [one for one in shards if has_optimizer or one.kind == "master"]
         yield rank, plan_snapshot(saved, max_item_bytes).file
 
@@ -108,13 +105,13 @@ def _windows(images: Iterable[tuple[int, ImagePlan]]) -> Iterator[list[tuple[int
 def _write_images(
     target: NewCheckpoint, images: Iterable[tuple[int, ImagePlan]], reader: ParameterReader, max_item_bytes: int
 ) -> None:
-    """Write the data files of some ranks, all at once."""
+    """Write the data files of some ranks, all at the same time."""
     files = [target.create(rank, plan) for rank, plan in images]
     parts = [[part for item in file.plan.items for part in parts_of(item, reader, max_item_bytes)] for file in files]
     num_missing = [len(of_file) for of_file in parts]
     turns = Turns([[part.needs for part in of_file] for of_file in parts])
     for file in (file for file, num_parts in zip(files, num_missing, strict=True) if not num_parts):
-        file.close()  # of a rank that owns nothing
+        file.close()  # the rank owns no values
     while (number := turns.take(reader.is_kept)) is not None:
         part = parts[number][-num_missing[number]]
         files[number].append(reader.read_box(part.item.key, part.item.global_shape, part.box))
@@ -142,13 +139,12 @@ def _with_layout(config: Config, layout: Layout, num_chunks: int, layers_per_chu
     return changed
 
 
-def _small_files(source: Location, manifest: Manifest) -> dict[str, bytes]:
-    """Return the files beside the tensors, as tokenizer.json."""
-    metadata = manifest.name_of(METADATA_NAME)
-    of_tensors = {metadata, *load_metadata(source, metadata).ranges_by_file()}
-    # a data file may hold no tensor: that of a rank which owns nothing
+def _small_files(source: Location, manifest: Manifest, reader: ParameterReader) -> dict[str, bytes]:
+    """Return the files besides those of the tensors, for example tokenizer.json."""
+    of_tensors = {*reader.files, *(manifest.name_of(name) for name in (METADATA_NAME, INDEX_NAME))}
+    # reader.files lacks data files without tensors, which belong to ranks that own no values
     return {
-        name_without_round(name): vouched_content(source, manifest, name)
+        name_without_round(name): checked_content(source, manifest, name)
         for name, entry in manifest.files.items()
         if name not in of_tensors and not is_data_file(entry)
     }

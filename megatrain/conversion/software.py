@@ -1,4 +1,4 @@
-"""The program that wrote a checkpoint, and the one that runs here: what each says of the job and of itself."""
+"""The job's configuration, as the program that wrote the checkpoint stored it, and the versions of this program."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import CheckpointVersions, Manifest
 
 
-def job_config(manifest: Manifest, place: Location) -> Config:
+def job_config(manifest: Manifest, location: Location) -> Config:
     """Return the configuration of the job that wrote a checkpoint.
 
-    Raises: CheckpointError when it is of another version of this program.
+    Raises: CheckpointError when another version of this program wrote it and it is not valid here.
     """
     try:
         return Config.from_dict(manifest.config)
     except ConfigError as error:
-        raise CheckpointError(f"{place}: its configuration is of another version of this program: {error}") from error
+        raise CheckpointError(
+            f"{location}: its configuration was written by another version of this program: {error}"
+        ) from error
 
 
 def current_versions() -> CheckpointVersions:
-    """Return the versions of the programs that run here."""
+    """Return the versions of megatrain, torch and Python in this process."""
     return CheckpointVersions(megatrain.__version__, torch.__version__, platform.python_version())

@@ -1,10 +1,10 @@
-"""A checkpoint of any layout as a Hugging Face model directory, with the tokenizer that lies in the checkpoint."""
+"""Converts a checkpoint of any layout to a Hugging Face model directory, with the checkpoint's tokenizer."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from megatrain.checkpoint.item_reader import vouched_content
+from megatrain.checkpoint.checked_files import checked_content
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.contracts.location import Location
@@ -19,11 +19,11 @@ def export_hf(
 ) -> ExportReport:
     """Write the master weights of the committed checkpoint `source`, in `dtype`, for transformers.
 
-    Raises: ConfigError for a model that no family expresses; CheckpointError and DataError naming the file.
+    Raises: ConfigError for a model that no family expresses; CheckpointError or DataError, which name the file.
     """
     manifest = read_manifest(source)
     return export_model(
-        # each parameter is asked for once
+        # each parameter is read once
         ParameterReader(source, manifest, kept_bytes=0).read_parameter,
         job_config(manifest, source).model,
         output,
@@ -38,6 +38,6 @@ def _tokenizer(source: Location, manifest: Manifest) -> TokenizerFile | None:
     name = manifest.name_of(TOKENIZER_NAME)
     if name not in manifest.files:
         return None
-    place = str(source / name)
-    content = vouched_content(source, manifest, name)
-    return TokenizerFile(content, place, parse_tokenizer(content, place).eod_id)
+    location = str(source / name)
+    content = checked_content(source, manifest, name)
+    return TokenizerFile(content, location, parse_tokenizer(content, location).eod_id)

@@ -1,9 +1,9 @@
-"""Whose turn it is when one process writes several files at once that are made of the same stored items.
+"""Decides which file is written next when one process writes several files at once from the same stored items.
 
-Each file is a row of parts with an order of its own, and each part needs some items. A part waits until every file
-that still needs its items has come to them; then all of these take their turns while the items are in memory. So an
-item is read once, however many files share it, and memory holds those of the parts at hand. Where two files want items
-in opposite orders neither could go first: then one does, and an item may be read again. Pure.
+Each file is a sequence of parts, and each part needs some items. A part waits until every file that still needs its
+items has reached a part that needs them. Then these files are written in turn while the items are in memory. So an item
+is read once, however many files need it, and memory holds only the items of the current parts. If two files need items
+in opposite orders, each would wait for the other. Then one of them goes first, and an item may be read again. Pure.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Sequence
 
 
 class Turns:
-    """Deals out turns to files, given what each of their parts needs."""
+    """Gives turns to files, according to the items that their parts need."""
 
     def __init__(self, needs: Sequence[Sequence[Collection[int]]]) -> None:
-        """needs: by file, for each of its parts in order, the numbers of items."""
+        """needs: for each file, and each of its parts in order, the numbers of the items that the part needs."""
         self._needs = needs
         self._at = [0] * len(needs)
         self._last = 0
@@ -28,9 +28,12 @@ class Turns:
                     self._num_uses[number][file] += 1
 
     def take(self, is_kept: Callable[[int], bool]) -> int | None:
-        """Return the file whose next part is to be written now, None when all are done. is_kept: is it in memory?"""
+        """Return the file whose next part must be written now, or None when all are done.
+
+        is_kept: returns whether an item is in memory.
+        """
         num_files = len(self._needs)
-        # from the one that was last, so that the parts of a file follow each other
+        # starts with the file of the last turn, so that consecutive parts of a file are written together
         order = [(self._last + step) % num_files for step in range(num_files)]
         waiting = [file for file in order if self._at[file] < len(self._needs[file])]
         if not waiting:
@@ -52,7 +55,7 @@ class Turns:
         return self._needs[file][self._at[file]]
 
     def _is_met(self, file: int, is_kept: Callable[[int], bool]) -> bool:
-        """Say whether all files that need what this one needs, and is not in memory, need it next."""
+        """Return whether every file that needs one of this file's next items, if not in memory, needs the item next."""
         return all(
             number in self._next(other)
             for number in self._next(file)

@@ -1,4 +1,6 @@
-"""A program's record in etcd, leased: there while it lives, gone soon after it died, written again when lost."""
+"""A program's leased record in etcd: it exists while the program lives, ends soon after it, and is rewritten
+when lost.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper
+from megatrain.coordination.restarting_thread import RestartingThread
 
 _logger = logging.getLogger(__name__)
 _TTL_S = 10
@@ -19,7 +21,10 @@ _NOT_YET = "not announced yet"
 
 
 class Announcement:
-    """Keeps a record in place until `close`, through outages of etcd. `consequence`: what follows while it is not."""
+    """Keeps a record in place until `close`, through outages of etcd.
+
+    `consequence`: what follows while it is missing.
+    """
 
     def __init__(
         self,
@@ -29,24 +34,23 @@ class Announcement:
         *,
         name: str = "the daemon",
         consequence: str = "new hosts will not find it",
-        ttl_s: int = _TTL_S,
     ) -> None:
-        self._client, self._key, self._value, self._ttl_s = client, key, encode(record), ttl_s
+        self._client, self._key, self._value = client, key, encode(record)
         self._name, self._consequence = name, consequence
         self._closed = threading.Event()
         self.trouble = _NOT_YET
-        """Why others cannot find the program; empty when all is well."""
-        self._thread = LastingThread(f"announcement of {name}", self._run, self._closed)
+        """Why others cannot find the program; empty if they can."""
+        self._thread = RestartingThread(f"announcement of {name}", self._run, self._closed)
 
     def close(self) -> None:
-        """Take the record away and end."""
+        """Remove the record and end."""
         self._closed.set()
         self._thread.join()
 
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
-                with LeaseKeeper(self._client, ttl_s=self._ttl_s) as keeper:
+                with LeaseKeeper(self._client, ttl_s=_TTL_S) as keeper:
                     self._client.put(self._key, self._value, lease_id=keeper.lease_id)
                     self.trouble = ""
                     while not self._closed.is_set() and not keeper.wait_until_lost(_RETRY_S / 4):

@@ -1,5 +1,5 @@
-"""The client: read, write, delete, transactions and leases. What lives longer has modules of its own (keeper, watch,
-election, maintenance) and is made from a client.
+"""The client: read, write, delete, transactions and leases. Objects that live longer have their own modules (keeper,
+watch, election, maintenance) and are made from a client.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Self, TypeVar
 
 from megatrain.coordination.errors import CompactedError, LeaseExistsError, LeaseLostError
 from megatrain.coordination.gateway import Gateway
-from megatrain.coordination.gateway_answer import JsonObject, MalformedError
+from megatrain.coordination.gateway_response import JsonObject, MalformedError
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import (
     Compare,
     Delete,
-    DeleteAnswer,
+    DeleteResponse,
     KeyRange,
     KeyValue,
     Operation,
     Put,
-    PutAnswer,
+    PutResponse,
     Range,
-    RangeAnswer,
+    RangeResponse,
     Text,
-    TxnAnswer,
+    TxnResponse,
     as_bytes,
     int_field,
     operation_to_json,
@@ -50,8 +50,8 @@ class Lease:
 class EtcdClient:
     """Safe to use from many threads. Raises from every method: CoordinationError naming endpoints and key.
 
-    Calls that do no harm when applied twice are tried until the deadline at every endpoint. `put` and `delete` count as
-    such unless the caller says otherwise; `txn` does not, unless it does.
+    Calls that do no harm when applied twice are tried at every endpoint until the deadline. By default `put` and
+    `delete` are such calls and `txn` is not; the caller can say otherwise.
     """
 
     def __init__(self, settings: EtcdSettings) -> None:
@@ -59,7 +59,7 @@ class EtcdClient:
         self.gateway = Gateway(settings)
 
     def close(self) -> None:
-        """End all connections. Whatever was made from this client and is still open fails."""
+        """End all connections. Objects that were made from this client and are still open fail."""
         self.gateway.close()
 
     def __enter__(self) -> Self:
@@ -71,19 +71,19 @@ class EtcdClient:
         self.close()
 
     def get(self, key: Text, *, revision: int = 0, deadline_s: float | None = None) -> KeyValue | None:
-        """Return a key's newest value (or the one at `revision`), None when it is not there."""
+        """Return a key's newest value (or the one at `revision`), None if it does not exist."""
         items = self.read(Range(KeyRange.key(key), revision=revision), deadline_s=deadline_s).items
         return items[0] if items else None
 
-    def read(self, request: Range, *, deadline_s: float | None = None) -> RangeAnswer:
-        """Return one answer of the newest state, from a member that knows it is up to date."""
+    def read(self, request: Range, *, deadline_s: float | None = None) -> RangeResponse:
+        """Return one response of the newest state, from a member that has confirmed that it is up to date."""
 
-        def decode(answer: JsonObject) -> RangeAnswer:
-            return RangeAnswer.from_json(answer, request)
+        def decode(response: JsonObject) -> RangeResponse:
+            return RangeResponse.from_json(response, request)
 
         return self._call("/v3/kv/range", request.to_json(), decode, "read", request.keys, deadline_s)
 
-    def read_all(self, keys: KeyRange, *, has_values: bool = True, page_keys: int = _PAGE_KEYS) -> RangeAnswer:
+    def read_all(self, keys: KeyRange, *, has_values: bool = True, page_keys: int = _PAGE_KEYS) -> RangeResponse:
         """Return the whole range as it was at one revision, however many keys it has, in pages.
 
         Raises: CompactedError when the revision was compacted away between two pages, five times in a row.
@@ -96,14 +96,14 @@ class EtcdClient:
                     raise
         raise AssertionError("the last round returns or raises")
 
-    def _read_pages(self, keys: KeyRange, has_values: bool, page_keys: int) -> RangeAnswer:
+    def _read_pages(self, keys: KeyRange, has_values: bool, page_keys: int) -> RangeResponse:
         page = self.read(Range(keys, limit=page_keys, has_values=has_values))
         first, items = page, list(page.items)
         while page.has_more:
             rest = KeyRange(items[-1].key + b"\0", keys.end)
             page = self.read(Range(rest, limit=page_keys, revision=first.revision, has_values=has_values))
             items += page.items
-        return RangeAnswer(first.revision, tuple(items), len(items), has_more=False)
+        return RangeResponse(first.revision, tuple(items), len(items), has_more=False)
 
     def put(
         self,
@@ -111,35 +111,32 @@ class EtcdClient:
         value: Text,
         *,
         lease_id: int = 0,
-        is_lease_kept: bool = False,
         is_repeatable: bool = True,
         deadline_s: float | None = None,
     ) -> int:
-        """Write a key and return the revision made. A repeated put may come after another writer's.
+        """Write a key and return the new revision. A repeated put may be applied after another writer's.
 
-        Raises: LeaseLostError when the lease is not there; UnknownOutcomeError when not repeatable and unanswered.
+        Raises: LeaseLostError when the lease does not exist; UnknownOutcomeError when not repeatable and unanswered.
         """
-        request = Put(key, value, lease_id, is_lease_kept)
+        request = Put(key, value, lease_id)
         keys = KeyRange.key(key)
-        answer = self._call(
+        response = self._call(
             "/v3/kv/put",
             request.to_json(),
-            PutAnswer.from_json,
+            PutResponse.from_json,
             "put",
             keys,
             deadline_s,
             is_write=True,
             is_repeatable=is_repeatable,
         )
-        return answer.revision
+        return response.revision
 
-    def delete(
-        self, keys: KeyRange | Text, *, is_repeatable: bool = True, deadline_s: float | None = None
-    ) -> DeleteAnswer:
+    def delete(self, keys: KeyRange | Text, *, is_repeatable: bool = True) -> DeleteResponse:
         """Delete a key or a range. The count is that of the last try."""
         request = Delete(keys if isinstance(keys, KeyRange) else KeyRange.key(keys))
         return self._call(
-            "/v3/kv/deleterange", request.to_json(), DeleteAnswer.from_json, "delete", request.keys, deadline_s,
+            "/v3/kv/deleterange", request.to_json(), DeleteResponse.from_json, "delete", request.keys, None,
             is_write=True, is_repeatable=is_repeatable,
         )  # fmt: skip
 
@@ -151,7 +148,7 @@ class EtcdClient:
         *,
         is_repeatable: bool = False,
         deadline_s: float | None = None,
-    ) -> TxnAnswer:
+    ) -> TxnResponse:
         """Carry out `then` if all conditions are met, `otherwise` if not, as one change.
 
         Raises: UnknownOutcomeError when it may have been applied: read, and decide again.
@@ -162,8 +159,8 @@ class EtcdClient:
             "failure": [operation_to_json(operation) for operation in otherwise],
         }
 
-        def decode(answer: JsonObject) -> TxnAnswer:
-            return TxnAnswer.from_json(answer, then, otherwise)
+        def decode(response: JsonObject) -> TxnResponse:
+            return TxnResponse.from_json(response, then, otherwise)
 
         involved = [condition.key for condition in conditions] + [_first_key(operation) for operation in then]
         keys = KeyRange.key(involved[0]) if involved else None
@@ -178,21 +175,21 @@ class EtcdClient:
             is_repeatable=is_repeatable,
         )
 
-    def grant_lease(self, ttl_s: int, *, deadline_s: float | None = None) -> Lease:
-        """Return a new lease. The id is ours, so that a repeated request grants no second one."""
+    def grant_lease(self, ttl_s: int) -> Lease:
+        """Return a new lease. The client chooses the id, so that a repeated request grants no second one."""
         lease_id = secrets.randbelow(_MAX_LEASE_ID) + 1
 
-        def decode(answer: JsonObject) -> Lease:
-            granted_s = int_field(answer, "TTL")
-            if granted_s <= 0 or int_field(answer, "ID") != lease_id:
-                raise MalformedError(f"asked for lease {lease_id:x}, got {answer!r:.120}")
+        def decode(response: JsonObject) -> Lease:
+            granted_s = int_field(response, "TTL")
+            if granted_s <= 0 or int_field(response, "ID") != lease_id:
+                raise MalformedError(f"asked for lease {lease_id:x}, got {response!r:.120}")
             return Lease(lease_id, granted_s)
 
         body = {"ID": str(lease_id), "TTL": str(ttl_s)}
         try:
-            return self._call("/v3/lease/grant", body, decode, "grant of a lease", None, deadline_s, is_write=True)
+            return self._call("/v3/lease/grant", body, decode, "grant of a lease", None, None, is_write=True)
         except LeaseExistsError:
-            # an earlier try was applied and its answer lost
+            # an earlier try was applied and its response lost
             return Lease(lease_id, self.lease_ttl_s(lease_id, is_granted=True))
 
     def renew_lease(self, lease_id: int, *, deadline_s: float | None = None) -> int:
@@ -200,27 +197,27 @@ class EtcdClient:
         what = f"renewal of lease {lease_id:x}"
         ttl_s = self._keep_alive(lease_id, what, deadline_s)
         if ttl_s <= 0:
-            # A leader that has just begun may not have read its whole log; after a read that waits for that, it has.
+            # A new leader may not have read its whole log yet; after a read that waits for that, it has.
             self.read(Range(KeyRange.key(b"\0"), limit=1, has_values=False), deadline_s=deadline_s)
             ttl_s = self._keep_alive(lease_id, what, deadline_s)
         if ttl_s <= 0:
-            raise LeaseLostError(f"etcd {what}: it has run out or was revoked; its keys are gone")
+            raise LeaseLostError(f"etcd {what}: it has expired or was revoked; its keys are removed")
         return ttl_s
 
-    def lease_ttl_s(self, lease_id: int, *, is_granted: bool = False, deadline_s: float | None = None) -> int:
-        """Return the seconds a lease has left, or those it was granted. Raises: LeaseLostError."""
+    def lease_ttl_s(self, lease_id: int, *, is_granted: bool = False) -> int:
+        """Return how many seconds a lease has left, or was granted. Raises: LeaseLostError."""
 
-        def decode(answer: JsonObject) -> tuple[int, int]:
-            return int_field(answer, "TTL"), int_field(answer, "grantedTTL")
+        def decode(response: JsonObject) -> tuple[int, int]:
+            return int_field(response, "TTL"), int_field(response, "grantedTTL")
 
         what = f"time left of lease {lease_id:x}"
-        left_s, granted_s = self._call("/v3/lease/timetolive", {"ID": str(lease_id)}, decode, what, None, deadline_s)
+        left_s, granted_s = self._call("/v3/lease/timetolive", {"ID": str(lease_id)}, decode, what, None, None)
         if left_s < 0 or granted_s <= 0:
-            raise LeaseLostError(f"etcd {what}: it has run out or was revoked; its keys are gone")
+            raise LeaseLostError(f"etcd {what}: it has expired or was revoked; its keys are removed")
         return granted_s if is_granted else left_s
 
     def revoke_lease(self, lease_id: int, *, deadline_s: float | None = None) -> bool:
-        """End a lease and delete its keys. Return whether it was there."""
+        """End a lease and delete its keys. Return whether it existed."""
         body = {"ID": str(lease_id)}
         try:
             self._call(
@@ -231,10 +228,10 @@ class EtcdClient:
         return True
 
     def _keep_alive(self, lease_id: int, what: str, deadline_s: float | None) -> int:
-        def decode(answer: JsonObject) -> int:
-            if int_field(answer, "ID") != lease_id:
-                raise MalformedError(f"asked for lease {lease_id:x}, got {answer!r:.120}")
-            return int_field(answer, "TTL")
+        def decode(response: JsonObject) -> int:
+            if int_field(response, "ID") != lease_id:
+                raise MalformedError(f"asked for lease {lease_id:x}, got {response!r:.120}")
+            return int_field(response, "TTL")
 
         return self._call("/v3/lease/keepalive", {"ID": str(lease_id)}, decode, what, None, deadline_s)
 

@@ -1,6 +1,6 @@
-"""One connection to one endpoint: TCP or a unix socket, TLS, requests, their answers, each under an absolute deadline.
+"""One connection to one endpoint: TCP or a unix socket, TLS, requests and responses, each under an absolute deadline.
 
-Name resolution is the system's and the one part that a deadline does not limit.
+Name resolution is the system's; a deadline does not limit it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from megatrain.coordination.settings import Endpoint
 
 _READ_BYTES = 1 << 16
 MAX_CONTENT_BYTES = 64 << 20
-"""Of an answer, and of one message of an answer that keeps coming: a page of 500 values of 96 KiB."""
+"""Largest response, and largest message of a streamed response: a page of 500 values of 96 KiB."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds and tries after which a silent connection whose other end has vanished is an error."""
 
 
-class Connection:
-    """An open connection. Raises: OSError (TimeoutError and ssl.SSLError are of its kind) or GarbageError."""
+class EtcdConnection:
+    """An open connection. Raises: OSError (which includes TimeoutError and ssl.SSLError) or GarbageError."""
 
     def __init__(self, endpoint: Endpoint, context: ssl.SSLContext | None, deadline: Deadline) -> None:
         self.endpoint = endpoint
@@ -41,12 +41,12 @@ class Connection:
         self._socket.sendall(request)
 
     def receive(self, timeout_s: float) -> bytes:
-        """Return what has come, b"" at the end. Raises: TimeoutError; then reading may go on."""
+        """Return what has arrived, b"" at the end. Raises: TimeoutError; then reading may continue."""
         self._socket.settimeout(timeout_s)
         return self._socket.recv(_READ_BYTES)
 
-    def answer(self, exchange: HttpExchange, deadline: Deadline) -> bytes:
-        """Read the whole answer of an exchange whose request was sent; return its body."""
+    def read_response(self, exchange: HttpExchange, deadline: Deadline) -> bytes:
+        """Read the whole response of an exchange whose request was sent; return its body."""
         body = bytearray()
         while not exchange.is_complete:
             data = self.receive(deadline.remaining_s())
@@ -59,7 +59,9 @@ class Connection:
         return bytes(body)
 
     def is_quiet(self) -> bool:
-        """Return whether the idle connection still stands: not closed by the server, nothing unasked sent."""
+        """Return whether the idle connection is still usable: the server has not closed it or sent anything
+        unrequested.
+        """
         try:
             self._socket.settimeout(0.0)
             self._socket.recv(1)
@@ -70,9 +72,9 @@ class Connection:
         return False
 
     def interrupt(self) -> None:
-        """Wake whoever waits for this connection, from another thread; it meets the end of the connection."""
+        """Wake the thread that waits for this connection, from another thread; it gets the end of the connection."""
         with suppress(OSError):
-            # the plain socket's: TLS would first take its own state from under the reader
+            # the plain socket's: TLS would first remove the state that the reader uses
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -84,7 +86,7 @@ def _encrypted(plain: socket.socket, context: ssl.SSLContext, endpoint: Endpoint
     try:
         return context.wrap_socket(plain, server_hostname=endpoint.host)
     except ConnectionError as error:
-        # some servers end a connection that they cannot read, others reset it
+        # some servers close a connection that they cannot read, others reset it
         raise ConnectionError(f"in the TLS handshake: {error.strerror}") from error
 
 
@@ -104,7 +106,7 @@ def _connect(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
     for number, (family, kind, protocol, _, address) in enumerate(addresses):
         one = socket.socket(family, kind, protocol)
         try:
-            # a fair part of the time for each address, all that is left for the last
+            # an equal part of the time for each address, all that is left for the last
             one.settimeout(deadline.remaining_s() / (len(addresses) - number))
             one.connect(address)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A point in time by which something must be done, however many steps it takes."""
+"""A point in time by which something must be done, in any number of steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """What is left; below 0 when it has passed."""
+        """The remaining seconds; below 0 when it has passed."""
         return self._end - time.monotonic()
 
     def remaining_s(self) -> float:
-        """Return what is left, more than 0. Raises: TimeoutError when nothing is."""
+        """Return the remaining seconds, more than 0. Raises: TimeoutError when none are left."""
         left_s = self.left_s
         if left_s <= 0:
             raise TimeoutError(f"no answer within {self.seconds:.1f} s")

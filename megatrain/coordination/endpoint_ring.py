@@ -1,4 +1,4 @@
-"""Which endpoint to ask next: the first one that has not failed, else the one whose failure is longest ago."""
+"""Which endpoint to ask next: the first one that has not failed, else the one that failed longest ago."""
 
 from __future__ import annotations
 

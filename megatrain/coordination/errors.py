@@ -1,4 +1,4 @@
-"""What etcd may answer that a caller can do something about. Their base is `contracts.errors.CoordinationError`."""
+"""etcd's errors that a caller can handle. Their base is `contracts.errors.CoordinationError`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from megatrain.contracts.errors import CoordinationError
 
 
 class UnknownOutcomeError(CoordinationError):
-    """A write that must not be repeated was sent, and no answer came: read to see whether it was applied."""
+    """A write that must not be repeated was sent, and no response came: read to see whether it was applied."""
 
 
 class CompactedError(CoordinationError):
-    """The revision asked for is no longer kept: read anew."""
+    """The requested revision is no longer kept: read again."""
 
 
 class NoSpaceError(CoordinationError):
@@ -22,7 +22,7 @@ class LeaseExistsError(CoordinationError):
 
 
 class LeaseLostError(CoordinationError):
-    """The lease is not there: it ran out or was revoked, and its keys are gone."""
+    """The lease does not exist: it ran out or was revoked, and its keys are gone."""
 
 
 class LeadershipLostError(CoordinationError):

@@ -1,6 +1,6 @@
 """A bounded queue between a watch's thread and its consumer, which either side can close.
 
-A full queue makes the watch wait, and etcd keep the rest: nothing is dropped.
+A full queue makes the watch wait, and etcd keeps the rest: nothing is dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 class EventQueue(Generic[Item]):
-    """First in, first out. After `close` nothing goes in; what is in it can still be taken."""
+    """First in, first out. After `close` nothing can be added; items that are in it can still be taken."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -28,7 +28,7 @@ class EventQueue(Generic[Item]):
             return self._is_closed
 
     def put(self, item: Item) -> bool:
-        """Add an item as soon as there is room. Return False, without adding, when the queue is closed."""
+        """Add an item as soon as there is space. Return False, without adding, when the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._items) < self._capacity)
             if self._is_closed:

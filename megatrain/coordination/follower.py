@@ -1,4 +1,4 @@
-"""A consumer of a watch that restarts after any failure, and says for how long it may have missed events."""
+"""A consumer of a watch that restarts after any failure, and reports for how long it may have missed events."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from types import TracebackType
 from typing import Self
 
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain.coordination.watch import Watch, WatchEvent
 from megatrain.coordination.wire import KeyRange
 
 
 class Follower:
-    """Hands each event of a range to `take`, in a thread of its own, until `close`.
+    """Passes each event of a range to `take`, in a separate thread, until `close`.
 
-    The first event is a Snapshot, and so is the first one after a failure, of `take` too: it replaces what was known.
+    The first event is a Snapshot, and so is the first one after a failure, even one of `take`: it replaces earlier
+    knowledge.
     """
 
     def __init__(self, client: EtcdClient, keys: KeyRange, take: Callable[[WatchEvent], None]) -> None:
@@ -26,28 +27,28 @@ class Follower:
         self._take = take
         self._lock = threading.Lock()
         self._watch: Watch | None = None
-        self._heard_at = time.monotonic()
+        self._confirmed_at = time.monotonic()
         self._taken_since: float | None = None
         self._closed = threading.Event()
-        self._thread = LastingThread(f"follower of {keys}", self._follow, self._closed)
+        self._thread = RestartingThread(f"follower of {keys}", self._follow, self._closed)
 
     @property
     def trouble(self) -> str:
-        """Why no events can be received at the moment; empty when all is well."""
+        """Why no events can be received at the moment; empty if they can."""
         watch = self._watch
-        if watch is not None and watch.heard_at is not None:
+        if watch is not None and watch.confirmed_at is not None:
             return watch.trouble
         return self._thread.trouble or (watch.trouble if watch is not None else "")
 
     @property
-    def unheard_s(self) -> float:
+    def unconfirmed_s(self) -> float:
         """For how long, in seconds, it may have missed events or left them unprocessed."""
         watch, taken_since = self._watch, self._taken_since
-        heard_at = self._heard_at if watch is None else max(self._heard_at, watch.heard_at or 0.0)
-        return time.monotonic() - (heard_at if taken_since is None else min(heard_at, taken_since))
+        confirmed_at = self._confirmed_at if watch is None else max(self._confirmed_at, watch.confirmed_at or 0.0)
+        return time.monotonic() - (confirmed_at if taken_since is None else min(confirmed_at, taken_since))
 
     def close(self) -> None:
-        """End the thread, at the latest when an event under way is taken."""
+        """End the thread, at the latest when the current event is taken."""
         self._closed.set()
         with self._lock:
             watch = self._watch
@@ -77,5 +78,5 @@ class Follower:
         finally:
             watch.close()
             if self._taken_since is None:  # otherwise processing an event failed
-                self._heard_at = max(self._heard_at, watch.heard_at or 0.0)
+                self._confirmed_at = max(self._confirmed_at, watch.confirmed_at or 0.0)
             self._watch = self._taken_since = None

@@ -1,8 +1,8 @@
-"""Calls to etcd's JSON gateway: another endpoint after any error, a deadline for the whole, tokens renewed unseen.
+"""Calls to etcd's JSON gateway: another endpoint after any error, a deadline for the whole, tokens renewed internally.
 
-A request that was sent and not answered may have been applied. It is sent again only when its caller says that twice
-does no harm; else the caller learns that the outcome is unknown. Measurements led to these rules: no client of PyPI
-survives a restart of etcd (ADR 0018).
+A request that was sent and not answered may have been applied. It is sent again only if its caller says that applying
+it twice does no harm; else the caller gets the error that the outcome is unknown. Measurements led to these rules: no
+client on PyPI survives a restart of etcd (ADR 0018).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.coordination.connection import Connection
+from megatrain.coordination.connection import EtcdConnection
 from megatrain.coordination.deadline import Deadline
 from megatrain.coordination.endpoint_ring import EndpointRing
 from megatrain.coordination.errors import UnknownOutcomeError
-from megatrain.coordination.gateway_answer import (
+from megatrain.coordination.gateway_response import (
     GatewayError,
     JsonObject,
     MalformedError,
-    read_answer,
+    read_response,
     unwrap,
 )
 from megatrain.coordination.http_exchange import GarbageError, HttpExchange
@@ -41,17 +41,17 @@ _AUTHENTICATE = "/v3/auth/authenticate"
 _TOKEN = re.compile(r"[!-~]{1,16384}")
 _CLUSTER_ID = re.compile(r"[0-9]{1,20}", re.ASCII)
 _BY_MAJORITY = ("/v3/kv/", "/v3/lease/")
-"""Calls that a member answers only in touch with a leader: our reads are all linearizable."""
+"""Calls that a member answers only while it is in touch with a leader: our reads are all linearizable."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""After each round of all endpoints; the last one stays."""
+"""Pauses after each round of all endpoints; the last one repeats."""
 _TELLING_S = 0.3
-"""The part of `attempt_s` that a try must have waited in vain before its member counts as frozen."""
+"""After waiting in vain for this part of `attempt_s`, a try counts its member as frozen."""
 _SHORTEST_TRY_S = 0.05
-"""With less time left, a try would only replace a telling reason by "no answer in time"."""
+"""With less time left, a try would only replace an informative reason by "no answer in time"."""
 
 
 class AttemptError(Exception):
-    """One try at one endpoint failed in a way that another may not."""
+    """One try failed at one endpoint in a way that another endpoint may not."""
 
     def __init__(self, reason: str, *, may_have_applied: bool, is_alive: bool) -> None:
         super().__init__(reason)
@@ -65,13 +65,13 @@ class Gateway:
 
     def __init__(self, settings: EtcdSettings) -> None:
         self.settings = settings
-        # each client begins at another member: a thousand hosts spread over all of them
+        # each client begins at another member, so that a thousand hosts are spread over all members
         self.ring = EndpointRing(random.sample(settings.endpoints, len(settings.endpoints)))
         is_encrypted = any(endpoint.scheme == "https" for endpoint in settings.endpoints)
         self._context: ssl.SSLContext | None = settings.tls.context() if is_encrypted else None
         self._lock = threading.Lock()
-        self._idle: dict[Endpoint, list[Connection]] = {endpoint: [] for endpoint in settings.endpoints}
-        self._busy: set[Connection] = set()
+        self._idle: dict[Endpoint, list[EtcdConnection]] = {endpoint: [] for endpoint in settings.endpoints}
+        self._busy: set[EtcdConnection] = set()
         self._streams: set[JsonStream] = set()
         self._closed = threading.Event()
         self._token: str | None = None
@@ -109,10 +109,10 @@ class Gateway:
         is_write: bool = False,
         is_repeatable: bool = True,
     ) -> Answer:
-        """Return the decoded answer of whichever endpoint gives one before the deadline.
+        """Return the decoded response of the first endpoint that gives one before the deadline.
 
         Raises: CoordinationError naming `what`, the endpoints and why each failed; UnknownOutcomeError when the call is
-        not repeatable and may have been applied; the typed errors of etcd's own answers.
+        not repeatable and may have been applied; the typed errors of etcd's own responses.
         """
         deadline = Deadline(self.settings.call_s if deadline_s is None else deadline_s)
         reasons: dict[Endpoint, str] = {}
@@ -166,11 +166,11 @@ class Gateway:
             ) from error  # fmt: skip
 
     def open_stream(self, endpoint: Endpoint, path: str, body: JsonObject, *, what: str) -> JsonStream:
-        """Start a call whose answers keep coming. The caller closes it. Raises: CoordinationError."""
+        """Start a call with a streamed response. The caller closes it. Raises: CoordinationError."""
         deadline = Deadline(self.settings.attempt_s)
         try:
             token = self._current_token(endpoint, what, deadline)
-            connection = Connection(endpoint, self._context_for(endpoint), deadline)
+            connection = EtcdConnection(endpoint, self._context_for(endpoint), deadline)
             exchange = HttpExchange(endpoint.authority, path, _encode(body), token, is_last=True)
             stream = JsonStream(connection, exchange, self._forget_stream)
             with self._lock:
@@ -198,11 +198,13 @@ class Gateway:
         return stream
 
     def proven_at(self, endpoint: Endpoint) -> float:
-        """Return when (time.monotonic) a call was begun whose answer showed that the member is not cut off."""
+        """Return when (time.monotonic) the last call began whose response showed that the member is not cut off."""
         return self._proven_at[endpoint]
 
     def note_failure(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None:
-        """Ask others first from now on; break this endpoint's streams too, so that no watch trusts a frozen member."""
+        """Ask other endpoints first from now on; break this one's streams too, so that no watch trusts a frozen
+        member.
+        """
         if self.is_closed:
             return
         if self.ring.failed(endpoint):
@@ -214,7 +216,7 @@ class Gateway:
                         stream.interrupt()
 
     def drop_token(self) -> None:
-        """Have the next call fetch a token: the one at hand is said to be of no use."""
+        """Make the next call fetch a token: etcd refused the present one."""
         with self._token_lock:
             self._token = None
 
@@ -232,9 +234,9 @@ class Gateway:
             asked_at = time.monotonic()
             token = self._current_token(endpoint, what, deadline)
             try:
-                answer = self._exchange(endpoint, path, body, token, deadline)
-                cluster_id = self._cluster_of(answer, endpoint)
-                decoded = decode(answer)
+                response = self._exchange(endpoint, path, body, token, deadline)
+                cluster_id = self._cluster_of(response, endpoint)
+                decoded = decode(response)
             except GatewayError as error:
                 if self._drop_token(token, error) and not is_second:
                     continue
@@ -248,7 +250,7 @@ class Gateway:
                 raise AttemptError(
                     f"an answer that is not etcd's: {error}", may_have_applied=True, is_alive=False
                 ) from error
-            # not before all of the answer was read: what is not etcd's says nothing about the cluster
+            # only after the whole response was read: bytes that are not etcd's say nothing about the cluster
             with self._lock:
                 self._cluster_id = self._cluster_id or cluster_id
             self._note_success(endpoint)
@@ -260,21 +262,21 @@ class Gateway:
     def _exchange(
         self, endpoint: Endpoint, path: str, body: JsonObject, token: str | None, deadline: Deadline
     ) -> JsonObject:
-        """Send one request and return its answer. Raises: GatewayError, AttemptError."""
+        """Send one request and return its response. Raises: GatewayError, AttemptError."""
         was_sent = False
-        connection: Connection | None = None
+        connection: EtcdConnection | None = None
         is_reusable = False
         try:
             exchange = HttpExchange(endpoint.authority, path, _encode(body), token, is_last=False)
             connection = self._take_connection(endpoint, deadline)
             connection.send(exchange.request, deadline)
-            was_sent = True  # not before: part of a request is nothing that etcd could carry out
-            content = connection.answer(exchange, deadline)
+            was_sent = True  # only now: etcd cannot carry out part of a request
+            content = connection.read_response(exchange, deadline)
             is_reusable = not exchange.is_last
-            return _without_envelope(read_answer(exchange.status, content))
+            return _without_envelope(read_response(exchange.status, content))
         except (OSError, GarbageError) as error:
             reason = _reason(error)
-            # what a caller in haste could not wait for says nothing about the member and its streams
+            # a timeout shorter than usual says nothing about the member and its streams
             is_telling = not isinstance(error, TimeoutError) or deadline.seconds >= _TELLING_S * self.settings.attempt_s
             self.note_failure(endpoint, reason, is_alive=not is_telling)
             raise AttemptError(reason, may_have_applied=was_sent, is_alive=False) from error
@@ -284,16 +286,16 @@ class Gateway:
 
     @property
     def cluster_id(self) -> str:
-        """Which cluster it is; empty before its first answer."""
+        """The cluster's id; empty before its first response."""
         return self._cluster_id or ""
 
-    def _cluster_of(self, answer: JsonObject, endpoint: Endpoint) -> str | None:
-        """Return the cluster that an answer is of. Raises: MalformedError when it is not ours.
+    def _cluster_of(self, response: JsonObject, endpoint: Endpoint) -> str | None:
+        """Return the cluster of a response. Raises: MalformedError when it is not ours.
 
-        etcd 3.4 leaves the header out where there is nothing to say.
+        etcd 3.4 leaves the header out of an empty response.
         """
-        header = answer.get("header")
-        if header is None and not answer.keys() - {"alarms"}:
+        header = response.get("header")
+        if header is None and not response.keys() - {"alarms"}:
             return None
         found = header.get("cluster_id") if isinstance(header, dict) else None
         if not isinstance(found, str) or not _CLUSTER_ID.fullmatch(found):
@@ -320,16 +322,16 @@ class Gateway:
     def _authenticate(self, endpoint: Endpoint, credentials: Credentials, what: str, deadline: Deadline) -> str:
         body = {"name": credentials.user, "password": credentials.password}
         try:
-            answer = self._exchange(endpoint, _AUTHENTICATE, body, None, deadline)
+            response = self._exchange(endpoint, _AUTHENTICATE, body, None, deadline)
         except GatewayError as error:
             if error.is_passing:
                 self.note_failure(endpoint, error.message, is_alive=True)
                 raise AttemptError(error.message, may_have_applied=False, is_alive=True) from error
             raise error.typed(f"{what}: as user {credentials.user!r}", str(endpoint), None) from error
         except AttemptError as error:
-            # whatever became of it, the call that needs the token was not sent
+            # whatever its error, the call that needs the token was not sent
             raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
-        token = answer.get("token")
+        token = response.get("token")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             self.note_failure(endpoint, "no token in the answer")
             raise AttemptError("no token in the answer", may_have_applied=False, is_alive=False)
@@ -354,8 +356,8 @@ class Gateway:
                 self._token = None
         return True
 
-    def _take_connection(self, endpoint: Endpoint, deadline: Deadline) -> Connection:
-        connection: Connection | None = None
+    def _take_connection(self, endpoint: Endpoint, deadline: Deadline) -> EtcdConnection:
+        connection: EtcdConnection | None = None
         while connection is None:
             with self._lock:
                 if not self._idle[endpoint]:
@@ -365,14 +367,14 @@ class Gateway:
                 connection.close()
                 connection = None
         if connection is None:
-            connection = Connection(endpoint, self._context_for(endpoint), deadline)
+            connection = EtcdConnection(endpoint, self._context_for(endpoint), deadline)
         with self._lock:
             self._busy.add(connection)
         if self.is_closed:
             connection.interrupt()
         return connection
 
-    def _return_connection(self, connection: Connection, *, is_reusable: bool) -> None:
+    def _return_connection(self, connection: EtcdConnection, *, is_reusable: bool) -> None:
         with self._lock:
             self._busy.discard(connection)
             is_kept = is_reusable and not self.is_closed
@@ -401,9 +403,9 @@ def _encode(body: JsonObject) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode("ascii")
 
 
-def _without_envelope(answer: JsonObject) -> JsonObject:
-    """A call that is a stream for etcd (lease keepalive) answers with the message of a stream."""
-    return unwrap(answer) if answer.keys() <= {"result", "error"} and answer else answer
+def _without_envelope(response: JsonObject) -> JsonObject:
+    """A call that is a stream for etcd (lease keepalive) is answered with the message of a stream."""
+    return unwrap(response) if response.keys() <= {"result", "error"} and response else response
 
 
 def _reason(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 request and its answer, as bytes that go and come: h11 reads them, the socket is ours.
+"""One HTTP/1.1 request and its response, as bytes: h11 parses them, and this client owns the socket.
 
-A client of HTTP with a socket of its own cannot go on after a time limit in the middle of a chunk, and its limit is for
-one read, not for the whole. A watch needs the first, a deadline the second.
+An HTTP client with its own socket cannot continue after a timeout in the middle of a chunk, and its limit is for one
+read, not for the whole. A watch needs the first, a deadline the second.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Sequence
 import h11
 
 _MAX_HEAD_BYTES = 64 << 10
-"""Of the head of an answer, of the line before a chunk, and of what follows the last one."""
+"""Largest head of a response, line before a chunk, and trailer."""
 _MAX_INTERIM = 16
-"""Answers with a status of 1xx before the one that counts: h11 passes over any number."""
+"""Answers with a status of 1xx before the one that counts: h11 accepts any number."""
 _SHOWN = 120
 _POST = h11.Request(method="POST", target="/", headers=[("Host", "etcd"), ("Content-Length", "0")])
 _POSTED = h11.EndOfMessage()
-"""What h11 must know of a request to read its answer. Checking each one as it is would cost as much as reading."""
+"""The parts of a request that h11 needs to parse the response. Checking each request would cost as much as reading."""
 
 
 class GarbageError(Exception):
-    """What came is no HTTP answer, or none of etcd's."""
+    """The bytes are no HTTP response, or none of etcd's."""
 
 
 class HttpExchange:
-    """A POST and its answer. Send `request`, then `feed` what the socket gives; it returns what is body."""
+    """A POST and its response. Send `request`, then `feed` the bytes from the socket; it returns the body's."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class HttpExchange:
             lines.append("Connection: close")
         self.request = ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
         self.status = 0
-        """0 until the head of the answer is there."""
+        """0 until the head of the response has arrived."""
         self.headers: Sequence[tuple[bytes, bytes]] = ()
-        """Of the answer; names in lower case."""
+        """The response's headers; names in lower case."""
         self.is_complete = False
         self._num_interim = 0
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
@@ -60,7 +60,7 @@ class HttpExchange:
 
     @property
     def is_last(self) -> bool:
-        """Whether the server closes the connection after its answer."""
+        """Whether the server closes the connection after its response."""
         return self._connection.their_state is not h11.DONE
 
     def feed(self, data: bytes) -> bytes:
@@ -71,20 +71,20 @@ class HttpExchange:
             while self._take(self._connection.next_event(), body):
                 pass
         except h11.RemoteProtocolError as error:
-            raise GarbageError(f"the answer is no HTTP: {str(error)[:_SHOWN]}") from error
+            raise GarbageError(f"the answer is not HTTP: {str(error)[:_SHOWN]}") from error
         if self.is_complete and (rest := self._connection.trailing_data[0]):
             raise GarbageError(f"bytes after the end of the answer: {rest[:40]!r}")
         return bytes(body)
 
     def end(self) -> None:
-        """Take notice that the connection ended. Raises: GarbageError when the answer was not complete."""
+        """Handle the end of the connection. Raises: GarbageError when the response was not complete."""
         if self.is_complete:
             return
         try:
             self.feed(b"")
         except GarbageError as error:
-            place = "in the middle of" if self.status or self._connection.trailing_data[0] else "without"
-            raise GarbageError(f"the connection was closed {place} an answer") from error
+            where = "in the middle of" if self.status or self._connection.trailing_data[0] else "without"
+            raise GarbageError(f"the connection was closed {where} an answer") from error
 
     def _take(self, event: object, body: bytearray) -> bool:
         """Take one event; return whether there may be another. Raises: GarbageError."""

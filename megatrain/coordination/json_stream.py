@@ -1,4 +1,4 @@
-"""An answer that keeps coming: one JSON object a line, wherever packets begin and end."""
+"""A streamed response: one JSON object per line, wherever packets begin and end."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from megatrain.coordination.connection import MAX_CONTENT_BYTES, Connection
+from megatrain.coordination.connection import MAX_CONTENT_BYTES, EtcdConnection
 from megatrain.coordination.deadline import Deadline
-from megatrain.coordination.gateway_answer import JsonObject, parse_object, read_answer, unwrap
+from megatrain.coordination.gateway_response import JsonObject, parse_object, read_response, unwrap
 from megatrain.coordination.http_exchange import GarbageError, HttpExchange
 from megatrain.coordination.settings import Endpoint
 
 
 class JsonStream:
-    """Read by one thread; `interrupt` may come from any."""
+    """One thread reads; any thread may call `interrupt`."""
 
-    def __init__(self, connection: Connection, exchange: HttpExchange, on_close: Callable[[JsonStream], None]) -> None:
+    def __init__(
+        self, connection: EtcdConnection, exchange: HttpExchange, on_close: Callable[[JsonStream], None]
+    ) -> None:
         self._connection = connection
         self._exchange = exchange
         self._on_close = on_close
@@ -34,16 +36,21 @@ class JsonStream:
         while not self._exchange.status:
             self._receive(deadline)
         if self._exchange.status != 200:
-            content = b"\n".join(self._lines) + bytes(self._partial) + self._connection.answer(self._exchange, deadline)
-            read_answer(self._exchange.status, content)
+            content = (
+                b"\n".join(self._lines)
+                + bytes(self._partial)
+                + self._connection.read_response(self._exchange, deadline)
+            )
+            read_response(self._exchange.status, content)
         while not self._lines:
             if not self._receive(deadline):
                 raise GarbageError("the stream ended before its first message")
 
     def next(self, silence_s: float) -> JsonObject | None:
-        """Return the next message, or None when none was complete in that time.
+        """Return the next message, or None if none was complete in that time.
 
-        Raises: OSError or GarbageError when the stream has ended or broken, GatewayError when etcd ends it so.
+        Raises: OSError or GarbageError when the stream has ended or broken, GatewayError when etcd ends it with an
+        error.
         """
         deadline = Deadline(silence_s)
         while not self._lines:
@@ -72,7 +79,7 @@ class JsonStream:
         self.close()
 
     def _receive(self, deadline: Deadline) -> bool:
-        """Take what comes; return whether more may follow. What is cut off in the middle of a line never counts."""
+        """Take arrived bytes; return whether more may follow. A line that is cut off never counts."""
         data = self._connection.receive(deadline.remaining_s())
         if not data:
             self._exchange.end()

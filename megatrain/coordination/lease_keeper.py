@@ -1,8 +1,9 @@
-"""Keeping a lease alive from a thread of its own: the sign of life of a host.
+"""Keeps a lease alive from a separate thread: the heartbeat of a host.
 
-Three states. HELD: renewed within its TTL. DOUBTFUL: not renewed for a TTL because etcd is out of reach; the lease may
-live (a new etcd leader extends all) or not; the client cannot know. LOST: etcd said that it is not there. Doubt ends
-by itself in either way; loss is final: whoever goes on takes a new lease and must ask first whether it was replaced.
+Three states. HELD: renewed within its TTL. DOUBTFUL: not renewed for a TTL because etcd cannot be reached; the lease
+may or may not live (a new etcd leader extends all), and the client cannot know. LOST: etcd has answered that it does
+not exist. Doubt resolves itself in either way; loss is final: to continue, a program takes a new lease and must first
+find out whether it was replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Self
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.coordination.client import EtcdClient, Lease
 from megatrain.coordination.errors import LeaseLostError
-from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.coordination.restarting_thread import RestartingThread
 
 _logger = logging.getLogger(__name__)
 _JITTER = 0.2
@@ -56,11 +57,11 @@ class LeaseKeeper:
         self._period_s = min(period_s, self.lease.ttl_s / 3)
         self._lock = threading.Lock()
         self._valid_until = asked_at + self.lease.ttl_s
-        self._told = LeaseState.HELD
+        self._reported_state = LeaseState.HELD
         self._lost_because = ""
         self._lost = threading.Event()
         self._closed = threading.Event()
-        self._thread = LastingThread(f"etcd lease {self.lease.lease_id:x}", self._run, self._closed)
+        self._thread = RestartingThread(f"etcd lease {self.lease.lease_id:x}", self._run, self._closed)
 
     @property
     def lease_id(self) -> int:
@@ -68,7 +69,7 @@ class LeaseKeeper:
 
     @property
     def state(self) -> LeaseState:
-        """The state now, by this host's clock: never HELD longer than etcd promised."""
+        """The current state, by this host's clock: never HELD longer than etcd promised."""
         if self._lost.is_set():
             return LeaseState.LOST
         if self._closed.is_set():
@@ -77,7 +78,7 @@ class LeaseKeeper:
 
     @property
     def valid_s(self) -> float:
-        """The seconds for which etcd has promised to keep the lease, counted from before it was asked."""
+        """The seconds for which etcd has promised to keep the lease, counted from before the request."""
         with self._lock:
             return self._valid_until - time.monotonic()
 
@@ -96,7 +97,7 @@ class LeaseKeeper:
         if not self._thread.is_current:
             self._thread.join()
         if is_revoked and not was_closed and not self._lost.is_set():
-            # it runs out by itself when etcd is out of reach
+            # it runs out by itself if etcd cannot be reached
             with suppress(CoordinationError):
                 self._client.revoke_lease(self.lease_id, deadline_s=self._period_s)
 
@@ -125,32 +126,32 @@ class LeaseKeeper:
         except LeaseLostError as error:
             self._lost_because = str(error)
             self._lost.set()
-            self._tell(LeaseState.LOST, str(error))
+            self._report_change(LeaseState.LOST, str(error))
             return 0.0
         except CoordinationRefusedError as error:
             # rights may come back: only etcd can say that a lease is lost
-            self._tell(self.state, str(error))
+            self._report_change(self.state, str(error))
             return self._period_s
         except CoordinationError as error:
-            self._tell(self.state, str(error))
+            self._report_change(self.state, str(error))
             return self._period_s * _RETRY_PART
         with self._lock:
             self._valid_until = asked_at + min(ttl_s, self.lease.ttl_s)
-        self._tell(self.state, "renewed again")
+        self._report_change(self.state, "renewed again")
         return self._period_s
 
     def _until_doubt_s(self) -> float:
-        """Return when to look next at the latest, so that doubt is reported when it begins."""
+        """Return the time until the next check at the latest, so that doubt is reported when it begins."""
         valid_s = self.valid_s
         return valid_s if valid_s > 0 else self._period_s
 
     def _jittered(self, seconds: float) -> float:
         return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)
 
-    def _tell(self, state: LeaseState, reason: str) -> None:
-        if state is self._told or state is LeaseState.CLOSED:
+    def _report_change(self, state: LeaseState, reason: str) -> None:
+        if state is self._reported_state or state is LeaseState.CLOSED:
             return
-        self._told = state
+        self._reported_state = state
         _logger.warning("etcd lease %x is %s: %s", self.lease_id, state.value, reason)
         if self._on_change is not None:
             self._on_change(state)

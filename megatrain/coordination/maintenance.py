@@ -1,7 +1,7 @@
-"""The health of etcd itself: its members, size and alarms, and a history that does not grow for ever.
+"""The health of etcd itself: a member's size, alarms, and a history that does not grow forever.
 
-250 status values a second are 9 GB of history a day, and at its quota (2 GB unless set) etcd takes no writes. Either it
-compacts itself (`--auto-compaction-retention`) or the driver lets `HistoryTrimmer` do it.
+Status values at 250 a second are 9 GB of history a day, and at its quota (2 GB by default) etcd refuses writes. Either
+etcd compacts itself (`--auto-compaction-retention`) or the driver's `HistoryTrimmer` does it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from megatrain.contracts.errors import CoordinationError
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.errors import CompactedError
-from megatrain.coordination.gateway_answer import JsonObject, MalformedError
+from megatrain.coordination.gateway_response import JsonObject, MalformedError
 from megatrain.coordination.settings import Endpoint
 from megatrain.coordination.wire import KeyRange, Range, header_revision, int_field, list_field
-
-_DEFRAGMENT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One member. `database_bytes` is the file, `used_bytes` what a defragmentation would leave of it."""
+    """One member. `database_bytes`: the file's size; `used_bytes`: its size after a defragmentation."""
 
     member_id: int
     version: str
@@ -32,37 +29,13 @@ class MemberStatus:
     used_bytes: int
     errors: tuple[str, ...]
 
-    @property
-    def is_leader(self) -> bool:
-        return self.member_id == self.leader_id
-
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class EtcdAlarm:
     """NOSPACE or CORRUPT, of one member."""
 
     name: str
     member_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One member as the cluster knows it."""
-
-    member_id: int
-    name: str
-    client_urls: tuple[str, ...]
-
-
-def statuses(client: EtcdClient) -> dict[Endpoint, MemberStatus | CoordinationError]:
-    """Ask every endpoint of the client, one after the other; an endpoint that does not answer has its error."""
-    found: dict[Endpoint, MemberStatus | CoordinationError] = {}
-    for endpoint in client.settings.endpoints:
-        try:
-            found[endpoint] = status(client, endpoint)
-        except CoordinationError as error:
-            found[endpoint] = error
-    return found
 
 
 def status(client: EtcdClient, endpoint: Endpoint) -> MemberStatus:
@@ -70,26 +43,15 @@ def status(client: EtcdClient, endpoint: Endpoint) -> MemberStatus:
     return client.gateway.call_at(endpoint, "/v3/maintenance/status", {}, _read_status, what="etcd status")
 
 
-def members(client: EtcdClient) -> tuple[Member, ...]:
-    """Return the members of the cluster. Raises: CoordinationError."""
-    return client.gateway.call("/v3/cluster/member/list", {}, _read_members, what="etcd member list")
-
-
-def alarms(client: EtcdClient) -> tuple[Alarm, ...]:
-    """Return what etcd complains of. Raises: CoordinationError."""
+def alarms(client: EtcdClient) -> tuple[EtcdAlarm, ...]:
+    """Return etcd's alarms. Raises: CoordinationError."""
     return client.gateway.call("/v3/maintenance/alarm", {"action": "GET"}, _read_alarms, what="etcd alarms")
 
 
-def disarm(client: EtcdClient, alarm: Alarm) -> None:
-    """Take back an alarm whose cause is mended. Raises: CoordinationError."""
-    body = {"action": "DEACTIVATE", "memberID": str(alarm.member_id), "alarm": alarm.name}
-    client.gateway.call("/v3/maintenance/alarm", body, _read_alarms, what=f"etcd disarming of {alarm.name}")
-
-
 def compact(client: EtcdClient, revision: int) -> None:
-    """Drop the history before `revision`; the state stays. Nothing happens when that was done before.
+    """Drop the history before `revision`; the state stays. Nothing happens if that was done before.
 
-    Raises: CoordinationError, also for a revision that is not there yet.
+    Raises: CoordinationError, also for a revision that does not exist yet.
     """
     try:
         client.gateway.call(
@@ -99,16 +61,10 @@ def compact(client: EtcdClient, revision: int) -> None:
         return
 
 
-def defragment(client: EtcdClient, endpoint: Endpoint) -> None:
-    """Give the room of dropped history back to the disk. The member answers no request meanwhile; one at a time."""
-    client.gateway.call_at(
-        endpoint, "/v3/maintenance/defragment", {}, lambda answer: None, what="etcd defragmentation",
-        deadline_s=_DEFRAGMENT_S,
-    )  # fmt: skip
-
-
 class HistoryTrimmer:
-    """Keeps about `retention_s` of history: at each call of `tick` it compacts to what was newest so long ago."""
+    """Keeps about `retention_s` of history: each call of `tick` compacts to the revision that was newest that
+    long ago.
+    """
 
     def __init__(self, client: EtcdClient, *, retention_s: float = 600.0, period_s: float = 60.0) -> None:
         self._client = client
@@ -117,14 +73,14 @@ class HistoryTrimmer:
         self._seen: deque[tuple[float, int]] = deque()
 
     def tick(self, now_s: float) -> int | None:
-        """Note the revision of now, at most once a period; return the one compacted to, if any.
+        """Note the current revision, at most once a period; return the one compacted to, if any.
 
         Raises: CoordinationError; call again later.
         """
         if self._seen and now_s - self._seen[-1][0] < self._period_s:
             return None
-        answer = self._client.read(Range(KeyRange.key(b"\0"), limit=1, has_values=False))
-        self._seen.append((now_s, answer.revision))
+        response = self._client.read(Range(KeyRange.key(b"\0"), limit=1, has_values=False))
+        self._seen.append((now_s, response.revision))
         due: int | None = None
         while self._seen[0][0] <= now_s - self._retention_s:
             due = self._seen.popleft()[1]
@@ -133,30 +89,23 @@ class HistoryTrimmer:
         return due
 
 
-def _read_status(answer: JsonObject) -> MemberStatus:
-    version, errors = answer.get("version"), answer.get("errors", [])
+def _read_status(response: JsonObject) -> MemberStatus:
+    version, errors = response.get("version"), response.get("errors", [])
     if not isinstance(version, str) or not isinstance(errors, list):
         raise MalformedError("no version")
-    header: dict[str, Any] = answer["header"]
+    header: dict[str, Any] = response["header"]
     return MemberStatus(
         member_id=int_field(header, "member_id"),
         version=version,
-        revision=header_revision(answer),
-        leader_id=int_field(answer, "leader"),
-        database_bytes=int_field(answer, "dbSize"),
-        used_bytes=int_field(answer, "dbSizeInUse"),
+        revision=header_revision(response),
+        leader_id=int_field(response, "leader"),
+        database_bytes=int_field(response, "dbSize"),
+        used_bytes=int_field(response, "dbSizeInUse"),
         errors=tuple(map(str, errors)),
     )
 
 
-def _read_alarms(answer: JsonObject) -> tuple[Alarm, ...]:
+def _read_alarms(response: JsonObject) -> tuple[EtcdAlarm, ...]:
     return tuple(
-        Alarm(str(raw.get("alarm", "NONE")), int_field(raw, "memberID")) for raw in list_field(answer, "alarms")
-    )
-
-
-def _read_members(answer: JsonObject) -> tuple[Member, ...]:
-    return tuple(
-        Member(int_field(raw, "ID"), str(raw.get("name", "")), tuple(map(str, raw.get("clientURLs", []))))
-        for raw in list_field(answer, "members")
+        EtcdAlarm(str(raw.get("alarm", "NONE")), int_field(raw, "memberID")) for raw in list_field(response, "alarms")
     )

@@ -1,7 +1,6 @@
-"""Where etcd is and how to enter: endpoints, TLS files, user and password, time limits.
+"""Where etcd is and how to authenticate: endpoints, TLS files, user and password, time limits.
 
-A password goes through a unix socket, over TLS or over loopback, and nowhere else. No text that this module makes ever
-holds it.
+A password is sent only through a unix socket, over TLS or over loopback. No text that this module makes ever holds it.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from megatrain.contracts.addresses import is_loopback
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.network_address import is_loopback
 
 DEFAULT_PORT = 2379
 _UNIX = "unix:"
-_MOST_SOCKET_BYTES = 107
-"""The kernel's room for a socket's path, less the zero at its end."""
+_MAX_SOCKET_BYTES = 107
+"""The kernel's limit for a socket's path, without the zero at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Endpoint:
         except ValueError as error:
             raise ConfigError([f"etcd endpoint {text!r}: {error}; write host:port or https://host:port"]) from error
         if parts.username is not None or parts.password is not None:
-            raise ConfigError([f"etcd endpoint of host {parts.hostname!r}: give user and password apart from it"])
+            raise ConfigError([f"etcd endpoint of host {parts.hostname!r}: give user and password separately"])
         host = parts.hostname or ""
         is_plain = parts.path in ("", "/") and not parts.query and not parts.fragment
         is_host = re.fullmatch(r"[A-Za-z0-9._:%-]+", host) is not None
@@ -59,11 +58,11 @@ class Endpoint:
     def of_socket(cls, path: Path) -> Self:
         """Return the endpoint that listens on a unix socket.
 
-        Raises: ConfigError unless the path can be an address, and can stand in a list with commas.
+        Raises: ConfigError unless the path can be an address, and can be an element of a list with commas.
         """
         text = str(path)
         if not path.is_absolute() or not fits_socket(text):
-            rule = f"an absolute path of at most {_MOST_SOCKET_BYTES} ASCII characters without commas and spaces"
+            rule = f"an absolute path of at most {_MAX_SOCKET_BYTES} ASCII characters without commas and spaces"
             raise ConfigError([f"etcd endpoint {_UNIX + text!r}: expected {rule}"])
         return cls("unix", "localhost", 0, text)
 
@@ -74,7 +73,7 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """What requests call the server."""
+        """The server's name in requests."""
         if self.path:
             return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -85,12 +84,12 @@ class Endpoint:
 
 def fits_socket(path: str) -> bool:
     """Return whether a unix socket can have this path, and an endpoint of it can be written down."""
-    return re.fullmatch(r"[!-+\--~]+", path) is not None and len(path) <= _MOST_SOCKET_BYTES
+    return re.fullmatch(r"[!-+\--~]+", path) is not None and len(path) <= _MAX_SOCKET_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user of etcd. `file`: where the password was read, for processes that shall read it too."""
+    """A user of etcd. `file`: where the password was read, for processes that must read it too."""
 
     user: str
     password: str = field(repr=False)
@@ -102,7 +101,7 @@ class TlsFiles:
     """PEM files. Without `ca` the system's authorities are trusted; `certificate` and `key` are this client's own.
 
     etcd's gateway does not take a certificate's name for a user: a client certificate opens the connection, user and
-    password say who it is.
+    password identify the user.
     """
 
     ca: Path | None = None
@@ -110,7 +109,7 @@ class TlsFiles:
     key: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Return what connections are made with. Raises: ConfigError naming the file that is of no use."""
+        """Return the TLS context of connections. Raises: ConfigError naming the unusable file."""
         if (self.certificate is None) != (self.key is None):
             raise ConfigError(["etcd TLS: a client certificate and its key go together; only one of them is given"])
         try:
@@ -145,7 +144,7 @@ class EtcdSettings:
             raise ConfigError(["etcd: no endpoint is given"])
         open_to_all = [one for one in self.endpoints if one.scheme == "http" and not one.is_local]
         if self.credentials is not None and open_to_all:
-            problem = f"etcd endpoint {open_to_all[0]}: everybody on the way could read a password sent over plain http"
+            problem = f"etcd endpoint {open_to_all[0]}: a password sent over plain http could be read on the network"
             raise ConfigError([f"{problem}; let etcd serve TLS and write https://, or give no user"])
 
     @classmethod
@@ -158,7 +157,7 @@ class EtcdSettings:
         attempt_s: float = 3.0,
         call_s: float = 10.0,
     ) -> Self:
-        """Read endpoints from a list or from one text with commas. With TLS files, https is meant where none is said.
+        """Read endpoints from a list or from one text with commas. With TLS files, https is the default scheme.
 
         Raises: ConfigError when one is malformed.
         """

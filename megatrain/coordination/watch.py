@@ -1,8 +1,9 @@
 """Following a range of keys: every change once and in order, whatever happens to connections and members.
 
-A watch goes on after the last revision that it delivered, at another member if need be. When that revision is no longer
-kept, the consumer gets the whole range anew in its place: no change is lost or doubled without a sign. A silent stream
-is not trusted: its member must prove now and then that it is up to date, and even a good one is replaced after a while.
+A watch continues after the last revision that it delivered, at another member if necessary. If that revision is no
+longer kept, the consumer gets the whole range again instead: no change is lost or doubled without a sign. A silent
+stream is not trusted: its member must periodically prove that it is up to date, and even a good one is replaced after a
+while.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from megatrain.contracts.errors import CoordinationError, CoordinationRefusedErr
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.errors import CompactedError
 from megatrain.coordination.event_queue import EventQueue
-from megatrain.coordination.gateway_answer import GatewayError, JsonObject, MalformedError
+from megatrain.coordination.gateway_response import GatewayError, JsonObject, MalformedError
 from megatrain.coordination.http_exchange import GarbageError
 from megatrain.coordination.json_stream import JsonStream
 from megatrain.coordination.settings import Endpoint
@@ -41,9 +42,9 @@ _logger = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 2.0
 _SHORTEST_WAIT_S = 0.001
 _SETTLED_S = 0.5
-"""etcd sends what waits as soon as a stream is open: one that has stood for so long has nothing more to tell."""
+"""etcd sends pending events as soon as a stream is open: a stream this old has no older events to send."""
 _MAX_REFUSALS = 2
-"""A token may run out between the member's proof and the watch: once is no reason to give up."""
+"""A token may run out between the member's proof and the watch: a single refusal is no reason to give up."""
 
 
 class ChangeKind(Enum):
@@ -53,7 +54,7 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key. Of a deleted one only the key and `mod_revision`, that of its deletion, mean anything."""
+    """One key. For a deleted one only the key and `mod_revision`, that of its deletion, have a meaning."""
 
     kind: ChangeKind
     item: KeyValue
@@ -74,7 +75,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole range at a revision: it replaces what the consumer knew. `reason` says why it comes."""
+    """The whole range at a revision: it replaces the consumer's earlier content. `reason` says why it was sent."""
 
     revision: int
     items: tuple[KeyValue, ...]
@@ -82,7 +83,7 @@ class Snapshot:
 
     @property
     def written(self) -> tuple[KeyValue, ...]:
-        """The keys that stand."""
+        """The keys that exist."""
         return self.items
 
 
@@ -91,8 +92,9 @@ WatchEvent = Changes | Snapshot
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """`silence_s`: after so long without an event the member must prove itself; `renew_s`: the stream is opened anew;
-    `capacity`: events that wait for the consumer before etcd has to keep them."""
+    """`silence_s`: after this long without an event the member must prove itself; `renew_s`: the stream is opened
+    again; `capacity`: events that wait for the consumer before etcd has to keep them.
+    """
 
     silence_s: float = 5.0
     renew_s: float = 60.0
@@ -123,7 +125,7 @@ class Watch:
         self._num_failures = 0
         self._num_refusals = 0
         self._trouble = ""
-        self._heard_at: float | None = None
+        self._confirmed_at: float | None = None
         self._standing: Endpoint | None = None
         """The member whose stream is open and has delivered all events so far."""
         self._thread = threading.Thread(target=self._run, name=f"etcd watch {shown(keys.start)}", daemon=True)
@@ -131,19 +133,19 @@ class Watch:
 
     @property
     def trouble(self) -> str:
-        """Why no events can be received at the moment; empty when all is well."""
+        """Why no events can be received at the moment; empty if they can."""
         return self._trouble
 
     @property
-    def heard_at(self) -> float | None:
+    def confirmed_at(self) -> float | None:
         """When (time.monotonic) it was last certain that all events had been received; None before the first time.
 
-        While a stream stands, each call that proves its member to be up to date is such a time.
+        While a stream is open, each call that proves its member to be up to date is such a time.
         """
-        heard_at, standing = self._heard_at, self._standing
-        if heard_at is None or standing is None:
-            return heard_at
-        return max(heard_at, self._gateway.proven_at(standing))
+        confirmed_at, standing = self._confirmed_at, self._standing
+        if confirmed_at is None or standing is None:
+            return confirmed_at
+        return max(confirmed_at, self._gateway.proven_at(standing))
 
     @property
     def is_open(self) -> bool:
@@ -152,13 +154,13 @@ class Watch:
 
     @property
     def next_revision(self) -> int | None:
-        """The first revision that is still to come; None until a snapshot says where the watch begins."""
+        """The first revision that is yet to come; None until a snapshot says where the watch begins."""
         return self._next_revision
 
     def next(self, timeout_s: float | None = None) -> WatchEvent | None:
-        """Return the next event, None when none came in time or the watch is closed.
+        """Return the next event, None if none came in time or the watch is closed.
 
-        Raises: CoordinationRefusedError when etcd does not let us read this range.
+        Raises: CoordinationRefusedError when this user may not read this range.
         """
         return self._queue.take(timeout_s)
 
@@ -167,7 +169,7 @@ class Watch:
             yield event
 
     def close(self) -> None:
-        """End the thread, at the latest when a call under way is over (`attempt_s`)."""
+        """End the thread, at the latest when the current call is over (`attempt_s`)."""
         self._closed.set()
         self._queue.close()
         with self._lock:
@@ -203,7 +205,7 @@ class Watch:
                 return
             except CoordinationError as error:
                 self._rest(str(error))
-            except Exception as error:  # noqa: BLE001 -- a mistake of ours ends no watch, and is told
+            except Exception as error:  # noqa: BLE001 -- a mistake of ours ends no watch, and is reported
                 self._rest(f"{type(error).__name__}: {error}", mistake=error)
         self._queue.close()
 
@@ -211,7 +213,9 @@ class Watch:
         if self._is_over:
             return
         if not self._trouble:
-            _logger.warning("watch of %s is broken and goes on elsewhere: %s", self.keys, reason, exc_info=mistake)
+            _logger.warning(
+                "watch of %s failed and continues at another endpoint: %s", self.keys, reason, exc_info=mistake
+            )
         self._trouble = reason
         self._pause()
 
@@ -222,10 +226,10 @@ class Watch:
             self._closed.wait(pause_s * random.uniform(0.5, 1.0))
 
     def _read_anew(self) -> None:
-        answer = self._client.read_all(self.keys)
-        # set before the event is out: a consumer that waits for room may be closed, never half told
-        self._next_revision = answer.revision + 1
-        self._queue.put(Snapshot(answer.revision, answer.items, self._reason))
+        response = self._client.read_all(self.keys)
+        # set before the event is delivered: a consumer that waits for space may be closed, but never sees half of it
+        self._next_revision = response.revision + 1
+        self._queue.put(Snapshot(response.revision, response.items, self._reason))
 
     def _follow(self, start_revision: int) -> None:
         """Deliver events until the stream ends, or has been silent for long. Raises: CoordinationError."""
@@ -238,7 +242,7 @@ class Watch:
         with self._gateway.open_stream(endpoint, "/v3/watch", body, what=what) as stream:
             with self._lock:
                 self._stream = stream
-            if self._closed.is_set():  # close() may have looked just before
+            if self._closed.is_set():  # close() may have come just before
                 return
             try:
                 self._listen(stream, endpoint)
@@ -250,12 +254,12 @@ class Watch:
                     self._gateway.note_failure(endpoint, f"a watch ended: {error}", is_alive=True)
                 raise CoordinationError(f"{what} at {endpoint}: {error}", endpoints=(str(endpoint),)) from error
             finally:
-                self._heard_at, self._standing = self.heard_at, None
+                self._confirmed_at, self._standing = self.confirmed_at, None
                 with self._lock:
                     self._stream = None
 
     def _listen(self, stream: JsonStream, endpoint: Endpoint) -> None:
-        opened_at = heard_at = proven_at = time.monotonic()
+        opened_at = confirmed_at = proven_at = time.monotonic()
         while not self._is_over:
             wake_at = proven_at + self._limits.silence_s
             if self._standing is None:
@@ -263,13 +267,13 @@ class Watch:
             message = stream.next(max(wake_at - time.monotonic(), _SHORTEST_WAIT_S))
             if message is not None:
                 has_events = self._take(message, endpoint)
-                heard_at = time.monotonic()
-                # no events, no proof: a member that lost the others goes on to send signs of progress
-                proven_at = heard_at if has_events else proven_at
-            elif time.monotonic() - heard_at >= self._limits.renew_s:
+                confirmed_at = time.monotonic()
+                # no events, no proof: a member that lost the others continues to send signs of progress
+                proven_at = confirmed_at if has_events else proven_at
+            elif time.monotonic() - confirmed_at >= self._limits.renew_s:
                 return
             elif self._standing is None and time.monotonic() - opened_at >= _SETTLED_S:
-                self._note_heard(endpoint)
+                self._note_confirmed(endpoint)
             proven_at = max(proven_at, self._gateway.proven_at(endpoint))
             if time.monotonic() - proven_at >= self._limits.silence_s:
                 assert self._next_revision is not None
@@ -277,7 +281,7 @@ class Watch:
                 proven_at = time.monotonic()
 
     def _prove(self, endpoint: Endpoint, next_revision: int) -> None:
-        """See that the member answers for the majority, and that its history is the one we follow."""
+        """Check that the member answers for the majority, and that its history is the one we follow."""
         revision = self._gateway.call_at(
             endpoint, "/v3/kv/range", Range(KeyRange(self.keys.start), limit=1, has_values=False).to_json(),
             header_revision, what=f"etcd watch of {self.keys}", key=shown(self.keys.start),
@@ -285,7 +289,7 @@ class Watch:
         _check_history(next_revision, revision)
 
     def _take(self, message: JsonObject, endpoint: Endpoint) -> bool:
-        """Deliver what a message holds; return whether it holds events, which only a majority can make."""
+        """Deliver a message's events; return whether it has any: only a majority can make events."""
         if flag_field(message, "canceled"):
             self._take_end(message, endpoint)
         if flag_field(message, "created"):
@@ -295,7 +299,7 @@ class Watch:
         _check_history(self._next_revision, newest)
         changes = [_read_change(raw, self.keys, newest) for raw in list_field(message, "events")]
         if changes or self._standing is None:
-            self._note_heard(endpoint)
+            self._note_confirmed(endpoint)
         if not changes:
             # a sign of progress: all up to this revision has been sent
             self._advance(newest)
@@ -304,26 +308,26 @@ class Watch:
                 self._advance(revision)
         return bool(changes)
 
-    def _note_heard(self, endpoint: Endpoint) -> None:
+    def _note_confirmed(self, endpoint: Endpoint) -> None:
         self._num_failures = self._num_refusals = 0
-        self._heard_at, self._standing = time.monotonic(), endpoint
+        self._confirmed_at, self._standing = time.monotonic(), endpoint
         if self._trouble:
             self._trouble = ""
-            _logger.info("watch of %s goes on at %s", self.keys, endpoint)
+            _logger.info("watch of %s continues at %s", self.keys, endpoint)
 
     def _advance(self, revision: int) -> None:
         assert self._next_revision is not None
         self._next_revision = max(self._next_revision, revision + 1)
 
     def _take_end(self, message: JsonObject, endpoint: Endpoint) -> None:
-        """Raise the error for which etcd ended the watch."""
+        """Raise the error with which etcd ended the watch."""
         compacted = int_field(message, "compact_revision")
         if compacted:
             raise CompactedError(f"etcd keeps no history before revision {compacted}")
         reason = f"{message.get('cancel_reason', 'no reason given')!s:.200}"
         text = f"etcd watch of {self.keys} at {endpoint}: ended by etcd: {reason}"
         if any(word in reason for word in ("ermission", "auth token", "user name is empty", "Unauthenticated")):
-            # which of them it was, etcd 3.5 does not say
+            # etcd 3.5 does not say which of them it was
             self._num_refusals += 1
             self._gateway.drop_token()
             if self._num_refusals >= _MAX_REFUSALS:
@@ -338,10 +342,10 @@ def _check_history(next_revision: int, newest: int) -> None:
 
 
 def _read_change(raw: JsonObject, keys: KeyRange, newest: int) -> Change:
-    """Read an event of a range, sent when the store was at revision `newest`. Raises: MalformedError."""
+    """Return an event of a range, sent when the store was at revision `newest`. Raises: MalformedError."""
     item, kind = raw.get("kv"), raw.get("type", "PUT")
     if not isinstance(item, dict) or kind not in ("PUT", "DELETE"):
-        raise MalformedError(f"an event that is no change of a key: {raw!s:.60}")
+        raise MalformedError(f"an event that is not a change of a key: {raw!s:.60}")
     change = Change(ChangeKind.DELETE if kind == "DELETE" else ChangeKind.PUT, KeyValue.from_json(item))
     if change.item.key not in keys or change.item.mod_revision > newest:
         found = f"key {shown(change.item.key)[:60]} at revision {change.item.mod_revision}"

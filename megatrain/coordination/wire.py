@@ -1,6 +1,6 @@
-"""The values that go to and come from etcd, and their form in its JSON.
+"""The values that are sent to and received from etcd, and their JSON form.
 
-The gateway speaks proto3's JSON: 64-bit integers are strings, fields that are zero are left out, bytes are base64.
+The gateway uses proto3's JSON: 64-bit integers are strings, fields that are zero are left out, bytes are base64.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from enum import StrEnum
 from typing import Any, Self
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.coordination.gateway_answer import JsonObject, MalformedError
+from megatrain.coordination.gateway_response import JsonObject, MalformedError
 
 Text = str | bytes
-"""A key or a value: text is taken as UTF-8."""
+"""A key or a value: text is encoded as UTF-8."""
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-"""int() would take spaces, underscores, other scripts' digits, and thousands of them."""
+"""int() would accept spaces, underscores, other scripts' digits, and thousands of them."""
 _NO_REVISION = 1 << 63
 
 
@@ -35,48 +35,48 @@ def to_base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def bytes_field(answer: JsonObject, name: str) -> bytes:
-    value = answer.get(name, "")
+def bytes_field(response: JsonObject, name: str) -> bytes:
+    value = response.get(name, "")
     if not isinstance(value, str):
-        raise MalformedError(f"{name}={value!r:.60} is no base64")
+        raise MalformedError(f"{name}={value!r:.60} is not base64")
     try:
         return base64.b64decode(value, validate=True)
     except ValueError as error:
-        raise MalformedError(f"{name}={value!r:.60} is no base64") from error
+        raise MalformedError(f"{name}={value!r:.60} is not base64") from error
 
 
-def int_field(answer: JsonObject, name: str) -> int:
-    value = answer.get(name, 0)
+def int_field(response: JsonObject, name: str) -> int:
+    value = response.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int | str) or not _INTEGER.fullmatch(f"{value}"):
-        raise MalformedError(f"{name}={value!r:.60} is no integer of 64 bits")
+        raise MalformedError(f"{name}={value!r:.60} is not an integer of 64 bits")
     return int(value)
 
 
-def revision_field(answer: JsonObject, name: str) -> int:
+def revision_field(response: JsonObject, name: str) -> int:
     """Return a revision of the store; the first one is 1."""
-    revision = int_field(answer, name)
+    revision = int_field(response, name)
     if not 0 < revision < _NO_REVISION:
-        raise MalformedError(f"{name}={revision} is no revision")
+        raise MalformedError(f"{name}={revision} is not a revision")
     return revision
 
 
-def list_field(answer: JsonObject, name: str) -> list[Mapping[str, Any]]:
-    value = answer.get(name, [])
+def list_field(response: JsonObject, name: str) -> list[Mapping[str, Any]]:
+    value = response.get(name, [])
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise MalformedError(f"{name} is no list of objects")
+        raise MalformedError(f"{name} is not a list of objects")
     return value
 
 
-def flag_field(answer: JsonObject, name: str) -> bool:
-    value = answer.get(name, False)
+def flag_field(response: JsonObject, name: str) -> bool:
+    value = response.get(name, False)
     if not isinstance(value, bool):
-        raise MalformedError(f"{name}={value!r:.60} is no truth value")
+        raise MalformedError(f"{name}={value!r:.60} is not a boolean")
     return value
 
 
-def header_revision(answer: JsonObject) -> int:
-    """Return the store's revision when the answer was made."""
-    header = answer.get("header")
+def header_revision(response: JsonObject) -> int:
+    """Return the store's revision when the response was made."""
+    header = response.get("header")
     if not isinstance(header, dict):
         raise MalformedError("no header")
     return revision_field(header, "revision")
@@ -140,79 +140,55 @@ class KeyRange:
 
 
 class Relation(StrEnum):
-    """How what is compared must relate to what is given."""
+    """The relation between the compared and the given value."""
 
     EQUAL = "EQUAL"
-    NOT_EQUAL = "NOT_EQUAL"
     GREATER = "GREATER"
-    LESS = "LESS"
 
 
-class Target(StrEnum):
-    """What of a key is compared. All revisions of an absent key are 0."""
+class CompareTarget(StrEnum):
+    """The compared property of a key. All revisions of an absent key are 0."""
 
     CREATE_REVISION = "CREATE"
     MOD_REVISION = "MOD"
-    VERSION = "VERSION"
-    LEASE = "LEASE"
-    VALUE = "VALUE"
 
 
-_TARGET_FIELDS = {
-    Target.CREATE_REVISION: "create_revision",
-    Target.MOD_REVISION: "mod_revision",
-    Target.VERSION: "version",
-    Target.LEASE: "lease",
-}
+_TARGET_FIELDS = {CompareTarget.CREATE_REVISION: "create_revision", CompareTarget.MOD_REVISION: "mod_revision"}
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A condition of a transaction. The comparison of a value, or of a lease, with an absent key is never met."""
+    """A condition of a transaction."""
 
     key: bytes
-    target: Target
+    target: CompareTarget
     relation: Relation
-    operand: int | bytes
+    operand: int
 
     @classmethod
     def is_absent(cls, key: Text) -> Self:
-        return cls(as_bytes(key), Target.CREATE_REVISION, Relation.EQUAL, 0)
+        return cls(as_bytes(key), CompareTarget.CREATE_REVISION, Relation.EQUAL, 0)
 
     @classmethod
     def is_present(cls, key: Text) -> Self:
-        return cls(as_bytes(key), Target.CREATE_REVISION, Relation.GREATER, 0)
+        return cls(as_bytes(key), CompareTarget.CREATE_REVISION, Relation.GREATER, 0)
 
     @classmethod
-    def create_revision(cls, key: Text, revision: int, relation: Relation = Relation.EQUAL) -> Self:
-        return cls(as_bytes(key), Target.CREATE_REVISION, relation, revision)
+    def create_revision(cls, key: Text, revision: int) -> Self:
+        return cls(as_bytes(key), CompareTarget.CREATE_REVISION, Relation.EQUAL, revision)
 
     @classmethod
-    def mod_revision(cls, key: Text, revision: int, relation: Relation = Relation.EQUAL) -> Self:
-        return cls(as_bytes(key), Target.MOD_REVISION, relation, revision)
-
-    @classmethod
-    def version(cls, key: Text, version: int, relation: Relation = Relation.EQUAL) -> Self:
-        return cls(as_bytes(key), Target.VERSION, relation, version)
-
-    @classmethod
-    def lease(cls, key: Text, lease_id: int, relation: Relation = Relation.EQUAL) -> Self:
-        return cls(as_bytes(key), Target.LEASE, relation, lease_id)
-
-    @classmethod
-    def value(cls, key: Text, value: Text, relation: Relation = Relation.EQUAL) -> Self:
-        return cls(as_bytes(key), Target.VALUE, relation, as_bytes(value))
+    def mod_revision(cls, key: Text, revision: int) -> Self:
+        return cls(as_bytes(key), CompareTarget.MOD_REVISION, Relation.EQUAL, revision)
 
     def to_json(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"key": to_base64(self.key), "target": self.target, "result": self.relation}
-        if isinstance(self.operand, bytes):
-            return fields | {"value": to_base64(self.operand)}
-        return fields | {_TARGET_FIELDS[self.target]: str(self.operand)}
+        field = _TARGET_FIELDS[self.target]
+        return {"key": to_base64(self.key), "target": self.target, "result": self.relation, field: str(self.operand)}
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write one key. With a lease it lives as long as that; a put without one takes the key's lease away."""
+    """Write one key. With a lease it lives as long as the lease; a put without one detaches the key from its lease."""
 
     key: Text
     value: Text
@@ -240,7 +216,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Read a key or a range, in the order of the keys or from the newest created."""
+    """Read a key or a range, in the order of the keys or newest created first."""
 
     keys: KeyRange
     limit: int = 0
@@ -265,7 +241,7 @@ Operation = Put | Delete | Range
 
 
 def operation_to_json(operation: Operation) -> dict[str, Any]:
-    """Return an operation as a transaction holds it."""
+    """Return an operation in a transaction's form."""
     match operation:
         case Put():
             return {"request_put": operation.to_json()}
@@ -276,8 +252,8 @@ def operation_to_json(operation: Operation) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class RangeAnswer:
-    """What a range held at `revision`; `count` is of the whole range, `has_more` says that a limit cut it."""
+class RangeResponse:
+    """The content of a range at `revision`; `count` is of the whole range, `has_more` says that a limit cut it."""
 
     revision: int
     items: tuple[KeyValue, ...]
@@ -285,86 +261,86 @@ class RangeAnswer:
     has_more: bool
 
     @classmethod
-    def from_json(cls, answer: JsonObject, request: Range) -> Self:
-        """Read the answer to a request. Raises: MalformedError, also for keys that were not asked for."""
-        items = tuple(KeyValue.from_json(raw) for raw in list_field(answer, "kvs"))
-        has_more = flag_field(answer, "more")
+    def from_json(cls, response: JsonObject, request: Range) -> Self:
+        """Read the response to a request. Raises: MalformedError, also for keys that were not asked for."""
+        items = tuple(KeyValue.from_json(raw) for raw in list_field(response, "kvs"))
+        has_more = flag_field(response, "more")
         last: bytes | None = None
         for item in items:
             is_in_order = request.is_newest_first or last is None or item.key > last
             if item.key not in request.keys or not is_in_order:
-                raise MalformedError(f"key {shown(item.key)[:60]} does not belong into an answer for {request.keys}")
+                raise MalformedError(f"key {shown(item.key)[:60]} is not part of an answer for {request.keys}")
             last = item.key
         if has_more and not items:
-            raise MalformedError("more keys are to come, and none is here")
-        return cls(header_revision(answer), items, int_field(answer, "count"), has_more)
+            raise MalformedError("the answer announces more keys but has none")
+        return cls(header_revision(response), items, int_field(response, "count"), has_more)
 
     def first(self) -> KeyValue:
-        """Return the first item of an answer that cannot be empty. Raises: CoordinationError when it is."""
+        """Return the first item of a response that cannot be empty. Raises: CoordinationError when it is."""
         if not self.items:
-            raise CoordinationError("etcd's answer contradicts itself: a key that it says is there is not in it")
+            raise CoordinationError("etcd's answer contradicts itself: it lacks a key that it reports as existing")
         return self.items[0]
 
 
 @dataclass(frozen=True, slots=True)
-class PutAnswer:
-    """The revision that a put made."""
+class PutResponse:
+    """The revision of a put."""
 
     revision: int
 
     @classmethod
-    def from_json(cls, answer: JsonObject) -> Self:
-        return cls(header_revision(answer))
+    def from_json(cls, response: JsonObject) -> Self:
+        return cls(header_revision(response))
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteAnswer:
+class DeleteResponse:
     """How many keys were deleted, and the store's revision then."""
 
     revision: int
     num_deleted: int
 
     @classmethod
-    def from_json(cls, answer: JsonObject) -> Self:
-        return cls(header_revision(answer), int_field(answer, "deleted"))
+    def from_json(cls, response: JsonObject) -> Self:
+        return cls(header_revision(response), int_field(response, "deleted"))
 
 
-OperationAnswer = PutAnswer | DeleteAnswer | RangeAnswer
+OperationResponse = PutResponse | DeleteResponse | RangeResponse
 
 
 @dataclass(frozen=True, slots=True)
-class TxnAnswer:
-    """Whether all conditions were met, and the answers of the operations that were carried out."""
+class TxnResponse:
+    """Whether all conditions were met, and the responses of the operations that were carried out."""
 
     revision: int
-    is_met: bool
-    answers: tuple[OperationAnswer, ...]
+    succeeded: bool
+    responses: tuple[OperationResponse, ...]
 
     @classmethod
-    def from_json(cls, answer: JsonObject, then: Sequence[Operation], otherwise: Sequence[Operation]) -> Self:
-        """Read the answer to a transaction. Raises: MalformedError, also for answers to other operations."""
-        is_met = flag_field(answer, "succeeded")
-        asked, answers = then if is_met else otherwise, list_field(answer, "responses")
-        if len(answers) != len(asked):
-            raise MalformedError(f"{len(answers)} answers to {len(asked)} operations")
-        return cls(header_revision(answer), is_met, tuple(map(_operation_answer, answers, asked)))
+    def from_json(cls, response: JsonObject, then: Sequence[Operation], otherwise: Sequence[Operation]) -> Self:
+        """Read the response to a transaction. Raises: MalformedError, also for responses to other operations."""
+        succeeded = flag_field(response, "succeeded")
+        asked, responses = then if succeeded else otherwise, list_field(response, "responses")
+        if len(responses) != len(asked):
+            raise MalformedError(f"{len(responses)} answers to {len(asked)} operations")
+        return cls(header_revision(response), succeeded, tuple(map(_operation_response, responses, asked)))
 
-    def range_answer(self, index: int = 0) -> RangeAnswer:
-        """Return the answer of an operation that was a Range. Raises: TypeError when it was another."""
-        answer = self.answers[index]
-        if not isinstance(answer, RangeAnswer):
-            raise TypeError(f"operation {index} was answered with {type(answer).__name__}")
-        return answer
+    def range_response(self, index: int = 0) -> RangeResponse:
+        """Return the response of an operation that was a Range. Raises: TypeError when it was another operation."""
+        response = self.responses[index]
+        if not isinstance(response, RangeResponse):
+            raise TypeError(f"operation {index} was answered with {type(response).__name__}")
+        return response
 
 
-def _operation_answer(raw: JsonObject, operation: Operation) -> OperationAnswer:
+def _operation_response(raw: JsonObject, operation: Operation) -> OperationResponse:
     match operation:
         case Put():
-            return PutAnswer.from_json(_inner(raw, "response_put"))
+            return PutResponse.from_json(_inner(raw, "response_put"))
         case Delete():
-            return DeleteAnswer.from_json(_inner(raw, "response_delete_range"))
+            return DeleteResponse.from_json(_inner(raw, "response_delete_range"))
         case Range():
-            return RangeAnswer.from_json(_inner(raw, "response_range"), operation)
+            return RangeResponse.from_json(_inner(raw, "response_range"), operation)
 
 
 def _inner(raw: JsonObject, name: str) -> JsonObject:

@@ -1,9 +1,10 @@
-"""Build a data directory: text in, shuffled token files with a held-out split, tokenizer.json and meta.json out.
+"""Build a data directory from text: shuffled token files with a held-out split, tokenizer.json and meta.json.
 
-Two passes, bounded memory. The first reads the sources once, in order, and spools their tokens to disk; the second
-copies document after document in the order of a keyed hash of each document's identity. Random access is thus to
-tokens on disk, never to text, and works for every source alike. In memory: one batch of text, 36 bytes a document.
-Whether a document is held out depends on its identity alone, so another seed or tokenizer keeps the same held-out set.
+Two passes, bounded memory. The first pass reads the sources once, in order, and spools their tokens to disk. The second
+pass copies the documents in the order of a keyed hash of each document's identity. So random access goes to tokens on
+disk, never to text, and works the same way for every source. In memory: one batch of text, and 36 bytes per document.
+Whether a document is held out depends only on its identity and the fraction, so another seed or tokenizer keeps the
+same held-out set.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.corpus import Corpus, Document, open_corpus
+from megatrain.data.corpus import Corpus, CorpusDocument, open_corpus
 from megatrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
 from megatrain.data.meta import META_NAME, TOKENIZER_NAME, DataMeta, SplitMeta
 from megatrain.data.output import new_directory
 from megatrain.data.summary import entropy_nats, token_counts
 from megatrain.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from megatrain.formatting.quantities import count_text
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -38,7 +40,7 @@ FILE_NAMES = (
     META_NAME,
 )
 _TRAINING_SAMPLE_BYTES = 8_000_000
-"""Text to learn a tokenizer from: more costs time and changes few merges of a small vocabulary."""
+"""The text from which a tokenizer is trained: more text costs time and changes few merges of a small vocabulary."""
 _BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 4096
 
@@ -57,8 +59,8 @@ def build(
 ) -> DataMeta:
     """Build `output` from `inputs` and return its meta.json; `report` gets a line for each phase.
 
-    The tokenizer is the given file's, else a byte-level BPE of `vocab_size` learnt from at most 8 MB of the training
-    documents.
+    The tokenizer comes from `tokenizer_path`. Without one, a byte-level BPE of `vocab_size` is trained on at most 8 MB
+    of the training documents.
 
     Raises: DataError when an input cannot be used, there are fewer than two documents, or `output` is taken.
     """
@@ -104,7 +106,7 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class _Spool:
-    """The tokens of all documents in the order of the corpus, on disk, and what is known of each document."""
+    """The tokens of all documents in the order of the corpus, on disk, and the properties of each document."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -130,8 +132,9 @@ def _spool(corpus: Corpus, tokenizer: Tokenizer, seed: int, path: Path) -> _Spoo
                 split_keys.append(_hash(document))
     if len(lengths) < 2:
         raise DataError(
-            f"{', '.join(corpus.inputs)}: {len(lengths)} documents with text; one to train on and one to hold out are "
-            "needed: give more files (a .txt longer than 64 KiB counts as several documents)"
+            f"{', '.join(corpus.inputs)}: {count_text(len(lengths), 'document')} with text; at least two are "
+            "needed, one to train on and one to hold out: give more files (a .txt longer than "
+            "64 KiB counts as several documents)"
         )
     return _Spool(
         path,
@@ -162,12 +165,12 @@ def _write_split(spool: _Spool, is_member: NDArray[np.bool_], prefix: Path) -> S
 
 
 def _training_sample(corpus: Corpus, validation_fraction: float) -> list[str]:
-    """Return up to 8 MB of documents that will not be held out, the same ones whatever their order in memory.
+    """Return up to 8 MB of documents that will not be held out, in the order of the corpus.
 
-    Documents with the largest split keys are kept: those are the last that any fraction would hold out.
+    It keeps the documents with the largest split keys, because every fraction holds these out last.
     """
     split_keys = array("Q")
-    kept: list[tuple[int, int, Document]] = []  # a heap: (split key, position in the corpus, document)
+    kept: list[tuple[int, int, CorpusDocument]] = []  # a heap: (split key, position in the corpus, document)
     num_bytes = 0
     for position, document in enumerate(corpus.documents()):
         split_keys.append(_hash(document))
@@ -180,7 +183,7 @@ def _training_sample(corpus: Corpus, validation_fraction: float) -> list[str]:
 
 
 def _held_out(split_keys: NDArray[np.uint64], fraction: float) -> NDArray[np.bool_]:
-    """Return which documents are for validation: about `fraction`, at least one, and not all."""
+    """Return which documents are held out for validation: about `fraction` of them, at least one, and not all."""
     held_out = split_keys < np.uint64(fraction * 2.0**64)
     if len(split_keys) > 1:
         held_out[np.argmin(split_keys)] = True
@@ -188,8 +191,8 @@ def _held_out(split_keys: NDArray[np.uint64], fraction: float) -> NDArray[np.boo
     return np.asarray(held_out)
 
 
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
+def _batches(documents: Iterator[CorpusDocument]) -> Iterator[list[CorpusDocument]]:
+    batch: list[CorpusDocument] = []
     num_bytes = 0
     for document in documents:
         batch.append(document)
@@ -201,8 +204,8 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _hash(document: Document, seed: int | None = None) -> int:
-    """Return 64 bits of the document's identity, keyed by `seed` when there is one."""
+def _hash(document: CorpusDocument, seed: int | None = None) -> int:
+    """Return a 64-bit hash of the document's identity, keyed by `seed` if given."""
     identity = f"{document.name}\0{document.record}".encode("utf-8", "surrogateescape")
     key = b"" if seed is None else str(seed).encode()
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8, key=key).digest(), "little")

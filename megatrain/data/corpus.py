@@ -1,8 +1,8 @@
 """A corpus: the documents of files, of folders, or of the running Python's own standard library, in a fixed order.
 
-A document's identity is its input's number, its path inside that input and its record number, never an absolute path:
-the same folder gives the same shuffle and the same split wherever it lies. Documents stream; a `Corpus` holds only the
-list of its files and can be read any number of times.
+A document's identity is the number of its input, its path inside that input and its record number, never an absolute
+path. So the same folder gives the same shuffle and the same split at any location. Documents stream: a `Corpus` only
+has the list of its files, and can be read any number of times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.data.formats import read_jsonl, read_parquet, read_txt, unreadable
 
 PYTHON_STDLIB = "python-stdlib"
-"""The input's name that stands for the running interpreter's own library: real text on every machine."""
+"""The name of the input for the running interpreter's own library, which is real text on every machine."""
 
 _READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
     ".txt": read_txt,
@@ -30,7 +30,7 @@ _INSTALLED_OR_COMPILED = ("site-packages", "dist-packages", "__pycache__")
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class CorpusDocument:
     """One text. `name` and `record` identify it within its corpus."""
 
     name: str
@@ -42,7 +42,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file of the corpus, its name inside it, and the reader of its format."""
+    """One file of the corpus, its name inside the corpus, and the reader of its format."""
 
     path: Path
     name: str
@@ -57,8 +57,8 @@ class Corpus:
     files: tuple[SourceFile, ...]
     text_key: str
 
-    def documents(self, skipped: Counter[str] | None = None) -> Iterator[Document]:
-        """Yield every document that has text, in order; count in `skipped`, by reason, what was left out.
+    def documents(self, skipped: Counter[str] | None = None) -> Iterator[CorpusDocument]:
+        """Yield every document that has text, in order; count the others in `skipped`, by reason.
 
         Raises: DataError naming the file and line or row that cannot be used.
         """
@@ -67,7 +67,7 @@ class Corpus:
             num_records = 0
             for text in file.read(file.path, self.text_key):
                 if text:
-                    yield Document(file.name, num_records, text, len(text.encode("utf-8")))
+                    yield CorpusDocument(file.name, num_records, text, len(text.encode("utf-8")))
                 else:
                     skipped["empty records"] += 1
                 num_records += 1
@@ -115,7 +115,7 @@ def _stdlib_files() -> list[_Found]:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Yield the files under `root` in the order of their names, which is the same on every file system."""
+    """Yield the files under `root` in the order of their names, so that the order is the same on every file system."""
 
     def refuse(error: OSError) -> None:
         raise unreadable(Path(error.filename), error) from error
@@ -127,7 +127,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _read_library_file(path: Path, text_key: str) -> Iterator[str]:
-    """Yield the file's text, or nothing for the library's empty packages and its test data in other encodings."""
+    """Yield the file's text; nothing for the library's empty files and its test data in other encodings."""
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Open token files for training: check that the data and its tokenizer fit the model before a step is run."""
+"""Open token files for training, and check before the first step that the data and its tokenizer fit the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK_TOKENS = 16384
 def open_dataset(prefix: Path, vocab_size: int) -> IndexedDataset:
     """Return the dataset at `prefix`, for a model with `vocab_size` tokens.
 
-    A million tokens spread over the file are checked here, every window again when it is read.
+    This checks a million tokens spread over the file. Every window is checked again when it is read.
 
     Raises: DataError when the files are damaged, meta.json states a larger vocabulary, or a token id is too large.
     """
@@ -43,10 +43,11 @@ def open_dataset(prefix: Path, vocab_size: int) -> IndexedDataset:
 def check_tokenizer(tokenizer: Path, prefix: Path, vocab_size: int) -> None:
     """Check that the file `tokenizer` made the tokens at `prefix`, for a model with `vocab_size` tokens.
 
-    Which tokenizer made the tokens is known where meta.json lies beside them. Whether the file can be used, and how
-    many tokens it has, is known where the `tokenizers` library is installed.
+    The tokenizer that made the tokens is known only if a meta.json is next to them. Whether the file is usable and how
+    many tokens it has is known only if the `tokenizers` library is installed.
 
-    Raises: DataError when the file is missing, no tokenizer.json, another one, or has more tokens than the model.
+    Raises: DataError when the file is missing, is not a tokenizer.json, is another tokenizer, or has more tokens than
+    the model.
     """
     content = read_tokenizer_file(tokenizer)
     if not _is_tokenizer_json(content):
@@ -73,7 +74,7 @@ def check_tokenizer(tokenizer: Path, prefix: Path, vocab_size: int) -> None:
 
 
 def _is_tokenizer_json(content: bytes) -> bool:
-    """Say whether `content` has the outline of the library's files: an object that holds a model."""
+    """Return whether `content` has the outline of the library's files: an object with a model."""
     try:
         outline: Any = json.loads(content)
     except (ValueError, RecursionError):

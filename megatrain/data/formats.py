@@ -1,7 +1,7 @@
-"""Readers of the text formats: .txt, .jsonl and .parquet, each a generator of records that never holds a whole file.
+"""Readers of the text formats .txt, .jsonl and .parquet: generators of records that never have a whole file in memory.
 
-The place of a fault is exact: file and line, or file and row. A long .txt file is cut into several records, at blank
-lines where there are some, so that memory stays bounded and a corpus of one book can be split.
+Errors name the exact place: file and line, or file and row. A long .txt file is cut into several records, at blank
+lines if possible, so that memory stays bounded and a corpus of one book can be split.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any, BinaryIO
 from megatrain.contracts.errors import DataError
 
 LONGEST_PIECE_BYTES = 65536
-"""A .txt file up to this long is one document, a longer one several."""
+"""A .txt file of at most this size is one document; a longer file is several."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PARQUET_BATCH_ROWS = 256
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """Return the error of a file that the operating system would not let us read."""
+    """Return the error for a file that the operating system cannot read."""
     return DataError(f"{path}: cannot be read: {error.strerror or error}; check the path and its permissions")
 
 
 def empty(path: Path) -> DataError:
-    """Return the error of a file without any text."""
+    """Return the error for a file without any text."""
     return DataError(f"{path}: holds no text; remove the file from the input or fill it")
 
 
 def read_txt(path: Path, text_key: str) -> Iterator[str]:
-    """Yield the file's text, in pieces when it is longer than LONGEST_PIECE_BYTES; `text_key` has no meaning here.
+    """Yield the file's text, in pieces if it is longer than LONGEST_PIECE_BYTES. `text_key` has no effect.
 
     Raises: DataError when the file is unreadable, without text, or not UTF-8.
     """
@@ -58,8 +58,8 @@ def read_txt(path: Path, text_key: str) -> Iterator[str]:
 def read_jsonl(path: Path, text_key: str) -> Iterator[str]:
     """Yield the value of `text_key` of each line; blank lines are skipped.
 
-    Raises: DataError when the file is unreadable or without records, or a line is not UTF-8, not a JSON object, or
-    lacks the key.
+    Raises: DataError when the file is unreadable or has no records, or a line is not UTF-8, is not a JSON object, or
+    has no text under the key.
     """
     num_records = 0
     try:
@@ -79,8 +79,8 @@ def read_jsonl(path: Path, text_key: str) -> Iterator[str]:
 def read_parquet(path: Path, text_key: str) -> Iterator[str]:
     """Yield the column `text_key`, row by row.
 
-    Raises: DataError when pyarrow is absent, the file is unreadable, not Parquet or without rows, lacks the column, or
-    a row is not text.
+    Raises: DataError when pyarrow is absent, the file is unreadable, is not Parquet, has no rows or lacks the column,
+    or a row is not text.
     """
     try:
         import pyarrow
@@ -111,7 +111,7 @@ def read_parquet(path: Path, text_key: str) -> Iterator[str]:
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the file's bytes, cut after a blank line, else after a line, else between two characters."""
+    """Yield the file's bytes in pieces, cut after a blank line, else after a line, else between two characters."""
     pending = file.read(LONGEST_PIECE_BYTES).removeprefix(_BYTE_ORDER_MARK)
     while pending:
         block = file.read(LONGEST_PIECE_BYTES)
@@ -127,36 +127,36 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 def _cut(text: bytes) -> int:
     for separator in (b"\n\n", b"\n"):
-        # A cut in the first half would make many short pieces of a text with few blank lines.
+        # A cut in the first half would make many short pieces where blank lines are rare.
         at = text.rfind(separator, LONGEST_PIECE_BYTES // 2, LONGEST_PIECE_BYTES)
         if at >= 0:
             return at + len(separator)
-    # Back over at most three continuation bytes (0b10xxxxxx) to the first byte of a UTF-8 character.
+    # Go back over at most three continuation bytes (0b10xxxxxx) to the first byte of a UTF-8 character.
     for at in range(LONGEST_PIECE_BYTES, LONGEST_PIECE_BYTES - 4, -1):
         if text[at] & 0xC0 != 0x80:
             return at
     return LONGEST_PIECE_BYTES
 
 
-def _jsonl_text(line: bytes, text_key: str, place: str) -> str:
+def _jsonl_text(line: bytes, text_key: str, location: str) -> str:
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise _not_utf8(place, error) from error
+        raise _not_utf8(location, error) from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: is not JSON ({error}); each line must be one JSON object") from error
+        raise DataError(f"{location}: is not JSON ({error}); each line must be one JSON object") from error
     if not isinstance(record, dict):
-        raise DataError(f"{place}: is {_kind(record)}; each line must be one JSON object")
+        raise DataError(f"{location}: is {_kind(record)}; each line must be one JSON object")
     if text_key not in record:
         keys = ", ".join(map(str, record)) or "none"
-        raise DataError(f"{place}: has no key {text_key!r} (keys: {keys}); name the text's key with --text-key")
+        raise DataError(f"{location}: has no key {text_key!r} (keys: {keys}); name the text's key with --text-key")
     text = record[text_key]
     if not isinstance(text, str):
-        raise DataError(f"{place}: the value of {text_key!r} is {_kind(text)}, must be text")
+        raise DataError(f"{location}: the value of {text_key!r} is {_kind(text)}, must be text")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(f"{place}: {text_key!r} holds half of a surrogate pair, which is no character") from error
+        raise DataError(f"{location}: {text_key!r} holds half of a surrogate pair, which is not a character") from error
     return text
 
 
@@ -168,9 +168,11 @@ def _python_values(column: Any, path: Path, first_row: int) -> list[Any]:
         raise _not_utf8(f"{path}: rows {first_row} to {last_row}", error) from error
 
 
-def _not_utf8(place: str, error: UnicodeDecodeError) -> DataError:
+def _not_utf8(location: str, error: UnicodeDecodeError) -> DataError:
     byte = error.object[error.start]
-    return DataError(f"{place}: is not UTF-8 (byte 0x{byte:02x}: {error.reason}); convert it, for example with iconv")
+    return DataError(
+        f"{location}: is not UTF-8 (byte 0x{byte:02x}: {error.reason}); convert it, for example with iconv"
+    )
 
 
 def _kind(value: object) -> str:

@@ -1,7 +1,7 @@
-"""The held-out set as microbatches: one pass in file order, without shuffling, the same on every layout.
+"""The held-out set as micro-batches: one pass in file order, without shuffling, the same in every layout.
 
-Windows are consecutive and share no label, so that every token but the first is predicted exactly once and the sum of
-losses over all of them is the loss of the text.
+Windows are consecutive and have no label in common. So every token except the first is predicted exactly once, and the
+sum of the losses over all windows is the loss of the text.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from megatrain.data.reader import MicroBatch, assemble, dealt
 
 
 def num_windows(dataset: IndexedDataset, seq_len: int) -> int:
-    """Return how many windows cover `dataset`; the last may be shorter than `seq_len`.
+    """Return the number of windows that cover `dataset`; the last may be shorter than `seq_len`.
 
-    Raises: DataError when there is nothing to predict.
+    Raises: DataError when `dataset` has fewer than 2 tokens.
     """
     if dataset.num_tokens < 2:
         raise DataError(f"{dataset.prefix}: holds {dataset.num_tokens} tokens, evaluation needs 2; use more text")
@@ -34,9 +34,10 @@ def evaluation_batches(
     num_samples: int = 0,
     has_document_mask: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Yield this rank's microbatches of the first `num_samples` windows (0 = all).
+    """Yield this rank's micro-batches of the first `num_samples` windows (0 = all).
 
-    Every rank gets the same number of them, as pipelines and collectives need; what is too much has only labels -100.
+    Every rank gets the same number of micro-batches, as pipelines and collectives need. Samples beyond the last window
+    only have labels -100.
     """
     num_samples = min(num_samples or num_windows(dataset, seq_len), num_windows(dataset, seq_len))
     num_microbatches = -(-num_samples // (micro_batch_size * dp_size))

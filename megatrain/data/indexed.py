@@ -1,10 +1,11 @@
 """Token files: Megatron's .bin/.idx pair, written and memory-mapped.
 
-.bin is the token ids of all sequences, back to back. .idx, little-endian: 9 bytes magic, uint64 version 1, uint8 code
-of the id type, uint64 number of sequences, uint64 number of document bounds, then int32 length of each sequence, int64
-byte offset of each in the .bin, and int64 bounds: 0 and, for each document, the number of sequences up to its end.
-Source: the format of Megatron-Core 0.16 (datasets/indexed_dataset.py), ours in code; a mode per sequence
-(multimodal data) is left out.
+.bin has the token ids of all sequences, back to back. .idx is little-endian: 9 bytes magic, uint64 version 1, uint8
+code of the id type, uint64 number of sequences, uint64 number of document bounds, then the int32 length of each
+sequence, the int64 byte offset of each sequence in the .bin, and int64 bounds: 0 and, for each document, the number of
+sequences up to its end.
+Source: the format is that of Megatron-Core 0.16 (datasets/indexed_dataset.py), the code is ours. Left out: a mode per
+sequence (multimodal data).
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     8: np.dtype("<u2"),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-_UINT16_VOCAB_LIMIT = 65500  # Megatron's own limit, so that both pick the same type
+_UINT16_VOCAB_LIMIT = 65500  # Megatron's own limit, so that both choose the same type
 _LONGEST_SEQUENCE = 2**31 - 1
 _CHECK_BLOCK = 1 << 20  # sequences checked at a time: 20 MB
-_LARGEST_FILE_BYTES = 1 << 62  # beyond every file system; sums up to here and one block more fit in int64
+_LARGEST_FILE_BYTES = 1 << 62  # larger than any file system allows; sums up to this and one more block fit in int64
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Return the smallest id type of the format that Megatron would choose for a vocabulary."""
+    """Return the id type that Megatron would choose for a vocabulary."""
     return _DTYPES[8] if vocab_size < _UINT16_VOCAB_LIMIT else _DTYPES[4]
 
 
@@ -57,7 +58,7 @@ def index_path(prefix: Path) -> Path:
 
 
 class IndexedWriter:
-    """Writes one document after another under temporary names; `close` makes both files appear, complete.
+    """Writes one document after another under temporary names; `close` gives both complete files their names.
 
     As a context manager it closes on success and removes everything on an error.
     """
@@ -85,7 +86,7 @@ class IndexedWriter:
     def add_document(self, tokens: NDArray[Any]) -> None:
         """Append one document of one sequence.
 
-        Raises: DataError when it is longer than the format can say, or an id does not fit the id type.
+        Raises: DataError when it is longer than the format allows, or an id does not fit the id type.
         """
         if len(tokens) > _LONGEST_SEQUENCE:
             raise DataError(
@@ -114,7 +115,7 @@ class IndexedWriter:
             raise
 
     def abort(self) -> None:
-        """Remove what was written."""
+        """Remove the temporary files."""
         self._file.close()
         self._data_part.unlink(missing_ok=True)
         self._index_part.unlink(missing_ok=True)
@@ -132,8 +133,8 @@ class IndexedWriter:
 class IndexedDataset:
     """A memory-mapped .bin/.idx pair: one stream of tokens with the bounds of its documents.
 
-    Nothing is read ahead: memory is the page cache, shared by all ranks of a host. With `vocab_size`, every window read
-    is checked against it.
+    Nothing is read ahead: the memory is the page cache, which all ranks of a host share. With `vocab_size`, every
+    window is checked against it when it is read.
     """
 
     def __init__(self, prefix: Path, vocab_size: int | None = None) -> None:
@@ -164,7 +165,7 @@ class IndexedDataset:
         return len(self.document_bounds) - 1
 
     def document_start(self, document: int) -> int:
-        """Return the position in the stream of a document's first token; of the end for `num_documents`."""
+        """Return the position of a document's first token in the stream; for `num_documents` the end of the stream."""
         sequence = int(self.document_bounds[document])
         if sequence == self.num_sequences:
             return self.num_tokens
@@ -177,7 +178,7 @@ class IndexedDataset:
     def document_starts_between(self, first: int, last: int) -> NDArray[np.int64]:
         """Return the positions p of documents' first tokens with first <= p < last, in order.
 
-        Two binary searches on the mapped index: no copy of it, which for 10^8 documents would be 800 MB a rank.
+        Two binary searches on the mapped index avoid a copy of it, which would take 800 MB per rank for 10^8 documents.
         """
         documents = range(self.num_documents)
         low = bisect.bisect_left(documents, first, key=self.document_start)
@@ -231,10 +232,10 @@ def _read_header(path: Path, index: bytes | mmap.mmap) -> tuple[np.dtype[Any], i
     if magic != _MAGIC:
         raise DataError(f"{path}: starts with {magic!r}, an index starts with {_MAGIC!r}; this is another kind of file")
     if version != _VERSION:
-        raise DataError(f"{path}: is version {version} of the index format, only version {_VERSION} is known")
+        raise DataError(f"{path}: is version {version} of the index format, only version {_VERSION} is supported")
     if code not in _DTYPES:
         known = ", ".join(f"{code} ({dtype.name})" for code, dtype in _DTYPES.items())
-        raise DataError(f"{path}: has tokens of type code {code}; the known integer types are {known}")
+        raise DataError(f"{path}: has tokens of type code {code}; the supported integer types are {known}")
     expected = _HEADER.size + 12 * num_sequences + 8 * num_bounds
     if len(index) != expected:
         raise _truncated(path, f"an index of {num_sequences} sequences and {num_bounds} bounds", expected, len(index))
@@ -244,7 +245,7 @@ def _read_header(path: Path, index: bytes | mmap.mmap) -> tuple[np.dtype[Any], i
 
 
 def _check_sums(dataset: IndexedDataset, num_data_bytes: int) -> None:
-    """Check that sequences lie back to back, fill the .bin exactly, and that documents cover all of them."""
+    """Check that the sequences lie back to back and fill the .bin exactly, and that the documents cover all of them."""
     path = index_path(dataset.prefix)
     position = 0
     for first in range(0, dataset.num_sequences, _CHECK_BLOCK):

@@ -1,7 +1,7 @@
-"""meta.json: what a data directory was built from and how much it holds.
+"""meta.json: the sources and the sizes of a data directory.
 
-The file stands beside train.bin and validation.bin. Token files from elsewhere have none, or one of another program;
-`read_meta` tells those apart by the `format` key.
+The file is next to train.bin and validation.bin. Token files from elsewhere have none, or a meta.json of another
+program, which `read_meta` recognises by the `format` key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SCALARS: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (float, int), st
 
 @dataclass(frozen=True, slots=True)
 class SplitMeta:
-    """The size of one split. `text_bytes` is UTF-8, `tokens` counts the end-of-document tokens too."""
+    """The size of one split. `text_bytes` counts UTF-8 bytes; `tokens` includes the end-of-document tokens."""
 
     documents: int
     tokens: int
@@ -34,8 +34,8 @@ class SplitMeta:
 class DataMeta:
     """The content of meta.json.
 
-    `unigram_entropy_nats` is the entropy of the held-out tokens' own distribution, in nats a token: the loss of a model
-    that knows token frequencies and nothing else.
+    `unigram_entropy_nats` is the entropy of the held-out tokens' own distribution, in nats per token: the loss of a
+    model that only knows the token frequencies.
     """
 
     sources: tuple[str, ...]
@@ -56,9 +56,9 @@ class DataMeta:
 
 
 def read_meta(path: Path) -> DataMeta | None:
-    """Return the content of a meta.json, or None when there is none or it is another program's.
+    """Return the content of a meta.json, or None if there is none or it is another program's file.
 
-    Raises: DataError when it is unreadable, of a newer version, or lacks a key.
+    Raises: DataError when it is unreadable, has another version, lacks a key, or has a value of a wrong type.
     """
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -70,7 +70,7 @@ def read_meta(path: Path) -> DataMeta | None:
         return None
     if content.get("schema_version") != SCHEMA_VERSION:
         raise DataError(
-            f"{path}: is schema_version {content.get('schema_version')}, this megatrain knows {SCHEMA_VERSION}; "
+            f"{path}: has schema_version {content.get('schema_version')}, this program reads {SCHEMA_VERSION}; "
             "build the data again, or use the megatrain that built it"
         )
     try:
@@ -84,7 +84,8 @@ def read_meta(path: Path) -> DataMeta | None:
     for part in (meta, meta.train, meta.validation):
         for name, kind in get_type_hints(type(part)).items():
             value = getattr(part, name)
-            # isinstance would take true for an integer
+            # isinstance would accept true as an integer
             if kind in _SCALARS and type(value) not in _SCALARS[kind]:
-                raise DataError(f"{path}: is damaged ({name}={value!r} is no {kind.__name__}); build the data again")
+                problem = f"{name}={value!r} is not of type {kind.__name__}"
+                raise DataError(f"{path}: is damaged ({problem}); build the data again")
     return meta

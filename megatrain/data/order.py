@@ -1,8 +1,8 @@
-"""Which window of the token stream is sample number `cursor`: a pure function of (seed, cursor).
+"""The window of the token stream that is sample number `cursor`: a pure function of (seed, cursor).
 
-An epoch cuts the stream into back-to-back windows of seq_len tokens, from an offset of its own, and visits them in the
-order of a Feistel permutation keyed by (seed, epoch), cycle-walked to the exact number of windows. Nothing is stored:
-any sample is found in O(1), so a run resumes at a cursor, with any number of data-parallel ranks, at once.
+An epoch cuts the stream into back-to-back windows of seq_len tokens, from its own offset, and visits them in the order
+of a Feistel permutation keyed by (seed, epoch), cycle-walked to the exact number of windows. Nothing is stored: any
+sample is found in O(1), so a run resumes at a cursor at once, with any number of data-parallel ranks.
 Source: cycle walking is Black and Rogaway 2002; the mixer is the finaliser of splitmix64 (Steele et al. 2014).
 """
 
@@ -26,7 +26,7 @@ _WORD = (1 << 64) - 1
 class SampleOrder:
     """The order of samples over a stream of `num_tokens`; `source` names the stream in errors.
 
-    Raises: DataError when the stream is shorter than two windows, which an epoch with an offset needs.
+    Raises: DataError when the stream is shorter than two windows, the minimum for an epoch with an offset.
     """
 
     num_tokens: int
@@ -43,11 +43,12 @@ class SampleOrder:
 
     @property
     def samples_per_epoch(self) -> int:
-        """The number of windows n: with the largest offset, seq_len - 1, they end before token (n + 1) * seq_len."""
+        """The number of windows n. With the largest offset, seq_len - 1, they end before token (n + 1) * seq_len."""
         return (self.num_tokens - self.seq_len) // self.seq_len
 
     def window_starts(self, cursors: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where the windows of samples `cursors` start; each spans seq_len + 1 tokens, the last only a label."""
+        """Return the starts of the windows of samples `cursors`. Each window spans seq_len + 1 tokens; the last token
+        is only a label."""
         epochs, indices = np.divmod(np.asarray(cursors, dtype=np.int64), self.samples_per_epoch)
         epoch_keys = _mix(
             _mix(np.uint64(self.seed & _WORD) + np.zeros_like(epochs, np.uint64)) ^ epochs.astype(np.uint64)
@@ -58,10 +59,10 @@ class SampleOrder:
 
 
 def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the images of `indices` under the permutations of range(size) that `keys` (one an index) choose.
+    """Return the images of `indices` under the permutations of range(size) that `keys` (one per index) select.
 
-    The network works on pairs (left, right) below `side`, the smallest square that covers `size`: it holds at most
-    2 * sqrt(size) + 1 numbers too many, so walking on from one of those is rare.
+    The network works on pairs (left, right) of numbers below `side`. The square of `side` is the smallest that covers
+    `size` and has at most 2 * sqrt(size) + 1 excess numbers, so a further step of the walk is rare.
     """
     side = np.uint64(math.isqrt(size - 1) + 1)
     walked = indices.astype(np.uint64)
@@ -75,14 +76,14 @@ def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) ->
 def _feistel(numbers: NDArray[np.uint64], side: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     left, right = np.divmod(numbers, side)
     for round_number in range(_ROUNDS):
-        # A different key in each round; right < 2^32, so the round number fits above it.
+        # Each round has a different key. right < 2^32, so the round number fits above it.
         mixed = _mix(keys ^ right ^ np.uint64(round_number << 56))
         left, right = right, (left + mixed % side) % side
     return left * side + right
 
 
 def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return well-mixed words, a bijection of 64 bits (uint64 arithmetic wraps on purpose)."""
+    """Return well-mixed words; a bijection of 64-bit words (uint64 arithmetic wraps on purpose)."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,8 @@
-"""A directory that appears complete or not at all: built beside its place under another name, then renamed.
+"""A directory that appears complete or not at all: it is built under another name and then renamed.
 
-What is being built lies in a hidden staging directory beside the output, with a lock file that the building process
-holds. A process that is killed leaves its staging directory behind without that lock: the next build of the same output
-removes it.
+The build works in a hidden staging directory next to the output, with a lock file that the building process holds. A
+killed process leaves its staging directory behind without a held lock, and the next build of the same output removes
+it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.run_hold import NO_LOCKS
+from megatrain.contracts.run_lock import NO_LOCKS
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
-# What a staging directory holds.
+# The entries of a staging directory.
 _LOCK = "lock"
 _NEW = "new"
 _REPLACED = "replaced"
@@ -31,9 +31,10 @@ _REPLACED = "replaced"
 
 @contextmanager
 def new_directory(output: Path, file_names: Collection[str], is_forced: bool) -> Iterator[Path]:
-    """Give a directory to fill, which becomes `output` at the end of the block and is removed on an error.
+    """Yield a directory to fill. It becomes `output` at the end of the block; an error removes it.
 
-    `file_names` are all that such a directory may hold: `is_forced` replaces a directory of only those, nothing else.
+    `file_names` are all names that such a directory may contain. `is_forced` replaces a directory that contains only
+    those, and no other directory.
 
     Raises: DataError when `output` is taken or cannot be written.
     """
@@ -46,44 +47,47 @@ def new_directory(output: Path, file_names: Collection[str], is_forced: bool) ->
             _publish(staging, output)
         except OSError as error:
             raise DataError(
-                f"{output}: cannot be written: {error.strerror}; make room or choose another --output"
+                f"{output}: cannot be written: {error.strerror}; free some space or choose another --output"
             ) from error
 
 
 def check_output(output: Path, file_names: Collection[str], is_forced: bool) -> None:
-    """Refuse, before any work, an output that may not be replaced.
+    """Refuse an output that may not be replaced, before any work is done.
 
-    Raises: DataError when `output` exists and is not an empty directory, unless `is_forced` and it is our own kind.
+    Raises: DataError when `output` exists and is not an empty directory, unless `is_forced` is set and it contains only
+    `file_names`.
     """
     if not (output.exists() or output.is_symlink()):
         return
     if output.is_symlink() or not output.is_dir():
-        raise DataError(f"{output}: exists and is no directory; choose another --output")
+        raise DataError(f"{output}: exists and is not a directory; choose another --output")
     names = {path.name for path in output.iterdir()}
     foreign = sorted(names - set(file_names))
     if foreign:
-        raise DataError(f"{output}: holds {foreign[0]}, which no data build made; choose another --output")
+        raise DataError(
+            f"{output}: holds {foreign[0]}, which is not the output of a data build; choose another --output"
+        )
     if names and not is_forced:
         raise DataError(f"{output}: already holds a data set; choose another --output or replace it with --force")
 
 
 def remove_abandoned(output: Path) -> None:
-    """Remove the staging directories of builds of `output` that were killed; running builds keep theirs."""
+    """Remove the staging directories of killed builds of `output`; running builds keep theirs."""
     name = re.compile(rf"\.{re.escape(output.name)}\.part-[0-9a-f]{{8}}")
     try:
         found = [Path(entry) for entry in os.scandir(output.parent) if name.fullmatch(entry.name)]
     except OSError:
-        return  # what is wrong with the place, making the output in it will tell
+        return  # making the output in this place will raise the error
     for staging in found:
         if staging.is_symlink() or not staging.is_dir():
             continue
         try:
             lock = os.open(staging / _LOCK, os.O_RDWR)
         except FileNotFoundError:
-            with suppress(OSError):  # it was killed before it had a lock, and so anything else
+            with suppress(OSError):  # the build was killed before it made the lock, so the directory is empty
                 staging.rmdir()
         except OSError:
-            continue  # another user's
+            continue  # it belongs to another user
         else:
             _remove_if_unlocked(staging, lock, output)
 
@@ -92,18 +96,18 @@ def _remove_if_unlocked(staging: Path, lock: int, output: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if (staging / _REPLACED).exists() and not output.exists():
-            # Killed in the instant in which the old output was away and the new one not there yet.
+            # The build was killed after it moved the old output away and before the new output had its name.
             (staging / _REPLACED).rename(output)
         _remove(staging)
     except OSError:
-        return  # its build is running, or the file system has no locks: then it is unknown
+        return  # the build is running, or the file system has no locks and the state is unknown
     finally:
         os.close(lock)
 
 
 @contextmanager
 def _staging(output: Path) -> Iterator[Path]:
-    """Make a locked staging directory with an empty directory in it; remove all of it at the end of the block."""
+    """Make a locked staging directory with an empty directory in it; remove both at the end of the block."""
     staging, lock = output, -1
     try:
         try:
@@ -113,19 +117,19 @@ def _staging(output: Path) -> Iterator[Path]:
                 lock = _make_locked(staging)
             (staging / _NEW).mkdir()
         except OSError as error:
-            raise DataError(f"{output}: cannot be made: {error.strerror}; choose another --output") from error
+            raise DataError(f"{output}: cannot be created: {error.strerror}; choose another --output") from error
         yield staging
     finally:
         if staging != output:
-            # After a failure the half-built directory, after an exchange the one that was replaced.
+            # This removes the half-built directory after a failure, and the replaced directory after an exchange.
             _remove(staging)
         if lock >= 0:
             os.close(lock)
 
 
 def _make_locked(staging: Path) -> int:
-    """Return the descriptor that holds the lock of a new directory, or -1 when another build removed it as abandoned
-    meanwhile."""
+    """Make a staging directory. Return the descriptor that holds its lock, or -1 if another build has removed the
+    directory as abandoned in the meantime."""
     staging.mkdir()
     try:
         lock = os.open(staging / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -140,7 +144,7 @@ def _make_locked(staging: Path) -> int:
         if error.errno not in NO_LOCKS:
             os.close(lock)
             raise
-        # a file system without locks: no build treats the directory as abandoned there
+        # on a file system without locks no build treats the directory as abandoned
     if is_taken or not (staging / _LOCK).exists():
         os.close(lock)
         return -1
@@ -148,7 +152,7 @@ def _make_locked(staging: Path) -> int:
 
 
 def _remove(staging: Path) -> None:
-    """Remove a staging directory, the lock last: a partly removed one still differs from a running build."""
+    """Remove a staging directory, the lock last: so a partly removed directory still differs from a running build."""
     for name in (_NEW, _REPLACED):
         shutil.rmtree(staging / name, ignore_errors=True)
     shutil.rmtree(staging, ignore_errors=True)
@@ -159,7 +163,7 @@ def _publish(staging: Path, output: Path) -> None:
     if not output.exists() or not any(output.iterdir()):
         new.rename(output)  # POSIX replaces an empty directory too
     elif not _exchange(new, output):
-        # Without an atomic exchange there is an instant in which neither exists; a failure puts the old one back.
+        # Without an atomic exchange there is a moment in which neither exists; a failure puts the old output back.
         try:
             output.rename(replaced)
             new.rename(output)
@@ -169,7 +173,7 @@ def _publish(staging: Path, output: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two directories in one step where kernel, libc and file system can; return whether it was done."""
+    """Swap two directories atomically, if kernel, libc and file system support it; return whether they were swapped."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if rename is None:
         return False

@@ -1,8 +1,8 @@
-"""Read the next steps in a background thread while the current one trains.
+"""Read the next steps in a background thread while the current step trains.
 
-The plan of steps is known ahead, a pure function of the step number, so the thread needs no word from the trainer. An
-error in it is raised where its step would have been delivered. Waiting shows as the time `next` takes: the caller has
-the span for it.
+The plan of steps is known in advance, a pure function of the step number, so the thread needs no message from the
+trainer. `next` raises an error of the thread when it would deliver the step with the error. The time that `next` takes
+is the wait for data; the caller records the span for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Prefetcher:
         self._is_closed = False
         self._thread: threading.Thread | None = None
         if prefetch > 0:
-            # A daemon thread: a read that hangs in dead storage must not keep a failed process alive.
+            # A daemon thread, because a read that hangs in dead storage must not keep a failed process alive.
             self._thread = threading.Thread(target=self._read_ahead, name="data-prefetch", daemon=True)
             self._thread.start()
 
@@ -48,9 +48,9 @@ class Prefetcher:
         self.close()
 
     def next(self) -> StepBatch:
-        """Return the next step's microbatches, waiting for them if need be.
+        """Return the next step's micro-batches; wait for them if necessary.
 
-        Raises: what reading the step raised; StopIteration when the plan has no more steps; RuntimeError after `close`.
+        Raises: the error of the read; StopIteration when the plan has no more steps; RuntimeError after `close`.
         """
         if self._thread is None and not self._is_closed:
             return self._read_step(*next(self._steps))
@@ -66,7 +66,7 @@ class Prefetcher:
             return first
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the thread and drop what it had read. Calling it again does nothing."""
+        """End the thread and drop the steps that it has read. A second call does nothing."""
         with self._changed:
             self._is_closed = True
             self._ready.clear()
@@ -74,14 +74,14 @@ class Prefetcher:
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                _logger.warning("a data read has not returned for %.0f s; its thread is left behind", timeout_s)
+                _logger.warning("a data read has not returned for %.0f s; its thread is abandoned", timeout_s)
 
     def _read_ahead(self) -> None:
         result: StepBatch | BaseException
         while True:
             try:
                 result = self._read_step(*next(self._steps))
-            except BaseException as error:  # noqa: BLE001 -- raised in the consumer, StopIteration too
+            except BaseException as error:  # noqa: BLE001 -- `next` raises it in the consumer, StopIteration too
                 result = error
             with self._changed:
                 self._changed.wait_for(lambda: len(self._ready) < self._prefetch or self._is_closed)

@@ -1,9 +1,9 @@
-"""Microbatches of a step for one data-parallel rank, straight from the memory-mapped tokens.
+"""Micro-batches of a step for one data-parallel rank, read directly from the memory-mapped tokens.
 
-Sample j of microbatch m on rank d is number cursor + (m * dp_size + d) * micro_batch_size + j: a step's set of samples
-depends on cursor and global batch size alone, so a run may resume with another dp_size and see the same data. Samples
-that a run leaves out do not count: the next one takes the place.
-Legend: S sequence, B microbatch. Tensors are sequence-first, int64.
+Sample j of micro-batch m on rank d is number cursor + (m * dp_size + d) * micro_batch_size + j. So a step's set of
+samples depends only on cursor and global batch size, and a run may resume with another dp_size and see the same data.
+Samples that a run leaves out do not count: the next sample takes the place.
+Legend: S sequence, B micro-batch. Tensors are sequence-first, int64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megatrain.ops.cross_entropy import IGNORED_LABEL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """What one forward pass reads.
+    """The input of one forward pass.
 
     labels_SB is the next token, or -100. document_SB numbers the documents within each window from 0, for attention
     that must not cross them; None when the run has no document mask. sample_B is the sample's number in the run.
@@ -37,9 +37,10 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBatch:
-    """One rank's microbatches of a step.
+    """One rank's micro-batches of a step.
 
-    `num_label_tokens` counts their labels that have a loss; `squared_lengths` is what their attention costs.
+    `num_label_tokens` counts their labels that have a loss; `squared_lengths` measures the cost of their attention (see
+    the function of that name).
     """
 
     cursor: int
@@ -51,7 +52,7 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchReader:
-    """Reads any step of a run. Stateless: reading step 1,000 first costs what reading step 0 first costs."""
+    """Reads any step of a run. It has no state: a first read of step 1,000 costs as much as a first read of step 0."""
 
     dataset: IndexedDataset
     order: SampleOrder
@@ -68,7 +69,7 @@ class BatchReader:
     ) -> StepBatch:
         """Return this rank's part of the step that starts at sample `cursor`; `skipped` samples are left out.
 
-        Raises: ValueError when the global batch is not a whole number of microbatches a rank; DataError when a token
+        Raises: ValueError when the global batch is not a whole number of micro-batches per rank; DataError when a token
         is outside the vocabulary.
         """
         num_microbatches, rest = divmod(global_batch_size, micro_batch_size * dp_size)
@@ -95,7 +96,7 @@ class BatchReader:
 
 
 def dealt(num_microbatches: int, dp_rank: int, dp_size: int, micro_batch_size: int) -> NDArray[np.int64]:
-    """Return the samples dealt to a rank, counted from the step's first.
+    """Return the samples of a rank, counted from the step's first sample.
 
     Shapes: result [num_microbatches, micro_batch_size].
     """
@@ -104,7 +105,8 @@ def dealt(num_microbatches: int, dp_rank: int, dp_size: int, micro_batch_size: i
 
 
 def positions(cursor: int, counts: NDArray[np.int64], skipped: SampleRanges) -> NDArray[np.int64]:
-    """Return `position_after` for each of `counts`: where the samples are that so many precede, from `cursor` on."""
+    """Return the position after each of `counts` samples from `cursor` on, where `skipped` samples do not count: the
+    result of `position_after` for each count."""
     found = cursor + counts
     for first, end in skipped:
         if end > cursor:
@@ -121,10 +123,10 @@ def assemble(
     seq_len: int,
     has_document_mask: bool,
 ) -> MicroBatch:
-    """Return the microbatch of windows that start at `starts_B` and have `label_counts_B` labels each.
+    """Return the micro-batch of windows that start at `starts_B` and have `label_counts_B` labels each.
 
-    A window with fewer labels than `seq_len` is filled up with token 0 and label -100. With `has_document_mask` the
-    last token of a document gets label -100 too: it would have to predict the first token of an unrelated document.
+    A window with fewer labels than `seq_len` is padded with token 0 and label -100. With `has_document_mask` the last
+    token of a document gets label -100 too, because it would have to predict the first token of an unrelated document.
     """
     tokens_BS = np.zeros((len(starts_B), seq_len), dtype=np.int64)
     labels_BS = np.full((len(starts_B), seq_len), IGNORED_LABEL, dtype=np.int64)
@@ -148,12 +150,13 @@ def assemble(
 
 
 def num_label_tokens(microbatch: MicroBatch) -> int:
-    """Return how many positions have a loss."""
+    """Return the number of positions that have a loss."""
     return int((microbatch.labels_SB != IGNORED_LABEL).sum())
 
 
 def squared_lengths(microbatch: MicroBatch) -> int:
-    """Return the sum of squares of the stretches that attend to themselves: documents, or without their mask windows.
+    """Return the sum of the squared lengths of the stretches that attend to themselves: the documents, or the whole
+    windows without a document mask.
 
     Source: OSDI'25 sec. 5.2: the compute time of a micro-batch follows this sum.
     """

@@ -1,4 +1,4 @@
-"""Facts of a token file that need a pass over it: how often each token occurs, how long documents are."""
+"""Facts about a token file that need a pass over it: how often each token occurs, and how long documents are."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from megatrain.contracts.errors import DataError
 from megatrain.data.indexed import IndexedDataset, data_path
 
 _BLOCK_TOKENS = 1 << 22
-_MOST_TOKEN_IDS = 1 << 27
-"""A gigabyte of counts, and 100 times the largest vocabulary known."""
+_MAX_TOKEN_IDS = 1 << 27
+"""Its counts take a gigabyte, and it is 100 times the largest vocabulary known."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetSummary:
-    """What `megatrain data inspect` prints. Lengths are in tokens a document."""
+    """What `megatrain data inspect` prints. Lengths are in tokens per document."""
 
     prefix: str
     dtype: str
@@ -33,7 +33,7 @@ class DatasetSummary:
 
 
 def summarize(dataset: IndexedDataset) -> DatasetSummary:
-    """Return the summary of all of `dataset`."""
+    """Return the summary of the whole `dataset`."""
     counts = token_counts(dataset)
     ends = np.append(dataset.sequence_pointers // dataset.dtype.itemsize, dataset.num_tokens)[dataset.document_bounds]
     lengths = np.diff(ends)
@@ -63,9 +63,9 @@ def token_counts(dataset: IndexedDataset) -> NDArray[np.int64]:
         tokens = dataset.window(start, _BLOCK_TOKENS)
         if tokens.min() < 0:
             raise DataError(f"{data_path(dataset.prefix)}: holds the token id {int(tokens.min())}; ids start at 0")
-        if tokens.max() >= _MOST_TOKEN_IDS:
+        if tokens.max() >= _MAX_TOKEN_IDS:
             raise DataError(
-                f"{data_path(dataset.prefix)}: holds the token id {int(tokens.max())}, no vocabulary is so large; the "
+                f"{data_path(dataset.prefix)}: holds the token id {int(tokens.max())}, larger than any vocabulary; the "
                 f"file is damaged or its index names another id type than {dataset.dtype.name}"
             )
         block = np.bincount(tokens, minlength=len(counts))

@@ -1,7 +1,7 @@
-"""Byte-level BPE tokenizers: train one, load one, and turn text into token ids and back.
+"""Byte-level BPE tokenizers: train one, load one, and convert text into token ids and back.
 
-The file is the common tokenizer.json of the `tokenizers` library, so that a tokenizer from elsewhere can be used. Text
-is data: a document that spells <|endoftext|> gets ordinary tokens, never the end-of-document token.
+The file is the common tokenizer.json of the `tokenizers` library, so that tokenizers from elsewhere can be used. Text
+is data: a document that contains the text <|endoftext|> gets ordinary tokens, never the end-of-document token.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCAB_SIZE = 257
-"""256 bytes and the end-of-document token."""
+"""The 256 bytes and the end-of-document token."""
 
 _END_OF_DOCUMENT_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
-"""What GPT-2, Llama 3, Llama 2 and Gemma call it, in the order of search."""
+"""The names of that token in GPT-2, Llama 3, Llama 2 and Gemma, in the order of search."""
 
 
 class Tokenizer:
-    """A loaded tokenizer. `vocab_size` is one more than its largest id; `eod_id` ends every document.
+    """A loaded tokenizer. `vocab_size` is its largest id plus one; `eod_id` ends every document.
 
-    Encoding a batch uses the library's threads. It is safe to fork afterwards: the child then encodes in one thread.
+    Encoding a batch uses the library's threads. A fork after that is safe: the child then encodes in one thread.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, name: str) -> None:
-        # A file may ask for truncation or padding, which suit inference and would silently change the corpus.
+        # A file may ask for truncation or padding, which are for inference and would silently change the corpus.
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
@@ -54,7 +54,7 @@ class Tokenizer:
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, special tokens included."""
+        """Return the text of `ids`, including special tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def save(self, path: Path) -> None:
@@ -63,7 +63,7 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a byte-level BPE of at most `vocab_size` tokens; the same texts always give the same file.
+    """Train a byte-level BPE of at most `vocab_size` tokens; the same texts always give the same file.
 
     Raises: DataError when `vocab_size` is below 257 or the `tokenizers` library is absent.
     """
@@ -91,16 +91,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer of a tokenizer.json.
 
-    Raises: DataError when the file is missing or no tokenizer, or the `tokenizers` library is absent.
+    Raises: DataError when the file is missing or is not a tokenizer, or the `tokenizers` library is absent.
     """
     _require_tokenizers()
     return parse_tokenizer(read_tokenizer_file(path), str(path))
 
 
 def parse_tokenizer(content: bytes, name: str) -> Tokenizer:
-    """Return the tokenizer that the content of a tokenizer.json is; `name` says in errors where it comes from.
+    """Return the tokenizer from the content of a tokenizer.json; `name` is its source in errors.
 
-    Raises: DataError when it is no tokenizer, or the `tokenizers` library is absent.
+    Raises: DataError when it is not a tokenizer, or the `tokenizers` library is absent.
     """
     _require_tokenizers()
     from tokenizers import Tokenizer as Backend
@@ -108,7 +108,7 @@ def parse_tokenizer(content: bytes, name: str) -> Tokenizer:
     try:
         backend = Backend.from_str(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{name}: is not UTF-8, so it is no tokenizer.json") from error
+        raise DataError(f"{name}: is not UTF-8, so it is not a tokenizer.json") from error
     except Exception as error:  # the library raises bare Exception for a bad file
         raise DataError(f"{name}: is not a tokenizer.json of the tokenizers library: {error}") from error
     return Tokenizer(backend, name)
@@ -126,7 +126,7 @@ def read_tokenizer_file(path: Path) -> bytes:
 
 
 def has_tokenizers() -> bool:
-    """Say whether the `tokenizers` library is installed."""
+    """Return whether the `tokenizers` library is installed."""
     try:
         import tokenizers  # noqa: F401
     except ImportError:

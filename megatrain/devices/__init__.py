@@ -1,1 +1,1 @@
-"""What the drivers of a host say of its GPUs and of its network interfaces, read without torch."""
+"""The drivers' readings of a host's GPUs and network interfaces, without torch."""

@@ -1,4 +1,4 @@
-"""What the driver says of each GPU: the form in which NVML, nvidia-smi and DCGM's exporter are read."""
+"""The driver's reading of each GPU: the common form for NVML, nvidia-smi and DCGM's exporter."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-"""Why clocks are below what they could be, by bits of NVML and DCGM (NVML API reference, clocks event reasons)."""
+"""Why clocks are reduced, by bits of NVML and DCGM (NVML API reference, clocks event reasons)."""
 FAULTY_REASONS = 0x8 | 0x20 | 0x40 | 0x80
-"""Those that a healthy GPU in a healthy host does not have: heat, and a supply that cannot give what is asked of it."""
+"""Reasons that a healthy GPU in a healthy host does not have: heat, and a power supply below the demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU. None: the driver does not say, or this kind of GPU does not have it."""
+    """One GPU. None: the driver does not report it, or this kind of GPU does not have it."""
 
     index: int
     uuid: str = ""
@@ -34,12 +34,12 @@ class GpuReading:
     is_row_remap_pending: bool | None = None
     has_row_remap_failed: bool | None = None
     recovery_action: str = ""
-    """What the driver itself asks for, "gpu reset" for instance; empty: nothing, or it is too old to say."""
+    """What the driver itself asks for, for instance "gpu reset"; empty: nothing, or it is too old to report it."""
     error: str = ""
     """The driver cannot reach it: lost, or it needs a reset."""
     pci_bus_id: str = ""
     mig_uuids: tuple[str, ...] = ()
-    """Of its MIG devices; empty where it is not cut up."""
+    """Of its MIG devices; empty if it is not partitioned."""
     temperature_c: float | None = None
     slowdown_temperature_c: float | None = None
     """At this temperature its hardware slows it down."""
@@ -51,11 +51,11 @@ class GpuReading:
     """Bits of THROTTLE_REASONS."""
     power_w: float | None = None
     power_limit_w: float | None = None
-    """That is enforced now."""
+    """The limit that is currently enforced."""
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     utilization: float | None = None
-    """Part of the time in which a kernel ran, 0 to 1."""
+    """Fraction of the time in which a kernel ran, 0 to 1."""
     corrected_errors: int | None = None
     """Of memory, since the driver was loaded."""
     lifetime_corrected_errors: int | None = None
@@ -68,15 +68,15 @@ class GpuReading:
     """Of all links: CRC errors, replays and recoveries."""
     pcie_replays: int | None = None
     last_xid: int | None = None
-    """Of DCGM's exporter, which reports only the last one; NVML reports each as it comes."""
+    """From DCGM's exporter, which reports only the last one; NVML reports each as it occurs."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverReading:
-    """All GPUs of a host as its driver sees them. `error`: the driver cannot be asked."""
+    """All GPUs of a host as its driver sees them. `error`: why the driver gives no readings."""
 
     source: str
-    """nvml, nvidia-smi, dcgm, or empty where there is none of them."""
+    """nvml, nvidia-smi, dcgm, or empty if there is none of them."""
     version: str = ""
     error: str = ""
     gpus: tuple[GpuReading, ...] = ()
@@ -92,5 +92,5 @@ class XidEvent:
 
 
 def throttle_text(reasons: int) -> str:
-    """Return reasons in words; empty for none."""
+    """Return reasons as text; empty if there are none."""
     return ", ".join(word for bit, word in THROTTLE_REASONS.items() if reasons & bit)

@@ -1,6 +1,6 @@
 """Network interfaces and RDMA ports as the kernel shows them below /sys/class/net and /sys/class/infiniband.
 
-Counters are of the life of the driver, and begin again when it is reloaded. None: the driver does not report it.
+Counters count from the load of the driver, and restart when it is reloaded. None: the driver does not report it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 SYS = Path("/sys")
 _RETRANSMISSIONS = ("local_ack_timeout_err", "packet_seq_err", "rnr_nak_retry_err")
-"""Counters of RDMA hardware (mlx5): what was sent again because it, or its answer, did not arrive."""
+"""Counters of RDMA hardware (mlx5): data sent again because it, or its acknowledgement, did not arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,16 @@ class LinkReading:
 
 
 def read_links(sys: Path = SYS) -> tuple[LinkReading, ...]:
-    """Return what may carry the ranks' traffic: hardware; in a container without any, the interfaces that are up."""
+    """Return the links that may carry the ranks' traffic: hardware; in a container without any, the interfaces that are
+    up.
+    """
     interfaces = read_interfaces(sys / "class/net")
     hardware = [link for link in interfaces if link.is_hardware]
     return (*(hardware or [link for link in interfaces if link.is_up]), *read_ports(sys / "class/infiniband"))
 
 
 def read_interfaces(directory: Path) -> list[LinkReading]:
-    """Return all interfaces but the loopback one; virtual ones too, because one may be chosen by name."""
+    """Return all interfaces except the loopback one; virtual ones too, because one may be chosen by name."""
     links = []
     for interface in sorted(directory.glob("*")):
         if interface.name == "lo" or not interface.is_dir():
@@ -55,7 +57,7 @@ def read_interfaces(directory: Path) -> list[LinkReading]:
         links.append(
             LinkReading(
                 interface.name,
-                # tunnels and some virtual interfaces never say more than "unknown", and work
+                # tunnels and some virtual interfaces only ever report "unknown", and work
                 is_up=state == "up" or (state == "unknown" and _read(interface / "carrier") == "1"),
                 state=state,
                 speed_mbps=float(speed) if speed.isdigit() and int(speed) > 0 else None,
@@ -110,5 +112,5 @@ def _count(path: Path) -> int | None:
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
-    except OSError:  # not there, or the driver has no such value
+    except OSError:  # missing, or the driver has no such value
         return ""

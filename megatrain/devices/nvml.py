@@ -1,4 +1,4 @@
-"""Reads the GPUs through NVML's Python binding (package nvidia-ml-py, module pynvml), where that is installed.
+"""Reads the GPUs through NVML's Python binding (package nvidia-ml-py, module pynvml), if it is installed.
 
 A call into a driver whose GPU is broken may never return: readers run in a separate process.
 """
@@ -15,7 +15,7 @@ from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
 
 _Value = TypeVar("_Value")
 
-# NVML's numbers for what it asks for; 0 is nothing. Older drivers do not have the field.
+# NVML's numbers for the action that it asks for; 0 is nothing. Older drivers do not have the field.
 _RECOVERY_ACTIONS = {
     1: "gpu reset",
     2: "reboot of the host",
@@ -35,8 +35,8 @@ _NVLINK_FIELDS = (
 )
 _FIELDS = (_RECOVERY_FIELD, _MEMORY_TEMPERATURE_FIELD, *_NVLINK_FIELDS)
 _MAX_MIG_DEVICES = 16
-_MOST_XIDS = 64
-"""Of one wait: a GPU that floods must not keep a reading from being made."""
+_MAX_XIDS = 64
+"""Most errors of one wait: a GPU that floods must not prevent a reading."""
 _NUM_CAUSES = 2
 """Causes of retired pages are numbered 0 and 1."""
 _TIMEOUT, _LIBRARY_NOT_FOUND = 10, 12
@@ -48,7 +48,7 @@ class NvmlMissingError(Exception):
 
 
 def read_nvml() -> DriverReading | None:
-    """Return what NVML says, None where there is no binding or no library: nvidia-smi may know more then."""
+    """Return NVML's reading, None if there is no binding or no library: nvidia-smi may work then."""
     session = NvmlSession()
     try:
         with session:
@@ -58,7 +58,7 @@ def read_nvml() -> DriverReading | None:
 
 
 class NvmlSession:
-    """NVML, open for many readings. For one thread. The next reading opens a reloaded driver again."""
+    """NVML, open for many readings. For one thread. The next reading after a reload opens the driver again."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -66,7 +66,7 @@ class NvmlSession:
         self._events: Any = None
 
     def read(self) -> DriverReading:
-        """Return what the driver says now. Raises: NvmlMissingError."""
+        """Return the driver's current reading. Raises: NvmlMissingError."""
         trouble = self._open()
         if trouble:
             return DriverReading("nvml", error=trouble)
@@ -80,16 +80,16 @@ class NvmlSession:
             return DriverReading("nvml", error=str(error))
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
-        """Wait so long, or until the driver reports an error; return its errors. Raises: NvmlMissingError."""
+        """Wait this long, or until the driver reports an error; return its errors. Raises: NvmlMissingError."""
         deadline = time.monotonic() + seconds
         found: list[XidEvent] = []
         while not found and (left_s := deadline - time.monotonic()) > 0.0:
-            told = self._wait(left_s) if self._is_open else None
-            if told is None:  # no events from this driver
+            errors = self._wait(left_s) if self._is_open else None
+            if errors is None:  # no events from this driver
                 time.sleep(left_s)
             else:
-                found += told
-        while found and len(found) < _MOST_XIDS and (more := self._wait(0.0)):
+                found += errors
+        while found and len(found) < _MAX_XIDS and (more := self._wait(0.0)):
             found += more
         return tuple(found)
 
@@ -107,7 +107,7 @@ class NvmlSession:
         self.close()
 
     def _open(self) -> str:
-        """Open the library where it is not; return why that cannot be done. Raises: NvmlMissingError."""
+        """Open the library if it is not open; return the error if that fails. Raises: NvmlMissingError."""
         if self._is_open:
             return ""
         if self._nvml is None:
@@ -125,19 +125,19 @@ class NvmlSession:
         return ""
 
     def _wait(self, seconds: float) -> list[XidEvent] | None:
-        """Wait for one error; return it, nothing when none came, None where the driver tells of none."""
+        """Wait for one error; return it, nothing if none came, None if the driver reports none."""
         nvml = self._nvml
         if self._events is None and not self._listen():
             return None
         try:
-            told = nvml.nvmlEventSetWait_v2(self._events, max(0, int(1000 * seconds)))
+            event = nvml.nvmlEventSetWait_v2(self._events, max(0, int(1000 * seconds)))
         except nvml.NVMLError as error:
             return [] if _number(error) == _TIMEOUT else None
-        uuid = _text(_asked(nvml, lambda: nvml.nvmlDeviceGetUUID(told.device)) or "")
-        return [XidEvent(time.time(), uuid, int(told.eventData))]
+        uuid = _text(_asked(nvml, lambda: nvml.nvmlDeviceGetUUID(event.device)) or "")
+        return [XidEvent(time.time(), uuid, int(event.eventData))]
 
     def _listen(self) -> bool:
-        """Have the driver tell of errors of all GPUs that it can tell of; return whether there are any."""
+        """Make the driver report errors of all GPUs for which it can; return whether there are any."""
         nvml = self._nvml
         create = getattr(nvml, "nvmlEventSetCreate", None)
         events = _asked(nvml, create) if create is not None else None
@@ -198,7 +198,7 @@ def _readable_gpu(nvml: Any, ask: _Asker, index: int, uuid: str, name: str) -> G
         sm_clock_mhz=ask("nvmlDeviceGetClockInfo", ask.constant("NVML_CLOCK_SM", 1)),
         max_sm_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", ask.constant("NVML_CLOCK_SM", 1)),
         memory_clock_mhz=ask("nvmlDeviceGetClockInfo", ask.constant("NVML_CLOCK_MEM", 2)),
-        # drivers before 535 know the older name only
+        # drivers before 535 have only the older name
         throttle_reasons=ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons,
         power_w=None if power is None else power / 1000,
         power_limit_w=None if limit is None else limit / 1000,
@@ -231,18 +231,18 @@ class _Asker:
         return int(getattr(self._nvml, name, usual))
 
     def errors(self, kind: str, period: str) -> int | None:
-        """Return how many errors of its memory were counted. Raises: NVMLError when the GPU is broken."""
+        """Return the number of its memory errors. Raises: NVMLError when the GPU is broken."""
         words = self.constant(f"NVML_MEMORY_ERROR_TYPE_{kind}", kind == "UNCORRECTED")
         found = self("nvmlDeviceGetTotalEccErrors", words, self.constant(f"NVML_{period}_ECC", period == "AGGREGATE"))
         return None if found is None else int(found)
 
     def fields(self, names: tuple[str, ...]) -> dict[str, int]:
-        """Return the values of fields by name, those that there are. Raises: NVMLError when the GPU is broken."""
+        """Return the values of the existing fields by name. Raises: NVMLError when the GPU is broken."""
         numbers = {name: number for name in names if (number := getattr(self._nvml, name, None)) is not None}
         values = self("nvmlDeviceGetFieldValues", list(numbers.values())) if numbers else None
-        told = zip(numbers, values or (), strict=False)
+        named_values = zip(numbers, values or (), strict=False)
         return {name: int(value.value.ullVal if value.valueType in (2, 3) else value.value.uiVal)
-                for name, value in told if value.nvmlReturn == 0}  # fmt: skip
+                for name, value in named_values if value.nvmlReturn == 0}  # fmt: skip
 
 
 def _mig_uuids(nvml: Any, ask: _Asker) -> tuple[str, ...]:
@@ -259,7 +259,7 @@ def _mig_uuids(nvml: Any, ask: _Asker) -> tuple[str, ...]:
 
 
 def _supported(nvml: Any, ask: Callable[[], _Value]) -> _Value | None:
-    """Return an answer, None where this GPU or driver has no such thing. Raises: NVMLError when the GPU is broken."""
+    """Return an answer, None if this GPU or driver has no such thing. Raises: NVMLError when the GPU is broken."""
     try:
         return ask()
     except nvml.NVMLError as error:

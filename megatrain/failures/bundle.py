@@ -1,8 +1,7 @@
-"""The logs of several ranks of one job -> one verdict, and the rank where it began.
+"""The logs of several ranks of one job -> one verdict, and the rank where the failure began.
 
-The order of belief: a rank whose own log names a cause; then, where all only waited, the rank that the sequence
-numbers, the ranks' words about each other, or its own silence point at (MegaScale sec. 5: the one that hangs logs
-nothing).
+The order of evidence: a rank whose own log names a cause; if all ranks only waited, then the rank that the sequence
+numbers, the other ranks' messages, or its own silence point at (MegaScale sec. 5: the rank that hangs logs nothing).
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from megatrain.failures.verdict import ACTIONS, NO_FAILURE, Label, Verdict
 from megatrain.failures.weights import ABORT, LINK, NOISE, TIMEOUT
 
 OWN_CAUSE: Final = TIMEOUT + 1
-"""From this weight on a log speaks of what happened to its own rank, not of waiting or of a lost peer."""
+"""From this weight on, a log describes a failure of its own rank, not waiting or a lost peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankLog:
-    """What one rank's log says."""
+    """The findings in one rank's log."""
 
     rank: str
     evidence: Evidence | None
@@ -35,7 +34,7 @@ class RankLog:
 
     @property
     def weight(self) -> int:
-        """How much the log's verdict weighs; 0 for a log that tells of no failure."""
+        """The weight of the log's verdict; 0 for a log without a failure."""
         return 0 if self.evidence is None or self.evidence.label is Label.BENIGN else self.evidence.weight
 
     @property
@@ -46,7 +45,7 @@ class RankLog:
 
 @dataclass(frozen=True, slots=True)
 class BundleVerdict:
-    """The verdict on a job, the rank it began at, and why this one."""
+    """The verdict on a job, the rank where the failure began, and the reason."""
 
     verdict: Verdict
     root_rank: str | None
@@ -70,29 +69,29 @@ def classify_bundle(tails: Mapping[str, str | bytes]) -> BundleVerdict:
 
 
 def judge(logs: list[RankLog]) -> BundleVerdict:
-    """Return the verdict on what the ranks' logs say. The logs come in order of rank."""
+    """Return the verdict on the ranks' logs. The logs come in order of rank."""
     failed = [log for log in logs if log.weight > NOISE]
     if not failed:
         benign = [log.evidence.verdict for log in logs if log.evidence is not None]
-        return BundleVerdict(benign[0] if benign else NO_FAILURE, None, "no log tells of a failure")
+        return BundleVerdict(benign[0] if benign else NO_FAILURE, None, "no log contains a failure")
     owners = [log for log in logs if log.is_own_cause]
-    # a rank that died breaks the paths of its peers: their words about those paths are no cause then
+    # a rank that died breaks the paths of its peers: then their messages about those paths are no cause
     causes = [log for log in owners if log.weight != LINK]
     if causes:
         named = _named_by_others(_heaviest(causes))
         if named is not None:
-            return _of(named, logs, "the others with the same cause name it")
+            return _of(named, logs, "the other ranks with the same cause name it")
         return _of(_first(causes), logs, "its log names the heaviest cause, or the first of several")
     ended = [log for log in failed if _has_ended(log)]
     if len(ended) == 1 and len(failed) > 1:
-        return _of(ended[0], logs, "its process ended by itself, the others lost it or waited")
+        return _of(ended[0], logs, "its process ended by itself; the others lost it or waited")
     if owners:
         return _of_paths(_with_gaps(logs), owners)
     return _of_waiting(_with_gaps(logs), failed)
 
 
 def _of_paths(logs: list[RankLog], owners: list[RankLog]) -> BundleVerdict:
-    """Return the verdict where logs name broken paths: the end that they share is the broken one."""
+    """Return the verdict if logs name broken paths: the end that they share is the broken one."""
     if len(owners) > 1:
         named = _named_by_others(logs)
         if named is not None:
@@ -101,12 +100,16 @@ def _of_paths(logs: list[RankLog], owners: list[RankLog]) -> BundleVerdict:
         peers = {(log.evidence.culprit or "").rpartition("peer ")[2] for log in owners if log.evidence is not None}
         is_one_end = len(peers) == 1 and "" not in peers
         if len(silent) == 1 and (is_one_end or len(owners) == len(logs) - 1):
-            return _of(silent[0], [*owners, silent[0]], "others name broken paths to one end, and it logged nothing")
+            return _of(
+                silent[0],
+                [*owners, silent[0]],
+                "the broken paths that the others name lead to it, and it logged nothing",
+            )
     return _of(_first(owners), logs, "its log names a broken path")
 
 
 def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
-    """Return the verdict where no log names an independent cause."""
+    """Return the verdict if no log names an independent cause."""
     behind = _behind(logs)
     if behind is not None:
         return _of(behind, logs, "its last collective is behind the others'")
@@ -120,7 +123,7 @@ def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
     if others and len(others) < len(failed):
         return _of(_first(others), logs, "the others only waited")
     if silent and len(silent) < len(logs) / 2:
-        return _of(silent[0], logs, "it is the first of those who logged nothing")
+        return _of(silent[0], logs, "it is the first of the ranks that logged nothing")
     return _of(_first([log for log in failed if not _is_cascade(log)] or failed), logs, "its log is the first")
 
 
@@ -135,20 +138,20 @@ def _with_gaps(logs: list[RankLog]) -> list[RankLog]:
 
 
 def _has_ended(log: RankLog) -> bool:
-    """Say whether a log shows that this rank's process died without a request that the log mentions."""
+    """Return whether a log shows that this rank's process died without a request that the log mentions."""
     if log.evidence is None or _is_cascade(log) or log.weight > ABORT:
         return False
     return log.evidence.label in (Label.HOST_OOM, Label.SEGFAULT, Label.USER_CODE)
 
 
 def _of(root: RankLog, logs: list[RankLog], reason: str) -> BundleVerdict:
-    """Return the verdict of the root's log, or, where it says nothing, what the others waited for."""
+    """Return the verdict of the root's log, or, if it names no failure, what the others waited for."""
     if root.evidence is not None and root.weight > NOISE:
         verdict = root.evidence.verdict
         if root.is_own_cause or len(logs) == 1:
             return BundleVerdict(replace(verdict, culprit=verdict.culprit or f"rank {root.rank}"), root.rank, reason)
     votes = Counter(log.evidence.label for log in logs if log.evidence is not None and log.weight > NOISE)
-    # waiting is a stronger sign than the lost connections that follow when the first one gives up
+    # waiting is stronger evidence than the lost connections that follow when the first rank gives up
     label = Label.COLLECTIVE_TIMEOUT if votes[Label.COLLECTIVE_TIMEOUT] else votes.most_common(1)[0][0]
     if root.evidence is not None and root.weight > NOISE:
         label = root.evidence.label
@@ -181,7 +184,9 @@ def _heaviest(logs: list[RankLog]) -> list[RankLog]:
 
 
 def _behind(logs: list[RankLog]) -> RankLog | None:
-    """Return the rank whose newest collective of a group has a lower number than all others', if one alone has."""
+    """Return the rank whose newest collective of a group has a lower number than all others', if there is
+    exactly one.
+    """
     for table in ("enqueued", "timed_out"):
         by_group: dict[str, list[tuple[int, RankLog]]] = {}
         for log in logs:
@@ -196,19 +201,19 @@ def _behind(logs: list[RankLog]) -> RankLog | None:
 
 def _named_by_others(logs: list[RankLog]) -> RankLog | None:
     """Return the rank that the most other logs name, by rank or by host, if one stands out."""
-    by_rank = {log.rank: place for place, log in enumerate(logs)}
+    by_rank = {log.rank: index for index, log in enumerate(logs)}
     by_address: dict[str, list[int]] = {}
-    for place, log in enumerate(logs):
+    for index, log in enumerate(logs):
         for address in log.addresses:
-            by_address.setdefault(address, []).append(place)
+            by_address.setdefault(address, []).append(index)
     votes: Counter[str] = Counter()
-    for place, log in enumerate(logs):
+    for index, log in enumerate(logs):
         words = (log.evidence.culprit or "").split() if log.evidence is not None else []
         names = dict(zip(words[::2], words[1::2], strict=False)) if len(words) % 2 == 0 else {}
         named = set(by_address.get((names.get("peer") or "").split(":")[0], ()))
         if names.get("rank") in by_rank:
             named.add(by_rank[names["rank"]])
-        votes.update(logs[other].rank for other in sorted(named - {place}))
+        votes.update(logs[other].rank for other in sorted(named - {index}))
     best = votes.most_common(2)
     if not best or (len(best) > 1 and best[0][1] == best[1][1]):
         return None

@@ -14,7 +14,7 @@ from megatrain.failures.rule import CULPRIT_KINDS, Rule
 from megatrain.failures.rules import context
 from megatrain.failures.rules.table import ALL_RULES
 from megatrain.failures.sequences import WatchdogSequences
-from megatrain.failures.shapes import Candidates, ShapeIndex, shapes_of
+from megatrain.failures.shapes import CandidateRules, ShapeIndex, shapes_of
 from megatrain.failures.verdict import NO_FAILURE, Verdict
 from megatrain.failures.weights import ABORT, ROOT_BONUS
 
@@ -33,7 +33,7 @@ class LogClassifier:
     best: Evidence | None = None
     """The line that decides so far."""
     sequences: WatchdogSequences = field(default_factory=WatchdogSequences)
-    """Sequence numbers that the log names, for the search of a hang's culprit."""
+    """Sequence numbers that the log names, for finding a hang's culprit."""
     _index: ShapeIndex = field(default_factory=lambda: ShapeIndex(ALL_RULES))
     _cutter: LineCutter = field(default_factory=LineCutter)
     _table: FailureTable = field(default_factory=FailureTable)
@@ -49,7 +49,7 @@ class LogClassifier:
         return self.verdict
 
     def finish(self) -> Verdict:
-        """Read the last line, which nothing ended, and return the verdict."""
+        """Read the last line, even without a newline, and return the verdict."""
         self._read(self._cutter.finish())
         return self.verdict
 
@@ -68,9 +68,9 @@ class LogClassifier:
                     self._look_at(lines[number], candidates, self._num_lines + number)
         self._num_lines += len(shapes)
 
-    def _look_at(self, raw: bytes, candidates: Candidates, number: int) -> None:
+    def _look_at(self, raw: bytes, candidates: CandidateRules, number: int) -> None:
         line = raw.decode("utf-8", "replace")
-        lower = raw.lower().decode("utf-8", "replace")  # of bytes: no letter grows, so that places agree
+        lower = raw.lower().decode("utf-8", "replace")  # as bytes: no letter changes its length, so positions agree
         decided: Rule | None = None
         for rule, alternatives in candidates.rules:
             if not rule.matches(line, lower, alternatives):
@@ -97,7 +97,7 @@ class LogClassifier:
             return
         label, weight = rule.label, rule.weight
         if rule.name == "python-exception":
-            label = self._frames.place_of(rank_of_line(line), line) or label
+            label = self._frames.label_of(rank_of_line(line), line) or label
         named = rule.named(line)
         entry = self._table.entry_for(line)
         if entry is not None:
@@ -108,13 +108,13 @@ class LogClassifier:
         evidence = Evidence(rule, label, weight, number, line[:MAX_SHOWN], culprit(rule, line, named), clock_s(line))
         if evidence.beats(self.best):
             self.best = evidence
-            # what weighs no more changes nothing, so most lines of a flood need not be looked at
+            # a line that weighs no more changes nothing, so most lines of a flood need not be matched
             bonus = ROOT_BONUS if weight <= ABORT + ROOT_BONUS else 0
             self._least_weight = weight - bonus - rule.is_cascade
 
 
 def culprit(rule: Rule, line: str, named: dict[str, str]) -> str | None:
-    """Return who a line names, or who wrote it when the rule says that this is the culprit."""
+    """Return the culprit that a line names, or its writer if the rule says that the writer is the culprit."""
     if not named and rule.names_own_rank and not rule.is_cascade:
         rank = rank_of_line(line)
         named = {"rank": rank} if rank is not None else {}

@@ -1,4 +1,4 @@
-"""One line that a rule matched, and what decides between several."""
+"""One line that a rule matched, and the order of precedence between several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatrain.failures.verdict import Label, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A line, what it says, and how much that weighs."""
+    """A line, its meaning and its weight."""
 
     rule: Rule
     label: Label
@@ -19,7 +19,7 @@ class Evidence:
     line: str
     culprit: str | None
     time_s: float | None
-    """Seconds since midnight that the line names: enough to order what ranks of one job say about one failure."""
+    """Seconds since midnight in the line: enough to order the reports of one failure by the ranks of one job."""
 
     @property
     def verdict(self) -> Verdict:
@@ -34,7 +34,7 @@ class Evidence:
         )
 
     def beats(self, other: Evidence | None) -> bool:
-        """Say whether this decides over `other`: more weight, or a cause over a consequence, or earlier in the log."""
+        """Return whether this beats `other`: more weight, or a cause over a consequence, or earlier in the log."""
         if other is None:
             return True
         return (self.weight, not self.rule.is_cascade, -self.line_number) > (

@@ -15,7 +15,7 @@ _ENTRY_LINE = re.compile(r"^\W*(?:exitcode|traceback)\s+: ")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the table said about the entry that a line belongs to."""
+    """The fields read so far of the entry that a line belongs to."""
 
     named: dict[str, str]
     extra_weight: int
@@ -29,7 +29,7 @@ class FailureTable:
     _named: dict[str, str] = field(default_factory=dict)
 
     def see(self, line: str) -> None:
-        """Take in a heading or a field."""
+        """Process a heading or a field."""
         head, host, rank = _HEAD.search(line), _HOST.match(line), _RANK.match(line)
         if host is not None:
             self._named = {"host": host[1]}
@@ -40,7 +40,7 @@ class FailureTable:
             self._is_root, self._named = head[1] is not None, {}
 
     def entry_for(self, line: str) -> Entry | None:
-        """Return the entry that a line tells the end of, None for a line outside the table."""
+        """Return the entry whose end a line describes, None for a line outside the table."""
         if not self._named or not _ENTRY_LINE.match(line):
             return None
         return Entry(dict(self._named), ROOT_BONUS if self._is_root else 0)

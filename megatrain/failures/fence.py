@@ -1,19 +1,18 @@
 """How long workers may outlive their host's lease: one rule, which the host obeys and the driver waits out. Pure.
 
 A host that is cut off from etcd cannot learn that its round was halted. So it stops its workers by itself, and no host
-takes its place before that must have happened. Step progress is proof of life: a step is completed by all ranks
-together, so whoever completes one was not replaced when it began. Without a lease there are three deadlines:
+takes its place before that must have happened. All ranks complete a step together, so a host that completes one had not
+been replaced when the step began. Without a lease there are three deadlines:
 
-- `silent_s` after the last completed step the workers are killed: the others may have gone on without this host.
+- `silent_s` after the last completed step the workers are killed: the others may have continued without this host.
 - `save_s` after the lease ended the workers save and stop even if steps are completed, and
 - `end_s` after the lease ended they are killed if they are still there.
 
 Workers that have not completed a step have `start_s` after the end of the lease. All deadlines follow from the
-configuration and from one number that changes, the interval between two steps. The driver makes that known to all hosts
-before any may use it, and a round's interval never becomes shorter: a host that is cut off obeys the last limits that
-it received, or less. Clocks may run at rates that differ by 1 %. A host that does not run at all (frozen, paused, in
-state D) obeys nothing while it sleeps; what it may still write then is refused by the round's number. See
-docs/adr/0036.
+configuration and from one number that changes, the interval between two steps. The driver publishes that number before
+any host may use it, and a round's interval never becomes shorter: a host that is cut off obeys the last limits that it
+received, or shorter ones. Clocks may run at rates that differ by 1 %. A host that does not run at all (frozen, paused,
+in state D) obeys nothing while it sleeps; the round's number makes its later writes fail. See docs/adr/0036.
 """
 
 from __future__ import annotations
@@ -25,36 +24,42 @@ from enum import Enum
 from megatrain.contracts.black_box_values import Phase, Progress
 
 _NS = 1_000_000_000
-_FACTOR = 3.0
-"""Of the interval: so much longer than usual a step may take."""
+_SILENT_INTERVALS = 3.0
+"""Number of intervals that may pass without a completed step."""
 _MARGIN = 1.25
-"""What is made known is so much longer than what was seen: a step that takes a little longer changes nothing."""
+"""Ratio of the published to the measured interval: a step that takes a little longer changes nothing."""
 _PART_OF_JOIN = 0.9
 _SAVE_SLACK_S = 5.0
-"""An executor kills workers that were asked to save so long after their grace is over, at the latest."""
+"""At the latest this long after their grace, an executor kills workers that were asked to save."""
 _START_TTLS = 3
 CLOCK_RATE = 1.01
-"""So much faster than another clock one may run."""
+"""Largest ratio of two clocks' rates."""
 REACTION_S = 1.5
-"""From a deadline until the workers are gone: an executor looks every 0.1 s, a watchdog every 0.5 s, both twice."""
+"""From a deadline until the workers are gone: an executor checks every 0.1 s, a watchdog every 0.5 s, and
+each needs two equal results in a row."""
 _STOP_FACTOR = 2.0
-"""Of what a stop was measured to take: what is made known, so that a slow step and a slow save still fit."""
-_LEAST_STOP_FACTOR = 1.5
-"""The published value is at least so many times the measured one; else a new value is published."""
+"""Ratio of the published to the measured stop time, so that a slow step and a slow save still fit."""
+_MIN_STOP_FACTOR = 1.5
+"""The published value is at least this multiple of the measured one; else a new value is published."""
 _LAST_STEP_FACTOR = 2.0
-"""Of the interval: a host completes a step at most one step's time after the others."""
+"""Multiple of the interval: a host completes a step at most one step's time after the others."""
 _STEP_SLACK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """`gone_s`: seconds since the lease ended by this host's clock; 0 or less while etcd has promised to keep it."""
+    """`gone_s`: seconds since the lease ended by this host's clock; 0 or less while etcd has promised to keep it.
+
+    `has_lost_orders`: orders have been missing for longer than the lease has been gone. `gone_s` then counts from the
+    moment when missing orders count like a lost lease.
+    """
 
     gone_s: float
+    has_lost_orders: bool = False
 
     @property
     def is_gone(self) -> bool:
-        """Whether others may by now believe this host dead."""
+        """Whether others may already consider this host dead."""
         return self.gone_s > 0
 
 
@@ -68,8 +73,8 @@ class Deadlines:
     end_s: float
 
 
-class FenceStep(Enum):
-    """What a host does with its workers."""
+class FenceAction(Enum):
+    """What a host without a lease does with its workers."""
 
     GO_ON = "go on"
     SAVE = "save and stop"
@@ -90,7 +95,7 @@ class FenceRule:
 
         0: not known yet.
         """
-        silent_s = max(self.floor_s, _FACTOR * interval_s)
+        silent_s = max(self.floor_s, _SILENT_INTERVALS * interval_s)
         saving_s = self.grace_s(stop_s) + _SAVE_SLACK_S
         end_s = max(_PART_OF_JOIN * self.join_timeout_s, 2 * silent_s + saving_s)
         return Deadlines(_START_TTLS * self.lease_ttl_s, silent_s, end_s - saving_s, end_s)
@@ -99,14 +104,14 @@ class FenceRule:
         """Return how long workers have to save and stop, in a round whose published limit is `stop_s`."""
         return max(self.save_grace_s, stop_s)
 
-    def raised_stop(self, told_s: float, seen_s: float) -> float | None:
-        """Return what to make known for a stop now that hosts need `seen_s`; None where what they know does."""
-        return longer_stop_s(self.grace_s(told_s), seen_s)
+    def raised_stop(self, published_s: float, seen_s: float) -> float | None:
+        """Return the limit to publish for a stop now that hosts need `seen_s`; None if the published one suffices."""
+        return longer_stop_s(self.grace_s(published_s), seen_s)
 
-    def raised(self, told_s: float, seen_s: float) -> float | None:
-        """Return the interval to publish now that hosts need `seen_s`; None where the published `told_s` suffices."""
+    def raised(self, published_s: float, seen_s: float) -> float | None:
+        """Return the interval to publish now that hosts need `seen_s`; None if the published `published_s` suffices."""
         interval_s = _MARGIN * seen_s
-        if seen_s <= told_s or self.deadlines(interval_s) == self.deadlines(told_s):
+        if seen_s <= published_s or self.deadlines(interval_s) == self.deadlines(published_s):
             return None
         return interval_s
 
@@ -115,24 +120,24 @@ class FenceRule:
         *,
         lease_gone_at: float,
         stuck_since: float | None,
-        told_s: float,
+        published_s: float,
         seen_s: float,
         has_stepped: bool,
-        told_stop_s: float = 0.0,
+        published_stop_s: float = 0.0,
     ) -> float:
         """Return when the workers of a host that runs, and whose lease is gone, are certainly gone.
 
-        `stuck_since`: since when another host of the round has completed no step; None where they may all complete
-        more. `told_s`, `told_stop_s`: the published values; `seen_s`: the interval that hosts report. `has_stepped`:
-        whether the host has certainly completed a step in this round.
+        `stuck_since`: since when another host of the round has completed no step; None if they may all complete more.
+        `published_s`, `published_stop_s`: the published values; `seen_s`: the interval that hosts report.
+        `has_stepped`: whether the host has certainly completed a step in this round.
         """
-        limits = self.deadlines(told_s, told_stop_s)
-        # a host by whose clock time passes more slowly believes in its lease for longer
+        limits = self.deadlines(published_s, published_stop_s)
+        # a host with a slower clock trusts its lease for longer
         slack_s = CLOCK_RATE * REACTION_S + (CLOCK_RATE - 1) * self.lease_ttl_s
         end = lease_gone_at + CLOCK_RATE * limits.end_s
         if stuck_since is None:
             return end + slack_s
-        # the step that was under way may yet be completed, and the silence is counted from then on
+        # the current step may yet be completed, and the silence is counted from then on
         last_step_s = _LAST_STEP_FACTOR * seen_s + _STEP_SLACK_S
         silent = max(lease_gone_at, stuck_since + CLOCK_RATE * (last_step_s + limits.silent_s))
         if not has_stepped:
@@ -146,11 +151,11 @@ class StepSilence:
 
     silent_s: float | None
     is_ending: bool = False
-    """Training is over, and no step will follow: they save, or close what they have open."""
+    """Training is over, and no step will follow: the ranks save, or close what they have open."""
 
 
 def step_silence(ranks: Mapping[int, Progress], now_ns: int) -> StepSilence:
-    """Return how the ranks of a host stand: those that have not ended."""
+    """Return the state of a host's ranks, without those that have ended."""
     if ranks and all(one.phase is Phase.STOPPING for one in ranks.values()):
         return StepSilence(None, is_ending=True)
     completed = [one.completed_ns for one in ranks.values()]
@@ -163,8 +168,8 @@ def step_silence(ranks: Mapping[int, Progress], now_ns: int) -> StepSilence:
 def interval_of(progress: Progress) -> float | None:
     """Return the seconds that a rank needs from step to step; None before its first one.
 
-    Where a save or an evaluation between two steps takes longer than the steps, half of that pause counts: three times
-    the interval is what a host without a lease may be silent.
+    If a save or an evaluation between two steps takes longer than the steps, half of that pause counts: a host without
+    a lease may be silent for three times the interval.
     """
     step_ns = step_ns_of(progress)
     if step_ns is None:
@@ -174,13 +179,13 @@ def interval_of(progress: Progress) -> float | None:
 
 
 def longer_stop_s(known_s: float, seen_s: float) -> float | None:
-    """Return how long to give what was measured to take `seen_s`; None where `known_s` is long enough."""
-    return None if _LEAST_STOP_FACTOR * seen_s <= known_s else _STOP_FACTOR * seen_s
+    """Return the time to allow when `seen_s` was measured; None if `known_s` is long enough."""
+    return None if _MIN_STOP_FACTOR * seen_s <= known_s else _STOP_FACTOR * seen_s
 
 
 @dataclass(frozen=True, slots=True)
 class StopTimes:
-    """What a stop of a rank is made of, in seconds as measured, 0 where it was not: the longest of each but for steps.
+    """The parts of a rank's stop, in seconds as measured, 0 if not measured: the longest of each, except for steps.
 
     In the worst case the request comes when an evaluation, or without one a step, has just begun.
     """
@@ -197,7 +202,7 @@ class StopTimes:
 
 
 def stop_times(progress: Progress) -> StopTimes | None:
-    """Return what a stop of a rank takes; None before its first step."""
+    """Return the parts of a rank's stop time; None before its first step."""
     step_ns = step_ns_of(progress)
     if step_ns is None:
         return None
@@ -206,23 +211,27 @@ def stop_times(progress: Progress) -> StopTimes | None:
 
 
 def step_ns_of(progress: Progress) -> int | None:
-    """Return what a step takes; None before the first one. Until there is a median it is the first step."""
+    """Return the time of a step; None before the first one. Until there is a median it is the first step's."""
     return progress.median_step_ns or progress.last_step_ns
 
 
-def fence(limits: Deadlines, lease: LeaseView, ranks: StepSilence) -> tuple[FenceStep, str]:
+def fence(limits: Deadlines, lease: LeaseView, ranks: StepSilence) -> tuple[FenceAction, str]:
     """Return what a host must do with its workers without an order, and why."""
     if not lease.is_gone:
-        return FenceStep.GO_ON, ""
-    doubt = f"this host fenced itself: it holds no lease since {lease.gone_s:.1f} s"
+        return FenceAction.GO_ON, ""
+    doubt = f"this host fenced itself: it has held no lease for {lease.gone_s:.1f} s"
+    if lease.has_lost_orders:
+        doubt = (
+            f"this host fenced itself: its orders do not arrive, and for {lease.gone_s:.1f} s that counts as no lease"
+        )
     if lease.gone_s > limits.end_s:
-        return FenceStep.STOP, f"{doubt} (limit {limits.end_s:.1f} s)"
+        return FenceAction.STOP, f"{doubt} (limit {limits.end_s:.1f} s)"
     if ranks.silent_s is not None and ranks.silent_s > limits.silent_s:
-        return FenceStep.STOP, (
+        return FenceAction.STOP, (
             f"{doubt}, and no step was completed for {ranks.silent_s:.1f} s (limit {limits.silent_s:.1f} s)"
         )
     if ranks.silent_s is None and not ranks.is_ending and lease.gone_s > limits.start_s:
-        return FenceStep.STOP, f"{doubt}, and no step of this round was completed (limit {limits.start_s:.1f} s)"
+        return FenceAction.STOP, f"{doubt}, and no step of this round was completed (limit {limits.start_s:.1f} s)"
     if lease.gone_s > limits.save_s:
-        return FenceStep.SAVE, f"{doubt} (limit {limits.save_s:.1f} s): its workers save and stop"
-    return FenceStep.GO_ON, ""
+        return FenceAction.SAVE, f"{doubt} (limit {limits.save_s:.1f} s): its workers save and stop"
+    return FenceAction.GO_ON, ""

@@ -9,7 +9,7 @@ from megatrain.failures.lines import message_start
 from megatrain.failures.verdict import Label
 
 MAX_RANKS: Final = 64
-"""Tracebacks of more ranks, interleaved in one log, forget the oldest."""
+"""When tracebacks of more ranks are interleaved in one log, the oldest is forgotten."""
 
 _LOADING = re.compile(
     r"torch/utils/data/|site-packages/datasets/|webdataset|streaming/|data_?loader|[/_]dataset|datasets?\.py|indexed_|"
@@ -35,36 +35,38 @@ class Frames:
     """Remembers for each rank in which part of the program its newest traceback is."""
 
     def __init__(self) -> None:
-        self._places: dict[str | None, Label] = {}
+        self._label_of: dict[str | None, Label] = {}
         self._ignored: set[str | None] = set()
 
     def see(self, rank: str | None, line: str) -> None:
-        """Take in a frame."""
-        place = Label.DATA if _LOADING.search(line) else Label.STORAGE if _SAVING.search(line) else None
-        if place is not None:
-            self._places.pop(rank, None)
-            self._places[rank] = place
-            if len(self._places) > MAX_RANKS:
-                del self._places[next(iter(self._places))]
+        """Process a frame."""
+        label = Label.DATA if _LOADING.search(line) else Label.STORAGE if _SAVING.search(line) else None
+        if label is not None:
+            self._label_of.pop(rank, None)
+            self._label_of[rank] = label
+            if len(self._label_of) > MAX_RANKS:
+                del self._label_of[next(iter(self._label_of))]
 
     def ignore(self, rank: str | None) -> None:
-        """Take notice that the exception which the rank's log shows next harmed nothing: Python was cleaning up."""
+        """Note that the exception which the rank's log shows next did no harm: Python was cleaning up."""
         if len(self._ignored) < MAX_RANKS:
             self._ignored.add(rank)
 
     def ends_ignored(self, rank: str | None, line: str) -> bool:
-        """Say whether a line is the end of a traceback that harmed nothing."""
+        """Return whether a line is the end of a traceback that did no harm."""
         if rank not in self._ignored or _EXCEPTION.match(line, message_start(line)) is None:
             return False
         self._ignored.discard(rank)
-        self._places.pop(rank, None)
+        self._label_of.pop(rank, None)
         return True
 
-    def place_of(self, rank: str | None, line: str) -> Label | None:
-        """Return what an exception at the end of the rank's frames is about, None when only the program's own code."""
-        place = self._places.pop(rank, None)
-        if place is None:
+    def label_of(self, rank: str | None, line: str) -> Label | None:
+        """Return the part of the program in which an exception at the end of the rank's frames arose, None if only its
+        own code.
+        """
+        label = self._label_of.pop(rank, None)
+        if label is None:
             return None
-        if _ABOUT_FILES.search(line) or (place is Label.DATA and _ABOUT_VALUES.search(line)):
-            return place
+        if _ABOUT_FILES.search(line) or (label is Label.DATA and _ABOUT_VALUES.search(line)):
+            return label
         return None

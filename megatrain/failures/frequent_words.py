@@ -1,4 +1,4 @@
-"""Words of ordinary lines. As anchors of a rule (`shapes`) they would make a candidate of every line."""
+"""Words of ordinary lines. As anchors of a rule (`shapes`) they would make every line a candidate."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ batch grad gpu host info iteration loss nccl node norm rank sample samples step 
 """
 
 WORDS_OF_EVERY_LINE = frozenset(_OF_EVERY_LINE.split())
-"""The last that a rule should be found by."""
+"""The least suitable anchors of all."""

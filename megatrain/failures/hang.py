@@ -1,8 +1,8 @@
 """A hang's suspects from the ranks' last sequence numbers: which rank never entered which collective, which ranks wait
 for it.
 
-Pure: positions in, suspects and the reason out (DESIGN decision 13). The idea: in each group the ranks that are behind
-hold up those that entered; a rank that is behind in one group because it waits in another is a victim itself, so the
+Pure: positions in, suspects and the reason out (ADR 0012, ADR 0046). The idea: in each group the ranks that are behind
+hold up those that entered. A rank that is behind in one group because it waits in another is itself a victim, so the
 suspects are the ends of the chains of waiting. An operation that a rank has started and does not wait for holds up no
 other rank. A rank without data is one that logs nothing (MegaScale sec. 5.2).
 """
@@ -19,7 +19,7 @@ from typing import Final
 from megatrain.contracts.operations import Operation
 
 _AROUND_OTHERS = (Operation.STEP, Operation.EVALUATION, Operation.BARRIER, Operation.CLIP)
-"""Spans that have exchanges within: they do not say that the host is busy itself."""
+"""Spans that contain exchanges: they do not show that the rank's CPU thread itself is busy."""
 IMMOBILE: Final = MappingProxyType(
     {
         "T": "is stopped (T)",
@@ -29,22 +29,24 @@ IMMOBILE: Final = MappingProxyType(
         "": "has no process",
     }
 )
-"""What is said of a process that cannot move, by its letter in /proc."""
+"""Descriptions of a process that cannot move, by its letter in /proc."""
 NO_STATES: Final[Mapping[int, str]] = MappingProxyType({})
-_MOST_TOLD = 8
+_MAX_LISTED = 8
 
 
 class Confidence(StrEnum):
     """How certain the suspects are."""
 
     CERTAIN = "certain"
-    """All ranks have data, and the chains of waiting end at ranks that wait for no other."""
+    """A suspect is stopped or dead. Or it never entered a collective in which others wait, and all ranks have data."""
     LIKELY = "likely"
-    """The suspects are those who log nothing, and others wait for them."""
+    """The suspects log nothing, and others wait for them. Or they left a collective before its end. Or they never
+    entered it, but some rank logs nothing. Or the suspects follow only if ranks that are busy wait for no other."""
     WEAK = "weak"
-    """The ranks wait in a circle: they disagree about the order of collectives, or a network path is broken."""
+    """All members are inside one collective: no rank is a suspect; the network, or a GPU, is broken. Or the suspects
+    wait for one another in a circle: they call collectives in different orders."""
     INSUFFICIENT = "insufficient"
-    """No rank waits, or no rank has data."""
+    """No rank waits in a collective: there is no suspect. Or no rank has data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,11 @@ class Position:
     entered: int
     finished: int
     awaited: int | None = None
-    """The one that its host waits for, or waited for last; 0: none of this group; None: it does not say."""
+    """The collective that its CPU thread waits for, or waited for last; 0: none of this group; None: unknown."""
 
     @property
     def waits_in(self) -> int:
-        """Return the collective that the rank waits in, 0 where it does not wait in this group."""
+        """Return the collective that the rank waits in, 0 if it does not wait in this group."""
         if self.awaited is None:
             return self.finished + 1 if self.entered > self.finished else 0
         return self.awaited if self.awaited > self.finished else 0
@@ -77,7 +79,7 @@ class Missing:
     silent: tuple[int, ...]
     """Members without data."""
     loitering: tuple[int, ...] = ()
-    """Members that entered and do not wait for its end; only where no member is absent or silent."""
+    """Members that entered and do not wait for its end; only if no member is absent or silent."""
 
     @property
     def held_up_by(self) -> frozenset[int]:
@@ -94,19 +96,18 @@ class HangReport:
     reason: str
     missing: tuple[Missing, ...]
     waits_for: Mapping[int, tuple[int, ...]]
-    """For each waiting rank the ranks that have not come to the collective that it waits in."""
+    """For each waiting rank the ranks that have not entered the collective that it waits in."""
     silent: tuple[int, ...]
-    """Those who log nothing."""
+    """The ranks that log nothing."""
 
     @property
     def is_firm(self) -> bool:
-        """Whether the suspects are sure enough to be called culprits."""
+        """Whether the suspects are certain enough to be called culprits."""
         return bool(self.suspects) and self.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
 
 
 def is_own_work(operation: str) -> bool:
-    """Say whether an open span of this operation means that its rank's host is busy itself and waits for no other
-    rank."""
+    """Return whether an open span of this operation means that its rank's CPU thread is busy, and waits for none."""
     known = next((one for one in Operation if one.value == operation), None)
     return known is not None and not (known.is_collective or known.is_point_to_point or known in _AROUND_OTHERS)
 
@@ -118,15 +119,15 @@ def hang_suspects(
     busy: Iterable[int] = (),
     states: Mapping[int, str] = NO_STATES,
 ) -> HangReport:
-    """Return who holds up a job that makes no progress.
+    """Return which ranks hold up a job that makes no progress.
 
     `positions`: by rank, then by group. `groups`: the members of each group. Members of a group without an entry in
-    `positions` log nothing, and so do the ranks in `silent`, whatever they said before. `busy`: ranks in some work of
-    their own that began after all exchanges of theirs that are open. An accelerator may run behind its host, so that
-    counts only without other evidence: then an operation that a busy rank started before holds up no other rank.
-    `states`: the letters of processes in /proc, of ranks whose process somebody looked for while the round ran; empty:
-    there was none. One that cannot move is the strongest evidence: it waits for no rank, and the collectives in which
-    others wait say nothing about the network.
+    `positions` log nothing, and so do the ranks in `silent`, whatever they logged before. `busy`: ranks in work of
+    their own that began after all their open exchanges. An accelerator may lag behind its CPU, so this counts only
+    without other evidence: then an operation that a busy rank started before holds up no other rank. `states`: the
+    /proc letters of the ranks' processes that somebody read while the round ran; empty: there was no process. A process
+    that cannot move is the strongest evidence: it waits for no rank, and the collectives in which others wait say
+    nothing about the network.
     """
     silent, busy = tuple(silent), tuple(busy)
     immobile = {rank: IMMOBILE[state] for rank, state in sorted(states.items()) if state in IMMOBILE}
@@ -143,7 +144,7 @@ def hang_suspects(
 def _idle(
     positions: Mapping[int, Mapping[str, Position]], ranks: Iterable[int]
 ) -> Mapping[int, Mapping[str, Position]]:
-    """Return the positions with ranks that wait for nothing, whatever they entered."""
+    """Return the positions with the given ranks waiting for nothing, whatever they entered."""
     known = (rank for rank in ranks if rank in positions)
     idle = {rank: {name: replace(at, awaited=0) for name, at in positions[rank].items()} for rank in known}
     return {**positions, **idle}
@@ -151,26 +152,26 @@ def _idle(
 
 def _of_immobile(report: HangReport, immobile: Mapping[int, str]) -> HangReport:
     """Return the report that blames only processes that cannot move."""
-    told = [f"rank {rank} {words}" for rank, words in islice(immobile.items(), _MOST_TOLD)]
-    told += [f"{len(immobile) - _MOST_TOLD} more are like that"] if len(immobile) > _MOST_TOLD else []
+    reasons = [f"rank {rank} {words}" for rank, words in islice(immobile.items(), _MAX_LISTED)]
+    reasons += [f"{len(immobile) - _MAX_LISTED} more cannot run either"] if len(immobile) > _MAX_LISTED else []
     entry = closest(entry for entry in report.missing if not immobile.keys().isdisjoint(entry.held_up_by))
     if entry is not None:
         whom = "it" if len(immobile) == 1 else "them"
-        told.append(f"{_waits(entry.waiting)} for {whom} in collective {entry.sequence} of {entry.group}")
-    return replace(report, suspects=tuple(immobile), confidence=Confidence.CERTAIN, reason="; ".join(told))
+        reasons.append(f"{_waits(entry.waiting)} for {whom} in collective {entry.sequence} of {entry.group}")
+    return replace(report, suspects=tuple(immobile), confidence=Confidence.CERTAIN, reason="; ".join(reasons))
 
 
 def _report(
     positions: Mapping[int, Mapping[str, Position]], groups: Mapping[str, Sequence[int]], silent: Iterable[int]
 ) -> HangReport:
-    mute = set(silent) | {rank for members in groups.values() for rank in members if rank not in positions}
+    all_silent = set(silent) | {rank for members in groups.values() for rank in members if rank not in positions}
     missing = tuple(
         found
         for group in sorted(groups)
-        for found in _missing(group, sorted(set(groups[group])), positions, mute)
+        for found in _missing(group, sorted(set(groups[group])), positions, all_silent)
     )  # fmt: skip
     waits_for = _waits_for(missing)
-    suspects, confidence, reason = _suspects(missing, waits_for, mute)
+    suspects, confidence, reason = _suspects(missing, waits_for, all_silent)
     ordered = {others: tuple(sorted(others)) for others in set(waits_for.values())}
     return HangReport(
         suspects=tuple(sorted(suspects)),
@@ -178,40 +179,44 @@ def _report(
         reason=reason,
         missing=missing,
         waits_for={rank: ordered[waits_for[rank]] for rank in sorted(waits_for)},
-        silent=tuple(sorted(mute)),
+        silent=tuple(sorted(all_silent)),
     )
 
 
 def _missing(
-    group: str, members: list[int], positions: Mapping[int, Mapping[str, Position]], mute: set[int]
+    group: str, members: list[int], positions: Mapping[int, Mapping[str, Position]], silent: set[int]
 ) -> list[Missing]:
-    """Return the collectives of a group in which somebody waits."""
-    known = {rank: positions[rank].get(group, Position(0, 0)) for rank in members if rank not in mute}
-    quiet = tuple(rank for rank in members if rank in mute)
+    """Return the collectives of a group in which a rank waits."""
+    known = {rank: positions[rank].get(group, Position(0, 0)) for rank in members if rank not in silent}
+    silent_members = tuple(rank for rank in members if rank in silent)
     waits_in = {rank: at.waits_in for rank, at in known.items()}
     found: list[Missing] = []
-    for sequence in sorted({place for place in waits_in.values() if place}):
-        waiting = tuple(rank for rank, place in waits_in.items() if place == sequence)
+    for sequence in sorted({number for number in waits_in.values() if number}):
+        waiting = tuple(rank for rank, number in waits_in.items() if number == sequence)
         absent = tuple(rank for rank, at in known.items() if at.entered < sequence)
         loitering: tuple[int, ...] = ()
-        if not absent and not quiet:
+        if not absent and not silent_members:
             loitering = tuple(
                 rank
                 for rank, at in known.items()
                 if at.awaited is not None and at.finished < sequence and not waits_in[rank]
             )
-        found.append(Missing(group, sequence, waiting, absent, quiet, loitering))
+        found.append(Missing(group, sequence, waiting, absent, silent_members, loitering))
     return found
 
 
 def closest(missing: Iterable[Missing]) -> Missing | None:
-    """Return the collective that tells most of those that some ranks are missing in: the fewest are in doubt there."""
+    """Return the most informative of the collectives that some ranks are missing in: the one with the fewest in
+    doubt.
+    """
     return min(missing, key=lambda entry: (len(entry.held_up_by), len(entry.waiting)), default=None)
 
 
 def _waits_for(missing: Iterable[Missing]) -> dict[int, frozenset[int]]:
-    """Return for each waiting rank the ranks that it waits for. Ranks that wait in one collective share a set: there
-    are many."""
+    """Return for each waiting rank the ranks that it waits for.
+
+    Ranks that wait in one collective share a set: there are many.
+    """
     found: dict[int, frozenset[int]] = {}
     for entry in missing:
         others = entry.held_up_by
@@ -221,19 +226,19 @@ def _waits_for(missing: Iterable[Missing]) -> dict[int, frozenset[int]]:
 
 
 def _suspects(
-    missing: tuple[Missing, ...], waits_for: Mapping[int, frozenset[int]], mute: set[int]
+    missing: tuple[Missing, ...], waits_for: Mapping[int, frozenset[int]], silent: set[int]
 ) -> tuple[set[int], Confidence, str]:
     if not missing:
-        if mute:
-            return set(), Confidence.INSUFFICIENT, f"no rank waits in a collective; {_log_nothing(mute)}"
+        if silent:
+            return set(), Confidence.INSUFFICIENT, f"no rank waits in a collective; {_log_nothing(silent)}"
         return set(), Confidence.INSUFFICIENT, "no rank waits in a collective"
     blocked_on: set[int] = set().union(*set(waits_for.values()))
-    # who waits where all have come is held up by no rank
+    # a rank that waits where all others have arrived is held up by no rank
     ends = {rank for rank in blocked_on if rank not in waits_for}
-    talking = ends - mute
+    talking = ends - silent
     if talking:
-        reason, is_plain = _why(missing, talking, mute)
-        return talking, Confidence.CERTAIN if is_plain and not mute else Confidence.LIKELY, reason
+        reason, is_plain = _why(missing, talking, silent)
+        return talking, Confidence.CERTAIN if is_plain and not silent else Confidence.LIKELY, reason
     if ends:
         return (
             ends,
@@ -252,8 +257,8 @@ def _suspects(
     )  # fmt: skip
 
 
-def _why(missing: tuple[Missing, ...], suspects: set[int], mute: set[int]) -> tuple[str, bool]:
-    """Return the reason in words, and whether the suspects never entered what others wait in."""
+def _why(missing: tuple[Missing, ...], suspects: set[int], silent: set[int]) -> tuple[str, bool]:
+    """Return the reason as text, and whether the suspects never entered what others wait in."""
     entry = closest(entry for entry in missing if suspects.intersection(entry.absent))
     if entry is not None:
         text = (
@@ -266,7 +271,7 @@ def _why(missing: tuple[Missing, ...], suspects: set[int], mute: set[int]) -> tu
             f"{_ranks(suspects)} entered collective {inside.sequence} of {inside.group} and went on to something "
             f"else before its end, for which {_waits(inside.waiting)}"
         )
-    return (f"{text}; {_log_nothing(mute)}" if mute else text), entry is not None
+    return (f"{text}; {_log_nothing(silent)}" if silent else text), entry is not None
 
 
 def _log_nothing(ranks: set[int]) -> str:
@@ -279,7 +284,7 @@ def _waits(ranks: Iterable[int]) -> str:
 
 
 def _circle(waits_for: Mapping[int, frozenset[int]]) -> set[int]:
-    """Return the ranks that are left when all who only wait for others of the circle are taken away."""
+    """Return the ranks of a circle, without those that only wait for members of it."""
     left = set(waits_for)
     while True:
         needed = {other for rank in left for other in waits_for[rank]} & left

@@ -1,7 +1,7 @@
-"""Bytes of a log -> its lines, cleaned of what terminals obey, and who wrote a line.
+"""Bytes of a log -> its lines, without terminal control codes, and the writer of each line.
 
-A carriage return ends a line, too: progress bars write one line that never ends. Lines longer than the bound are cut
-at multiples of it, counted from the line's start, so that the chunks in which a log arrives change nothing.
+A carriage return also ends a line, because progress bars write one line that never ends. Lines longer than the bound
+are cut at multiples of it, counted from the line's start, so that the chunks in which a log arrives change nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 MAX_LINE_BYTES: Final = 16 * 1024
-"""Longer than any message that a rule knows; shorter than a dump of tensors on one line."""
+"""Longer than any message that a rule matches; shorter than a dump of tensors on one line."""
 
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
@@ -46,13 +46,13 @@ _MAX_PREFIXES = 16
 
 
 class LineCutter:
-    """Cuts chunks of bytes into whole lines and keeps the one that is not finished yet."""
+    """Cuts chunks of bytes into whole lines and keeps the unfinished one."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return all whole lines that there are now as one block, without escape sequences."""
+        """Return all whole lines that are complete now as one block, without escape sequences."""
         if self._rest:
             chunk = self._rest + chunk
         cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
@@ -63,13 +63,13 @@ class LineCutter:
         return clean(block)
 
     def finish(self) -> bytes:
-        """Return the last line, which nothing ended."""
+        """Return the last line, which has no newline."""
         block, self._rest = self._rest, b""
         return clean(block)
 
 
 def clean(block: bytes) -> bytes:
-    """Return the block with its long lines cut and without what terminals obey."""
+    """Return the block with its long lines cut and without terminal control codes."""
     if len(block) > MAX_LINE_BYTES and max(map(len, block.splitlines())) > MAX_LINE_BYTES:
         block = b"\n".join(
             line[start : start + MAX_LINE_BYTES]
@@ -80,7 +80,7 @@ def clean(block: bytes) -> bytes:
 
 
 def rank_of_line(line: str) -> str | None:
-    """Return the rank that wrote a line, by the prefixes that launchers and torch put there."""
+    """Return the rank that wrote a line, by the prefixes that launchers and torch add."""
     for pattern in _RANK:
         found = pattern.search(line)
         if found is not None:

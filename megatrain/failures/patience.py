@@ -1,9 +1,10 @@
-"""Whether ranks still move: pure. Whether their host must stop them on its own is another question: see `fence`.
+"""Whether ranks still move: pure. Whether their host must stop them by itself is another question: see `fence`.
 
-Each phase has its own patience. A step's is learned: max(floor, factor x median step). Before a second step has been
-completed the first one's duration replaces the median, and the first step itself has a configured limit. So have the
-first checkpoint and the first evaluation; later ones are measured by the longest before. A rank is judged by the newest
-thing it did: entering a phase, beginning a step, completing one; while it waits for storage it says that it lives.
+Each phase has its own limit. A step's is learned: max(floor, factor x median step). Before a second step has been
+completed the first one's duration replaces the median, and the first step itself has a configured limit. The first
+checkpoint and the first evaluation have configured limits too; the limits of later ones follow from the longest earlier
+one. A rank is judged by its newest sign of life: it entered a phase, began a step or completed one; while it waits for
+storage it gives signs of life.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Patience:
                 return self.checkpoint_s
 
     def part(self, share: float) -> Patience:
-        """Return one that is over sooner: after `share` of each time."""
+        """Return a shorter patience: `share` of each time."""
         return Patience(
             init_s=share * self.init_s,
             first_step_s=share * self.first_step_s,
@@ -59,19 +60,21 @@ class Patience:
             factor=share * self.factor,
         )
 
-    def _learned_s(self, most_s: float, longest_ns: int | None) -> float:
-        """Return the limit of a phase that came before and took so long at the most; at first the stated one."""
-        return most_s if longest_ns is None else min(most_s, max(self.floor_s, self.factor * longest_ns / _NS))
+    def _learned_s(self, max_s: float, longest_ns: int | None) -> float:
+        """Return the limit of a phase whose earlier runs took at most this long; the configured one before the
+        first.
+        """
+        return max_s if longest_ns is None else min(max_s, max(self.floor_s, self.factor * longest_ns / _NS))
 
 
 def silent_s(progress: Progress, now_ns: int) -> float:
-    """Return for how long a rank has done nothing that its black box tells."""
+    """Return how long a rank has shown no sign of life in its black box."""
     newest = max(progress.phase_since_ns, progress.step_started_ns or 0, progress.completed_ns or 0)
     return max(0.0, (now_ns - newest) / _NS)
 
 
 def find_stall(ranks: Mapping[int, Progress], patience: Patience, now_ns: int, now_unix_s: float) -> Stall | None:
-    """Return what stands still: the ranks beyond their limit, described by the one that is silent for longest."""
+    """Return the stall: the ranks beyond their limit, described by the one that has been silent longest."""
     silences = {rank: silent_s(progress, now_ns) for rank, progress in ranks.items()}
     over = {rank: silence for rank, silence in silences.items() if silence > patience.limit_s(ranks[rank])}
     if not over:

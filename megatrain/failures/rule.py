@@ -1,4 +1,4 @@
-"""One rule: the words that a line must hold, and what the line then says.
+"""One rule: the words that a line must contain, and the meaning of the line.
 
 Words come first because searching for them is fast, and because they lead from a line's letters to the few rules that
 it could match (`shapes`). Patterns do the rest.
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from megatrain.failures.lines import message_start
-from megatrain.failures.verdict import ACTIONS, Action, Label
+from megatrain.failures.verdict import ACTIONS, FailureAction, Label
 
 Words = tuple[str, ...]
 
@@ -19,7 +19,7 @@ CULPRIT_KINDS = ("host", "rank", "gpu", "peer")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A line matches when it holds all words of one alternative, and the pattern where there is one."""
+    """A line matches if it contains all words of one alternative, and the pattern if there is one."""
 
     name: str
     label: Label
@@ -28,25 +28,25 @@ class Rule:
     alternatives: tuple[Words, ...]
     """Lower-case words."""
     pattern: re.Pattern[str] | None = None
-    """Must be found in the line, whose letters are small."""
+    """Must be found in the line in lower case."""
     unless: re.Pattern[str] | None = None
     """Must not be found in it."""
     culprit: re.Pattern[str] | None = None
-    """Its groups `host`, `rank`, `gpu` and `peer` name the culprit, in the line as it was."""
+    """Its groups `host`, `rank`, `gpu` and `peer` name the culprit, in the line's original case."""
     is_cascade: bool = False
-    action: Action = Action.NONE
+    action: FailureAction = FailureAction.NONE
     is_silencer: bool = False
-    """The line is this, whatever other rules see in it."""
+    """This rule decides the line, whatever other rules match it."""
     names_own_rank: bool = True
-    """Whether the rank that wrote the line is the culprit where the pattern names no rank."""
+    """Whether the rank that wrote the line is the culprit if the pattern names no rank."""
     is_at_start: bool = False
-    """The pattern is looked for where the message begins, after what launchers and loggers put before it."""
+    """The pattern is matched where the message begins, after the prefixes of launchers and loggers."""
     is_fallback: bool = False
-    """Other rules that match the same line know better."""
+    """Other rules that match the same line take precedence."""
     is_family: bool = False
-    """The rule knows a kind of failure and no message: rules that know the line's message know better."""
+    """The rule describes a kind of failure and no message: rules for the line's message take precedence."""
     is_context: bool = False
-    """The line is no sign of failure; it tells something about the lines that follow."""
+    """The line is no sign of failure; it gives information about the lines that follow."""
 
     def __post_init__(self) -> None:
         for words in self.alternatives or ((),):
@@ -54,7 +54,9 @@ class Rule:
                 raise ValueError(f"rule {self.name}: {words!r} must be words of lower case, one of them with a letter")
 
     def matches(self, text: str, lower: str, alternatives: tuple[Words, ...]) -> bool:
-        """Say whether the line matches by one of `alternatives`; `lower` is the line with its ASCII letters small."""
+        """Return whether the line matches by one of `alternatives`; `lower` is the line with its ASCII letters in lower
+        case.
+        """
         if not any(all(word in lower for word in words) for words in alternatives):
             return False
         if self.unless is not None and self.unless.search(lower):
@@ -67,11 +69,11 @@ class Rule:
 
     @property
     def precedence(self) -> tuple[bool, bool, bool, int]:
-        """What decides between rules that match one line; `weight` decides between lines."""
+        """The order of rules that match one line; `weight` orders lines."""
         return self.is_silencer, not self.is_fallback, not self.is_family, self.weight
 
     def named(self, text: str) -> dict[str, str]:
-        """Return who the line names, by kind: host, rank, gpu, peer."""
+        """Return the culprit that the line names, by kind: host, rank, gpu, peer."""
         found = self.culprit.search(text) if self.culprit is not None else None
         # a group that occurs twice has a number in its name
         pairs = ((group.rstrip("0123456789"), name) for group, name in found.groupdict().items()) if found else ()
@@ -86,7 +88,7 @@ def rule(
     pattern: str = "",
     unless: str = "",
     culprit: str = "",
-    action: Action | None = None,
+    action: FailureAction | None = None,
     is_cascade: bool = False,
     is_silencer: bool = False,
     names_own_rank: bool = True,
@@ -124,5 +126,5 @@ def _compiled(pattern: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str] 
 
 
 def _small(pattern: str) -> str:
-    """Return a pattern for lines in lower case: it is found several times faster than one that ignores case."""
+    """Return a pattern for lines in lower case: matching it is several times faster than ignoring case."""
     return re.sub(r"\\.|\(\?P|[A-Z]", lambda found: found[0].lower() if len(found[0]) == 1 else found[0], pattern)

@@ -24,7 +24,7 @@ class WatchdogSequences:
     completed: dict[str, int] = field(default_factory=dict)
 
     def see(self, line: str) -> None:
-        """Take in a line of the watchdog."""
+        """Process a line of the watchdog."""
         found = _GROUP.search(line)
         group = found[1] if found else ""
         for numbers, pattern in (

@@ -1,8 +1,8 @@
-"""Which rules a line could match, by its shape: its letters, small, with all digits deleted.
+"""Which rules a line could match, by its shape: its letters in lower case, with all digits deleted.
 
-The one idea: the lines of a log differ in their numbers mostly, so a line whose shape is known costs one look-up. A
-shape that is new is split into runs of letters, and a run that is new is searched for the rules' anchors. No anchor
-holds anything but letters, so a line never matches a rule that its shape does not lead to: the result is exact.
+The one idea: the lines of a log differ mostly in their numbers, so a line with a known shape costs one look-up. A new
+shape is split into runs of letters, and a new run is searched for the rules' anchors. An anchor contains only letters,
+so a line never matches a rule that its shape does not lead to: the result is exact.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from megatrain.failures.rule import Rule, Words
 
 MAX_SHAPES: Final = 8192
 MAX_SHAPE_BYTES: Final = 1024
-"""Shapes beyond are worked out every time: nothing in memory grows with a log."""
+"""Further shapes are computed every time: nothing in memory grows with a log."""
 MAX_RUNS: Final = 32768
 MAX_RUN_BYTES: Final = 64
-"""More letters in a row are no word of any message, but encoded bytes."""
+"""More letters in a row are encoded bytes, not a word of a message."""
 BATCH_SHAPES: Final = 128
 _MANY_RUNS: Final = 12
-"""With more, to split a shape costs less than to search it for each."""
+"""With more anchors than this, splitting a shape costs less than searching it for each."""
 
 _DIGITS = string.digits.encode()
 _TABLE = bytes(
@@ -36,7 +36,7 @@ _TABLE = bytes(
 _RUN = re.compile(r"[a-z]+")
 
 _ALWAYS_WHOLE = frozenset({"nan", "inf"})
-"""Runs that mean nothing as a part of another: `inf` is in every line of level INFO."""
+"""Runs without a meaning as a part of another: `inf` is in every line of level INFO."""
 
 
 def shapes_of(block: bytes) -> list[bytes]:
@@ -45,10 +45,10 @@ def shapes_of(block: bytes) -> list[bytes]:
 
 
 def anchor_of(words: Words) -> tuple[str, bool]:
-    """Return the run of letters by which one alternative is found, and whether it stands alone in a shape.
+    """Return the run of letters by which one alternative is found, and whether it is a whole run of a shape.
 
-    The rarest run is chosen, if not the longest. A run that other characters than letters and digits bound on both
-    sides within its word is a whole run of the shape, too: others may be a part of one.
+    The rarest run is chosen, among equally rare ones the longest. If characters other than letters and digits bound a
+    run on both sides within its word, it is also a whole run of the shape; other runs may be a part of one.
     """
     runs = [found for word in words for found in _runs(word)]
     return max(runs, key=lambda found: (_rarity(*found), len(found[0])))
@@ -64,7 +64,7 @@ def _rarity(run: str, is_whole: bool) -> int:
 
 def _runs(word: str) -> list[tuple[str, bool]]:
     bare = "".join(character for character in word if not character.isdigit())
-    if bare != word:  # a digit beside a run may hide that the run goes on
+    if bare != word:  # a digit beside a run may hide that the run continues
         return [(run, False) for run in _RUN.findall(bare)]
     return [
         (found[0], found[0] in _ALWAYS_WHOLE or (found.start() > 0 and found.end() < len(word)))
@@ -82,15 +82,15 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
-    """The rules that a line could match, each with the alternatives that are left, and the most that one weighs."""
+class CandidateRules:
+    """The rules that a line could match, each with its remaining alternatives, and the highest weight among them."""
 
     rules: tuple[tuple[Rule, tuple[Words, ...]], ...]
     most_weight: int
 
 
 class Anchors:
-    """Where each anchor leads to, and what finds the anchors in a run of letters."""
+    """The targets of each anchor, and the search for anchors in a run of letters."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self.whole: dict[str, list[Target]] = {}
@@ -141,11 +141,11 @@ class ShapeIndex:
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules
         self._anchors = _anchors(rules)
-        self._shapes: dict[bytes, Candidates | None] = {}
+        self._shapes: dict[bytes, CandidateRules | None] = {}
         self._runs: dict[bytes, tuple[Target, ...]] = {}
         self._dull_runs: set[bytes] = set()
 
-    def interesting(self, shapes: Sequence[bytes]) -> list[tuple[int, Candidates]]:
+    def interesting(self, shapes: Sequence[bytes]) -> list[tuple[int, CandidateRules]]:
         """Return number and candidates of the lines that could match a rule."""
         known = self._shapes
         found = []
@@ -157,18 +157,18 @@ class ShapeIndex:
                 self._keep(new)
                 continue
             for number, shape in enumerate(batch, start):
-                # what is new may not have been kept, or have been kept in place of what was known
+                # a new shape may not have been kept, or may have replaced a known one
                 candidates = new[shape] if shape in new else known[shape]
                 if candidates is not None:
                     found.append((number, candidates))
             self._keep(new)
         return found
 
-    def _work_out(self, shapes: list[bytes]) -> dict[bytes, Candidates | None]:
+    def _work_out(self, shapes: list[bytes]) -> dict[bytes, CandidateRules | None]:
         """Return the candidates of new shapes.
 
-        All are looked at as one text first: few runs of it lead anywhere, and a rule whose other words are nowhere in
-        it needs no look at the single lines.
+        All are first searched as one text: few of its runs lead anywhere, and a rule whose other words occur nowhere in
+        it need not be tried on the single lines.
         """
         text = b"\n".join(shapes)
         runs = set(itertools.filterfalse(self._dull_runs.__contains__, text.split()))
@@ -183,7 +183,7 @@ class ShapeIndex:
             return dict.fromkeys(shapes)
         if len(live) > _MANY_RUNS:
             return {shape: self._candidates(live.keys() & set(shape.split()), shape, live) for shape in shapes}
-        found: dict[bytes, Candidates | None] = {}
+        found: dict[bytes, CandidateRules | None] = {}
         for shape in shapes:
             found[shape] = None
             for run in live:
@@ -192,24 +192,26 @@ class ShapeIndex:
                     break
         return found
 
-    def _keep(self, new: dict[bytes, Candidates | None]) -> None:
+    def _keep(self, new: dict[bytes, CandidateRules | None]) -> None:
         if len(self._shapes) + len(new) > MAX_SHAPES:
             self._shapes.clear()
         if max(map(len, new), default=0) > MAX_SHAPE_BYTES:
             new = {shape: candidates for shape, candidates in new.items() if len(shape) <= MAX_SHAPE_BYTES}
         self._shapes.update(new)
 
-    def _candidates(self, runs: set[bytes], shape: bytes, live: dict[bytes, tuple[Target, ...]]) -> Candidates | None:
+    def _candidates(
+        self, runs: set[bytes], shape: bytes, live: dict[bytes, tuple[Target, ...]]
+    ) -> CandidateRules | None:
         by_rule: dict[int, list[Words]] = {}
         for run in runs:
             for target in live[run]:
                 if all(part in shape for part in target.shapes):
                     by_rule.setdefault(target.number, []).append(target.words)
         rules = tuple((self._rules[number], tuple(by_rule[number])) for number in sorted(by_rule))
-        return Candidates(rules, max(rule.weight for rule, _ in rules)) if rules else None
+        return CandidateRules(rules, max(rule.weight for rule, _ in rules)) if rules else None
 
     def _learn(self, runs: list[bytes]) -> dict[bytes, tuple[Target, ...]]:
-        """Take in runs that were never seen, and return those that lead anywhere."""
+        """Process new runs, and return those that lead to a rule."""
         if not runs:
             return {}
         leading = self._anchors.of_runs(runs)

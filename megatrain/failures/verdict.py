@@ -1,4 +1,4 @@
-"""The words of a verdict on a failure: what it was, what to do, whether it follows from another, and who."""
+"""The parts of a verdict on a failure: its label, the action, whether it follows from another, and the culprit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from enum import StrEnum
 
 
 class Label(StrEnum):
-    """What went wrong."""
+    """What went wrong.
+
+    The driver counts repeated failures against the host, which can evict it, unless their label is in
+    `_NOT_CAUSED_BY_HOST` (launcher/megatrain_launcher/driver/responses.py).
+    """
 
     GPU_HARDWARE = "gpu_hardware"
     NETWORK = "network"
@@ -25,8 +29,12 @@ class Label(StrEnum):
     BENIGN = "benign"
 
 
-class Action(StrEnum):
-    """What the driver does about it."""
+class FailureAction(StrEnum):
+    """The action that the log suggests; driver/responses.py decides.
+
+    STOP_USER, RETRY_THEN_STOP and ROLLBACK: one restart, and a stop if the same happens again without a new step. The
+    driver rolls back only after exit code 67 or a verdict of the diagnosis.
+    """
 
     EVICT_HOST = "evict_host"
     TOLERATE_THEN_EVICT = "tolerate_then_evict"
@@ -40,46 +48,46 @@ class Action(StrEnum):
     NONE = "none"
 
 
-ACTIONS: dict[Label, Action] = {
-    Label.GPU_HARDWARE: Action.EVICT_HOST,
+ACTIONS: dict[Label, FailureAction] = {
+    Label.GPU_HARDWARE: FailureAction.EVICT_HOST,
     # one flap is no reason to give up a host: MegaScale and ByteRobust tolerate the first
-    Label.NETWORK: Action.TOLERATE_THEN_EVICT,
-    Label.COLLECTIVE_TIMEOUT: Action.DIAGNOSE_HANG,
+    Label.NETWORK: FailureAction.TOLERATE_THEN_EVICT,
+    Label.COLLECTIVE_TIMEOUT: FailureAction.DIAGNOSE_HANG,
     # the same step needs the same memory again
-    Label.CUDA_OOM: Action.STOP_USER,
-    Label.HOST_OOM: Action.STOP_USER,
+    Label.CUDA_OOM: FailureAction.STOP_USER,
+    Label.HOST_OOM: FailureAction.STOP_USER,
     # the program's mistake or a GPU's: a restart with a check of the host shows which
-    Label.CUDA_ILLEGAL_ACCESS: Action.RESTART_THEN_CHECK,
-    Label.SEGFAULT: Action.RESTART_THEN_CHECK,
-    Label.USER_CODE: Action.STOP_USER,
-    Label.DATA: Action.STOP_USER,
-    Label.STORAGE: Action.RETRY_THEN_STOP,
-    Label.NUMERICS: Action.ROLLBACK,
-    Label.PREEMPTION: Action.REQUEUE,
-    # most often the image and the host do not fit together; rules name the cases in which the host alone is broken
-    Label.DRIVER_SOFTWARE: Action.STOP_USER,
-    Label.BENIGN: Action.NONE,
+    Label.CUDA_ILLEGAL_ACCESS: FailureAction.RESTART_THEN_CHECK,
+    Label.SEGFAULT: FailureAction.RESTART_THEN_CHECK,
+    Label.USER_CODE: FailureAction.STOP_USER,
+    Label.DATA: FailureAction.STOP_USER,
+    Label.STORAGE: FailureAction.RETRY_THEN_STOP,
+    Label.NUMERICS: FailureAction.ROLLBACK,
+    Label.PREEMPTION: FailureAction.REQUEUE,
+    # usually the image and the host do not match; rules name the cases in which only the host is broken
+    Label.DRIVER_SOFTWARE: FailureAction.STOP_USER,
+    Label.BENIGN: FailureAction.NONE,
 }
-"""What to do when the rule that decided names nothing else."""
+"""The action if the deciding rule names no other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The cause that a log names best so far. A log without a sign of failure is benign."""
+    """The best cause that a log has named so far. A log without a sign of failure is benign."""
 
     label: Label
-    action: Action
+    action: FailureAction
     is_cascade: bool
-    """The line was caused by another rank's failure: look there."""
+    """Another rank's failure caused this line; look for the cause in that rank's log."""
     culprit: str | None = None
-    """Who the text names, as `host7 rank 48`, `gpu PCI:0000:10:1c` or `peer 10.1.2.3`."""
+    """The culprit in the text, as `host7 rank 48`, `gpu PCI:0000:10:1c` or `peer 10.1.2.3`."""
     rule: str = ""
     """The name of the rule that decided; empty when none matched."""
     line: str = ""
     """The line that it matched, cut to a bounded length."""
 
     def to_dict(self) -> dict[str, str | bool | None]:
-        """Return the fields as JSON holds them."""
+        """Return the fields in JSON form."""
         return {
             "label": self.label.value,
             "action": self.action.value,
@@ -90,4 +98,4 @@ class Verdict:
         }
 
 
-NO_FAILURE = Verdict(Label.BENIGN, Action.NONE, is_cascade=False)
+NO_FAILURE = Verdict(Label.BENIGN, FailureAction.NONE, is_cascade=False)

@@ -1,6 +1,6 @@
-"""Hugging Face model directories (safetensors, config.json, tokenizer), written from our parameters and read into them.
+"""Writes Hugging Face model directories (safetensors, config.json, tokenizer) from our parameters, and reads them.
 
-Streaming, on the CPU, without the `transformers` package. Where parameters come from and go to is not known here.
+It streams, on the CPU, without the `transformers` package. It does not depend on where our parameters are stored.
 """
 
 from megatrain.hf.export import Dtype, ExportReport, export_model

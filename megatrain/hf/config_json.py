@@ -1,4 +1,4 @@
-"""Typed reading of a model's config.json: every error names the file, the key, what was found and what is expected."""
+"""Typed reading of a model's config.json. Every error names the file, the key, the found and the expected value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from megatrain.contracts.errors import CheckpointError
 
 
 class ConfigJson:
-    """The object in one config.json, or one nested in it. A key that is null counts as missing, as in transformers."""
+    """The object in a config.json, or one nested in it. A key that is null counts as missing, as in transformers."""
 
-    def __init__(self, values: Mapping[str, Any], place: str) -> None:
+    def __init__(self, values: Mapping[str, Any], location: str) -> None:
         self.values = {key: value for key, value in values.items() if value is not None}
-        self.place = place
+        self.location = location
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
@@ -48,14 +48,14 @@ class ConfigJson:
         return value
 
     def section(self, key: str) -> ConfigJson:
-        """Return the object under `key`, empty where it is missing."""
+        """Return the object under `key`, or an empty one if it is missing."""
         value = self._value(key, {}, "an object")
         if not isinstance(value, dict):
             raise self.refusal(key, "expected an object")
-        return ConfigJson(value, f"{self.place}: {key}")
+        return ConfigJson(value, f"{self.location}: {key}")
 
     def require(self, key: str, computed: Sequence[object], default: object) -> None:
-        """Refuse any value but those that mean what our model computes."""
+        """Raise CheckpointError unless the value is one of `computed`, those that our model can compute."""
         if self.values.get(key, default) not in computed:
             known = " or ".join(json.dumps(one) for one in computed)
             raise self.refusal(key, f"only {known} can be computed here, so this model cannot be imported")
@@ -63,7 +63,7 @@ class ConfigJson:
     def refusal(self, key: str, rule: str) -> CheckpointError:
         """Return the error for the value of `key`."""
         found = f"={json.dumps(self.values[key])}" if key in self.values else " is missing"
-        return CheckpointError(f"{self.place}: {key}{found}; {rule}")
+        return CheckpointError(f"{self.location}: {key}{found}; {rule}")
 
     def _value(self, key: str, default: object, kind: str) -> object:
         value = self.values.get(key, default)
@@ -86,15 +86,15 @@ def read_object(path: Path) -> ConfigJson:
     return parse_object(content, str(path))
 
 
-def parse_object(content: bytes, place: str) -> ConfigJson:
-    """Return the JSON object that is the content of the file `place`.
+def parse_object(content: bytes, location: str) -> ConfigJson:
+    """Return the JSON object in `content`, the content of the file `location`.
 
-    Raises: CheckpointError when it is something else.
+    Raises: CheckpointError when the content is not a JSON object.
     """
     try:
         values = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{place}: not JSON ({error}); fetch the file again") from error
+        raise CheckpointError(f"{location}: not JSON ({error}); fetch the file again") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{place}: a {type(values).__name__}, expected a JSON object; fetch the file again")
-    return ConfigJson(values, place)
+        raise CheckpointError(f"{location}: a {type(values).__name__}, expected a JSON object; fetch the file again")
+    return ConfigJson(values, location)

@@ -1,6 +1,7 @@
-"""From our parameters to a directory that transformers loads, one shard in memory at a time, on the CPU.
+"""Writes our parameters to a directory that transformers loads, on the CPU. Memory holds one file's tensors at a time.
 
-Parameters are read in the order of the tensors made of them, each once; the directory appears when all is on disk.
+Parameters are read once each, in the order of the tensors that are made of them. The directory appears when everything
+is on disk.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DEFAULT_SHARD_BYTES = 5_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was written. `files` holds names and bytes; `notes` what the files do not say of the model."""
+    """The result of an export. `files`: names and bytes; `notes`: what the files do not express of the model."""
 
     directory: Path
     architecture: str
@@ -52,11 +53,11 @@ def export_model(
     tokenizer: TokenizerFile | None = None,
     is_forced: bool = False,
 ) -> ExportReport:
-    """Write `model` to `directory` for transformers: weights in `dtype`, config.json, and the tokenizer where given.
+    """Write `model` to `directory` for transformers: weights in `dtype`, config.json, and the tokenizer if given.
 
-    `read_parameter` returns one whole parameter by our name (a tied head has none of its own). A tensor larger than
-    max_shard_bytes gets a file to itself. is_forced: replace an earlier export.
-    Raises: ConfigError for a model that neither family expresses; CheckpointError naming the file or the tensor.
+    read_parameter: returns one whole parameter, given our name; it is not called for a tied head. A tensor larger than
+    max_shard_bytes gets a file of its own. is_forced: replace an earlier export.
+    Raises: ConfigError for a model that neither family expresses; CheckpointError, which names the file or the tensor.
     """
     family = family_for_export(model)
     if max_shard_bytes < 1:
@@ -71,7 +72,7 @@ def export_model(
         "torch_dtype": str(torch_dtype).removeprefix("torch."),
         "use_cache": True,
         **family.write_config(model),
-        # explicit where there is no tokenizer: the families' own defaults mean tokens of other vocabularies
+        # null without a tokenizer: the families' own defaults are token ids of other vocabularies
         **(special.ids if special is not None else {"bos_token_id": None, "eos_token_id": None}),
     }
     with new_model_directory(directory, is_forced=is_forced) as staging:
@@ -82,7 +83,7 @@ def export_model(
             _write_json(staging / TOKENIZER_CONFIG_NAME, special.tokenizer_config(model.seq_len))
             _write_json(staging / "generation_config.json", special.ids)
         else:
-            notes.append("there is no tokenizer: the end of a document is unknown to who generates text")
+            notes.append("there is no tokenizer, so the exported model names no token for the end of a document")
         files = tuple((path.name, path.stat().st_size) for path in sorted(staging.iterdir()))
     return ExportReport(
         directory=directory,
@@ -96,21 +97,21 @@ def export_model(
 
 
 def plan_shards(tensors: Sequence[HfTensor], item_bytes: int, max_shard_bytes: int) -> list[list[HfTensor]]:
-    """Return the tensors of each file, in order, each file filled as far as max_shard_bytes allows."""
+    """Return the tensors of each file, in order. Each file is filled as far as max_shard_bytes allows."""
     shards: list[list[HfTensor]] = []
-    room = 0
+    free_bytes = 0
     for tensor in tensors:
         num_bytes = math.prod(tensor.shape) * item_bytes
-        if not shards or num_bytes > room:
+        if not shards or num_bytes > free_bytes:
             shards.append([])
-            room = max_shard_bytes
+            free_bytes = max_shard_bytes
         shards[-1].append(tensor)
-        room -= num_bytes
+        free_bytes -= num_bytes
     return shards
 
 
 class _Parameters:
-    """Reads parameters through the caller's function, and keeps the last: tensors made of one stand together."""
+    """Reads parameters with the caller's function. Keeps the last one, because tensors made of it are adjacent."""
 
     def __init__(self, read: Callable[[str], Tensor], shapes: dict[str, tuple[int, ...]]) -> None:
         self._read = read
@@ -120,7 +121,7 @@ class _Parameters:
 
     def read(self, name: str) -> Tensor:
         if name != self._name:
-            self._last = torch.empty(0)  # let go of the last one before the next is read
+            self._last = torch.empty(0)  # free the last parameter before the next one is read
             parameter = self._read(name).detach()
             if tuple(parameter.shape) != self._shapes[name]:
                 raise CheckpointError(
@@ -156,7 +157,7 @@ def _make(tensor: HfTensor, parameters: _Parameters, dtype: torch.dtype) -> Tens
     parameter = parameters.read(tensor.parameter)
     for theirs, ours in tensor.matching_views(made, parameter):
         theirs.copy_(ours)
-    # only fp16 has a smaller range than the weights; what was not finite before is not its doing
+    # only fp16 has a smaller range than the weights; an infinity in the parameter itself is not an overflow
     if dtype == torch.float16 and made.isinf().any() and not parameter.isinf().any():
         raise CheckpointError(
             f"{tensor.name}: holds values up to {parameter.abs().max().item():g}, beyond the range of fp16 (65504); "

@@ -1,4 +1,4 @@
-"""The families that can be written and read, and which of them a model belongs to."""
+"""The families that can be exported and imported, and the choice of a model's family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatrain.hf.llama import Llama
 
 FAMILIES: tuple[Family, ...] = (Llama(), Gpt2())
 
-_WAY_OUT = (
+_HINT = (
     "what can be exported: positions rope with norm rmsnorm and mlp swiglu (Llama), or positions learned with norm "
     "layernorm and mlp gelu (GPT-2), both with serial blocks and full attention"
 )
@@ -28,12 +28,12 @@ _WAY_OUT = (
 def family_for_export(model: ModelConfig) -> Family:
     """Return the family that expresses `model`.
 
-    Raises: ConfigError naming every key that stands in the way.
+    Raises: ConfigError, which names every key that prevents the export.
     """
     family = next(one for one in FAMILIES if one.fixed["positions"] == model.positions)
     problems = family.problems(model)
     if problems:
-        raise ConfigError([f"{problem}; {_WAY_OUT}" for problem in problems])
+        raise ConfigError([f"{problem}; {_HINT}" for problem in problems])
     return family
 
 
@@ -51,11 +51,11 @@ def family_of(config: ConfigJson) -> Family:
 def read_model(family: Family, config: ConfigJson) -> ModelConfig:
     """Return our configuration of the model that a config.json describes.
 
-    Raises: CheckpointError naming the file and the key or the rule.
+    Raises: CheckpointError, which names the file, and the key or the violated rule.
     """
     values: dict[str, Any] = dict(family.fixed) | family.read_config(config)
     model = ModelConfig(**values)
-    # the rules on [model] are asked with any job around it
+    # check() needs a whole configuration, so the model gets an arbitrary job
     job = Config(
         model=model,
         batch=BatchConfig(global_batch_size=1),
@@ -64,7 +64,7 @@ def read_model(family: Family, config: ConfigJson) -> ModelConfig:
     )
     problems = check(job, {}, None)
     if problems:
-        raise CheckpointError(f"{config.place}: describes no model that can be built: {'; '.join(problems)}")
+        raise CheckpointError(f"{config.location}: describes no model that can be built: {'; '.join(problems)}")
     return model
 
 

@@ -1,4 +1,4 @@
-"""What a family of Hugging Face models is to us: a way to say our configuration, and a table of tensors."""
+"""The interface of a family of Hugging Face models: it translates our configuration and lists the tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from megatrain.config.model import ModelConfig
-from megatrain.config.wording import setting
+from megatrain.config.toml_text import setting
 from megatrain.hf.config_json import ConfigJson
 from megatrain.hf.tensor_map import HfTensor
 
@@ -19,37 +19,37 @@ class Family(ABC):
     model_type: ClassVar[str]
     architecture: ClassVar[str]
     prefix: ClassVar[str]
-    """What the names of all tensors but the head begin with; a model saved without its head lacks it."""
+    """The prefix of all tensor names except the head's. A model that was saved without its head lacks the prefix."""
     fixed: ClassVar[Mapping[str, str]]
-    """Keys of [model] for which the family has one value only."""
+    """The keys of [model] for which the family has only one value."""
     buffers: ClassVar[re.Pattern[str]]
-    """Constants that old versions stored beside the weights."""
+    """The names of constants that old versions stored together with the weights."""
 
     @abstractmethod
     def tensors(self, model: ModelConfig) -> Iterator[HfTensor]:
-        """Yield all tensors of the model; those of one of our parameters stand together."""
+        """Yield all tensors of the model. Tensors that come from the same parameter of ours are adjacent."""
 
     @abstractmethod
     def write_config(self, model: ModelConfig) -> dict[str, Any]:
-        """Return what config.json says of a model that `problems` finds nothing wrong with."""
+        """Return the family's keys of config.json, for a model in which `problems` finds no problem."""
 
     @abstractmethod
     def read_config(self, config: ConfigJson) -> dict[str, Any]:
         """Return the keys of [model] that config.json sets.
 
-        Raises: CheckpointError naming the key for what our model does not compute.
+        Raises: CheckpointError, which names the key, when our model cannot compute what a key asks for.
         """
 
     @abstractmethod
     def export_notes(self, model: ModelConfig) -> list[str]:
-        """Return what the exported files do not say of the model, a sentence each."""
+        """Return what the exported files do not express of the model, as one sentence each."""
 
     @abstractmethod
     def import_notes(self, config: ConfigJson) -> list[str]:
-        """Return what our configuration does not say of the files, a sentence each."""
+        """Return what our configuration does not express of the imported files, as one sentence each."""
 
     def problems(self, model: ModelConfig) -> list[str]:
-        """Return a sentence for each key of [model] that this family cannot express."""
+        """Return one sentence for each key of [model] that this family cannot express."""
         found = [
             f"{setting(f'model.{key}', getattr(model, key))} cannot be exported: {self.architecture} has {value!r} only"
             for key, value in self.fixed.items()

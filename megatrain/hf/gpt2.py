@@ -1,6 +1,6 @@
-"""The GPT-2 family: learned positions, LayerNorm, GELU by tanh, biases everywhere.
+"""The GPT-2 family: learned positions, LayerNorm, GELU in the tanh approximation, biases everywhere.
 
-Its projections are written x W + b, so their weights are stored as the transpose of ours.
+Its projections compute x W + b, so their weights are stored as the transpose of ours.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
     for norm, branch in (("ln_1", attention), ("ln_2", mlp)):
         for leaf in ("weight", "bias"):
             yield same(f"{source}.{norm}.{leaf}", f"{branch}.norm.{leaf}", (hidden,))
-    # (their name, ours of weight and of bias, outputs, inputs, the dim of ours to take ranges of, the ranges)
+    # (HF's name, our name of the weight and of the bias, outputs, inputs, the dim of our tensor, its ranges)
     qkv = f"{attention}.attention.qkv.weight"
     qkv_shape = (model.num_heads, 3, model.resolved_head_dim, hidden)
     query_key_value = tuple(indices for _, _, indices in fused_in(qkv, qkv_shape))

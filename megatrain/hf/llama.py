@@ -1,6 +1,6 @@
 """The Llama family: rotary positions, RMSNorm, SwiGLU, grouped queries, with or without biases.
 
-Our rotary layout is the half-split one of this family, so queries and keys need no permutation of their units.
+Our rotary layout is this family's half-split layout, so the units of queries and keys need no permutation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Llama(Family):
         found = super().problems(model)
         if model.hidden_size % model.num_heads:
             found.append(
-                f"model.hidden_size={model.hidden_size} cannot be exported: {self.architecture} wants a multiple of "
+                f"model.hidden_size={model.hidden_size} cannot be exported: {self.architecture} needs a multiple of "
                 f"model.num_heads={model.num_heads}, even where head_dim is given"
             )
         return found
@@ -45,7 +45,7 @@ class Llama(Family):
             yield same("lm_head.weight", "loss_head.weight", rows)
 
     def write_config(self, model: ModelConfig) -> dict[str, Any]:
-        # rope_theta and rope_scaling are what version 4 of transformers and other readers know; version 5 accepts them
+        # version 4 of transformers and other readers know rope_theta and rope_scaling; version 5 accepts them too
         return {
             "vocab_size": model.vocab_size,
             "hidden_size": model.hidden_size,
@@ -71,7 +71,7 @@ class Llama(Family):
         has_bias = config.flag("attention_bias", default=False)
         if config.flag("mlp_bias", default=False) != has_bias:
             raise config.refusal(
-                "mlp_bias", f"must equal attention_bias={str(has_bias).lower()}: one key (has_bias) rules both here"
+                "mlp_bias", f"must equal attention_bias={str(has_bias).lower()}: one key (has_bias) controls both here"
             )
         num_heads = config.count("num_attention_heads")
         return {
@@ -109,7 +109,7 @@ def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
         model.resolved_head_dim,
         model.resolved_num_kv_heads,
     )
-    # of each matrix the inputs; of each bias nothing
+    # (leaf, the dims after the outputs): a weight has its inputs, a bias has none
     leaves: tuple[tuple[str, tuple[int, ...]], ...] = (("weight", (hidden,)),)
     if model.has_bias:
         leaves = (*leaves, ("bias", ()))
@@ -155,7 +155,7 @@ def _read_rope(config: ConfigJson) -> dict[str, Any]:
     rope.require(type_key, tuple(_SCALINGS), default="default")
     scaling = _SCALINGS[rope.text(type_key, default="default")]
     if scaling != "none" and rope.number("factor") == 1.0:
-        scaling = "none"  # stretched by 1: the same numbers
+        scaling = "none"  # scaling by 1 changes nothing
     found: dict[str, Any] = {
         "rope_theta": rope.number("rope_theta", default=config.number("rope_theta", default=10000.0)),
         "rope_scaling": scaling,

@@ -1,6 +1,6 @@
-"""A directory of a Hugging Face model as a source of our parameters, one at a time.
+"""Reads our parameters from a Hugging Face model directory, one at a time.
 
-Everything is checked from config.json and the files' headers when the directory is opened; weights are read later.
+Opening a directory checks everything in config.json and in the files' headers. Weights are read later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megatrain.hf.families import family_of, read_model, section_of
 from megatrain.hf.family import Family
 from megatrain.hf.tensor_map import HfTensor, our_shapes
 from megatrain.hf.tokenizer_files import TOKENIZER_NAME
-from megatrain.hf.weight_files import StoredTensor, WeightFiles, find_tensors
+from megatrain.hf.weight_files import StoredWeight, WeightFiles, find_tensors
 
 HEAD_NAME = "lm_head.weight"
 _DTYPES = ("F32", "BF16", "F16")
@@ -30,7 +30,7 @@ _MAX_PROBLEMS = 5
 
 @dataclass(frozen=True, slots=True)
 class HfModel:
-    """A model directory that was checked. `notes` says what our configuration does not; `tokenizer` may be absent."""
+    """A checked model directory. `notes` lists what our configuration cannot express; `tokenizer` may be None."""
 
     directory: Path
     architecture: str
@@ -38,10 +38,10 @@ class HfModel:
     notes: tuple[str, ...]
     tokenizer: Path | None
     _tensors: Mapping[str, tuple[HfTensor, ...]] = field(repr=False)
-    """What each of our parameters is made of."""
-    _stored: Mapping[str, StoredTensor] = field(repr=False)
-    _tied_copy: tuple[StoredTensor, StoredTensor] | None = field(repr=False)
-    """The word embedding and a head that is stored although it is tied."""
+    """The tensors that make up each of our parameters."""
+    _stored: Mapping[str, StoredWeight] = field(repr=False)
+    _tied_copy: tuple[StoredWeight, StoredWeight] | None = field(repr=False)
+    """The word embedding and the head, if the files store a head although it is tied."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -50,13 +50,13 @@ class HfModel:
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all our parameters, padding included."""
+        """The number of elements of all our parameters, with padding."""
         return sum(torch.Size(shape).numel() for shape in our_shapes(self.model).values())
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each parameter by our name, whole and in fp32; rows that pad the vocabulary are zero.
+        """Yield each parameter by our name, whole and in fp32. Rows that pad the vocabulary are zero.
 
-        Raises: CheckpointError naming the file, or a tied head that differs from the embedding.
+        Raises: CheckpointError, which names the file, also when a tied head differs from the embedding.
         """
         with WeightFiles() as files:
             if self._tied_copy is not None:
@@ -71,9 +71,10 @@ class HfModel:
 
 
 def open_model(directory: Path) -> HfModel:
-    """Check a directory with a Llama or GPT-2 model in safetensors files, and return it ready to be read.
+    """Check a directory with a Llama or GPT-2 model in safetensors files, and return it, ready for reading.
 
-    Raises: CheckpointError naming the file and the key or tensor that is missing, damaged, unknown or not expressible.
+    Raises: CheckpointError, which names the file, and the key or tensor that is missing, damaged, unknown or not
+    expressible in our model.
     """
     config = read_object(directory / "config.json")
     family = family_of(config)
@@ -81,8 +82,8 @@ def open_model(directory: Path) -> HfModel:
     stored = _by_full_name(find_tensors(directory), family)
     if model.num_layers > len(stored):
         raise CheckpointError(
-            f"{config.place}: describes {model.num_layers} layers, but there are {len(stored)} tensors in all; fetch "
-            f"the model again"
+            f"{config.location}: describes {model.num_layers} layers, but there are {len(stored)} tensors in all; "
+            "fetch the model again"
         )
     tensors = tuple(family.tensors(model))
     problems = [*_problems(tensors, stored), *_unknown(tensors, stored, model)]
@@ -107,9 +108,9 @@ def open_model(directory: Path) -> HfModel:
     )
 
 
-def _by_full_name(found: Mapping[str, StoredTensor], family: Family) -> dict[str, StoredTensor]:
-    """Name tensors as the model with its head does, without the constants that some files hold."""
-    stored: dict[str, StoredTensor] = {}
+def _by_full_name(found: Mapping[str, StoredWeight], family: Family) -> dict[str, StoredWeight]:
+    """Return the tensors by their names in a model with head, without the constants that some files hold."""
+    stored: dict[str, StoredWeight] = {}
     for name, tensor in found.items():
         full_name = name if name.startswith(family.prefix) or name == HEAD_NAME else family.prefix + name
         if full_name in stored:
@@ -119,7 +120,7 @@ def _by_full_name(found: Mapping[str, StoredTensor], family: Family) -> dict[str
     return stored
 
 
-def _problems(tensors: tuple[HfTensor, ...], stored: Mapping[str, StoredTensor]) -> Iterator[str]:
+def _problems(tensors: tuple[HfTensor, ...], stored: Mapping[str, StoredWeight]) -> Iterator[str]:
     for tensor in tensors:
         found = stored.get(tensor.name)
         if found is None:
@@ -130,16 +131,16 @@ def _problems(tensors: tuple[HfTensor, ...], stored: Mapping[str, StoredTensor])
             yield f"{found.file.name}: {tensor.name} is of type {found.dtype}, expected one of {', '.join(_DTYPES)}"
 
 
-def _unknown(tensors: tuple[HfTensor, ...], stored: Mapping[str, StoredTensor], model: ModelConfig) -> Iterator[str]:
+def _unknown(tensors: tuple[HfTensor, ...], stored: Mapping[str, StoredWeight], model: ModelConfig) -> Iterator[str]:
     known = {tensor.name for tensor in tensors} | ({HEAD_NAME} if model.has_tied_head else set())
     for name, tensor in stored.items():
         if name not in known:
             yield f"{tensor.file.name}: {tensor.name} belongs to no part of this model"
 
 
-def _check_tied(embedding: StoredTensor, head: StoredTensor, files: WeightFiles) -> None:
+def _check_tied(embedding: StoredWeight, head: StoredWeight, files: WeightFiles) -> None:
     if not torch.equal(files.read(embedding), files.read(head)):
         raise CheckpointError(
             f"{head.file}: {head.name} differs from {embedding.name}, but config.json says tie_word_embeddings=true; "
-            f"say false there to import both"
+            f"set it to false to import both"
         )

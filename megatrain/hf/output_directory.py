@@ -1,4 +1,4 @@
-"""The directory that an export fills: it appears complete, and on disk, or not at all."""
+"""The output directory of an export: it appears when all its files are on disk, or not at all."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _OWN_FILES = re.compile(
 
 @contextmanager
 def new_model_directory(output: Path, *, is_forced: bool) -> Iterator[Path]:
-    """Give a directory to fill, which becomes `output` at the end of the block and is removed on an error.
+    """Yield a directory to fill. At the end of the block it becomes `output`; on an error it is removed.
 
-    `is_forced` replaces a directory that holds what an export writes and nothing else.
-    Raises: CheckpointError when `output` is taken; SaveError when it cannot be written.
+    is_forced: replace an existing directory if it holds only files that an export writes.
+    Raises: CheckpointError when `output` exists and must not be replaced; SaveError when it cannot be written.
     """
     _check_output(output, is_forced)
     staging = output.parent / f".{output.name}.part-{secrets.token_hex(4)}"
@@ -38,7 +38,7 @@ def new_model_directory(output: Path, *, is_forced: bool) -> Iterator[Path]:
         _sync(output.parent)
     except OSError as error:
         raise SaveError(
-            f"{output}: cannot be written: {error.strerror}; make room or choose another directory"
+            f"{output}: cannot be written: {error.strerror}; free some space or choose another directory"
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -48,11 +48,13 @@ def _check_output(output: Path, is_forced: bool) -> None:
     if not (output.exists() or output.is_symlink()):
         return
     if output.is_symlink() or not output.is_dir():
-        raise CheckpointError(f"{output}: exists and is no directory; choose another")
+        raise CheckpointError(f"{output}: exists and is not a directory; choose another")
     names = sorted(path.name for path in output.iterdir())
     foreign = [name for name in names if not _OWN_FILES.fullmatch(name)]
     if foreign:
-        raise CheckpointError(f"{output}: holds {foreign[0]}, which no export wrote; choose another directory")
+        raise CheckpointError(
+            f"{output}: holds {foreign[0]}, which is not the output of an export; choose another directory"
+        )
     if names and not is_forced:
         raise CheckpointError(f"{output}: already holds a model; choose another directory or replace it with --force")
 
@@ -61,7 +63,7 @@ def _publish(staging: Path, output: Path) -> None:
     if not output.exists() or not any(output.iterdir()):
         staging.rename(output)  # POSIX replaces an empty directory too
         return
-    # Two renames: for an instant neither is at its place, but never half of one. A failure puts the old one back.
+    # Two renames: for an instant `output` does not exist, but it is never incomplete. A failure restores the old one.
     retired = Path(f"{staging}-old")
     output.rename(retired)
     try:

@@ -1,6 +1,6 @@
-"""The safetensors files of a model directory: which tensors are where, reading one at a time, writing a shard.
+"""The safetensors files of a model directory: finds tensors, reads them one at a time, and writes a file.
 
-Pickle files are refused unread: loading one runs whatever code it holds.
+Pickle files are refused without reading them, because loading a pickle runs any code that it contains.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def shard_name(number: int, num_shards: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """What a file's header says of one tensor. `name` is the name in the file; `dtype` is safetensors' word for it."""
+class StoredWeight:
+    """One tensor in a file's header. `name` is the name in the file; `dtype` is the name that safetensors uses."""
 
     file: Path
     name: str
@@ -39,10 +39,10 @@ class StoredTensor:
     dtype: str
 
 
-def find_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of a model directory by name, from the headers alone.
+def find_tensors(directory: Path) -> dict[str, StoredWeight]:
+    """Return every tensor of a model directory by name, reading only the headers.
 
-    Raises: CheckpointError naming the file that is missing, cut short or of another kind.
+    Raises: CheckpointError, which names the file that is missing, truncated or of another kind.
     """
     if (directory / SINGLE_NAME).exists():
         return _header(directory / SINGLE_NAME)
@@ -53,20 +53,20 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
     for tensor, file in file_of.items():
         if tensor not in headers[file]:
             raise CheckpointError(
-                f"{directory / file}: holds no tensor {tensor}, but {INDEX_NAME} says so; fetch both files again"
+                f"{directory / file}: holds no tensor {tensor}, but {INDEX_NAME} lists it there; fetch both files again"
             )
     for file, tensors in headers.items():
         for tensor in tensors:
             if file_of.get(tensor) != file:
                 raise CheckpointError(
-                    f"{directory / file}: holds the tensor {tensor}, but {INDEX_NAME} does not say so; fetch both files"
-                    " again"
+                    f"{directory / file}: holds the tensor {tensor}, but {INDEX_NAME} does not list it there; fetch "
+                    "both files again"
                 )
     return {tensor: headers[file][tensor] for tensor, file in file_of.items()}
 
 
 class WeightFiles:
-    """Reads tensors of the files given to it; each file is mapped once, when first needed."""
+    """Reads tensors from files. Each file is mapped into memory once, when it is first needed."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -79,10 +79,10 @@ class WeightFiles:
         self._open.clear()
         self._stack.close()
 
-    def read(self, stored: StoredTensor) -> Tensor:
-        """Return a tensor as it is stored.
+    def read(self, stored: StoredWeight) -> Tensor:
+        """Return a tensor in its stored shape and dtype.
 
-        Raises: CheckpointError naming the file.
+        Raises: CheckpointError, which names the file.
         """
         with _naming(stored.file):
             if stored.file not in self._open:
@@ -95,23 +95,23 @@ class WeightFiles:
 def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file without copying the tensors, which must be contiguous.
 
-    Raises: SaveError naming the file.
+    Raises: SaveError, which names the file.
     """
     try:
         path.touch()
         mode = path.stat().st_mode
-        # readers refuse a file that does not say which framework's tensors it holds
+        # readers refuse a file whose metadata do not name a framework
         save_file(dict(tensors), path, metadata={"format": "pt"})
-        path.chmod(mode)  # the library renames a file that only its owner may read
+        path.chmod(mode)  # the library replaces the file by one that only its owner may read
     except (OSError, SafetensorError) as error:
-        raise SaveError(f"{path}: cannot be written: {error}; make room or choose another directory") from error
+        raise SaveError(f"{path}: cannot be written: {error}; free some space or choose another directory") from error
 
 
-def _header(path: Path) -> dict[str, StoredTensor]:
+def _header(path: Path) -> dict[str, StoredWeight]:
     with _naming(path), safe_open(path, framework="pt", device="cpu") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
         return {
-            name: StoredTensor(path, name, tuple(one.get_shape()), str(one.get_dtype())) for name, one in slices.items()
+            name: StoredWeight(path, name, tuple(one.get_shape()), str(one.get_dtype())) for name, one in slices.items()
         }
 
 
@@ -139,7 +139,7 @@ def _no_weights(directory: Path) -> CheckpointError:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name the file in what goes wrong with it."""
+    """Turn errors of reading `path` into a CheckpointError that names it."""
     try:
         yield
     except FileNotFoundError as error:
@@ -149,6 +149,6 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def index_json(file_of: Mapping[str, str], num_bytes: int) -> str:
-    """Return the text of the index of a model in several files."""
+    """Return the text of the index file for a model in several files."""
     index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(file_of)}
     return json.dumps(index, indent=2, sort_keys=True) + "\n"

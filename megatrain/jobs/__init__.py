@@ -1,1 +1,1 @@
-"""What etcd tells of a running job, what that means, and asking its driver for something."""
+"""The state of a running job from etcd, its interpretation, and requests to its driver."""

@@ -1,7 +1,7 @@
-"""How a job is: what it does, its health, its hosts. The one judgement that every verb and page shows. Pure.
+"""The state of a job: its activity, its health, its hosts. The one judgement that every verb and page shows. Pure.
 
-It looks at one revision of what etcd holds, and at the time: so what is said of the job and of its hosts agrees, and
-all who ask at the same moment get the same answer.
+It uses one revision of etcd's content, and the time: so its parts agree with each other, and all who ask at the same
+moment get the same answer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from megatrain.jobs.health import Health, Reason, ReasonCode, health_of
 from megatrain.jobs.host_view import HostView
-from megatrain.jobs.job_state import OVER, JobState, Progress, Standing, standing_of
+from megatrain.jobs.job_state import OVER, JobProgress, JobState, Standing, standing_of
 from megatrain.jobs.reasons.coordination import reasons_of_coordination
 from megatrain.jobs.reasons.diagnosis import reasons_of_diagnosis
 from megatrain.jobs.reasons.saves import reasons_of_saves
@@ -21,7 +21,7 @@ from megatrain.jobs.snapshot import JobSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """etcd does not answer: what is known is old. `since_unix_s`: of the last answer, None where there was none."""
+    """etcd does not answer: what is known is old. `since_unix_s`: of the last answer, None if there was none."""
 
     why: str
     since_unix_s: float | None = None
@@ -38,7 +38,7 @@ class Assessment:
     state: JobState
     headline: str
     since_unix_s: float | None
-    progress: Progress
+    progress: JobProgress
     health: Health
     hosts: tuple[HostView, ...]
 
@@ -48,7 +48,10 @@ class Assessment:
 
 
 def assess(snapshot: JobSnapshot, now_s: float, unreachable: Unreachable | None = None) -> Assessment:
-    """Return how a job is. `unreachable`: why nothing newer than this snapshot is known, where etcd is away."""
+    """Return the state of a job.
+
+    `unreachable`: why nothing newer than this snapshot is known, if etcd is unavailable.
+    """
     standing = standing_of(snapshot)
     health = health_of(_reasons(snapshot, standing, now_s, unreachable))
     return Assessment(

@@ -1,4 +1,4 @@
-"""Cordons as people set and lift them: written to etcd directly, also when nothing runs. The driver reads them."""
+"""Cordons that people set and remove: written to etcd directly, even when nothing runs. The driver reads them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from megatrain.coordination.wire import Compare, KeyRange, Put, Range
 
 
 def cordon_host(client: EtcdClient, keys: JobKeys, host: str, *, reason: str, by: str) -> tuple[Cordon, bool]:
-    """Let no round use a host from now on. Return the cordon that holds, and whether it is this one.
+    """Exclude a host from all rounds from now on. Return the cordon in force, and whether it is this one.
 
     Raises: CoordinationError.
     """
     key = keys.cordon(host)
     new = Cordon(host, reason or "no reason given", by, time.time())
-    answer = client.txn(
+    response = client.txn(
         [Compare.is_absent(key)], [Put(key, encode(new))], [Range(KeyRange.key(key))], is_repeatable=True
     )
-    if answer.is_met:
+    if response.succeeded:
         return new, True
-    there = decode(Cordon, answer.range_answer(0).first().value, key)
+    there = decode(Cordon, response.range_response(0).first().value, key)
     return there, there == new  # a repeated try finds what the first one wrote
 
 

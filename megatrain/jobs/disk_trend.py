@@ -1,7 +1,7 @@
-"""When will a disk be full, by how its free room went so far. Pure.
+"""When a disk will be full, by how its free space has changed. Pure.
 
-Checkpoints come in bursts and old ones are removed, so that room goes up and down: a disk fills only when each part of
-a long look at it had less room than the one before.
+Checkpoints come in bursts and old ones are removed, so that free space goes up and down: a disk fills only if each part
+of a long period had less space than the one before.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from itertools import pairwise
 from statistics import median
 
 LEAST_S = 600.0
-"""A shorter look says nothing: one checkpoint may be all that was written in it."""
+"""A shorter period shows nothing: perhaps only one checkpoint was written in it."""
 _NUM_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RoomSample:
-    """Free room at a moment of a monotonic clock."""
+class SpaceSample:
+    """Free space at a moment of a monotonic clock."""
 
     at_s: float
     free_bytes: int
 
 
-def full_in_s(samples: Sequence[RoomSample]) -> float | None:
-    """Return in how many seconds the disk is full at its pace; None where it does not fill, or that is not known.
+def full_in_s(samples: Sequence[SpaceSample]) -> float | None:
+    """Return in how many seconds the disk will be full at this rate; None if it does not fill, or that is not known.
 
-    `samples`: the oldest first.
+    `samples`: oldest first.
     """
     if not samples or (length_s := samples[-1].at_s - samples[0].at_s) < LEAST_S:
         return None
@@ -38,7 +38,7 @@ def full_in_s(samples: Sequence[RoomSample]) -> float | None:
         parts[min(number, _NUM_PARTS - 1)].append(sample.free_bytes)
     if not all(parts):
         return None
-    room = [median(part) for part in parts]
-    if any(after >= before for before, after in pairwise(room)):
+    free = [median(part) for part in parts]
+    if any(after >= before for before, after in pairwise(free)):
         return None
-    return samples[-1].free_bytes * (_NUM_PARTS - 1) * part_s / (room[0] - room[-1])
+    return samples[-1].free_bytes * (_NUM_PARTS - 1) * part_s / (free[0] - free[-1])

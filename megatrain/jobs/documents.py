@@ -1,4 +1,4 @@
-"""A job, its hosts, incidents and checks as JSON has them: the same in every verb and on the dashboard. Pure."""
+"""A job, its hosts, incidents and checks in JSON form: the same in every verb and on the dashboard. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from megatrain.contracts.record import to_plain
 from megatrain.jobs.assessment import Assessment
 from megatrain.jobs.health import Health
 from megatrain.jobs.host_view import HostView
+from megatrain.jobs.incident_phrases import down_s
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.words import down_s
 
 _NUM_INCIDENTS = 5
 
 
 def status_document(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> dict[str, Any]:
-    """Return what programs read."""
+    """Return the document for programs."""
     newest, halt = snapshot.newest_round, snapshot.newest_halt
     progress = answer.progress
     return {
@@ -53,7 +53,7 @@ def status_document(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> 
 
 
 def health_document(health: Health) -> dict[str, Any]:
-    """Return a health as JSON has it: the red reasons first."""
+    """Return a health in JSON form: the red reasons first."""
     return {
         "level": str(health.level),
         "reasons": [{**to_plain(one), "level": str(one.level), "runbook": one.runbook} for one in health.reasons],
@@ -61,7 +61,7 @@ def health_document(health: Health) -> dict[str, Any]:
 
 
 def host_document(view: HostView) -> dict[str, Any]:
-    """Return a host as JSON has it."""
+    """Return a host in JSON form."""
     record, status, part = view.record, view.status, view.part
     return {
         "host": view.host,
@@ -79,7 +79,7 @@ def host_document(view: HostView) -> dict[str, Any]:
 
 
 def incident_document(incident: Incident) -> dict[str, Any]:
-    """Return an incident as JSON has it, with the seconds of each phase."""
+    """Return an incident in JSON form, with the seconds of each phase."""
     return {
         **to_plain(incident),
         "phase_seconds": phase_seconds(incident.moments),
@@ -89,5 +89,5 @@ def incident_document(incident: Incident) -> dict[str, Any]:
 
 
 def check_document(report: CheckReport) -> dict[str, Any]:
-    """Return a report as JSON has it."""
+    """Return a report in JSON form."""
     return {**to_plain(report), "is_fit": report.is_fit}

@@ -1,7 +1,7 @@
-"""A running job as etcd tells of it, kept fresh by a thread: read when a watch says that something changed.
+"""A running job as stored in etcd, kept current by a thread: it reads when a watch reports a change.
 
-At most twice a second, and every five seconds in any case. While etcd is away the last that was read stays, with its
-age and the reason; the watch and the client find their way back by themselves.
+It reads at most twice a second, and at least every five seconds. While etcd is unavailable the last state stays, with
+its age and the reason; the watch and the client recover by themselves.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from megatrain.contracts.host_records import CheckReport, HangEvidence
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import RecordType, decode
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain.coordination.watch import Changes, Watch, WatchEvent
 from megatrain.coordination.wire import KeyRange, Range, shown
 from megatrain.jobs.assessment import Unreachable, assess
 from megatrain.jobs.health import Health, health_of
 from megatrain.jobs.snapshot import DecodedRecords, JobSnapshot, read_job
-from megatrain.jobs.verdict_cases import Case, read_cases
+from megatrain.jobs.verdict_cases import VerdictWithOutcome, read_cases
 
 _logger = logging.getLogger(__name__)
-_LEAST_S = 0.5
-_MOST_S = 5.0
+_MIN_PAUSE_S = 0.5
+_MAX_PAUSE_S = 5.0
 _POLL_S = 0.2
-_MOST_CHARACTERS = 300
+_MAX_CHARACTERS = 300
 _PART_BUSY = 4.0
-"""After a look that takes long so many times its length is waited: thousands of hosts tell something all the time.
-One that failed only waited itself: after it the next one is soon, or who is back would be missed for a minute."""
+"""After a long read, the pause is this multiple of its length: thousands of hosts write all the time. A read that
+failed only waited, so the next one follows soon; otherwise a returning etcd would be missed for a minute."""
 _WATCH_AGAIN_S = 30.0
 _ANSWER_S = 0.7
-"""For etcd to answer: a page with an old answer must say so within two seconds."""
+"""Limit for etcd's answer: a page with an old answer must say so within two seconds."""
 _BESIDES = frozenset({"verdicts", "outcomes", "checks", "evidence"})
-"""Directories of keys that a JobSnapshot does not hold."""
+"""Directories of keys that a JobSnapshot does not contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdRecords:
-    """What etcd held beside the snapshot."""
+    """etcd's records that are not in the snapshot."""
 
-    cases: tuple[Case, ...] = ()
+    cases: tuple[VerdictWithOutcome, ...] = ()
     checks: dict[str, CheckReport] = field(default_factory=dict)
     evidence: tuple[HangEvidence, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class EtcdLook:
-    """What was read last, and when; `trouble`: why nothing newer could be."""
+class EtcdPoll:
+    """The result of polling etcd: the last state that was read, and when; `trouble`: why no newer one could be read."""
 
     snapshot: JobSnapshot | None = None
     records: EtcdRecords = EtcdRecords()
@@ -68,41 +68,41 @@ class EtcdLook:
         return Unreachable(f"etcd is out of reach: {self.trouble}", since_s)
 
     def health(self, now_s: float) -> Health | None:
-        """Return how the job is at a moment, as far as this look goes; None before the first answer."""
+        """Return the health of the job at a given time, as far as this state shows; None before the first answer."""
         if self.snapshot is not None:
             return assess(self.snapshot, now_s, self.unreachable).health
         return None if self.unreachable is None else health_of([self.unreachable.reason])
 
 
 class EtcdJob:
-    """Looks until `close`."""
+    """Reads until `close`."""
 
     def __init__(
         self,
         client: EtcdClient,
         keys: JobKeys,
-        changed: Callable[[EtcdLook, EtcdLook], None],
+        changed: Callable[[EtcdPoll, EtcdPoll], None],
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`changed` is called by the thread with what was known before and what is known now."""
+        """The thread calls `changed` with the earlier and the new state."""
         settings = client.settings
         self._client, self._keys, self._changed, self._clock = client, keys, changed, clock
         self._reader = EtcdClient(replace(settings, attempt_s=min(settings.attempt_s, _ANSWER_S), call_s=_ANSWER_S))
-        self._look = EtcdLook()
+        self._last_poll = EtcdPoll()
         self._decoded = DecodedRecords()
         self._is_stale = self._has_news_besides = True
         self._watch: Watch | None = None
         self._next_watch_s = 0.0
         self._closed = threading.Event()
-        self._thread = LastingThread("job in etcd", self._run, self._closed)
+        self._thread = RestartingThread("job in etcd", self._run, self._closed)
 
     @property
-    def look(self) -> EtcdLook:
-        return self._look
+    def last_poll(self) -> EtcdPoll:
+        return self._last_poll
 
     def close(self) -> None:
-        """End the thread, at the latest when a call under way is over."""
+        """End the thread, at the latest when the current call is over."""
         self._closed.set()
         self._thread.join()
         self._reader.close()
@@ -117,37 +117,40 @@ class EtcdJob:
                     began_s = time.monotonic()
                     self._read()
                     ended_s = time.monotonic()
-                    busy_s = 0.0 if self._look.trouble else ended_s - began_s
-                    next_s = ended_s + max(_LEAST_S, _PART_BUSY * busy_s)
+                    busy_s = 0.0 if self._last_poll.trouble else ended_s - began_s
+                    next_s = ended_s + max(_MIN_PAUSE_S, _PART_BUSY * busy_s)
                 self._listen(next_s + self._patience_s - time.monotonic())
         finally:
             self._drop_watch()
 
     @property
     def _patience_s(self) -> float:
-        """How long after the time at which it might be read again it is, though nothing says that anything is new."""
-        return _MOST_S - _LEAST_S if self._look.snapshot is not None and not self._look.trouble else _LEAST_S
+        """How much longer than the shortest pause the next read waits, if no change is reported."""
+        is_current = self._last_poll.snapshot is not None and not self._last_poll.trouble
+        return _MAX_PAUSE_S - _MIN_PAUSE_S if is_current else _MIN_PAUSE_S
 
     def _read(self) -> None:
-        before, self._is_stale = self._look, False
+        before, self._is_stale = self._last_poll, False
         try:
             snapshot = read_job(self._reader, self._keys, num_incidents=0, decoded=self._decoded)
             records = before.records
             if self._has_news_besides or before.trouble:
                 records = read_records(self._reader, self._keys)
                 self._has_news_besides = False
-            self._look = EtcdLook(snapshot, records, self._clock())
+            self._last_poll = EtcdPoll(snapshot, records, self._clock())
         except CoordinationError as error:
-            self._look = replace(before, trouble=str(error).partition("\n")[0])
+            self._last_poll = replace(before, trouble=str(error).partition("\n")[0])
         except Exception as error:  # noqa: BLE001 -- reported, and tried again
-            # a defect of ours: what is shown must not look as if it were new
-            self._look = replace(before, trouble=f"a mistake of this program: {error!r}"[:_MOST_CHARACTERS])
-        if self._look.trouble and not before.trouble:
-            _logger.warning("etcd tells nothing new of job %s: %s", self._keys.job, self._look.trouble)
-        self._changed(before, self._look)
+            # a defect of ours: the displayed state must not look new
+            self._last_poll = replace(before, trouble=f"a bug in this program: {error!r}"[:_MAX_CHARACTERS])
+        if self._last_poll.trouble and not before.trouble:
+            _logger.warning(
+                "the state of job %s cannot be updated from etcd: %s", self._keys.job, self._last_poll.trouble
+            )
+        self._changed(before, self._last_poll)
 
     def _listen(self, timeout_s: float) -> None:
-        """Wait until something has changed, for so long at most."""
+        """Wait until something has changed, for at most this long."""
         watch = self._watch or self._opened_watch()
         if watch is None:
             self._closed.wait(max(timeout_s, 0.0))
@@ -157,12 +160,13 @@ class EtcdJob:
             try:
                 event = watch.next(min(_POLL_S, max(0.01, deadline_s - time.monotonic())))
             except CoordinationError as error:
-                _logger.warning("job %s cannot be watched, it is read every %g s: %s", self._keys.job, _MOST_S, error)
+                job = self._keys.job
+                _logger.warning("job %s cannot be watched, it is read every %g s: %s", job, _MAX_PAUSE_S, error)
                 self._drop_watch()
                 return
             if event is not None:
                 self._take(event)
-            elif watch.trouble and not self._look.trouble:
+            elif watch.trouble and not self._last_poll.trouble:
                 self._is_stale = True
             elif not watch.is_open:
                 self._drop_watch()
@@ -180,7 +184,7 @@ class EtcdJob:
         return parts[0] if parts else ""
 
     def _opened_watch(self) -> Watch | None:
-        snapshot = self._look.snapshot
+        snapshot = self._last_poll.snapshot
         if snapshot is None or time.monotonic() < self._next_watch_s:
             return None
         keys = KeyRange.prefix(self._keys.prefix)
@@ -194,7 +198,7 @@ class EtcdJob:
 
 
 def read_records(client: EtcdClient, keys: JobKeys) -> EtcdRecords:
-    """Return what etcd holds beside a JobSnapshot. Raises: CoordinationError."""
+    """Return etcd's records that are not in a JobSnapshot. Raises: CoordinationError."""
     cases, unreadable = read_cases(client, keys)
     checks: dict[str, CheckReport] = {}
     for report in _decoded(client, KeyRange.prefix(keys.directory("checks")), CheckReport, unreadable):

@@ -1,11 +1,11 @@
 """The health of a job: a level and the reasons for it, the same for everyone who asks. Pure.
 
-    red     it does not train and nothing mends that in time, its checkpoints fail, the brake is reached, what
+    red     it does not train and nothing repairs that in time, its checkpoints fail, the restart limit is reached, what
             coordinates it is lost, or a GPU of it is broken
     amber   it recovers, or something is on the way to becoming red, or telemetry that would show it is missing
     green   none of these
 
-Each reason has a code that never changes its meaning: alerts and people's notes go by it. docs/runbooks/health.md
+Each reason has a code that never changes its meaning: alerts and people's notes refer to it. docs/runbooks/health.md
 says what to do about each.
 """
 
@@ -17,7 +17,7 @@ from enum import StrEnum
 
 
 class HealthLevel(StrEnum):
-    """How much a job needs a person."""
+    """How urgently a job needs a person."""
 
     GREEN = "green"
     AMBER = "amber"
@@ -35,7 +35,8 @@ class ReasonCode(StrEnum):
     NOT_RUNNING = "not-running"
     FAILED = "failed"
     LATE = "late"
-    BRAKE = "brake"
+    RESTART_LIMIT = "brake"
+    """The value is an older word, which alerts refer to."""
     SAVES_FAIL = "saves-fail"
     CHECKPOINT_OLD = "checkpoint-old"
     CHECKPOINT_DAMAGED = "checkpoint-damaged"
@@ -79,7 +80,7 @@ _RED = frozenset(
         ReasonCode.NOT_RUNNING,
         ReasonCode.FAILED,
         ReasonCode.LATE,
-        ReasonCode.BRAKE,
+        ReasonCode.RESTART_LIMIT,
         ReasonCode.SAVES_FAIL,
         ReasonCode.CHECKPOINT_OLD,
         ReasonCode.CHECKPOINT_DAMAGED,
@@ -92,12 +93,12 @@ _RED = frozenset(
 )
 _RUNBOOK_OF: Mapping[ReasonCode, str] = {
     ReasonCode.STUCK: "hang.md",
-    ReasonCode.BROKEN: "job-does-not-start.md",
+    ReasonCode.BROKEN: "worker-ended.md",
     ReasonCode.HOST_LOST: "host-evicted-or-cordoned.md",
     ReasonCode.NOT_RUNNING: "job-does-not-start.md",
     ReasonCode.FAILED: "job-does-not-start.md",
     ReasonCode.LATE: "waits-for-hosts.md",
-    ReasonCode.BRAKE: "stopped-by-the-brake.md",
+    ReasonCode.RESTART_LIMIT: "stopped-by-the-brake.md",
     ReasonCode.SAVES_FAIL: "checkpoints.md",
     ReasonCode.CHECKPOINT_OLD: "checkpoints.md",
     ReasonCode.CHECKPOINT_DAMAGED: "checkpoints.md",
@@ -136,7 +137,7 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job is not green: a plain sentence with figures, and since when, where that is known (unix seconds)."""
+    """Why a job is not green: a plain sentence with figures, and since when, if known (unix seconds)."""
 
     code: ReasonCode
     text: str
@@ -150,7 +151,7 @@ class Reason:
 
     @property
     def runbook(self) -> str:
-        """The page below docs/runbooks, with an anchor where it is about more."""
+        """The page below docs/runbooks, with an anchor if the page has other topics too."""
         return _RUNBOOK_OF[self.code]
 
 
@@ -169,5 +170,5 @@ class Health:
 
 
 def health_of(reasons: Iterable[Reason]) -> Health:
-    """Return the health that reasons make; of one level they keep their order."""
+    """Return the health that follows from reasons; reasons of one level keep their order."""
     return Health(tuple(sorted(reasons, key=lambda one: one.level is not HealthLevel.RED)))

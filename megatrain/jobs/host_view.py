@@ -1,4 +1,4 @@
-"""What each host of a job is doing, in one word, with what keeps it from training. Pure."""
+"""The activity of each host of a job, in one word, with what keeps it from training. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from enum import StrEnum
 
 from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Stall
 from megatrain.contracts.incident import IncidentKind, IncidentState
+from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.rounds import Cordon, RoundHost
-from megatrain.contracts.texts import natural_order, ranks_text, seconds_text
 from megatrain.failures.culprit import first_of
+from megatrain.formatting.lists import ranks_text
+from megatrain.formatting.quantities import seconds_text
+from megatrain.jobs.incident_phrases import rank_end_text
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.words import rank_end_text
 
 
 class HostState(StrEnum):
-    """What a host is doing, beside the phases of its executor."""
+    """A host's activity, beyond the phases of its executor."""
 
     SPARE = "spare"
     """Fit, and in no round, while others train."""
@@ -42,7 +44,7 @@ _NEEDS_HELP = (HostState.LOST, HostState.UNFIT, HostState.RETURNED)
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """One host. `part` is its part in the newest round, also when that is over."""
+    """One host. `part` is its part in the newest round, even if that is over."""
 
     host: str
     state: str
@@ -54,7 +56,7 @@ class HostView:
     trouble: str = ""
     """What is wrong with it or with its workers, by its own report."""
     remark: str = ""
-    """That, and what keeps it from training."""
+    """The problem, and what keeps it from training."""
 
     @property
     def ranks(self) -> range:
@@ -79,7 +81,7 @@ def ranks_of(part: RoundHost) -> range:
 
 
 def dead_ranks(part: RoundHost, status: HostStatus) -> tuple[int, ...]:
-    """Return the ranks of a host that have no process, by the bitmap of its status."""
+    """Return the ranks of a host that have no process, by the bitmap in its status."""
     try:
         alive = int(status.alive_ranks or "0", 16)
     except ValueError:
@@ -88,7 +90,7 @@ def dead_ranks(part: RoundHost, status: HostStatus) -> tuple[int, ...]:
 
 
 def host_views(snapshot: JobSnapshot) -> tuple[HostView, ...]:
-    """Return every host that is there, in the newest round, or cordoned: those of the round first, by rank."""
+    """Return every host that is registered, in the newest round, or cordoned: those of the round first, by rank."""
     newest = snapshot.newest_round
     parts = {part.host: part for part in newest.hosts} if newest is not None else {}
     is_over = snapshot.newest_halt is not None or snapshot.end is not None
@@ -99,7 +101,7 @@ def host_views(snapshot: JobSnapshot) -> tuple[HostView, ...]:
 
 
 def _found_dead(snapshot: JobSnapshot) -> dict[tuple[str, str], str]:
-    """Return the lives of hosts that the driver says are over, with its reason: their leases may last for seconds yet.
+    """Return the sessions of hosts that the driver found dead, with its reason: their leases may last for seconds yet.
 
     By host and session.
     """

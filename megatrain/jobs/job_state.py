@@ -1,4 +1,4 @@
-"""What a job is doing, in a word and a sentence. A pure function of what etcd holds, and of the time."""
+"""The activity of a job, in a word and a sentence. A pure function of etcd's content and the time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.rounds import Halt, JobEnd, Round
-from megatrain.contracts.texts import count_text, names_text, seconds_text
 from megatrain.failures.culprit import first_of
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import count_text, seconds_text
 from megatrain.jobs.host_view import HostState, HostView, host_views
+from megatrain.jobs.incident_phrases import current_phase, rank_end_text
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.words import current_phase, rank_end_text
 
 
 class JobState(StrEnum):
-    """How a job is, in a word."""
+    """The state of a job, as one word."""
 
     TRAINING = "training"
     STARTING = "starting"
@@ -40,8 +41,8 @@ OVER = (JobState.FINISHED, JobState.SAVED, JobState.FAILED, JobState.NOT_RUNNING
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the ranks of the newest round are."""
+class JobProgress:
+    """The progress of the newest round's ranks."""
 
     step: int | None = None
     """Completed by every rank that reported."""
@@ -52,17 +53,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a job is doing. `headline` says more than `state`; `since_unix_s` is when that began."""
+    """The activity of a job. `headline` says more than `state`; `since_unix_s` is when that began."""
 
     state: JobState
     headline: str
     since_unix_s: float | None
-    progress: Progress
+    progress: JobProgress
     views: tuple[HostView, ...]
     is_live: bool
-    """The newest round may run: hosts are there, and it is not halted."""
+    """The newest round may run: hosts are registered, and it is not halted."""
     is_waiting: bool
-    """Hosts are there, and no round may run: one is over, or there was none yet."""
+    """Hosts are registered, and no round may run: the last is over, or there was none yet."""
 
     @property
     def members(self) -> tuple[HostView, ...]:
@@ -71,7 +72,7 @@ class Standing:
 
 
 def standing_of(snapshot: JobSnapshot) -> Standing:
-    """Return what a job is doing."""
+    """Return the activity of a job."""
     views = host_views(snapshot)
     progress = _progress(views)
     state, headline, since_s = _state(snapshot, views, progress)
@@ -83,18 +84,18 @@ def standing_of(snapshot: JobSnapshot) -> Standing:
 
 
 def open_incident(snapshot: JobSnapshot) -> Incident | None:
-    """Return the newest incident that is not closed, None where there is none."""
+    """Return the newest incident that is not closed, None if there is none."""
     unclosed = [one for one in snapshot.incidents if one.state is IncidentState.OPEN]
     return unclosed[-1] if unclosed else None
 
 
-def _progress(views: Sequence[HostView]) -> Progress:
-    told = [view.status for view in views if view.part is not None and view.status is not None]
-    least = [status.min_step for status in told if status.min_step is not None]
-    most = [status.max_step for status in told if status.max_step is not None]
-    times = [status.last_step_unix_s for status in told if status.last_step_unix_s is not None]
-    medians = [status.median_step_s for status in told if status.median_step_s is not None]
-    return Progress(
+def _progress(views: Sequence[HostView]) -> JobProgress:
+    statuses = [view.status for view in views if view.part is not None and view.status is not None]
+    least = [status.min_step for status in statuses if status.min_step is not None]
+    most = [status.max_step for status in statuses if status.max_step is not None]
+    times = [status.last_step_unix_s for status in statuses if status.last_step_unix_s is not None]
+    medians = [status.median_step_s for status in statuses if status.median_step_s is not None]
+    return JobProgress(
         min(least, default=None), max(most, default=None), min(times, default=None), max(medians, default=None)
     )
 
@@ -102,7 +103,7 @@ def _progress(views: Sequence[HostView]) -> Progress:
 _Answer = tuple[JobState, str, float | None]
 
 
-def _state(snapshot: JobSnapshot, views: Sequence[HostView], progress: Progress) -> _Answer:
+def _state(snapshot: JobSnapshot, views: Sequence[HostView], progress: JobProgress) -> _Answer:
     if snapshot.end is not None:
         return _of_end(snapshot.end)
     newest, halt = snapshot.newest_round, snapshot.newest_halt
@@ -133,20 +134,20 @@ def _of_halt(snapshot: JobSnapshot, newest: Round, halt: Halt, views: Sequence[H
     elif (num_fit := _num_usable(views)) < _min_hosts(snapshot):
         waits = f"waits for hosts: {num_fit} of at least {_min_hosts(snapshot)} can be used"
     else:
-        waits = "all have stopped, what comes next is being decided"
+        waits = "all have stopped, the driver decides how to continue"
     return JobState.RECOVERING, f"recovering, {waits}: {halt.reason}", halt.created_unix_s
 
 
 def _has_stopped(view: HostView, number: int) -> bool:
     status = view.status
     if status is None or view.part is None or view.part.session != status.session:
-        return True  # gone, or another life of it: none of its workers is left, or the driver leaves it out
+        return True  # gone, or in another session: none of its workers is left, or the driver excludes it
     if status.phase is HostPhase.FAILED:
         return status.round >= number and not status.alive_ranks.strip("0")
     return status.round >= number and status.phase in (HostPhase.STOPPED, HostPhase.PARKED, HostPhase.DONE)
 
 
-def _of_round(snapshot: JobSnapshot, newest: Round, views: Sequence[HostView], progress: Progress) -> _Answer:
+def _of_round(snapshot: JobSnapshot, newest: Round, views: Sequence[HostView], progress: JobProgress) -> _Answer:
     members = [view for view in views if view.part is not None]
     incident = open_incident(snapshot)
     size = f"{count_text(newest.world_size, 'rank')} on {count_text(len(newest.hosts), 'host')}"
@@ -185,7 +186,7 @@ def _before_any_round(snapshot: JobSnapshot, views: Sequence[HostView]) -> _Answ
     num_usable, least = _num_usable(views), _min_hosts(snapshot)
     began_s = None if snapshot.record is None else snapshot.record.created_unix_s
     if num_usable >= least:
-        text = f"about to start: {count_text(num_usable, 'host')} can be used, and it needs {least}"
+        text = f"about to start: {count_text(num_usable, 'host')} can be used, and the job needs {least}"
         return JobState.STARTING, text, began_s
     there = names_text([view.host for view in views if view.record is not None])
     return JobState.WAITING, f"waiting for hosts: {num_usable} of at least {least} can be used ({there})", began_s
@@ -202,5 +203,5 @@ def _min_hosts(snapshot: JobSnapshot) -> int:
     return 1 if snapshot.record is None else snapshot.record.min_hosts
 
 
-def _step(progress: Progress) -> str:
+def _step(progress: JobProgress) -> str:
     return "0" if progress.step is None else f"{progress.step:,}"

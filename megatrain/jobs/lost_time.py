@@ -1,7 +1,10 @@
-"""What incidents have cost a job: time without a step, and steps that were done again. Pure.
+"""The cost of incidents to a job: time without a step, and steps that were repeated. Pure.
 
-The driver, the dashboard and whoever else reckons with a restart take these numbers from here.
-Source: effective training time is that of MegaScale sec. 6.3.
+A step counts if it was not repeated later. The lost time is the time from each failure to the next completed step, plus
+the time of the first execution of steps that were repeated. All other time of a job is its training time: the time in
+steps that count. Its fraction of all time is the effective time ratio (MegaScale sec. 6.3).
+
+The driver, the dashboard and all others that compute with the cost of a restart take these numbers from here.
 """
 
 from __future__ import annotations
@@ -12,16 +15,16 @@ from statistics import median
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 
 MEDIAN_NOTE = "median_step_s"
-"""Name of the note that says how long a step took when the incident began."""
+"""Name of the note with the duration of a step when the incident began."""
 _MAX_INCIDENTS = 10
-"""The newest of them say what a restart costs as the job is now."""
+"""How many of the newest ones determine what a restart costs the job now."""
 
 Interval = tuple[float, float]
 """Begin and end, unix seconds."""
 
 
 def median_of(incident: Incident) -> float:
-    """Return the seconds of a step when an incident began, 0 where that is unknown."""
+    """Return the seconds of a step when an incident began, 0 if unknown."""
     try:
         return float(incident.notes.get(MEDIAN_NOTE, "0"))
     except ValueError:
@@ -29,16 +32,15 @@ def median_of(incident: Incident) -> float:
 
 
 def restart_price_s(incidents: Iterable[Incident]) -> float | None:
-    """Return the median of what the newest recoveries cost, None before the first."""
+    """Return the median cost of the newest recoveries, None before the first."""
     costs = [cost for one in incidents if (cost := _cost_s(one)) is not None]
     return median(costs[-_MAX_INCIDENTS:]) if costs else None
 
 
 def effective_time_ratio(incidents: Sequence[Incident], begin: float, now: float) -> float | None:
-    """Return the part of the time since `begin` in which steps were done that counted.
+    """Return the fraction of the time since `begin` that was training time; None before any time has passed.
 
-    Lost is the time from each failure to the next completed step, and that of the steps which were done again.
-    Overlapping recoveries count once. None before any time has passed.
+    Overlapping recoveries count once.
     """
     if now <= begin:
         return None
@@ -48,7 +50,7 @@ def effective_time_ratio(incidents: Sequence[Incident], begin: float, now: float
 
 
 def recoveries(incidents: Iterable[Incident], now: float) -> list[Interval]:
-    """Return the times from each failure to the next completed step, up to now where there is none yet."""
+    """Return the times from each failure to the next completed step, up to now if there is none yet."""
     return [
         (one.moments.began, now if one.moments.first_step is None else one.moments.first_step)
         for one in incidents
@@ -66,7 +68,7 @@ def covered_s(intervals: Iterable[Interval], begin: float, end: float) -> float:
 
 
 def once_a_round(incidents: Iterable[Incident]) -> list[Incident]:
-    """Return one incident for each round that was broken: its steps were lost once."""
+    """Return one incident for each broken round: its steps were lost once."""
     return list({one.round: one for one in incidents if one.state is not IncidentState.HELD}.values())
 
 

@@ -1,8 +1,8 @@
 """Notes that people put on a run, at a step or at a time: "learning rate lowered", "switch 4 was replaced".
 
-A note is an entry of the audit of actions (megatrain.contracts.action_log), so writing it and writing down who wrote it
-are one thing. Entries never change: a separate entry retracts a wrong note, and both stay in the audit.
-All rules are checked under the file's lock, so that of two who retract a note at once, one gets an error.
+A note is an entry of the audit of actions (megatrain.contracts.action_log), so one write records both the note and its
+author. Entries never change: a separate entry retracts a wrong note, and both stay in the audit. All rules are checked
+under the file's lock, so that if two people retract a note at once, one gets an error.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from megatrain.contracts.action_log import ACTIONS_NAME, RESULT, ActionEntry, Ac
 from megatrain.contracts.errors import MegatrainError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.printable import is_control, is_seen, printable
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.texts import count_text, seconds_text, time_text
+from megatrain.formatting.quantities import count_text, seconds_text, time_text
+from megatrain.formatting.terminal import is_control, is_seen, printable
 
 NOTE, RETRACTION = "note", "retract-note"
 LEAST_TEXT, MOST_TEXT = 3, 500
 MAX_AN_HOUR = 60
-"""Notes and retractions: more than one a minute is a script's doing, and hides what people wrote."""
+"""Notes and retractions: more than one a minute comes from a script, and hides what people wrote."""
 MAX_NOTES = 5000
-"""Of a run, retracted ones too: so many fit into the audit's 64 MiB many times over, and into a chart not at all."""
+"""Of a run, including retracted ones: this many fit many times into the audit's 64 MiB, but not into a chart."""
 _WINDOW_S = 3600.0
 _AROUND_S = 300.0
-"""A note so long before or after an incident is of its time."""
+"""A note this long before or after an incident belongs to it."""
 _LARGEST_STEP = 2**31 - 1
 _LATEST_S = 2.0**33
 _PLACE = re.compile(r"(?:step ([0-9]{1,10}))|(?:time ([0-9]{1,11}\.[0-9]{3}))", re.ASCII)
@@ -39,7 +39,7 @@ _PLACE = re.compile(r"(?:step ([0-9]{1,10}))|(?:time ([0-9]{1,11}\.[0-9]{3}))", 
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who writes. `address`: where the request came from; empty for the command line."""
+    """The author. `address`: where the request came from; empty for the command line."""
 
     user: str
     role: str
@@ -48,7 +48,7 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note, and whether it still holds. It stands at a step or at a time: the other one is None."""
+    """A note, and whether it still holds. It has a step or a time; the other one is None."""
 
     note_id: str
     written_unix_s: float
@@ -66,7 +66,7 @@ class Note:
         return self.retracted_unix_s is not None
 
     def is_of(self, incident: Incident, now_s: float) -> bool:
-        """Say whether it stands in the time of an incident, from five minutes before it to five minutes after."""
+        """Return whether it is within an incident's time, from five minutes before it to five minutes after."""
         moments = incident.moments
         ended_s = now_s if incident.state is IncidentState.OPEN else moments.first_step or moments.detected
         if self.at_unix_s is not None:
@@ -78,7 +78,7 @@ class Note:
 
 
 class NoteRefusedError(MegatrainError):
-    """The run takes no such note. `wait_s`: when it will; None: never."""
+    """The run does not accept the note. `wait_s`: when it will; None: never."""
 
     exit_code = ExitCode.REFUSED
 
@@ -92,8 +92,8 @@ class _AlreadyError(Exception):
         self.entry = entry
 
 
-class NoteBook:
-    """Adds and retracts notes of a run. For any threads, beside other processes that do the same."""
+class NoteWriter:
+    """Adds and retracts notes of a run. For any threads, and for several processes at once."""
 
     def __init__(self, log: ActionLog, *, clock: Callable[[], float] = time.time) -> None:
         self._log, self._clock = log, clock
@@ -101,18 +101,19 @@ class NoteBook:
     def add(
         self, text: str, author: Author, *, step: int | None = None, at_unix_s: float | None = None, key: str = ""
     ) -> Note:
-        """Write a note at a step, or at a time (neither: now); return it, durable. `key`: twice the same is one note.
+        """Write a note at a step, or at a time (neither: now); return it, durable. `key`: the same key twice makes one
+        note.
 
-        Raises: UsageError for words that are no note, NoteRefusedError beyond a limit, OSError.
+        Raises: UsageError for a text that is no note, NoteRefusedError beyond a limit, OSError.
         """
         at_unix_s = self._clock() if step is None and at_unix_s is None else at_unix_s
         entry = self._entry(NOTE, _place_text(step, at_unix_s), checked_text(text, "a note"), author, key)
-        return _note(self._append(entry, lambda past: _check_room(past, entry.at_unix_s)))
+        return _note(self._append(entry, lambda past: _check_num_notes(past, entry.at_unix_s)))
 
     def retract(self, note_id: str, reason: str, author: Author, *, key: str = "") -> Note:
-        """Take a note back; it stays in the audit. Return it.
+        """Retract a note; it stays in the audit. Return it.
 
-        Raises: NotFoundError, NoteRefusedError where it is retracted already, UsageError, OSError.
+        Raises: NotFoundError, NoteRefusedError if it is retracted already, UsageError, OSError.
         """
         entry = self._entry(RETRACTION, note_id, checked_text(reason, "the reason"), author, key)
 
@@ -135,7 +136,7 @@ class NoteBook:
         except _AlreadyError as already:
             same = (already.entry.kind, already.entry.reason, already.entry.user)
             if same != (entry.kind, entry.reason, entry.user):
-                raise NoteRefusedError("this idempotency_key stands for something else; make a new one") from None
+                raise NoteRefusedError("this idempotency_key was used for another request; use a new one") from None
             return already.entry
 
     def _entry(self, kind: str, target: str, reason: str, author: Author, key: str) -> ActionEntry:
@@ -168,7 +169,7 @@ def log_path(run: Path) -> Path:
 
 
 def notes_of(entries: Iterable[ActionEntry]) -> tuple[Note, ...]:
-    """Return the notes that an audit holds. Pure. What no writer of ours wrote is left out: anybody may make a file."""
+    """Return the notes in an audit. Pure. Entries that no writer of ours made are left out: anybody may make a file."""
     found: dict[str, Note] = {}
     for entry in entries:
         if entry.kind == NOTE and entry.stage == RESULT and _PLACE.fullmatch(entry.target) and _is_text(entry.reason):
@@ -196,7 +197,7 @@ def moment(text: str) -> float:
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
-        raise UsageError(f"{text!r} is no time; write one with its zone, as 2026-11-23T09:30:00Z")
+        raise UsageError(f"{text!r} is not a time; write one with its zone, such as 2026-11-23T09:30:00Z")
     return found.timestamp()
 
 
@@ -207,14 +208,14 @@ def place_text(note: Note) -> str:
 
 def _place_text(step: int | None, at_unix_s: float | None) -> str:
     if step is not None and at_unix_s is not None:
-        raise UsageError("a note stands at a step or at a time: give one of them")
+        raise UsageError("a note belongs to a step or to a time: give one of them")
     if step is not None:
         if not 0 <= step <= _LARGEST_STEP:
-            raise UsageError(f"step {step} is none; steps go from 0 to {_LARGEST_STEP}")
+            raise UsageError(f"step {step} does not exist; steps go from 0 to {_LARGEST_STEP}")
         return f"step {step}"
     assert at_unix_s is not None
     if not 0.0 <= at_unix_s < _LATEST_S:
-        raise UsageError(f"{at_unix_s} unix seconds is no time of a run")
+        raise UsageError(f"{at_unix_s} unix seconds is not a time of a run")
     return f"time {at_unix_s:.3f}"
 
 
@@ -242,10 +243,10 @@ def _retracted(note: Note, entry: ActionEntry) -> Note:
     )  # fmt: skip
 
 
-def _check_room(past: ActionTrail, now_s: float) -> None:
+def _check_num_notes(past: ActionTrail, now_s: float) -> None:
     num = sum(one.kind == NOTE for one in past.entries)
     if num >= MAX_NOTES:
-        raise NoteRefusedError(f"the run has {num:,} notes, and no more are taken")
+        raise NoteRefusedError(f"the run has {num:,} notes, and no more are accepted")
     _check_rate(past, now_s)
 
 
@@ -255,8 +256,8 @@ def _check_rate(past: ActionTrail, now_s: float) -> None:
     )
     if len(times) >= MAX_AN_HOUR:
         wait_s = times[len(times) - MAX_AN_HOUR] + _WINDOW_S - now_s
-        text = f"{count_text(len(times), 'note')} within the last hour, and no more are taken"
-        raise NoteRefusedError(f"{text}; come again in {seconds_text(wait_s)}", wait_s)
+        text = f"{count_text(len(times), 'note')} within the last hour, and no more are accepted"
+        raise NoteRefusedError(f"{text}; try again in {seconds_text(wait_s)}", wait_s)
 
 
 def _check_there(past: ActionTrail, note_id: str) -> None:

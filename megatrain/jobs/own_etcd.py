@@ -1,13 +1,12 @@
-"""The etcd of a job's own, as <run>/coordination tells of it: where it is, and how its user gets in.
+"""The job's own etcd, as <run>/coordination describes it: where it is, and how its user authenticates.
 
 endpoint          JSON: endpoints, job, launch_id; user where it asks for one. While the etcd runs.
 password          of that user; made once
 certificate.pem   of an etcd that other hosts reach, the only one that it trusts; each launch makes a new one
 key.pem           the certificate's
 
-The owner of the directory chose the server too. So all of these must belong to the user who reads them, and no other
-user may be able to write them: nothing is sent anywhere because of another user's file, and nothing but the run's own
-password is sent because of one's own.
+All four files must belong to the reading user and be writable by nobody else. Otherwise another user could redirect our
+password to a server of theirs. Only this run's password is ever sent.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from megatrain.contracts.bounded_files import read_below
 from megatrain.contracts.errors import ConfigError, DataError
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 
-PLACE = "coordination"
-ENDPOINT_FILE = f"{PLACE}/endpoint"
-PASSWORD_FILE = f"{PLACE}/password"
-CERTIFICATE_FILE = f"{PLACE}/certificate.pem"
-KEY_FILE = f"{PLACE}/key.pem"
+COORDINATION_DIRECTORY = "coordination"
+ENDPOINT_FILE = f"{COORDINATION_DIRECTORY}/endpoint"
+PASSWORD_FILE = f"{COORDINATION_DIRECTORY}/password"
+CERTIFICATE_FILE = f"{COORDINATION_DIRECTORY}/certificate.pem"
+KEY_FILE = f"{COORDINATION_DIRECTORY}/key.pem"
 USER = "megatrain"
 PASSWORD_BYTES = 24
 _PASSWORD = re.compile(r"[A-Za-z0-9_-]{32}")
-"""What secrets.token_urlsafe makes of so many bytes: no key and no password of anything else looks like it."""
-_MOST_ENDPOINT_BYTES = 1 << 16
-_MOST_SECRET_BYTES = 1 << 14
+"""The form that secrets.token_urlsafe gives to this many bytes: no other key or password looks like it."""
+_MAX_ENDPOINT_BYTES = 1 << 16
+_MAX_SECRET_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class OwnEtcd:
-    """Which job's it is, of which launch, and what a client of it is made from."""
+    """The etcd's job and launch, and the settings of its clients."""
 
     job: str
     launch_id: str
@@ -46,21 +45,21 @@ class OwnEtcd:
 
 
 def endpoint_text(settings: EtcdSettings, job: str, launch_id: str) -> str:
-    """Return what `read_own_etcd` reads."""
-    told = {"endpoints": [str(endpoint) for endpoint in settings.endpoints], "job": job, "launch_id": launch_id}
+    """Return the text that `read_own_etcd` reads."""
+    content = {"endpoints": [str(endpoint) for endpoint in settings.endpoints], "job": job, "launch_id": launch_id}
     if settings.credentials is not None:
-        told["user"] = settings.credentials.user
-    return json.dumps(told) + "\n"
+        content["user"] = settings.credentials.user
+    return json.dumps(content) + "\n"
 
 
 def read_own_etcd(run: Path) -> OwnEtcd:
-    """Return the etcd that a run directory tells of.
+    """Return the etcd that a run directory names.
 
-    Raises: FileNotFoundError where it tells of none; OSError naming the file and what is wrong with it; DataError for
-    a file that does not say it; ConfigError for one that leads out of this machine without TLS.
+    Raises: FileNotFoundError if it names none; OSError naming the file and what is wrong with it; DataError for a file
+    with other content; ConfigError for one that leads to another machine without TLS.
     """
-    raw = read_below(run, ENDPOINT_FILE, _MOST_ENDPOINT_BYTES, owner=os.geteuid())
-    endpoints, job, launch_id, user = _told(raw, run / ENDPOINT_FILE)
+    raw = read_below(run, ENDPOINT_FILE, _MAX_ENDPOINT_BYTES, owner=os.geteuid())
+    endpoints, job, launch_id, user = _decoded(raw, run / ENDPOINT_FILE)
     credentials = None if not user else Credentials(user, read_password(run), run / PASSWORD_FILE)
     try:
         settings = EtcdSettings.of(endpoints, credentials=credentials)
@@ -72,39 +71,39 @@ def read_own_etcd(run: Path) -> OwnEtcd:
 
 
 def read_job(run: Path) -> str:
-    """Return whose job's run it is, by its endpoint file, whoever wrote that. Raises: OSError, DataError."""
-    return _told(read_below(run, ENDPOINT_FILE, _MOST_ENDPOINT_BYTES), run / ENDPOINT_FILE)[1]
+    """Return the job of a run, by its endpoint file, no matter which user wrote it. Raises: OSError, DataError."""
+    return _decoded(read_below(run, ENDPOINT_FILE, _MAX_ENDPOINT_BYTES), run / ENDPOINT_FILE)[1]
 
 
 def read_password(run: Path) -> str:
-    """Return the password of the run's own etcd. Raises: OSError; DataError for what no launch wrote."""
-    raw = read_below(run, PASSWORD_FILE, _MOST_SECRET_BYTES, owner=os.geteuid(), is_secret=True)
+    """Return the password of the run's own etcd. Raises: OSError; DataError for a text that no launch wrote."""
+    raw = read_below(run, PASSWORD_FILE, _MAX_SECRET_BYTES, owner=os.geteuid(), is_secret=True)
     text = raw.decode("ascii", "replace").strip()
     if not _PASSWORD.fullmatch(text):
-        raise DataError(f"{run / PASSWORD_FILE}: holds no password that a launch made")
+        raise DataError(f"{run / PASSWORD_FILE}: does not contain a password that a launch wrote")
     return text
 
 
 def own_tls(run: Path) -> TlsFiles:
-    """Return the files with which server and clients of the run's own etcd prove who they are to each other."""
+    """Return the files with which server and clients of the run's own etcd authenticate each other."""
     certificate = run / CERTIFICATE_FILE
     return TlsFiles(ca=certificate, certificate=certificate, key=run / KEY_FILE)
 
 
 def _checked_tls(run: Path) -> TlsFiles:
-    """Return the files of `own_tls` when they are ours and go together. Raises: OSError, ConfigError.
+    """Return the files of `own_tls` if they are ours and match. Raises: OSError, ConfigError.
 
     They are opened again by name where they are used, in a directory that no other user can write; and no key is ever
     sent, so a replaced one could only fail to connect.
     """
     for name in (CERTIFICATE_FILE, KEY_FILE):
-        read_below(run, name, _MOST_SECRET_BYTES, owner=os.geteuid(), is_secret=name == KEY_FILE)
+        read_below(run, name, _MAX_SECRET_BYTES, owner=os.geteuid(), is_secret=name == KEY_FILE)
     tls = own_tls(run)
     tls.context()
     return tls
 
 
-def _told(raw: bytes, path: Path) -> tuple[list[str], str, str, str]:
+def _decoded(raw: bytes, path: Path) -> tuple[list[str], str, str, str]:
     """Return endpoints, job, launch id and user. Raises: DataError."""
     try:
         value = json.loads(raw)
@@ -113,9 +112,9 @@ def _told(raw: bytes, path: Path) -> tuple[list[str], str, str, str]:
         if not isinstance(endpoints, list) or not endpoints:
             raise TypeError("no endpoints")
         if not all(isinstance(one, str) for one in [*endpoints, *words]):
-            raise TypeError("not texts")
+            raise TypeError("not strings")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         rule = 'expected {"endpoints": ["unix:/PATH"], "job": "NAME"}'
-        raise DataError(f"{path}: {rule}; say --rdzv-endpoint HOST:PORT instead") from error
+        raise DataError(f"{path}: {rule}; use --rdzv-endpoint HOST:PORT instead") from error
     job, launch_id, user = words
     return endpoints, job, launch_id, user

@@ -1,4 +1,4 @@
-"""The incidents of a run as its directory keeps them, for readers without etcd."""
+"""The incidents of a run from its directory, for readers without etcd."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from megatrain.contracts.incident import Incident
 from megatrain.contracts.record import decode
 from megatrain.contracts.run_directory import RunDirectory
 
-_MOST_BYTES = 4 << 20
-"""Of one record: no incident is as large."""
+_MAX_BYTES = 4 << 20
+"""Limit for one record: no incident is as large."""
 
 
 def read_incidents(run: RunDirectory) -> tuple[tuple[Incident, ...], tuple[str, ...]]:
-    """Return the incidents, the oldest first, and a sentence for each file that cannot be read."""
+    """Return the incidents, oldest first, and a sentence for each file that cannot be read."""
     found: list[Incident] = []
     problems: list[str] = []
     for path in sorted(run.incidents.glob("*.json")):
@@ -27,8 +27,8 @@ def read_incidents(run: RunDirectory) -> tuple[tuple[Incident, ...], tuple[str, 
 
 
 def read_incident(path: Path) -> Incident:
-    """Return the incident of a file. Raises: CoordinationError where it cannot be read, or is none."""
+    """Return the incident of a file. Raises: CoordinationError if it cannot be read, or is none."""
     try:
-        return decode(Incident, read_bounded(path, _MOST_BYTES), str(path))
+        return decode(Incident, read_bounded(path, _MAX_BYTES), str(path))
     except OSError as error:
         raise CoordinationError(f"{path}: cannot be read: {error.strerror}") from error

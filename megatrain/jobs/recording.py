@@ -1,4 +1,4 @@
-"""What the ranks of a job record, as people set it: a key in etcd, which the executor of each host follows."""
+"""What the ranks of a job record, as people set it: a key in etcd, which each host's executor follows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _NUM_TRIES = 10
 
 
 def configured_period(client: EtcdClient, keys: JobKeys) -> int:
-    """Return the sample period of the job's configuration. Raises: CoordinationError where there is no such job."""
+    """Return the sample period of the job's configuration. Raises: CoordinationError if there is no such job."""
     record = client.get(keys.record)
     if record is None:
-        raise CoordinationError(f"job {keys.job!r}: etcd knows no job of this name")
-    told = decode(JobRecord, record.value, keys.record).config.get("diagnostics.sample_period", "")
-    return int(told) if told.isascii() and told.isdigit() and len(told) <= 10 else SAMPLE_PERIOD
+        raise CoordinationError(f"job {keys.job!r}: etcd has no job of this name")
+    configured = decode(JobRecord, record.value, keys.record).config.get("diagnostics.sample_period", "")
+    return int(configured) if configured.isascii() and configured.isdigit() and len(configured) <= 10 else SAMPLE_PERIOD
 
 
 def read_recording(client: EtcdClient, keys: JobKeys, period: int) -> DiagSettings:
-    """Return the current setting; `period` where it was never changed.
+    """Return the current setting; `period` if it was never changed.
 
-    Raises: CoordinationError where it cannot be read.
+    Raises: CoordinationError if it cannot be read.
     """
     key = keys.diag_settings
     item = client.get(key)
@@ -43,7 +43,7 @@ def switched(before: DiagSettings, *, is_on: bool, period: int) -> DiagSettings:
 def change_recording(
     client: EtcdClient, keys: JobKeys, period: int, changed: Callable[[DiagSettings], DiagSettings]
 ) -> DiagSettings:
-    """Write `changed` of what holds at that moment: the daemon may ask for full steps at the same time.
+    """Write `changed` of the current setting: the daemon may ask for full steps at the same time.
 
     Raises: CoordinationError.
     """
@@ -56,6 +56,6 @@ def change_recording(
             before = DiagSettings(sample_period=period)
         settings = changed(before)
         unchanged = Compare.is_absent(key) if item is None else Compare.mod_revision(key, item.mod_revision)
-        if client.txn([unchanged], [Put(key, encode(settings))]).is_met:
+        if client.txn([unchanged], [Put(key, encode(settings))]).succeeded:
             return settings
-    raise CoordinationError(f"{key}: somebody else writes it all the time; ask again")
+    raise CoordinationError(f"{key}: other clients keep changing it; try again")

@@ -1,4 +1,4 @@
-"""How many of a job's allowed restarts are used, for the driver's brake and for the job's health. Pure."""
+"""How many of a job's allowed restarts are used, for the driver's restart limit and for the job's health. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from megatrain.contracts.incident import Incident, IncidentKind
 HOUR_S = 3600.0
 _AUTOMATIC = frozenset({"restart", "evict", "rollback"})
 _UNPLANNED = frozenset({IncidentKind.FAILURE, IncidentKind.HANG, IncidentKind.HOST_LOST})
-"""Kinds whose answer follows from what broke a round; the limits of the others are their own."""
+"""Kinds whose response follows from what broke a round; the limits of other kinds are separate."""
 _PER_HOUR, _WITHOUT_PROGRESS = "recovery.restarts_per_hour", "recovery.restarts_without_progress"
 
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
-    """Unrequested restarts: within the last hour, and those in a row that led to no new step."""
+    """Unrequested restarts: within the last hour, and consecutive ones without a new step."""
 
     recent: tuple[Incident, ...]
     fruitless: tuple[Incident, ...]
@@ -32,10 +32,10 @@ class RestartBudget:
     def is_half_used(self) -> bool:
         return self._reaches(2)
 
-    def _reaches(self, times: int) -> bool:
-        """Say whether so many times the restarts of either kind would be too many."""
+    def _reaches(self, parts: int) -> bool:
+        """Return whether at least 1/`parts` of a limit is used."""
         pairs = ((self.recent, self.per_hour), (self.fruitless, self.without_progress))
-        return any(used and times * len(used) >= limit for used, limit in pairs)
+        return any(used and parts * len(used) >= limit for used, limit in pairs)
 
     def text(self) -> str:
         """Return how much is used, by the limit that is nearer."""
@@ -50,7 +50,7 @@ class RestartBudget:
 def restart_budget(
     incidents: Sequence[Incident], last_step: int | None, now_s: float, *, per_hour: int, without_progress: int
 ) -> RestartBudget:
-    """Return what is used of the restarts. `incidents`: the oldest first; `last_step`: completed since the last."""
+    """Return how many restarts are used. `incidents`: oldest first; `last_step`: completed since the last."""
     restarts = [one for one in incidents if is_automatic(one)]
     recent = tuple(one for one in restarts if one.moments.detected >= now_s - HOUR_S)
     return RestartBudget(recent, _fruitless(restarts, last_step), per_hour, without_progress)
@@ -59,7 +59,7 @@ def restart_budget(
 def configured_budget(
     config: Mapping[str, str], incidents: Sequence[Incident], last_step: int | None, now_s: float
 ) -> RestartBudget | None:
-    """Return the same by the limits in a job's record; None where it has none."""
+    """Return the same by the limits in a job's record; None if it has none."""
     per_hour, without_progress = (config.get(name, "") for name in (_PER_HOUR, _WITHOUT_PROGRESS))
     if not (_is_limit(per_hour) and _is_limit(without_progress)):
         return None
@@ -69,12 +69,12 @@ def configured_budget(
 
 
 def is_automatic(incident: Incident) -> bool:
-    """Say whether the job was restarted without anybody having asked for it."""
+    """Return whether the job was restarted although nobody asked for it."""
     return incident.kind in _UNPLANNED and incident.action in _AUTOMATIC
 
 
 def step_of(step: int | None) -> int:
-    """Return a number of steps that can be compared: none is less than any."""
+    """Return a step number that can be compared: none is less than any."""
     return -1 if step is None else step
 
 
@@ -83,7 +83,7 @@ def _is_limit(text: str) -> bool:
 
 
 def _fruitless(restarts: Sequence[Incident], last_step: int | None) -> tuple[Incident, ...]:
-    """Return the restarts in a row, up to now, after which no step was completed that had not been before."""
+    """Return the consecutive restarts, up to now, after which no new step was completed."""
     best, streak = -1, list[Incident]()
     for incident in restarts:
         step = step_of(incident.last_step)

@@ -1,6 +1,6 @@
-"""How a run is whose etcd does not answer, by what its directory tells: ended, killed, out of reach, never started.
+"""The state of a run whose etcd does not answer, by its directory: ended, killed, unreachable, never started.
 
-The launch that brings a run's own etcd holds <run>/coordination/lock as long as it lives, and leaves
+The launch that starts a run's own etcd holds <run>/coordination/lock as long as it lives, and leaves
 <run>/coordination/exit-code when it ends. So a free lock without that file means a launch that was killed.
 """
 
@@ -22,20 +22,20 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.texts import count_text
+from megatrain.formatting.quantities import count_text
 from megatrain.jobs.health import Health, Reason, ReasonCode, health_of
 from megatrain.jobs.job_state import JobState
-from megatrain.jobs.own_etcd import PLACE
+from megatrain.jobs.own_etcd import COORDINATION_DIRECTORY
 from megatrain.jobs.recorded_incidents import read_incident
 
-EXIT_CODE_FILE = f"{PLACE}/exit-code"
-_LOCK_FILE = f"{PLACE}/lock"
-_MOST_BYTES = 1 << 12
-_MOST_DIGITS = 3
+EXIT_CODE_FILE = f"{COORDINATION_DIRECTORY}/exit-code"
+_LOCK_FILE = f"{COORDINATION_DIRECTORY}/lock"
+_MAX_BYTES = 1 << 12
+_MAX_DIGITS = 3
 
 
 class RunKind(StrEnum):
-    """How a run is, as far as somebody who asks for it needs to know."""
+    """The state of a run, as far as a reader needs it."""
 
     RUNNING = "running"
     """Its etcd answers, and hosts are registered."""
@@ -49,35 +49,35 @@ class RunKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the directory of a run shows. `holder`: who holds the lock of a launch, or held it last."""
+    """The content of a run's directory. `holder`: the process that holds the lock of a launch, or held it last."""
 
     is_run: bool
     exit_code: int | None = None
     has_launch: bool = False
-    """A launch with an etcd of its own was here."""
+    """A launch with its own etcd was here."""
     is_held: bool = False
-    """Somebody of it lives."""
+    """A process of it lives."""
     holder: str = ""
     is_of_here: bool = True
-    """The last holder was a process of this machine: a lock that is free says that it is gone."""
+    """The last holder was a process of this machine: so a free lock means that it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastKnown:
-    """What a run's directory has of the job as it was: its newest checkpoint and incident, and how far it came."""
+    """The last state of the job in a run's directory: its newest checkpoint and incident, and its progress."""
 
     saved_step: int | None = None
     saved_unix_s: float | None = None
     incident: Incident | None = None
     step: int | None = None
-    """The last that was reported, where anybody has read the metrics."""
+    """The last reported step, if the metrics have been read."""
     train_steps: int | None = None
-    """Of all, where anybody has read the configuration."""
+    """The number of all steps, if the configuration has been read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """The answer where etcd gives none. `code`: why a person must look at it; of a run that ended in order, None."""
+    """The answer if etcd gives none. `code`: why a person must act; None for a run that ended in order."""
 
     kind: RunKind
     headline: str
@@ -86,12 +86,12 @@ class RunStanding:
 
     @property
     def health(self) -> Health:
-        """What that means for whoever is responsible for the run."""
+        """The meaning for the person who is responsible for the run."""
         return health_of([] if self.code is None else [Reason(self.code, self.headline)])
 
     @property
     def state(self) -> str:
-        """The word for it; of a run that ended the same as etcd has for it."""
+        """The word for it; for a run that ended the same as in etcd."""
         if self.kind is not RunKind.ENDED:
             return str(self.kind)
         if self.code is not None:
@@ -103,10 +103,13 @@ _NOTHING_KNOWN = LastKnown()
 
 
 def run_standing(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunStanding:
-    """Return what a run's directory means. `last` counts where no launch of here tells how the run ended. Pure."""
+    """Return the state that a run's directory shows.
+
+    `last` counts if no launch on this machine recorded an end. Pure.
+    """
     who = f" ({facts.holder})" if facts.holder else ""
     if not facts.is_run:
-        return RunStanding(RunKind.NEVER_STARTED, "never started: no launch has left anything there")
+        return RunStanding(RunKind.NEVER_STARTED, "never started: no launch has written anything there")
     if facts.is_held:
         text = f"unreachable: its launch{who} lives, and its etcd does not answer"
         return RunStanding(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
@@ -119,14 +122,14 @@ def run_standing(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunStandi
         return RunStanding(RunKind.ENDED, f"ended: all {count_text(last.train_steps, 'step')} are done")
     if last.incident is not None and last.incident.state is IncidentState.STOPPED:
         return RunStanding(RunKind.ENDED, f"ended: stopped by {_incident_text(last.incident)}", code=ReasonCode.FAILED)
-    text = "unreachable: it was launched with an etcd elsewhere; say --rdzv-endpoint as the launch did"
+    text = "unreachable: it was launched with an etcd elsewhere; use --rdzv-endpoint as the launch did"
     if facts.has_launch:
         text = f"unreachable: its etcd does not answer, and whether its launch{who} lives cannot be seen from here"
     return RunStanding(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
 
 
 def read_facts(run: Path) -> RunFacts:
-    """Return what the directory of a run tells. Whoever sends a directory cannot make this read another place."""
+    """Return the facts in a run's directory. Its author cannot make this read another directory."""
     own = RunDirectory(run)
     try:
         has_any = any(own.owns(name) for name in os.listdir(run))
@@ -146,20 +149,20 @@ def read_facts(run: Path) -> RunFacts:
 
 
 def recorded_exit_code(run: Path) -> int | None:
-    """Return the exit code that the last launch left, None where there is none."""
+    """Return the exit code that the last launch left, None if there is none."""
     text = _text(run, EXIT_CODE_FILE)
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 def read_last_known(run: Path) -> LastKnown:
-    """Return the newest checkpoint and incident below a run's directory; what cannot be read is left out."""
+    """Return the newest checkpoint and incident below a run's directory; unreadable ones are left out."""
     own = RunDirectory(run)
     saved: tuple[float, int] | None = None
     with suppress(CheckpointError, OSError):
         for branch in list_branches(LocalLocation(own.checkpoints)):
-            place = own.checkpoints / branch.name
-            for step in committed_steps(LocalLocation(place))[-1:]:
-                found = (place.stat().st_mtime, step)
+            directory = own.checkpoints / branch.name
+            for step in committed_steps(LocalLocation(directory))[-1:]:
+                found = (directory.stat().st_mtime, step)
                 saved = found if saved is None else max(saved, found)
     incident = None
     newest = max((path for path in own.incidents.glob("*.json") if not path.name.startswith(".")), default=None)
@@ -182,7 +185,7 @@ def _is_held(run: Path) -> bool:
 
 def _text(run: Path, name: str) -> str:
     try:
-        return read_below(run, name, _MOST_BYTES).decode("ascii", "replace").strip()
+        return read_below(run, name, _MAX_BYTES).decode("ascii", "replace").strip()
     except OSError:
         return ""
 

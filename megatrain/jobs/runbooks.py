@@ -1,4 +1,4 @@
-"""Which pages of docs/runbooks are for an incident: notifications and the page of the incident name the same. Pure."""
+"""Which pages of docs/runbooks apply to an incident, for notifications and the page of the incident. Pure."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _OF_KIND = {
     IncidentKind.NUMERICS: "numerics.md",
     IncidentKind.LAUNCH_LOST: "launch-lost.md",
 }
-"""None for a request: somebody wanted it so."""
+"""None for a request: somebody wanted it."""
 _OF_LABEL = {
     Label.GPU_HARDWARE: "gpu-errors.md",
     Label.STORAGE: "checkpoints.md",
 }
 _EVICTED = "host-evicted-or-cordoned.md"
-_BRAKE = "stopped-by-the-brake.md"
+_RESTART_LIMIT = "stopped-by-the-brake.md"
 
 
 def runbooks_of(incident: Incident) -> tuple[str, ...]:
-    """Return the pages for an incident, the one to begin with first; none where no action is needed."""
+    """Return the pages for an incident, the one to begin with first; none if no action is needed."""
     found = [_OF_KIND[incident.kind]] if incident.kind in _OF_KIND else []
     of_label = _OF_LABEL.get(Label(incident.label)) if incident.label in set(Label) else None
     if of_label is not None and incident.kind is IncidentKind.FAILURE:
         found.insert(0, of_label)
     if incident.state is IncidentState.STOPPED and incident.kind is not IncidentKind.REQUEST:
-        found.insert(0, _BRAKE)
+        found.insert(0, _RESTART_LIMIT)
     if incident.action == "evict":
         found.append(_EVICTED)
     return tuple(dict.fromkeys(found))

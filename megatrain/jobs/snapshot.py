@@ -1,7 +1,7 @@
-"""A job as etcd tells of it at one revision: one transaction of reads, then records.
+"""A job as stored in etcd at one revision: one transaction of reads, then records.
 
 A record that cannot be read does not hide the others: it is left out and named. Of rounds, halts and incidents only the
-newest are read, so that a look at a large job stays small. What was there before the job's record is of an earlier
+newest are read, so that the read of a large job stays small. Records from before the job's record belong to an earlier
 launch under the same name.
 """
 
@@ -31,14 +31,14 @@ from megatrain.coordination.wire import KeyRange, KeyValue, Range, shown
 RecordType = TypeVar("RecordType")
 
 NUM_INCIDENTS = 100
-"""As many as an hour of restarts may have, and more."""
+"""More than an hour of restarts can make."""
 _NUM_VERDICTS = 50
 _NUM_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """All that a look at a job needs; rounds, halts and incidents of this launch. No `driver`: none leads."""
+    """Everything that a view of a job needs; rounds, halts and incidents of this launch. No `driver`: none leads."""
 
     job: str
     revision: int
@@ -55,25 +55,25 @@ class JobSnapshot:
     waiting: tuple[tuple[VerdictOutcome, HostVerdict], ...] = ()
     """Verdicts that wait for a person."""
     unanswered: tuple[HostVerdict, ...] = ()
-    """Sure verdicts on the newest round that the driver has not answered."""
+    """Certain verdicts on the newest round that the driver has not answered."""
     end: JobEnd | None = None
     driver: str = ""
     report: DriverReport | None = None
-    """What the driver of now said last."""
+    """The last report of the current driver."""
     dashboard_url: str = ""
-    """Of the job's web page; empty: none is served."""
+    """Address of the job's web page; empty: none is served."""
     dashboard_host: str = ""
-    """The machine that serves it; empty: not said."""
+    """The machine that serves it; empty: unknown."""
     daemon_session: str = ""
-    """Of the diagnostics daemon; empty: none is there."""
+    """Of the diagnostics daemon; empty: there is none."""
     daemon_report: DaemonReport | None = None
-    """What the daemon of this launch said last; of one that is gone when its session is another."""
+    """The last report of this launch's daemon; of one that is gone if its session is another."""
     receivers: tuple[ReceiverRecord, ...] = ()
-    """What the receivers of notifications know."""
+    """The receivers' records of notifications."""
     etcd_alarms: tuple[str, ...] = ()
-    """What etcd complains of, where this user may ask it: NOSPACE, for instance."""
+    """etcd's alarms, if this user may read them: NOSPACE, for instance."""
     troubles: tuple[Trouble, ...] = ()
-    """Of parts that are no hosts."""
+    """Troubles of the job's programs that are no hosts."""
     unreadable: tuple[str, ...] = ()
     """What is wrong with records that are left out."""
 
@@ -98,20 +98,20 @@ class JobSnapshot:
         return known[-1] if known else None
 
     def status_of(self, host: str, session: str) -> HostStatus | None:
-        """Return what a host says, None where another life of it said that."""
+        """Return a host's status, None if another session of it wrote that."""
         status = self.statuses.get(host)
         return status if status is not None and status.session == session else None
 
 
 class DecodedRecords:
-    """The records of the last look, by key: in a large job most are the same in the next one. For one thread."""
+    """The records of the last read, by key: in a large job most are the same in the next one. For one thread."""
 
     def __init__(self) -> None:
         self._before: dict[bytes, tuple[int, Any]] = {}
         self._now: dict[bytes, tuple[int, Any]] = {}
 
     def begin(self) -> None:
-        """Begin another look: what the last one did not see is forgotten."""
+        """Begin another read: records that the last one did not see are forgotten."""
         self._before, self._now = self._now, {}
 
     def decode(self, kind: type[RecordType], item: KeyValue) -> RecordType:
@@ -131,12 +131,12 @@ def read_job(
     num_incidents: int = NUM_INCIDENTS,
     decoded: DecodedRecords | None = None,
 ) -> JobSnapshot:
-    """Read the present state of a job. `num_incidents`: how many of the newest, 0 is all; `decoded`: of who looks
-    often.
+    """Read the present state of a job. `num_incidents`: how many of the newest, 0 is all; `decoded`: for frequent
+    readers.
 
     Raises: CoordinationError.
     """
-    answer = client.txn(
+    response = client.txn(
         [],
         [
             Range(KeyRange.key(keys.record)),
@@ -159,33 +159,33 @@ def read_job(
         ],
         is_repeatable=True,
     )
-    parts = [answer.range_answer(index).items for index in range(len(answer.answers))]
-    snapshot = snapshot_of(keys, answer.revision, parts, decoded or DecodedRecords())
+    parts = [response.range_response(index).items for index in range(len(response.responses))]
+    snapshot = snapshot_of(keys, response.revision, parts, decoded or DecodedRecords())
     return replace(snapshot, etcd_alarms=_etcd_alarms(client))
 
 
 def _etcd_alarms(client: EtcdClient) -> tuple[str, ...]:
     try:
         return tuple(sorted({alarm.name for alarm in alarms(client)}))
-    except CoordinationError:  # only root may ask where there are users; the answer is whole without
+    except CoordinationError:  # if there are users, only root may ask; the answer is complete without it
         return ()
 
 
 def snapshot_of(
     keys: JobKeys, revision: int, parts: Sequence[Sequence[KeyValue]], decoded: DecodedRecords
 ) -> JobSnapshot:
-    """Return what the ranges of `read_job` hold, in their order."""
+    """Return the snapshot from the ranges of `read_job`, in their order."""
     decoded.begin()
     read = partial(_read, decoded)
     record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, *others = parts
-    verdicts, outcomes, page, daemon, told, troubles, notices = others
+    verdicts, outcomes, page, daemon, daemon_report, troubles, notices = others
     unreadable: list[str] = []
     began = record[0].mod_revision if record else 0
     rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
     leader = _leader(driver)
     reports = read(DriverReport, (item for item in report if item.mod_revision > began), unreadable)
     said, answered = read(HostVerdict, verdicts, []), read(VerdictOutcome, outcomes, [])
-    daemon_reports = read(DaemonReport, (item for item in told if item.mod_revision > began), unreadable)
+    daemon_reports = read(DaemonReport, (item for item in daemon_report if item.mod_revision > began), unreadable)
     written = read(Round, rounds, unreadable)
     served = next(iter(read(DashboardRecord, page, unreadable)), None)
     old, new = ([one for one in incidents if (one.create_revision > began) is is_new] for is_new in (False, True))
@@ -218,7 +218,7 @@ def snapshot_of(
 def _waiting(
     verdicts: Iterable[HostVerdict], outcomes: Iterable[VerdictOutcome]
 ) -> tuple[tuple[VerdictOutcome, HostVerdict], ...]:
-    """Return what a person is to decide. What cannot be read is the driver's to answer, and has an outcome then."""
+    """Return what a person must decide. The driver answers unreadable verdicts, which then have an outcome."""
     known = {one.verdict_id: one for one in verdicts}
     open_ = [one for one in outcomes if one.kind is OutcomeKind.WAITING]
     found = [(one, known[one.verdict_id]) for one in open_ if one.verdict_id in known]
@@ -250,13 +250,16 @@ def _read(
 
 
 def _leader(candidates: Sequence[KeyValue]) -> str:
-    """Return the name of the candidate that leads: the oldest. It campaigns with its name, or with an object of it."""
+    """Return the name of the candidate that leads: the oldest.
+
+    It campaigns with its name, or with an object that has it.
+    """
     if not candidates:
         return ""
     value = min(candidates, key=lambda item: item.create_revision).value.decode(errors="replace")
     try:
-        told = json.loads(value)
+        leader = json.loads(value)
     except (ValueError, RecursionError):
-        told = None
-    name = told.get("host", "") if isinstance(told, dict) else value
+        leader = None
+    name = leader.get("host", "") if isinstance(leader, dict) else value
     return name if isinstance(name, str) and name else "unnamed"

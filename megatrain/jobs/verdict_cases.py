@@ -1,4 +1,4 @@
-"""Verdicts together with what the driver made of them: from etcd, or from the audit that the driver leaves on disk."""
+"""Verdicts with the driver's outcomes: from etcd, or from the audit that the driver leaves on disk."""
 
 from __future__ import annotations
 
@@ -14,46 +14,53 @@ from megatrain.coordination.wire import KeyRange, Range
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A verdict and its newest outcome; one of them may be missing, or not to be read."""
+class VerdictWithOutcome:
+    """A verdict and its newest outcome; one of them may be missing, or unreadable."""
 
     verdict_id: str
     verdict: HostVerdict | None
     outcome: VerdictOutcome | None
 
 
-def read_cases(client: EtcdClient, keys: JobKeys) -> tuple[list[Case], list[str]]:
-    """Return what etcd has, the oldest first, and what is wrong with records that are left out.
+def read_cases(client: EtcdClient, keys: JobKeys) -> tuple[list[VerdictWithOutcome], list[str]]:
+    """Return etcd's cases, oldest first, and what is wrong with records that are left out.
 
     Raises: CoordinationError.
     """
-    places = [keys.directory(name) for name in ("verdicts", "outcomes")]
-    answer = client.txn([], [Range(KeyRange.prefix(place)) for place in places], is_repeatable=True)
+    prefixes = [keys.directory(name) for name in ("verdicts", "outcomes")]
+    response = client.txn([], [Range(KeyRange.prefix(prefix)) for prefix in prefixes], is_repeatable=True)
     raw = [
-        {item.key.decode(errors="replace").removeprefix(place): item.value for item in answer.range_answer(index).items}
-        for index, place in enumerate(places)
+        {
+            item.key.decode(errors="replace").removeprefix(prefix): item.value
+            for item in response.range_response(index).items
+        }
+        for index, prefix in enumerate(prefixes)
     ]
     unreadable: list[str] = []
     verdicts = _decoded(HostVerdict, raw[0], unreadable)
     outcomes = _decoded(VerdictOutcome, raw[1], unreadable)
     names = sorted(verdicts.keys() | outcomes.keys())
-    return [Case(name, verdicts.get(name), outcomes.get(name)) for name in names], unreadable
+    return [VerdictWithOutcome(name, verdicts.get(name), outcomes.get(name)) for name in names], unreadable
 
 
-def cases_of_audit(entries: Iterable[AuditEntry]) -> list[Case]:
-    """Return the cases that an audit tells of, the oldest first."""
-    # of a verdict that waited there are two outcomes: the last one counts
-    newest = {one.outcome.verdict_id: Case(one.outcome.verdict_id, one.verdict, one.outcome) for one in entries}
+def cases_of_audit(entries: Iterable[AuditEntry]) -> list[VerdictWithOutcome]:
+    """Return the cases in an audit, oldest first."""
+    # a verdict that waited has two outcomes: the last one counts
+    newest = {
+        one.outcome.verdict_id: VerdictWithOutcome(one.outcome.verdict_id, one.verdict, one.outcome) for one in entries
+    }
     return [newest[name] for name in sorted(newest)]
 
 
-def merged_cases(of_disk: Iterable[Case], of_etcd: Iterable[Case]) -> list[Case]:
-    """Return the cases of both, the oldest first; of one that both have, what etcd has counts as far as it goes."""
+def merged_cases(
+    of_disk: Iterable[VerdictWithOutcome], of_etcd: Iterable[VerdictWithOutcome]
+) -> list[VerdictWithOutcome]:
+    """Return the cases of both, oldest first; for a case in both, etcd's parts take precedence."""
     found = {one.verdict_id: one for one in of_disk}
     for one in of_etcd:
         before = found.get(one.verdict_id)
         if before is not None:
-            one = Case(one.verdict_id, one.verdict or before.verdict, one.outcome or before.outcome)
+            one = VerdictWithOutcome(one.verdict_id, one.verdict or before.verdict, one.outcome or before.outcome)
         found[one.verdict_id] = one
     return [found[name] for name in sorted(found)]
 

@@ -1,8 +1,8 @@
-"""The attention mixer.
+"""The attention sublayer.
 
 Shapes: S sequence, B micro-batch, H hidden, N query heads, G key-value heads, R = N / G, D head dim.
 
-Heads are read from the weight's shape, so a weight that holds some of the groups computes just those heads.
+The number of heads is read from the weight's shape, so a weight with only some of the groups computes only their heads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatrain.ops.rotary import split_rotated_
 
 
 class QueryKeyValue(Projection):
-    """One projection: weight [G, R + 2, D, H], for each group its queries, then its key, then its value."""
+    """One projection with weight [G, R + 2, D, H]: for each group its queries, then its key, then its value."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ class Attention(nn.Module):
         self.out = Linear(width, config.hidden_size)
 
     def forward(self, x_SBH: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
-        """Return what attention adds. Shapes: x and result [S, B, H], the whole sequence."""
+        """Return what attention adds to the stream. Shapes: x and result [S, B, H], the whole sequence."""
         return self.out(self.attend(self.qkv(x_SBH), pattern, positions))
 
     def attend(self, product: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
-        """Return what the heads read, side by side. May overwrite `product`.
+        """Return the heads' outputs, side by side. May overwrite `product`.
 
         Shapes: product [S, B, G, R + 2, D], the whole sequence; result [S, B, N * D].
         """
@@ -54,5 +54,5 @@ class Attention(nn.Module):
             q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
         else:
             q, k, v = split_rotated_(product, *positions.table(product.shape[0], product.device, product.dtype))
-        del product  # attention keeps what it needs of it
+        del product  # attention itself keeps the parts that it needs
         return causal_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), pattern)

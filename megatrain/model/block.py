@@ -1,10 +1,11 @@
-"""Decoder blocks made of branches: norm -> branch_in -> mixers -> branch_out -> bias, dropout -> added to the stream.
+"""Decoder blocks made of branches: norm -> branch_in -> sublayers -> branch_out -> bias, dropout -> residual stream.
 
-serial:   y = x + Attention(norm(x));  z = y + Mlp(norm(y))           two branches of one mixer
-parallel: y = x + Attention(norm(x)) + Mlp(norm(x))                   one branch of two mixers (MegaScale sec. 3.1)
+serial:   y = x + Attention(norm(x));  z = y + Mlp(norm(y))         two branches of one sublayer
+parallel: y = x + Attention(norm(x)) + Mlp(norm(x))                 one branch of two sublayers (MegaScale sec. 3.1)
 
-Points: `branch_in` (hidden states enter the mixers) and `branch_out` (the mixers' sum leaves). They do nothing here; a
-parallel plan may replace them, or the `mixing` around them whole, which is why all that is done a token stays outside.
+The sublayers are attention and the MLP. Points: `branch_in` (hidden states enter the sublayers) and `branch_out` (the
+sublayers' sum leaves). They do nothing here. A parallel plan may replace them, or the whole module `sublayers` around
+them. That is why norm, bias and dropout stay outside of `sublayers`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from megatrain.ops.attention import AttentionPattern
 from megatrain.ops.residual import ResidualStream
 
 
-class Mixing(nn.Module):
+class Sublayers(nn.Module):
     """branch_in -> attention, MLP, or both side by side -> their sum -> branch_out. It has no parameters."""
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Mixing(nn.Module):
         pattern: AttentionPattern,
         positions: RotaryPositions | None,
     ) -> Tensor:
-        """Return what the mixers add to the stream."""
+        """Return what the sublayers add to the stream."""
         inner_SBH = self.branch_in(normed_SBH)
         del normed_SBH
         added: list[Tensor] = []
@@ -50,16 +51,16 @@ class Mixing(nn.Module):
         return self.branch_out(added[0] if len(added) == 1 else added[0] + added[1])
 
 
-class Branch(nn.Module):
-    """What one norm feeds: attention, the MLP, or both."""
+class ResidualBranch(nn.Module):
+    """One norm and the sublayers that it feeds: attention, the MLP, or both."""
 
     def __init__(self, config: ModelConfig, *, attention: bool, mlp: bool, dropout_seed: int, site: str) -> None:
         super().__init__()
         self.norm = build_norm(config)
-        self.mixing = Mixing()
+        self.sublayers = Sublayers()
         self.attention = Attention(config) if attention else None
         self.mlp = Mlp(config) if mlp else None
-        # each mixer has a bias of its own, as in the models this reads; their sum is added once, after the mixers'
+        # each sublayer has its own bias, as in the models that are imported; their sum is added once, after branch_out
         self.attention_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.has_bias and attention else None
         self.mlp_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.has_bias and mlp else None
         self.dropout = ResidualDropout(config.dropout, dropout_seed, site)
@@ -72,7 +73,7 @@ class Branch(nn.Module):
         positions: RotaryPositions | None,
     ) -> ResidualStream:
         normed_SBH, x_SBH = self.norm(stream)
-        y_SBH = self.mixing(normed_SBH, self.attention, self.mlp, pattern, positions)
+        y_SBH = self.sublayers(normed_SBH, self.attention, self.mlp, pattern, positions)
         del normed_SBH
         biases = [bias for bias in (self.attention_bias, self.mlp_bias) if bias is not None]
         bias_H = sum(biases[1:], biases[0]) if biases else None
@@ -87,12 +88,16 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, dropout_seed: int) -> None:
         super().__init__()
         if config.block == "parallel":
-            self.branch = Branch(config, attention=True, mlp=True, dropout_seed=dropout_seed, site=f"{layer}.branch")
+            self.branch = ResidualBranch(
+                config, attention=True, mlp=True, dropout_seed=dropout_seed, site=f"{layer}.branch"
+            )
         else:
-            self.attention_branch = Branch(
+            self.attention_branch = ResidualBranch(
                 config, attention=True, mlp=False, dropout_seed=dropout_seed, site=f"{layer}.attention"
             )
-            self.mlp_branch = Branch(config, attention=False, mlp=True, dropout_seed=dropout_seed, site=f"{layer}.mlp")
+            self.mlp_branch = ResidualBranch(
+                config, attention=False, mlp=True, dropout_seed=dropout_seed, site=f"{layer}.mlp"
+            )
 
     def forward(
         self,

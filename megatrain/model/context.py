@@ -1,4 +1,4 @@
-"""What a forward pass knows about its tokens beside their ids."""
+"""What a forward pass gets about its tokens besides their ids."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from megatrain.ops.documents import PackedDocuments
 
 @dataclass(frozen=True, slots=True)
 class TokenContext:
-    """The place of a micro-batch in the training stream.
+    """The position of a micro-batch in the training stream.
 
-    Shapes: sample_B [B] int64, the global number of each sequence in the stream (it keys dropout); documents: which
-    token belongs to which, or None where attention may cross documents.
-    token_offset is the position of the first row of the hidden states at hand: 0, unless the sequence is spread over
+    Shapes: sample_B [B] int64, the global number of each sequence in the stream, which keys dropout.
+    documents: which document each token belongs to, or None where attention may cross documents.
+    token_offset: the position of this rank's first row of the hidden states. It is 0, unless the rows are divided among
     ranks between the branches (sequence parallel).
     """
 
@@ -26,13 +26,16 @@ class TokenContext:
     token_offset: int = 0
 
     def clone(self) -> TokenContext:
-        """Return the same in memory of its own. Raises: ValueError with documents, of which each has other borders."""
+        """Return a copy in memory of its own.
+
+        Raises: ValueError when the context has documents, because their borders differ by micro-batch.
+        """
         if self.documents is not None:
             raise ValueError("a context with documents has no fixed form; use data.has_document_mask=false")
         return replace(self, sample_B=self.sample_B.clone())
 
     def copy_(self, other: TokenContext) -> None:
-        """Take over the samples of `other`. Raises: ValueError where anything else of it differs."""
+        """Copy the samples of `other`. Raises: ValueError when it differs in anything else."""
         if self._form() != other._form():
             raise ValueError(f"a context of {self._form()} cannot take over the samples of {other._form()}")
         self.sample_B.copy_(other.sample_B)
@@ -42,7 +45,7 @@ class TokenContext:
         return f"{self.sample_B.numel()} samples, seq_len={self.seq_len}, token_offset={self.token_offset}{documents}"
 
     def token_numbers(self, num_rows: int) -> Tensor:
-        """Return the global number of each token of the `num_rows` rows at hand. Shapes: result [num_rows, B]."""
+        """Return the global number of each token in this rank's `num_rows` rows. Shapes: result [num_rows, B]."""
         first, device = self.token_offset, self.sample_B.device
         position_S = torch.arange(first, first + num_rows, dtype=torch.int64, device=device)
         return position_S[:, None] + self.sample_B[None, :] * self.seq_len

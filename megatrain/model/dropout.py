@@ -10,7 +10,7 @@ from megatrain.ops.dropout import dropout, residual_dropout
 
 
 class ResidualDropout(nn.Module):
-    """Drop hidden units with a mask keyed by (seed, site) and the global token number; nothing in evaluation."""
+    """Drop hidden units in training, with a mask keyed by (seed, site) and the global token number."""
 
     def __init__(self, probability: float, seed: int, site: str) -> None:
         super().__init__()

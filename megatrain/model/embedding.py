@@ -12,7 +12,7 @@ from megatrain.ops.embedding import embedding
 
 
 class WordEmbedding(nn.Module):
-    """A row of the table for each token id."""
+    """Looks up the table's row for each token id."""
 
     def __init__(self, num_rows: int, hidden_size: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class WordEmbedding(nn.Module):
 class Embedding(nn.Module):
     """Words, plus learned positions where the configuration has them.
 
-    Point: `embedding_out`, between the words and all that is done a token (positions, dropout).
+    Point: `embedding_out`, after the words and before everything that works token by token (positions, dropout).
     """
 
     def __init__(self, config: ModelConfig, dropout_seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Puts FP8 products in place of the projections' own, layer by layer.
+"""Replaces the products of projections by FP8 products, layer by layer.
 
 Shapes: P slots of a layer, three for each of its projections; N steps of history.
 """
@@ -21,7 +21,7 @@ from megatrain.ops.quantization import E4M3, E5M2
 from megatrain.ops.transformer_engine_linear import TransformerEngineLinear, planned_transformer_engine_linear
 
 OPERAND_FORMATS = (E4M3, E4M3, E5M2)
-"""Of input, weight and gradient."""
+"""The formats of input, weight and gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Fp8Scales:
 
 
 def use_fp8(model: Transformer, config: Fp8Config, device: torch.device) -> Fp8Scales | None:
-    """Let the projections of `model`'s layers multiply in FP8, as `config` says.
+    """Make the projections of `model`'s layers multiply in FP8, as `config` says.
 
-    Returns the scales that go from step to step, where there are such.
-    On meta the backend need not be installed.
-    Raises: ImportError where the backend is not installed.
+    Returns the scales that are carried from step to step, or None without delayed scaling.
+    On the meta device, the backend need not be installed.
+    Raises: ImportError when the backend is not installed.
     """
     layers = tuple(layer for layer in model.part.layers if config.covers(layer))
     projections = [

@@ -16,9 +16,10 @@ from megatrain.ops.residual import ResidualStream
 
 
 class CrossEntropy(nn.Module):
-    """The summed loss of all tokens whose label is not ignored. A plan replaces it where the vocabulary is spread.
+    """The summed loss of all tokens whose label is not ignored.
 
-    terms: what training adds; evaluation has cross entropy alone.
+    A plan replaces this module where ranks hold parts of the vocabulary.
+    terms: the terms that training adds; evaluation has only the cross entropy.
     """
 
     def __init__(self, vocab_size: int, terms: LossTerms = CROSS_ENTROPY_ALONE) -> None:
@@ -27,7 +28,7 @@ class CrossEntropy(nn.Module):
         self.terms = terms
 
     def forward(self, logits_TV: Tensor, labels_T: Tensor) -> Tensor:
-        """Return the loss sum, fp32 (fp64 for fp64). Overwrites logits in backward; they must have no other use."""
+        """Return the summed loss, fp32 (fp64 for fp64). Backward overwrites the logits: they must have no other use."""
         terms = self.terms if self.training else CROSS_ENTROPY_ALONE
         return summed_cross_entropy(logits_TV, labels_T, self.vocab_size, terms=terms)
 
@@ -36,7 +37,7 @@ class LossHead(nn.Module):
     """norm -> head_in -> projection -> loss.
 
     Points: `head_in` (hidden states enter the projection) and the submodule `cross_entropy`.
-    `weight` is the word embedding's own parameter where the head is tied and both are in this part of the model.
+    `weight` is the word embedding's parameter itself where the head is tied and both are in this part of the model.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class LossHead(nn.Module):
         self.cross_entropy = CrossEntropy(config.vocab_size, loss_terms)
 
     def logits(self, hidden_SBH: Tensor) -> Tensor:
-        """Return the scores over this part's vocabulary. Shapes: hidden [S, B, H]; result [S, B, V]."""
+        """Return the logits over this part's vocabulary. Shapes: hidden [S, B, H]; result [S, B, V]."""
         return self._logits(ResidualStream(hidden_SBH))
 
     def _logits(self, stream: ResidualStream) -> Tensor:

@@ -1,7 +1,8 @@
-"""Initial weights: a table from parameter names to distributions, drawn alike in every layout.
+"""Initial weights: a distribution for each parameter name. The values are the same in every layout.
 
-Normal(0, init_std) for matrices and embeddings, divided by sqrt(2 * num_layers) for the two projections that write into
-the residual stream (GPT-2's rule; `model.is_residual_init_scaled`), 1 for norm scales, 0 for biases.
+Matrices and embeddings are drawn from normal(0, init_std). For the two projections that write into the residual stream,
+init_std is divided by sqrt(2 * num_layers) (GPT-2's rule; `model.is_residual_init_scaled`). Norm scales are 1, biases
+are 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Projections: products with a weight. Shapes: I inputs, O outputs."""
+"""Projections: modules that multiply by a weight. Shapes: I inputs, O outputs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from megatrain.ops.linear import linear
 
 Product = Callable[..., Tensor]
-"""What linear() does: from (x, weight, bias or nothing) to x weight' + bias."""
+"""A function like linear(): takes (x, weight) or (x, weight, bias), and returns x weight' + bias."""
 
 
 class Projection(nn.Module):
-    """A module around one product, in whose place another one may be put, such as one in 8-bit floating point."""
+    """A module around one product. The product may be replaced, for example by one in 8-bit floating point."""
 
     multiply: Product = staticmethod(linear)
 

@@ -1,4 +1,4 @@
-"""The MLP mixer. Shapes: S sequence, B micro-batch, H hidden, F ffn. ffn is read from the weight's shape."""
+"""The MLP sublayer. Shapes: S sequence, B micro-batch, H hidden, F ffn. F is read from the weight's shape."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The two norms as modules: they add up the residual stream and give its norm. Shapes: H hidden.
+"""The two norms as modules: they add up the residual stream and normalize it. Shapes: H hidden.
 
-What computes them may be replaced, as the products of projections may (model/linear.py).
+The function that computes a norm may be replaced, as the products of projections may (model/linear.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatrain.ops.optional_backends import import_apex
 from megatrain.ops.residual import ResidualStream
 
 Normalize = Callable[..., tuple[Tensor, Tensor]]
-"""What layer_norm() or rms_norm() does: from (x, parameters, eps, added or nothing) to (norm of the sum, the sum)."""
+"""A function like layer_norm() or rms_norm(): takes (x, parameters, eps, added or None), returns (norm of sum, sum)."""
 
 
 class LayerNorm(nn.Module):
@@ -58,9 +58,10 @@ def build_norm(config: ModelConfig) -> nn.Module:
 
 
 def use_norms(model: nn.Module, config: KernelsConfig, device: torch.device) -> None:
-    """Let the norms of `model` be computed by what `config` names. On meta that need not be installed.
+    """Make the backend that `config` names compute the norms of `model`.
 
-    Raises: ImportError where that is not installed.
+    On the meta device, the backend need not be installed.
+    Raises: ImportError when the backend is not installed.
     """
     if config.norm != "apex":
         return

@@ -1,4 +1,4 @@
-"""Rotary positions of a model: its frequencies, and the cos and sin table made once a device and length."""
+"""Rotary positions of a model: its frequencies, and cos and sin tables, one for each length, device and dtype."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from megatrain.ops.rotary import inverse_frequencies, rotary_table
 
 
 class RotaryPositions:
-    """Shared by all blocks of a model part. No parameters, no buffers: nothing of it belongs in a checkpoint."""
+    """The rotary positions that all blocks of a model part use.
+
+    There are no parameters and no buffers, because nothing of it belongs in a checkpoint.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self._frequency = inverse_frequencies(

@@ -1,6 +1,6 @@
-"""The decoder: embedding, blocks, loss head; the whole of it or the part that one pipeline chunk holds.
+"""The decoder: embedding, blocks and loss head, whole or only the part that one pipeline chunk holds.
 
-Layers keep their global number in every part (`blocks.17.`), so a parameter has one name in all layouts.
+Layers keep their global number in every part (`blocks.17.`), so a parameter has the same name in all layouts.
 Shapes: S sequence, B micro-batch, H hidden.
 """
 
@@ -25,7 +25,7 @@ from megatrain.ops.residual import ResidualStream
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """Which layers, and which ends, of the model."""
+    """Which layers and which ends of the model a part has."""
 
     layers: range
     has_embedding: bool
@@ -39,8 +39,8 @@ class ModelPart:
 class Transformer(nn.Module):
     """A decoder-only language model, or a part of one.
 
-    The tied head: within one part `loss_head.weight` IS `embedding.word.weight`; a part with the head alone has a
-    parameter of its own, which whoever splits the model keeps equal.
+    A tied head: in a part with both ends, `loss_head.weight` IS `embedding.word.weight`. A part with only the head has
+    its own parameter; the code that splits the model must keep both equal.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Transformer(nn.Module):
         loss_terms: LossTerms = CROSS_ENTROPY_ALONE,
         device_kind: DeviceKind | None = None,
     ) -> None:
-        """device_kind: what kernels are chosen for; None: the device that the tensors are on."""
+        """device_kind: the kind of device that kernels are chosen for; None: the device that the tensors are on."""
         super().__init__()
         self.config = config
         self.kernels = kernels or KernelsConfig()

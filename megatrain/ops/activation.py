@@ -1,7 +1,7 @@
 """The non-linearities of the MLP, with the bias of the product before them.
 
-The bias is added in fp32 (fp64 for fp64), one rounding to x's dtype. Saved for backward is the product alone.
-Shapes: S sequence, B micro-batch, F ffn (any dims before the last ones will do).
+The bias is added in fp32 (fp64 for fp64), and the result is rounded once to x's dtype. Backward needs only the product.
+Shapes: S sequence, B micro-batch, F ffn (any dims may come before the last ones).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from megatrain.ops.precision import accumulate_dtype
 
 
 def bias_gelu(x_SBF: Tensor, bias_F: Tensor | None) -> Tensor:
-    """Return gelu(x + bias) by the tanh approximation (GPT-2's). Saves x for backward, nothing else of its size."""
+    """Return gelu(x + bias) in the tanh approximation (GPT-2's). Saves x for backward, and nothing else of its size."""
     return _BiasGelu.apply(x_SBF, bias_F)
 
 
 def bias_swiglu(x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
-    """Return silu(gate) * up, where x + bias holds gate and up. Saves x for backward, nothing else of its size.
+    """Return silu(gate) * up, where x + bias holds gate and up. Saves x for backward, and nothing else of its size.
 
     Shapes: x [S, B, 2, F]; bias [2, F]; result [S, B, F].
     """
@@ -129,7 +129,7 @@ def _reference_swiglu_backward(grad_out: Tensor, x: Tensor) -> Tensor:
     gate, up = x.unbind(-2)
     grad_x = torch.empty_like(x)
     grad_gate, grad_up = grad_x.unbind(-2)
-    # four passes, each written where its result belongs: no temporary of the activation's size
+    # four passes write their results directly into grad_x, without a temporary of the activation's size
     torch.ops.aten.silu.out(gate, out=grad_up).mul_(grad_out)
     torch.ops.aten.silu_backward.grad_input(grad_out, gate, grad_input=grad_gate).mul_(up)
     return grad_x

@@ -1,8 +1,8 @@
-"""LayerNorm and RMSNorm by NVIDIA apex, in the form of megatrain.ops.normalization.
+"""LayerNorm and RMSNorm by NVIDIA apex, with the interface of megatrain.ops.normalization.
 
-apex norms one tensor: the residual is added before, by torch, and autograd adds the gradients of both results. That is
-a pass more in each direction than our kernels make; the sum, and so what backward keeps, is the same bits.
-Shapes: S sequence, B micro-batch, H hidden (any dims before H will do).
+apex normalizes one tensor. So torch adds the residual before it, and autograd adds the gradients of both results. That
+is one pass more in each direction than our kernels need. The sum, and so what backward keeps, is bitwise the same.
+Shapes: S sequence, B micro-batch, H hidden (any dims may come before H).
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ class ApexNorms:
     """rms_norm() and layer_norm(), on CUDA only. LayerNorm has no backward for fp64."""
 
     def __init__(self, apex: ModuleType | PlannedApex) -> None:
-        """`apex`: what import_apex() gives."""
+        """`apex`: the module that import_apex() returns."""
         self._apex = apex
 
     def rms_norm(
         self, x_SBH: Tensor, weight_H: Tensor, eps: float, added_SBH: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what megatrain.ops.normalization.rms_norm does."""
+        """Return the same as megatrain.ops.normalization.rms_norm."""
         total_SBH = _total(x_SBH, added_SBH)
         return self._apex.fused_rms_norm_affine(total_SBH, weight_H, weight_H.shape, eps), total_SBH
 
     def layer_norm(
         self, x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float, added_SBH: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what megatrain.ops.normalization.layer_norm does."""
+        """Return the same as megatrain.ops.normalization.layer_norm."""
         total_SBH = _total(x_SBH, added_SBH)
         return self._apex.fused_layer_norm_affine(total_SBH, weight_H, bias_H, weight_H.shape, eps), total_SBH
 
 
 class PlannedApex:
-    """Stands for apex on meta, where nothing is computed: its norms save what ours do of a sum that is made already."""
+    """Replaces apex on meta, where nothing is computed.
+
+    Its norms save for backward what our norms save when the sum is computed before.
+    """
 
     @staticmethod
     def fused_rms_norm_affine(x_SBH: Tensor, weight_H: Tensor, shape: Sequence[int], eps: float) -> Tensor:

@@ -27,12 +27,12 @@ _KERNELS = {
 
 @dataclass(slots=True)
 class AttentionPattern:
-    """Which positions attend to which in one micro-batch; shared by all layers, which compute what they need of it
-    once.
+    """Which positions attend to which in one micro-batch.
 
-    window_size w > 0: a token sees itself and the w - 1 before it. documents: a token sees its own document only.
-    backend: "auto", or the name of the only one that may be used. is_strict: a slow path is an error.
-    device_kind: what kernels are chosen for; None: the device of the heads. Heads on meta need it.
+    All layers use the same pattern, so its mask and its kernel are determined only once.
+    window_size w > 0: a token sees itself and the w - 1 tokens before. documents: a token sees its own document only.
+    backend: "auto", or the name of the only backend that may be used. is_strict: whether a slow path is an error.
+    device_kind: the kind of device that kernels are chosen for; None: the device of the heads. Heads on meta need it.
     """
 
     seq_len: int
@@ -50,13 +50,13 @@ class AttentionPattern:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a token sees all before it."""
+        """Whether a token sees all tokens before it."""
         return not self.has_window and self.documents is None
 
     def choice(self, q_SBND: Tensor, k_SBGD: Tensor) -> AttentionChoice:
-        """Return the kernel for these heads, which are of one kind in all layers.
+        """Return the kernel for these heads, whose dtype and shape are the same in all layers.
 
-        Raises: ConfigError as choose_attention does.
+        Raises: ConfigError under the conditions of choose_attention.
         """
         if self._choice is None:
             kind = self.kind(q_SBND.device)
@@ -73,13 +73,13 @@ class AttentionPattern:
         return self._choice
 
     def kind(self, device: torch.device) -> DeviceKind:
-        """Return the kind of device that kernels are chosen for, where the heads are on `device`."""
+        """Return the kind of device that kernels are chosen for, given that the heads are on `device`."""
         return self.device_kind or kind_of(device)
 
     def mask(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return what to add to the scores of each (query, key): 0 or -inf.
+        """Return the number to add to the score of each (query, key): 0 or -inf.
 
-        In the type of the queries, because torch's kernels would turn any other into that, in every layer anew.
+        dtype: the queries' dtype, because torch's kernels would convert any other mask to it, again in every layer.
         Shapes: result [1 or B, 1, S, S].
         """
         if self._mask is None:
@@ -98,7 +98,7 @@ class AttentionPattern:
 
 
 def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: AttentionPattern) -> Tensor:
-    """Return softmax(q k' / sqrt(D)) v over the keys that `pattern` allows, fp32 softmax inside torch's kernels.
+    """Return softmax(q k' / sqrt(D)) v over the keys that `pattern` allows. torch's kernels compute softmax in fp32.
 
     Shapes: q [S, B, N, D]; k and v [S, B, G, D], N a multiple of G; result [S, B, N * D].
     """
@@ -109,7 +109,7 @@ def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
     mask = None if pattern.is_plain else pattern.mask(q.device, q.dtype)
     is_grouped = q.shape[1] != k.shape[1]
     if is_grouped and choice.backend in (Backend.EFFICIENT, Backend.DENSE) and pattern.kind(q.device).type == "cuda":
-        # these kernels take no grouped heads on CUDA: torch would go on to write out all S * S scores
+        # these kernels support no grouped heads on CUDA: torch would fall back to writing out all S * S scores
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         is_grouped = False
     if q.is_meta:
@@ -125,9 +125,9 @@ def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
 
 
 def _as_planned(backend: Backend, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention on meta, by the operator that torch takes on the device of `backend`: it saves what that one saves.
+    """Run attention on meta with the operator that torch uses on the device of `backend`, which saves the same tensors.
 
-    On meta itself torch knows no device, and would write out all scores.
+    Left to choose by itself on meta, torch would write out all scores.
     """
     aten, is_causal = torch.ops.aten, mask is None
     if backend is Backend.CPU:
@@ -144,10 +144,10 @@ def _as_planned(backend: Backend, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor
 
 
 def _flash_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: AttentionPattern) -> Tensor:
-    """Flash attention by torch's internal operators: no public interface supports windows and documents in all
-    versions.
+    """Run flash attention through torch's internal operators.
 
-    Its inputs may have any strides but in D, so nothing is copied: a sample of a packed batch is one call of its own.
+    No public interface supports windows and documents in all versions of torch. Its inputs may have any strides except
+    in D, so nothing is copied: with documents, each sample is a call of its own.
     """
     window = {"window_size_left": pattern.window_size - 1, "window_size_right": 0} if pattern.has_window else {}
     if pattern.documents is None:
@@ -170,7 +170,7 @@ def _flash_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
 
 @cache
 def _checked_choice(case: AttentionCase, wanted: str, is_strict: bool) -> AttentionChoice:
-    """Choose, and say so: once for each case of a process."""
+    """Choose a backend and log the choice, once per process for each case."""
     choice = choose_attention(case, wanted, is_strict=is_strict)
     _logger.log(
         logging.WARNING if choice.is_fallback else logging.INFO,

@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels computes a case: a table, read from the top, with a reason for every refusal."""
+"""Chooses one of torch's attention kernels from a table, which is read from the top; every refusal has a reason."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Backend(StrEnum):
     EFFICIENT = "efficient"
     CPU = "cpu"
     DENSE = "dense"
-    """The scores of all S * S pairs, or a mask of that size, are written out."""
+    """Writes out the scores of all S * S pairs, or a mask of that size."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """All that the choice depends on. capability is (0, 0) where the device is no GPU."""
+    """Everything that the choice depends on. capability: (0, 0) if the device is not a GPU."""
 
     device_type: str
     capability: tuple[int, int]
@@ -37,21 +37,21 @@ class AttentionCase:
     has_window: bool
     has_documents: bool
     refused_by_torch: frozenset[Backend] = frozenset()
-    """What this version of torch, or of a library below it, does not take for other reasons."""
+    """Backends that this version of torch, or of a library that it uses, does not support for other reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """The first row of the table that takes the case, and why the rows above it did not."""
+    """The first backend of the table that supports the case, and why the backends above it do not."""
 
     backend: Backend
     reason: str
     is_fallback: bool
-    """On a GPU, and slow: memory and time grow with S * S."""
+    """Whether this is the slow path on a GPU: memory and time grow with S * S."""
 
 
 def attention_case(config: Config, device_type: str, capability: tuple[int, int]) -> AttentionCase:
-    """Return the case of a configuration's model, as far as it is known before there are tensors."""
+    """Return the case of a configuration's model, as far as it is known before tensors exist."""
     return AttentionCase(
         device_type,
         capability,
@@ -63,15 +63,15 @@ def attention_case(config: Config, device_type: str, capability: tuple[int, int]
 
 
 def choose_attention(case: AttentionCase, wanted: str = "auto", *, is_strict: bool = False) -> AttentionChoice:
-    """Return the best backend for `case`, or on a GPU `wanted` if that is none but "auto".
+    """Return the best backend for `case`; on a GPU, return the `wanted` one unless that is "auto".
 
-    Raises: ConfigError where `wanted` does not take the case, or only a slow one does and is_strict is set.
+    Raises: ConfigError when `wanted` does not support the case, or when is_strict is set and only the slow one does.
     """
     if case.device_type != "cuda":
         wanted = "auto"
     refusals: list[str] = []
     for backend, refuses in _TABLE:
-        refusal = refuses(case) or ("this torch does not take it" if backend in case.refused_by_torch else "")
+        refusal = refuses(case) or ("this torch does not support it" if backend in case.refused_by_torch else "")
         if wanted not in ("auto", backend):
             continue
         if not refusal:
@@ -86,7 +86,7 @@ def choose_attention(case: AttentionCase, wanted: str = "auto", *, is_strict: bo
         if backend is not Backend.CPU:  # not expected on a GPU
             refusals.append(f"not {backend}: {refusal}")
     raise ConfigError(
-        [f'kernels.attention="{wanted}" does not take this model: {"; ".join(refusals)}; use attention="auto"']
+        [f'kernels.attention="{wanted}" does not support this model: {"; ".join(refusals)}; use attention="auto"']
     )
 
 
@@ -96,7 +96,7 @@ def _cudnn(case: AttentionCase) -> str:
         or _needs_half(case)
         or _needs_head_dim(case, 128)
         or ("it has no kernel for a sliding window" if case.has_window else "")
-        or ("torch gives it no documents" if case.has_documents else "")
+        or ("torch cannot pass it documents" if case.has_documents else "")
     )
 
 
@@ -108,8 +108,8 @@ def _efficient(case: AttentionCase) -> str:
     return (
         _needs_gpu(case, (7, 0))
         or (f"it has no kernel for {case.dtype}" if case.dtype == torch.float64 else "")
-        or ("it needs the mask of a window written out" if case.has_window else "")
-        or ("it needs the mask of documents written out" if case.has_documents else "")
+        or ("it needs a full mask for a window" if case.has_window else "")
+        or ("it needs a full mask for documents" if case.has_documents else "")
     )
 
 

@@ -1,10 +1,13 @@
-"""How many elements a loop of an operation's plain form treats at once, so that its temporaries stay small."""
+"""How many elements a plain torch form of an operation processes at once, so that its temporaries stay small."""
 
 from __future__ import annotations
 
 LOSS_BLOCK_ELEMENTS = 1 << 20
-"""Logits of the loss, where it needs them in a wider type: some MB."""
+"""Logits that the loss converts to a wider dtype at once: some MB."""
 OPTIMIZER_BLOCK_ELEMENTS_ON_CPU = 1 << 18
-"""Of a share that an optimizer updates: block and temporaries stay in a CPU's cache, and no fresh memory is touched."""
+"""Elements of a shard that an optimizer updates at once.
+
+The block and its temporaries stay in a CPU's cache, and no fresh memory is touched.
+"""
 SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU = 1 << 16
-"""Of a flat tensor that is summed in fp64: the fastest of the sizes tried."""
+"""Elements of a flat tensor that are summed in fp64 at once: the fastest of the sizes that were tried."""

@@ -1,9 +1,9 @@
-"""Softmax cross entropy over a vocabulary that may be spread over ranks, in two local passes.
+"""Softmax cross entropy over a vocabulary that may be divided among ranks, in two local passes.
 
-Pass 1 reads the LOCAL columns once and leaves two or three numbers a token; whoever owns the ranks combines them
-(megatrain.parallel does, the single device has nothing to combine); pass 2 writes the gradient in place of the logits.
-Logits are never gathered and no second tensor of their size stays alive. Sums are made in fp32 (fp64 for fp64).
-With label smoothing e the label of a token is 1 - e of its target and e / vocab_size of every token; z-loss adds
+Pass 1 reads the LOCAL columns once and returns two or three numbers per token. With tensor parallelism,
+megatrain.parallel combines them over ranks. Pass 2 overwrites the logits with their gradient.
+Logits are never gathered, and no second tensor of their size stays alive. Sums are in fp32 (fp64 for fp64).
+With label smoothing e, the label of a token is 1 - e of its target and e / vocab_size of every token. z-loss adds
 z * lse^2, which keeps lse, the log-sum-exp of the logits, near 0 (PaLM, arXiv:2204.02311, sec. 5).
 Shapes: T tokens (S * B), V local vocabulary columns, K statistics.
 """
@@ -31,12 +31,12 @@ from megatrain.ops.precision import accumulate_dtype
 IGNORED_LABEL = -100
 
 Combine = Callable[[Tensor], Tensor]
-"""Makes the statistics of the local columns those of the whole vocabulary, in place or not. Shapes: [K, T]."""
+"""Returns the whole vocabulary's statistics, given the local columns'. May work in place. Shapes: [K, T]."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """What training adds to cross entropy. Zeros: nothing."""
+    """The terms that training adds to cross entropy. A term of 0 adds nothing."""
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
@@ -56,8 +56,8 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Return the summed loss of the tokens whose label is not ignored, fp32 (fp64 for fp64 logits).
 
-    Backward overwrites the logits: they must have no other use. `combine` is for logits that are some columns only.
-    Columns at or past `vocab_size` (padding) count for nothing. Shapes: logits [T, V]; labels [T]; result scalar.
+    Backward overwrites the logits: they must have no other use. combine: needed where the logits are only some of the
+    columns. Columns from `vocab_size` on (padding) are ignored. Shapes: logits [T, V]; labels [T]; result scalar.
     """
     return _SummedCrossEntropy.apply(logits_TV, labels_T, vocab_size, first_column, combine, terms)
 
@@ -94,9 +94,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
 def local_statistics(
     logits_TV: Tensor, labels_T: Tensor, first_column: int, vocab_size: int, *, has_sum: bool = False
 ) -> Tensor:
-    """Pass 1: return log-sum-exp, target logit and, where `has_sum`, the sum of the logits, of the local columns.
+    """Pass 1: return the local columns' log-sum-exp, target logit and, if `has_sum`, sum of the logits.
 
-    A token whose label is not among the local columns has target 0, so that summing over ranks gives the target.
+    A token whose label is not among the local columns has target logit 0, so that the sum over ranks is the target's.
     Shapes: logits [T, V]; labels [T]; result [2 or 3, T], fp32 (fp64 for fp64 logits).
     """
     return _statistics_op(logits_TV, labels_T, first_column, vocab_size, has_sum)
@@ -106,7 +106,7 @@ def token_losses(statistics_KT: Tensor, labels_T: Tensor, vocab_size: int, terms
     """Return the loss of each token, 0 where the label is ignored, given the GLOBAL statistics. Shapes: result [T]."""
     lse_T, target_T = statistics_KT[0], statistics_KT[1]
     if terms.label_smoothing > 0.0:
-        # lerp's ends are exact; what is left of a label goes to the mean over the real vocabulary
+        # lerp is exact at both ends; the mean of the real vocabulary gets the smoothed part of the label
         target_T = torch.lerp(target_T, statistics_KT[2] / vocab_size, terms.label_smoothing)
     loss_T = lse_T - target_T
     if terms.z_loss > 0.0:
@@ -193,7 +193,7 @@ def _reference_gradient_(
     is_ignored = (labels == IGNORED_LABEL)[:, None]
     for part in _parts(logits):
         block = real[part]
-        # in place where the dtype allows, else one block of fp32 at a time: bf16 differences would cost 3 % of exp
+        # in place where the dtype allows, else one fp32 block at a time: differences in bf16 would put exp 3 % off
         wide = block if block.dtype == accumulate else block.to(accumulate)
         wide.sub_(lse[part, None]).exp_()
         if z_loss > 0.0:
@@ -201,7 +201,7 @@ def _reference_gradient_(
         if label_smoothing > 0.0:
             wide.sub_(label_smoothing / vocab_size)
         wide.scatter_add_(1, column[part, None], of_target[part]).mul_(grad[part, None])
-        wide.masked_fill_(is_ignored[part], 0.0)  # not a number times 0 would be none
+        wide.masked_fill_(is_ignored[part], 0.0)  # filled, because NaN times 0 would stay NaN
         if wide is not block:
             block.copy_(wide)
 
@@ -212,14 +212,14 @@ def _real_columns(logits: Tensor, first_column: int, vocab_size: int) -> Tensor:
 
 
 def _local_targets(real: Tensor, labels: Tensor, first_column: int) -> tuple[Tensor, Tensor]:
-    """Return each row's target column, or any where it is not here, and whether it is."""
+    """Return each row's target column, and whether it is local. The column of a target elsewhere is arbitrary."""
     column = labels - first_column
     is_local = (column >= 0) & (column < real.shape[1])
     return column.clamp_(0, real.shape[1] - 1), is_local
 
 
 def _parts(logits: Tensor) -> list[slice]:
-    """Return the rows to treat at once, so that temporaries stay at some MB."""
+    """Return slices of the rows to process at once, so that temporaries stay at some MB."""
     rows = max(1, LOSS_BLOCK_ELEMENTS // max(1, logits.shape[1]))
     return [slice(first, first + rows) for first in range(0, logits.shape[0], rows)]
 

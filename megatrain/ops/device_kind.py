@@ -1,4 +1,4 @@
-"""The kind of device that operations are chosen for: that of the tensors at hand, or the one that is planned for."""
+"""The kind of device that operations are chosen for: the device of the tensors, or the device that is planned for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """What a choice among kernels asks of a device. `capability` is (0, 0) where it is no GPU."""
+    """What the choice of kernels depends on. `capability` is (0, 0) if the device is not a GPU."""
 
     type: str
     capability: tuple[int, int] = (0, 0)
@@ -18,7 +18,7 @@ class DeviceKind:
 
 @cache
 def kind_of(device: torch.device) -> DeviceKind:
-    """Return the kind of a device that is here."""
+    """Return the kind of a device of this machine."""
     if device.type != "cuda":
         return DeviceKind(device.type)
     return DeviceKind("cuda", torch.cuda.get_device_capability(device))

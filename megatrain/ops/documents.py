@@ -1,4 +1,4 @@
-"""Where documents begin in packed samples, in the forms in which attention asks for it.
+"""Where documents begin in packed samples, in the forms that attention needs.
 
 Shapes: S sequence, B micro-batch, N documents of a sample.
 """
@@ -13,11 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedDocuments:
-    """The documents of a micro-batch. A document is a run of equal ids: where the id changes, another one begins.
+    """The documents of a micro-batch. A document is a run of equal ids: where the id changes, the next one begins.
 
-    Shapes: number_SB [S, B] int32, which document of its sample a token belongs to, counted from 0; starts has a tensor
-    [N + 1] int32 for each sample, the first token of each document and S at the end; longest has the tokens of each
-    sample's longest document.
+    Shapes: number_SB [S, B] int32, each token's document within its sample, counted from 0; starts: for each sample a
+    tensor [N + 1] int32 with the first token of each document, and S at the end; longest: for each sample the number of
+    tokens of its longest document.
     """
 
     number_SB: Tensor
@@ -25,7 +25,7 @@ class PackedDocuments:
     longest: tuple[int, ...]
 
     def to(self, device: torch.device) -> PackedDocuments:
-        """Return the same on `device`."""
+        """Return a copy on `device`."""
         return PackedDocuments(
             self.number_SB.to(device, non_blocking=True),
             tuple(start.to(device, non_blocking=True) for start in self.starts),
@@ -34,9 +34,11 @@ class PackedDocuments:
 
 
 def pack_documents(document_SB: Tensor) -> PackedDocuments:
-    """Return the documents of `document_SB`, any ids on the CPU, where finding borders waits for nothing.
+    """Return the documents of `document_SB`, which holds any ids and is on the CPU.
 
+    On a GPU, finding the borders would make the host wait for the device.
     Shapes: document_SB [S, B].
+    Raises: ValueError when document_SB is not on the CPU or has other dims.
     """
     if document_SB.dim() != 2 or document_SB.device.type != "cpu":
         raise ValueError(

@@ -1,7 +1,8 @@
-"""Dropout whose mask is a pure function of place, so that every layout and every recomputation draws the same.
+"""Dropout whose mask is a pure function of the position, so that every layout and every recomputation draws the same.
 
-With the bias before it and the addition to the residual stream after it: fp32 inside (fp64 for fp64), one rounding.
-Shapes: S sequence, B micro-batch, H hidden (any dims before H will do).
+It includes the bias before dropout and the addition to the residual stream after it. Arithmetic is in fp32 (fp64 for
+fp64), and the result is rounded once.
+Shapes: S sequence, B micro-batch, H hidden (any dims may come before H).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from megatrain.ops.precision import accumulate_dtype
 def dropout(x_SBH: Tensor, probability: float, key: tuple[int, int], token_SB: Tensor) -> Tensor:
     """Zero each element with `probability` and scale the rest by 1 / (1 - probability).
 
-    Saves no mask for backward: it is drawn again.
+    Saves no mask for backward, which draws it again.
     Shapes: x [S, B, H]; token_SB [S, B] int64, the global number of each token.
     """
     return _Dropout.apply(x_SBH, probability, key, token_SB)
@@ -44,8 +45,8 @@ def residual_dropout(
 ) -> Tensor:
     """Return x + dropout(y + bias). With probability 0 no mask is drawn, and token_SB may be None.
 
-    Saves nothing but token_SB for backward, and that only where a mask is drawn.
-    Shapes: x, y and result [S, B, H]; token_SB as for dropout.
+    Saves only token_SB for backward, and only if a mask is drawn.
+    Shapes: x, y and result [S, B, H]; token_SB the same as for dropout().
     """
     return _ResidualDropout.apply(x_SBH, y_SBH, bias_H, probability, key, token_SB)
 

@@ -1,8 +1,8 @@
-"""Rows of a table by token, and the sum of their gradients.
+"""Looks up rows of a table by token, and sums the gradients of the rows.
 
-A token of -1 has no row: it gives zeros and gets no gradient, so that ranks which hold some rows each can leave out
-those of others. Gradients of equal tokens are summed in fp32 (fp64 for fp64) in the order of the tokens, and are ADDED
-to a table that the caller has, rounded once.
+A token of -1 has no row: it gives zeros and gets no gradient. A rank that holds only some rows passes -1 for the tokens
+of other ranks. Gradients of equal tokens are summed in fp32 (fp64 for fp64) in the order of the tokens, and ADDED to
+the caller's table, rounded once.
 Shapes: S sequence, B micro-batch, T tokens (S * B), V rows, H hidden.
 """
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from megatrain.ops.gradient_sink import gradient_sink_of
 from megatrain.ops.library import (
     declare,
     require_contiguous,
@@ -24,13 +23,14 @@ from megatrain.ops.library import (
     require_same_device,
     require_shape,
 )
+from megatrain.ops.main_grad import main_grad_of
 from megatrain.ops.precision import accumulate_dtype
 
 
 def embedding(tokens_SB: Tensor, weight_VH: Tensor) -> Tensor:
-    """Return weight[token] for each token, zeros for -1. Saves the tokens for backward.
+    """Return weight[token] for each token, and zeros for -1. Saves the tokens for backward.
 
-    A weight with a gradient sink gets no gradient from autograd: backward adds it to the sink.
+    Backward adds the gradient of a weight with a main_grad to the main_grad; autograd then gets None.
     """
     return _Embedding.apply(tokens_SB, weight_VH)
 
@@ -38,7 +38,7 @@ def embedding(tokens_SB: Tensor, weight_VH: Tensor) -> Tensor:
 def embedding_gradient_(grad_weight_VH: Tensor, tokens_SB: Tensor, grad_SBH: Tensor) -> None:
     """Add each row of `grad` to the row of `grad_weight` that its token names; -1 names none.
 
-    Shapes: tokens any dims, grad the same and H. grad_weight has grad's dtype or fp32 (fp64 for fp64).
+    grad_weight has grad's dtype, or fp32 (fp64 for fp64). Shapes: tokens any dims, grad the same dims and H.
     """
     _embedding_gradient_op(grad_weight_VH, tokens_SB.flatten(), grad_SBH.flatten(0, -2).contiguous())
 
@@ -48,15 +48,15 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx: Any, tokens_SB: Tensor, weight_VH: Tensor) -> Tensor:
         tokens_SB = tokens_SB.contiguous()
         ctx.save_for_backward(tokens_SB)
-        ctx.sink = gradient_sink_of(weight_VH)
+        ctx.main_grad = main_grad_of(weight_VH)
         ctx.shape, ctx.dtype = weight_VH.shape, weight_VH.dtype
         return _embedding_op(tokens_SB, weight_VH.contiguous())
 
     @staticmethod
     def backward(ctx: Any, grad_SBH: Tensor) -> tuple[None, Tensor | None]:
         (tokens_SB,) = ctx.saved_tensors
-        if ctx.sink is not None:
-            ctx.sink.add(partial(_add_gradient, tokens_SB, grad_SBH))
+        if ctx.main_grad is not None:
+            ctx.main_grad.add(partial(_add_gradient, tokens_SB, grad_SBH))
             return None, None
         grad_weight_VH = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad_SBH.device)
         embedding_gradient_(grad_weight_VH, tokens_SB, grad_SBH)
@@ -104,12 +104,12 @@ def _check_gradient(grad_weight: Tensor, tokens: Tensor, grad: Tensor) -> None:
 
 def _reference_embedding(tokens: Tensor, weight: Tensor) -> Tensor:
     is_absent = tokens == -1
-    # row 0 in place of none, then zeros; torch refuses what is below -1
+    # for -1, look up row 0 and then write zeros; torch refuses tokens below -1
     return functional.embedding(tokens + is_absent, weight).masked_fill_(is_absent.unsqueeze(-1), 0.0)
 
 
 def _reference_gradient_(grad_weight: Tensor, tokens: Tensor, grad: Tensor) -> None:
-    # torch's own sums in grad's dtype on CPUs: 10 % off in bf16 for a token that occurs 3,000 times
+    # torch sums in grad's dtype on CPUs: in bf16 that is 10 % off for a token that occurs 3,000 times
     wide = grad.to(accumulate_dtype(grad.dtype))
     grad_weight.add_(torch.ops.aten.embedding_dense_backward(wide, tokens, grad_weight.shape[0], -1, False))
 

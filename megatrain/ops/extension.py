@@ -1,4 +1,4 @@
-"""Loads megatrain._C, the compiled kernels, and says why not where they are not to be had."""
+"""Loads the compiled kernels, megatrain._C, or tells the reason why they are not available."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """Whether kernels joined the operators, for which compute capabilities, and why not."""
+    """Whether the compiled kernels are active, for which compute capabilities, and if not, why."""
 
     architectures: tuple[str, ...]
     reason: str
-    """Empty where kernels are active."""
+    """Why the kernels are not active; empty if they are."""
 
     @property
     def is_active(self) -> bool:
@@ -25,23 +25,25 @@ class Extension:
 
 @cache
 def load_extension() -> Extension:
-    """Load the kernels, once a process. Never raises: without them every operation has its plain torch form."""
+    """Load the kernels, once per process. Never raises: without kernels every operation uses its plain torch form."""
     if torch.version.cuda is None:
         return Extension((), "this torch is built without CUDA")
     try:
         module = importlib.import_module("megatrain._C")
     except ModuleNotFoundError:
         return Extension((), "megatrain._C was not built when megatrain was installed")
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with it, every operation has a form without it
+    except Exception as error:  # noqa: BLE001 - whatever the error is, every operation has a plain torch form
         return Extension((), f"megatrain._C does not load: {type(error).__name__}: {error}")
+    if not getattr(module, "has_current_stream", False):
+        return Extension((), "megatrain._C does not find torch's current stream: build it again with this torch")
     return Extension(tuple(module.architectures.split(";")), "")
 
 
 def missing_capability(architectures: tuple[str, ...], capability: tuple[int, int]) -> str:
-    """Return why a GPU of `capability` cannot run code built for `architectures`, or "" where it can.
+    """Return why a GPU of `capability` cannot run code built for `architectures`, or "" if it can.
 
-    Code for 8.0 runs on every 8.x, and so does that for a family, such as 10.0f; code for 9.0a runs on 9.0 alone, its
-    PTX too; other PTX on whatever comes later.
+    Code for 8.0 runs on every 8.x. Code for a family, such as 10.0f, runs on every 10.x. Code for 9.0a, and its PTX,
+    runs only on 9.0. Other PTX runs on every later capability.
     """
     for one in architectures:
         found = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", one)

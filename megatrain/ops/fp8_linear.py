@@ -1,8 +1,9 @@
-"""The product with a weight in 8-bit floating point, forward and both products of backward.
+"""The product with a weight in 8-bit floating point: forward, dgrad and wgrad.
 
 Inputs and weights are E4M3. With a scale for the tensor, gradients are E5M2 (wider range); with a scale for each row,
-E4M3 (torch's products by row take no other). Scales are those of the tensor at hand (current scaling) or come from its
-largest magnitudes of the last steps (delayed scaling), which saves a pass over it. Sums are fp32, results in x's dtype.
+E4M3 (torch's products by row support no other). A scale is computed from the tensor itself (current scaling), or from
+its largest magnitudes in the last steps (delayed scaling), which saves a pass over it. Sums are in fp32, results in x's
+dtype.
 Sources: FP8 formats for deep learning (arXiv:2209.05433); torch's scaled products.
 Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened); T, I and O multiples of 16.
 """
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from megatrain.config.fp8 import DIM_MULTIPLE
-from megatrain.ops.gradient_sink import GradientSink, gradient_sink_of
+from megatrain.ops.main_grad import MainGrad, main_grad_of
 from megatrain.ops.quantization import (
     E4M3,
     E5M2,
@@ -29,13 +30,13 @@ from megatrain.ops.quantization import (
 
 
 class Scaler(Protocol):
-    """Gives the scale of one operand of one product, for the whole tensor."""
+    """Provides the scale of one operand of one product, for the whole tensor."""
 
     def scale(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return [scale, 1 / scale]. Shapes: result [2] fp32."""
 
     def observe(self, largest: Tensor) -> None:
-        """Learn the magnitudes of the tensor that was just quantized; their largest is its largest."""
+        """Record magnitudes of the tensor that was just quantized. Their largest is the tensor's largest."""
 
 
 class CurrentScaler:
@@ -45,26 +46,26 @@ class CurrentScaler:
         return fp8_scale(x, dtype)
 
     def observe(self, largest: Tensor) -> None:
-        """Nothing to learn."""
+        """Do nothing: the next scale does not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorwiseFp8Linear:
-    """linear() by one scale for each of input, weight and gradient."""
+    """linear() in FP8 with one scale each for input, weight and gradient."""
 
     x: Scaler
     weight: Scaler
     grad: Scaler
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """Return x weight' + bias. Saves x in 8 bits and the weight as it is for backward. As linear() in all else."""
+        """Return x weight' + bias, like linear(), but save x in 8 bits and the weight itself for backward."""
         return _Tensorwise.apply(x_TI, weight_OI, bias_O, self, torch.is_grad_enabled())
 
 
 def rowwise_fp8_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x weight' + bias, with a scale for each row of both operands of each product, found in the tensor itself.
+    """Return x weight' + bias. Both operands of each product have a scale for each row, from the tensor itself.
 
-    Saves x in 8 bits, and the weight as it is, for backward. Shapes and sinks as linear().
+    Saves x in 8 bits and the weight itself for backward. Shapes and main_grads are the same as for linear().
     """
     return _Rowwise.apply(x_TI, weight_OI, bias_O, torch.is_grad_enabled())
 
@@ -97,7 +98,7 @@ class _Tensorwise(torch.autograd.Function):
         grad_q, grad_t, grad_scale = _quantize(_matrix(grad_TO), ctx.grad_scaler, E5M2, ctx.needs_input_grad[1], True)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            # anew, from the weight: kept since forward it would be there once for each micro-batch in flight
+            # quantized again from the weight: a copy kept since forward would exist once per micro-batch in flight
             _, weight_t, _ = fp8_quantize(weight_OI.flatten(0, -2), weight_scale, E4M3, False, True)
             grad_x = torch._scaled_mm(grad_q, weight_t.t(), grad_scale[1], weight_scale[1], out_dtype=ctx.dtype)
             grad_x = grad_x.view(ctx.x_shape)
@@ -128,12 +129,12 @@ class _Rowwise(torch.autograd.Function):
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             grad_q, grad_inverse = fp8_quantize_rows(grad, E4M3)
-            weight_t, weight_t_inverse = fp8_quantize_columns(weight_OI.flatten(0, -2), E4M3)  # anew, as above
+            weight_t, weight_t_inverse = fp8_quantize_columns(weight_OI.flatten(0, -2), E4M3)  # see _Tensorwise
             grad_x = torch._scaled_mm(grad_q, weight_t.t(), grad_inverse, weight_t_inverse.t(), out_dtype=ctx.dtype)
             grad_x = grad_x.view(ctx.x_shape)
         if ctx.needs_input_grad[1]:
             grad_t, grad_t_inverse = fp8_quantize_columns(grad, E4M3)
-            # products by row have no wider result
+            # torch's products by row cannot return a wider dtype
             grad_weight = _add_scaled_product(ctx, grad_t, x_t.t(), grad_t_inverse, x_t_inverse.t(), ctx.dtype)
         return grad_x, grad_weight, _bias_gradient(ctx, grad_TO), None
 
@@ -141,10 +142,10 @@ class _Rowwise(torch.autograd.Function):
 def _quantize(
     x: Tensor, scaler: Scaler, dtype: torch.dtype, has_transposed: bool, is_observed: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x in `dtype`, the same transposed if that is wanted, and [scale, 1 / scale]."""
+    """Return x in `dtype`, its transpose if `has_transposed`, and [scale, 1 / scale]."""
     scale = scaler.scale(x, dtype)
     q, q_t, largest = fp8_quantize(x, scale, dtype, True, has_transposed)
-    if is_observed:  # not in evaluation, whose data are no guide to training's
+    if is_observed:  # not in evaluation, whose data must not influence the scales of training
         scaler.observe(largest)
     return q, q_t, scale
 
@@ -164,25 +165,25 @@ def _keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
                 f"{name} of shape {list((x if name == 'x' else weight).shape)} cannot be a factor of an FP8 product: "
                 f"tokens, inputs and outputs must be multiples of {DIM_MULTIPLE}, got {size}"
             )
-    ctx.sink = gradient_sink_of(weight)
+    ctx.main_grad = main_grad_of(weight)
     ctx.dtype, ctx.x_shape, ctx.weight_shape = x.dtype, x.shape, weight.shape
     ctx.bias_shape = None if bias is None else bias.shape
 
 
 def _sum_dtype(ctx: Any) -> torch.dtype:
-    """With a sink in fp32 the product is not rounded before it is added."""
-    return ctx.dtype if ctx.sink is None else torch.float32
+    """Return the wgrad's dtype: fp32 with a main_grad, so that the product is not rounded before it is added."""
+    return ctx.dtype if ctx.main_grad is None else torch.float32
 
 
 def _add_scaled_product(
     ctx: Any, a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, out_dtype: torch.dtype
 ) -> Tensor | None:
-    """Return a b in the weight's shape and dtype, or leave it to the weight's sink."""
-    sink: GradientSink | None = ctx.sink
-    if sink is None:
+    """Return a b in the weight's shape and `out_dtype`, or have the weight's main_grad add it and return None."""
+    main_grad: MainGrad | None = ctx.main_grad
+    if main_grad is None:
         return torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype).view(ctx.weight_shape)
     factors = (one.detach() for one in (a, b, a_inverse, b_inverse))
-    sink.add_product(partial(_add_to_sum, *factors, out_dtype))
+    main_grad.add_wgrad(partial(_add_to_sum, *factors, out_dtype))
     return None
 
 

@@ -1,7 +1,7 @@
 """Delayed scaling: scales from the largest magnitudes that tensors had in the last steps.
 
-Each product has three operands with a slot each. Through a step, slots collect magnitudes; between steps whoever trains
-makes them those of all ranks (collected_P) and calls `advance`, so that all ranks quantize alike.
+Each product has three operands, with one slot each. During a step, slots collect magnitudes. Between steps the trainer
+replaces them (collected_P) by the maximum over the stage's ranks and calls `advance`, so that they quantize alike.
 Source: the delayed scaling of FP8 training (arXiv:2209.05433, sec. 3.2; NVIDIA Transformer Engine's recipe).
 Shapes: P slots, N steps of history.
 """
@@ -15,10 +15,10 @@ from megatrain.ops.quantization import fp8_scale, scale_for
 
 
 class DelayedScaling:
-    """The history of P slots. Until a slot has seen a step, its scale is that of the tensor at hand."""
+    """The history of P slots. Until all slots have seen a step, scales are taken from the tensors themselves."""
 
     def __init__(self, formats: list[torch.dtype], history_len: int, device: torch.device) -> None:
-        """`formats`: of each slot."""
+        """`formats`: the format of each slot."""
         num_slots = len(formats)
         self.history_PN = torch.zeros(num_slots, history_len, device=device)
         self.collected_P = torch.zeros(num_slots, device=device)
@@ -28,16 +28,16 @@ class DelayedScaling:
 
     @property
     def is_primed(self) -> bool:
-        """Whether all slots have seen a step: scales are then taken from the history and not from tensors."""
+        """Whether all slots have seen a step. If so, scales come from the history, not from the tensors."""
         return self._is_primed
 
     def slot(self, number: int) -> Slot:
         return Slot(self, number)
 
     def advance(self) -> None:
-        """Let the step's magnitudes enter the history, and take the scales of the next step from it.
+        """Add the step's magnitudes to the history, and take the scales of the next step from it.
 
-        A magnitude that is not finite belongs to a step that was skipped; what was never seen keeps its slot as it is.
+        A magnitude that is not finite belongs to a skipped step. A slot without a magnitude repeats its largest one.
         """
         seen_P = self.collected_P.where(self.collected_P.isfinite(), 0.0)
         newest_P = seen_P.where(seen_P > 0.0, self.history_PN.amax(1))
@@ -45,15 +45,15 @@ class DelayedScaling:
         self.history_PN[:, 0] = newest_P
         self.collected_P.zero_()
         largest_P = self._take_scales()
-        if not self._is_primed:  # once it is, it stays so: a slot keeps what it has seen
+        if not self._is_primed:  # once primed, always primed: a slot never loses its magnitudes
             self._is_primed = bool((largest_P > 0.0).all())
 
     def refresh(self) -> None:
-        """Take scales from the history, as after loading it."""
+        """Take the scales from the history. Call this after the history was loaded."""
         self._is_primed = bool((self._take_scales() > 0.0).all())
 
     def _take_scales(self) -> Tensor:
-        """Write the scales. Returns the largest magnitude of each slot's history. Shapes: result [P]."""
+        """Compute the scales, and return the largest magnitude of each slot's history. Shapes: result [P]."""
         largest_P = self.history_PN.amax(1)
         scale_P = scale_for(largest_P, self._largest_P)
         torch.stack([scale_P, 1.0 / scale_P], 1, out=self._scale_P2)
@@ -64,13 +64,13 @@ class DelayedScaling:
         return self._scale_P2[number] if self._is_primed else fp8_scale(x, dtype)
 
     def collect(self, number: int, largest: Tensor) -> None:
-        """Note magnitudes of slot `number`."""
+        """Add magnitudes to slot `number`, which keeps the largest."""
         slot = self.collected_P[number]
         torch.maximum(slot, largest.amax(), out=slot)
 
 
 class Slot:
-    """One operand's scaler (megatrain.ops.fp8_linear.Scaler)."""
+    """The scaler of one operand (megatrain.ops.fp8_linear.Scaler)."""
 
     def __init__(self, scaling: DelayedScaling, number: int) -> None:
         self._scaling, self._number = scaling, number

@@ -1,7 +1,7 @@
-"""How an operation is declared to torch, so that compiled kernels can join it.
+"""Declares operators to torch, so that compiled kernels can be registered for them.
 
-Schema, check, reference and fake are Python: they need no compiler and no GPU. The reference is plain torch and runs
-on every device that has no kernel; `megatrain._C` (csrc/operators), where it was built, adds the kernels for CUDA.
+Schema, check, reference and fake are Python and need no compiler and no GPU. The reference is plain torch and runs on
+every device without a kernel. If `megatrain._C` (csrc/operators) was built, it adds the kernels for CUDA.
 Gradients are not declared here: a public function of ops is a torch.autograd.Function over two operators.
 """
 
@@ -27,11 +27,11 @@ def declare(
     fake: Callable[..., Any],
     cuda: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Define the operator `schema` and return what calls it.
+    """Define the operator `schema` and return the function that calls it.
 
-    check: raises for arguments that the schema's types allow and the operation does not; it sees the arguments before
-    reference and fake do, and kernels make the same checks with the same words. fake: returns empty results. cuda: for
-    operators whose best form on CUDA is a call of torch that CPUs do not have; there is no kernel of ours then.
+    check: raises for arguments that the schema's types allow but the operation does not. It runs before reference and
+    fake; kernels make the same checks with the same messages. fake: returns empty results. cuda: the form on CUDA of an
+    operator that is best computed by a call of torch that CPUs lack; such an operator has no kernel of ours.
     """
 
     def checked_reference(*args: Any) -> Any:
@@ -54,7 +54,7 @@ def declare(
 
 
 def declared_operators() -> tuple[str, ...]:
-    """Return the qualified names of all operators of the modules that were imported so far."""
+    """Return the qualified names of all operators in the modules that were imported so far."""
     return tuple(_DECLARED)
 
 
@@ -78,7 +78,7 @@ def require_same_kind(name: str, tensor: Tensor, other_name: str, other: Tensor)
 
 
 def require_same_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """Raise RuntimeError unless both are on one device."""
+    """Raise RuntimeError unless both tensors are on the same device."""
     if tensor.device != other.device:
         raise RuntimeError(f"{name} must be on the device of {other_name}, {other.device}, got {tensor.device}")
 

@@ -1,4 +1,4 @@
-"""The product with a weight, whose gradient goes straight to where it is summed over micro-batches.
+"""The product with a weight. Backward adds the weight's gradient directly to the weight's main_grad.
 
 Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened).
 """
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from megatrain.ops.gradient_sink import GradientSink, gradient_sink_of
 from megatrain.ops.library import declare, require_same_device, require_shape
+from megatrain.ops.main_grad import MainGrad, main_grad_of
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return x weight' + bias. Saves x and the weight for backward.
 
-    A weight with a gradient sink gets no gradient from autograd: backward adds it to the sink.
+    Backward adds the gradient of a weight with a main_grad to the main_grad; autograd then gets None.
     Shapes: x [..., I]; weight [*O, I]; bias [*O]; result [..., prod(O)].
     """
     return _Linear.apply(x_TI, weight_OI, bias_O)
@@ -28,7 +28,7 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.sink = gradient_sink_of(weight_OI)
+        ctx.main_grad = main_grad_of(weight_OI)
         ctx.bias_shape = None if bias_O is None else bias_O.shape
         ctx.save_for_backward(x_TI, weight_OI)
         bias = None if bias_O is None else bias_O.flatten()
@@ -39,20 +39,20 @@ class _Linear(torch.autograd.Function):
         x_TI, weight_OI = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         grad_x = grad_TO @ weight_OI.flatten(0, -2) if needs_x else None
-        grad_weight = weight_gradient(grad_TO, x_TI, weight_OI, ctx.sink) if needs_weight else None
+        grad_weight = weight_gradient(grad_TO, x_TI, weight_OI, ctx.main_grad) if needs_weight else None
         grad_bias = grad_TO.flatten(0, -2).sum(0).view(ctx.bias_shape) if needs_bias else None
         return grad_x, grad_weight, grad_bias
 
 
-def weight_gradient(grad_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, sink: GradientSink | None) -> Tensor | None:
-    """Return grad' x in the weight's shape and dtype, or leave it to `sink` and return None.
+def weight_gradient(grad_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, main_grad: MainGrad | None) -> Tensor | None:
+    """Return grad' x in the weight's shape and dtype, or have `main_grad` add it and return None.
 
     Shapes: grad [..., O]; x [..., I]; weight [*O, I].
     """
     grad, x = grad_TO.detach().flatten(0, -2), x_TI.detach().flatten(0, -2)
-    if sink is None:
+    if main_grad is None:
         return (grad.t() @ x).view(weight_OI.shape)
-    sink.add_product(partial(_add_weight_gradient, grad, x))
+    main_grad.add_wgrad(partial(_add_weight_gradient, grad, x))
     return None
 
 
@@ -78,7 +78,7 @@ def _reference_add_product(total: Tensor, grad: Tensor, x: Tensor, is_fresh: boo
     if total.dtype == x.dtype:
         total.addmm_(grad.t(), x, beta=0 if is_fresh else 1)
         return
-    product = grad.t() @ x  # rounded to x's dtype: torch has no product for CPUs that keeps its sums
+    product = grad.t() @ x  # rounded to x's dtype: on CPUs torch has no product with a wider result
     if is_fresh:
         total.copy_(product)
     else:
@@ -91,7 +91,7 @@ def _add_product_on_cuda(total: Tensor, grad: Tensor, x: Tensor, is_fresh: bool)
         total.addmm_(grad.t(), x, beta=0 if is_fresh else 1)
     elif is_fresh:
         torch.mm(grad.t(), x, out_dtype=total.dtype, out=total)
-    else:  # one product of bf16 that adds to fp32, without a copy: input and output are the same memory
+    else:  # a bf16 product that adds to fp32 without a copy, because input and output are the same memory
         torch.addmm(total, grad.t(), x, out_dtype=total.dtype, out=total)
 
 
@@ -102,4 +102,4 @@ add_product_ = declare(
     fake=lambda total, grad, x, is_fresh: None,
     cuda=_add_product_on_cuda,
 )
-"""total (+)= grad' x, overwriting a fresh total. Shapes: total [O, I]; grad [T, O]; x [T, I]."""
+"""Add grad' x to `total`, or overwrite a fresh total. Shapes: total [O, I]; grad [T, O]; x [T, I]."""

@@ -1,8 +1,9 @@
 """LayerNorm and RMSNorm over the hidden dim, with or without the addition to the residual stream before them.
 
-Statistics in fp32 (fp64 for fp64), one rounding to x's dtype; x, weight and bias have one dtype. A sum of x and
-residual is rounded before it is normed, so that its norm can be computed again from what is kept.
-Shapes: S sequence, B micro-batch, H hidden (any dims before H will do).
+Statistics are in fp32 (fp64 for fp64), and the result is rounded once to x's dtype. x, weight and bias have the same
+dtype. A sum of x and residual is rounded before it is normalized, so that its norm can be recomputed from the sum that
+is kept.
+Shapes: S sequence, B micro-batch, H hidden (any dims may come before H).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from megatrain.ops.precision import accumulate_dtype
 def rms_norm(x_SBH: Tensor, weight_H: Tensor, eps: float, added_SBH: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return total / sqrt(mean(total^2) + eps) * weight over H, and total = x + added (x itself without `added`).
 
-    Saves total and one number a token for backward, which adds the gradients of both results in the same pass.
+    Saves total and one number per token for backward, which adds the gradients of both results in the same pass.
     """
     return _RmsNorm.apply(x_SBH, added_SBH, weight_H, eps)
 
@@ -38,7 +39,7 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (total - mean) / sqrt(var + eps) * weight + bias over H, and total = x + added (x itself without `added`).
 
-    Saves total and two numbers a token for backward, which adds the gradients of both results in the same pass.
+    Saves total and two numbers per token for backward, which adds the gradients of both results in the same pass.
     """
     return _LayerNorm.apply(x_SBH, added_SBH, weight_H, bias_H, eps)
 
@@ -62,7 +63,7 @@ class _RmsNorm(torch.autograd.Function):
     def backward(
         ctx: Any, grad_SBH: Tensor | None, grad_total_SBH: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        if grad_SBH is None:  # of the norm nothing was used
+        if grad_SBH is None:  # the norm's result was not used
             return grad_total_SBH, grad_total_SBH if ctx.has_added else None, None, None
         total_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
         grad_x_SBH, grad_weight_H = _rms_norm_backward_op(
@@ -92,7 +93,7 @@ class _LayerNorm(torch.autograd.Function):
     def backward(
         ctx: Any, grad_SBH: Tensor | None, grad_total_SBH: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, None]:
-        if grad_SBH is None:  # of the norm nothing was used
+        if grad_SBH is None:  # the norm's result was not used
             return grad_total_SBH, grad_total_SBH if ctx.has_added else None, None, None, None
         grad_x_SBH, grad_weight_H, grad_bias_H = _layer_norm_backward_op(
             grad_SBH.contiguous(), _contiguous(grad_total_SBH), *ctx.saved_tensors
@@ -186,10 +187,10 @@ def _reference_layer_norm_backward(
     grad_out: Tensor, grad_sum: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide, grad, wide_weight = _widened_on_cpu(x), _widened_on_cpu(grad_out), _widened_on_cpu(weight)
-    # torch's own kernel adds up rows one after the other on CPUs, which loses digits that its sums in pairs keep
+    # not by torch's kernel: on CPUs it adds rows one after another, which loses precision that pairwise sums keep
     grad_bias = grad.flatten(0, -2).sum(0)
     grad_weight = (wide - mean).mul_(rstd).mul_(grad).flatten(0, -2).sum(0)
-    # of the bias, which comes after the weight, it only wants to know the kind
+    # the weight is passed in place of the bias as well: only the bias's kind matters here
     grad_x, _, _ = torch.ops.aten.native_layer_norm_backward(
         grad, wide, weight.shape, mean, rstd, wide_weight, wide_weight, [True, False, False]
     )
@@ -199,7 +200,10 @@ def _reference_layer_norm_backward(
 
 
 def _widened_on_cpu(x: Tensor) -> Tensor:
-    """torch's own kernel sums the gradients of weight and bias in x's dtype on CPUs, and on GPUs in fp32."""
+    """Return x in fp32 (fp64 for fp64) on CPUs, and x itself on GPUs.
+
+    torch's kernel sums the gradients of weight and bias in x's dtype on CPUs, but in fp32 on GPUs.
+    """
     return x.to(accumulate_dtype(x.dtype)) if x.device.type == "cpu" else x
 
 

@@ -1,13 +1,13 @@
-"""AdamW and LAMB over a flat share of the parameters, in place, with every tensor read and written once.
+"""AdamW and LAMB over a flat shard of the parameters, in place, with every tensor read and written once.
 
-Arithmetic is in the master weights' dtype, fp32 or fp64. What happens to an element depends on its own values and the
-scalars alone, so that shares may be cut anywhere.
+Arithmetic is in the master weights' dtype, fp32 or fp64. The update of an element depends only on its own values and
+the scalars, so a shard may begin and end anywhere.
 
-A share holds parameters end to end, and padding after the last: `run_borders` [R + 1], int64 and ascending from 0, says
-that parameter r is [run_borders[r], run_borders[r + 1]), empty where the share holds nothing of it. `is_decayed` [R],
-bool, names those that weight decay is for. `published` is the share of the parameters themselves in bf16, which gets
-the rounded master weights; None where the master weights are the parameters.
-Shapes: N elements of the share, R runs.
+A shard holds parameters end to end, and padding after the last. `run_borders` [R + 1], int64 and ascending from 0:
+parameter r lies at [run_borders[r], run_borders[r + 1]), which is empty if the shard holds nothing of it. `is_decayed`
+[R], bool: whether weight decay applies to parameter r. `published`: the shard of the parameters themselves, in bf16,
+which gets the rounded master weights; None where the master weights are the parameters.
+Shapes: N elements of the shard, R runs.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def adamw_(
 ) -> None:
     """Update master weights and moments with grad * gradient_scale; decoupled weight decay (arXiv:1711.05101).
 
-    grad is left alone, and may be bf16 beside fp32. num_updates counts this one: 1 for the first.
+    grad is not changed. It may be bf16 where the rest is fp32. num_updates: counted with this update, 1 for the first.
     """
     corrections = 1.0 - beta1**num_updates, 1.0 - beta2**num_updates
     _adamw_op(
         *(grad_N, master_N, exp_avg_N, exp_avg_sq_N, published_N, run_borders, is_decayed_R),
         *(lr, beta1, beta2, eps, weight_decay, *corrections, gradient_scale),
     )
-    _say_changed(master_N, exp_avg_N, exp_avg_sq_N, published_N)
+    _mark_changed(master_N, exp_avg_N, exp_avg_sq_N, published_N)
 
 
 def lamb_direction_(
@@ -83,7 +83,7 @@ def lamb_direction_(
         *(grad_N, master_N, exp_avg_N, exp_avg_sq_N, run_borders, is_decayed_R),
         *(beta1, beta2, eps, weight_decay, *corrections, gradient_scale),
     )
-    _say_changed(grad_N, exp_avg_N, exp_avg_sq_N)
+    _mark_changed(grad_N, exp_avg_N, exp_avg_sq_N)
     return square_sums_R2
 
 
@@ -98,11 +98,14 @@ def lamb_apply_(
 ) -> None:
     """Move each parameter by -lr * its ratio (fp64) * direction."""
     _lamb_apply_op(direction_N, master_N, published_N, run_borders, ratios_R, lr)
-    _say_changed(master_N, published_N)
+    _mark_changed(master_N, published_N)
 
 
-def _say_changed(*tensors: Tensor | None) -> None:
-    """Let autograd refuse a backward pass that kept what was changed; operators in place do not say so themselves."""
+def _mark_changed(*tensors: Tensor | None) -> None:
+    """Make autograd refuse a backward that saved one of these tensors before the change.
+
+    Autograd does not see the changes that our in-place operators make.
+    """
     torch.autograd.graph.increment_version([one for one in tensors if one is not None])
 
 
@@ -273,7 +276,7 @@ def _update_moments(
     bias_correction2: float,
     gradient_scale: float,
 ) -> Tensor:
-    """Bring both moments up to date and return, in `scratch`, what the first one is divided by."""
+    """Update both moments, and return in `scratch` the denominator of the first moment."""
     scaled = scratch.copy_(grad).mul_(gradient_scale)
     exp_avg.lerp_(scaled, 1.0 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(scaled, scaled, value=1.0 - beta2)
@@ -281,7 +284,7 @@ def _update_moments(
 
 
 def _blocks(flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield blocks that cover `flat`, each with the same fresh memory for one temporary of the block's length."""
+    """Yield blocks that cover `flat`, each with scratch memory of its length. All blocks share the scratch memory."""
     whole = max(flat.numel(), 1)
     size = min(OPTIMIZER_BLOCK_ELEMENTS_ON_CPU, whole) if flat.device.type == "cpu" else whole
     scratch = torch.empty(size, dtype=flat.dtype, device=flat.device)
@@ -299,7 +302,7 @@ def _padding(run_borders: Tensor) -> slice:
 
 
 def _decayed_runs(run_borders: Tensor, is_decayed: Tensor) -> list[slice]:
-    """Return what is decayed, with neighbours joined, so that one call serves them."""
+    """Return the runs to decay, with adjacent runs joined, so that one call decays them."""
     joined: list[slice] = []
     for run, decays in zip(_runs(run_borders), is_decayed.tolist(), strict=True):
         if not decays or run.start == run.stop:

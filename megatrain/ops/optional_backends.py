@@ -1,6 +1,7 @@
-"""NVIDIA apex and Transformer Engine, where somebody installed them: found without being imported, imported when named.
+"""Finds NVIDIA apex and Transformer Engine without importing them, and imports them when the configuration names them.
 
-What PyPI calls apex is another project: NVIDIA's is known by what is inside. No torch here, for the doctor.
+The project that PyPI calls apex is another one, so NVIDIA's apex is recognized by its files. This module does not
+import torch, so that the doctor can use it without torch.
 Sources: apex 6424da3 (apex/normalization, csrc/layer_norm_cuda.cpp); Transformer Engine 2.9 to 2.20 (pytorch/module).
 """
 
@@ -24,7 +25,7 @@ APEX_EXTENSION = "fused_layer_norm_cuda"
 
 @dataclass(frozen=True, slots=True)
 class TransformerEngine:
-    """The two modules that are used of it."""
+    """The two modules of Transformer Engine that are used."""
 
     pytorch: ModuleType
     recipe: ModuleType
@@ -32,15 +33,15 @@ class TransformerEngine:
 
 @dataclass(frozen=True, slots=True)
 class FoundBackend:
-    """What is installed under the name of a backend."""
+    """The package that is installed under the name of a backend."""
 
     directory: Path | None
-    """None where there is nothing."""
+    """None if nothing is installed under that name."""
     version: str
-    """Empty where it is not that backend."""
+    """Empty if the package is not that backend."""
     problem: str = ""
-    """Why it cannot be used; empty where it can, as far as that is seen without an import."""
-    way_out: str = ""
+    """Why it cannot be used; empty if it can, as far as that can be seen without importing it."""
+    hint: str = ""
 
 
 def find_apex() -> FoundBackend:
@@ -73,17 +74,17 @@ def find_transformer_engine() -> FoundBackend:
 def import_apex() -> ModuleType:
     """Return apex.normalization.fused_layer_norm.
 
-    Raises: ImportError where it or its compiled part does not load.
+    Raises: ImportError when it or its compiled part cannot be imported.
     """
     module = _imported("apex.normalization.fused_layer_norm")
-    _imported(APEX_EXTENSION)  # apex itself loads it at the first norm, which is after the worker has started
+    _imported(APEX_EXTENSION)  # apex itself loads it only at the first norm, after the worker has started
     return module
 
 
 def import_transformer_engine() -> TransformerEngine:
     """Return transformer_engine.pytorch and transformer_engine.common.recipe.
 
-    Raises: ImportError where it does not load, or is older than the entry points that are used.
+    Raises: ImportError when it cannot be imported, or is too old to have the entry points that are used.
     """
     module = _imported("transformer_engine.pytorch")
     if not hasattr(module, "autocast"):
@@ -97,7 +98,7 @@ def _imported(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError, AssertionError, AttributeError) as error:
-        # both look for libraries, versions and devices while they are imported, and say in many ways what they miss
+        # on import, both look for libraries, versions and devices, and raise various errors if one is missing
         raise ImportError(f"{name} does not load: {type(error).__name__}: {error}") from error
 
 

@@ -1,7 +1,8 @@
-"""Tensors in 8-bit floating point: a scale for the tensor, for each row or for each column, and the values scaled.
+"""Tensors in 8-bit floating point: scaled values with one scale for the tensor, for each row or for each column.
 
-A scale maps the largest magnitude to the largest number of the format, so that none is out of range; values that are
-not finite become NaN, because saturation would hide them. Source: FP8 formats for deep learning (arXiv:2209.05433).
+A scale maps the largest magnitude to the largest number of the format, so that no value is out of range. Values that
+are not finite become NaN, because saturation would hide them.
+Source: FP8 formats for deep learning (arXiv:2209.05433).
 Shapes: R rows, C columns.
 """
 
@@ -13,13 +14,13 @@ from torch import Tensor
 from megatrain.ops.library import declare, require_contiguous, require_dtype, require_same_device
 
 E4M3 = torch.float8_e4m3fn
-"""More digits, less range: for activations and weights."""
+"""More precision, less range: for activations and weights."""
 E5M2 = torch.float8_e5m2
-"""More range, fewer digits: for gradients."""
+"""More range, less precision: for gradients."""
 
 _TILE = 128
-_MAX_ROWS = 65535 * _TILE  # a grid has so many tiles along y
-_LARGEST_SCALE = 2.0**126  # the last of which the inverse is a normal number
+_MAX_ROWS = 65535 * _TILE  # a CUDA grid has at most 65535 blocks along y, one per tile
+_LARGEST_SCALE = 2.0**126  # the largest power of two whose inverse is a normal fp32 number
 
 
 def _check_format(x: Tensor, dtype: torch.dtype) -> None:
@@ -47,7 +48,7 @@ def _check_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype, has_plain: boo
 
 
 def scale_for(largest: Tensor, largest_of_format: Tensor | float) -> Tensor:
-    """Return what maps the magnitude `largest` to the largest number of the format: 1 for zero, never infinity."""
+    """Return the scale that maps the magnitude `largest` to the format's largest number: 1 for zero, never infinity."""
     return torch.where(largest == 0.0, 1.0, (largest_of_format / largest).clamp(max=_LARGEST_SCALE))
 
 
@@ -108,9 +109,9 @@ fp8_quantize = declare(
         x.new_empty(_num_tiles(x), dtype=torch.float32),
     ),
 )
-"""Return x * scale[0] in `dtype`, the same transposed, and magnitudes whose largest is that of x, in one pass over x.
+"""Return x * scale[0] in `dtype`, its transpose, and the largest magnitude of each tile of x, in one pass over x.
 
-Shapes: x and q [R, C]; q_t [C, R]; either is [0, 0] where it is not wanted; largest [tiles of 128 x 128] fp32.
+Shapes: x and q [R, C]; q_t [C, R]; q or q_t is [0, 0] if it is not wanted; largest [tiles of 128 x 128] fp32.
 """
 
 fp8_quantize_rows = declare(
@@ -119,7 +120,7 @@ fp8_quantize_rows = declare(
     reference=_reference_quantize_rows,
     fake=lambda x, dtype: (torch.empty_like(x, dtype=dtype), x.new_empty((x.shape[0], 1), dtype=torch.float32)),
 )
-"""Return x in `dtype` with a scale for each row, and the inverse of the scales. Shapes: q [R, C]; inverse [R, 1]."""
+"""Return x in `dtype` with a scale for each row, and the inverse scales. Shapes: q [R, C]; inverse [R, 1]."""
 
 fp8_quantize_columns = declare(
     "fp8_quantize_columns(Tensor x, ScalarType dtype) -> (Tensor q_t, Tensor inverse)",
@@ -130,4 +131,7 @@ fp8_quantize_columns = declare(
         x.new_empty((x.shape[1], 1), dtype=torch.float32),
     ),
 )
-"""Return x transposed, in `dtype`, with a scale for each column of x. Shapes: q_t [C, R]; inverse [C, 1]."""
+"""Return x transposed, in `dtype`, with a scale for each column of x, and the inverse scales.
+
+Shapes: q_t [C, R]; inverse [C, 1].
+"""

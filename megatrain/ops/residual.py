@@ -1,6 +1,6 @@
-"""The residual stream between two norms: hidden states, and what the last branch adds to them.
+"""The residual stream between two norms: hidden states, and the output of the last branch, which is not added yet.
 
-Adding is left to the next norm, which reads both anyway: one pass over memory less in forward, two in backward.
+The next norm adds them, because it reads both anyway. That saves one pass over memory in forward and two in backward.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class ResidualStream(NamedTuple):
-    """x + added, not added up yet. Shapes: both [S, B, H]."""
+    """The sum x + added, not computed yet. Shapes: both [S, B, H]."""
 
     x_SBH: Tensor
     added_SBH: Tensor | None = None

@@ -32,10 +32,10 @@ def inverse_frequencies(
     high_freq_factor: float = 4.0,
     original_seq_len: int = 8192,
 ) -> Tensor:
-    """Return the angle a position adds to each pair of units, in fp64 on the CPU (models are built on meta).
+    """Return the angle that each position adds to each pair of units, in fp64 on the CPU (models are built on meta).
 
-    scaling = "linear" divides all by `factor`; "llama3" divides only the slow ones (wavelength above
-    original_seq_len / low_freq_factor), keeps the fast ones and blends between (Llama 3.1's rule).
+    scaling = "linear" divides all frequencies by `factor`. "llama3" (Llama 3.1's rule) divides only low frequencies
+    (wavelength above original_seq_len / low_freq_factor), keeps high frequencies, and blends between the two.
     Shapes: result [D / 2].
     """
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
@@ -49,7 +49,9 @@ def inverse_frequencies(
 
 
 def rotary_table(seq_len: int, frequency: Tensor, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of every position's angles, computed in fp64 on the CPU and rounded once; nothing for meta.
+    """Return cos and sin of every position's angles, computed in fp64 on the CPU and rounded once.
+
+    For the meta device nothing is computed.
 
     Shapes: each [S, 1, 1, D / 2].
     """
@@ -61,12 +63,12 @@ def rotary_table(seq_len: int, frequency: Tensor, device: torch.device, dtype: t
 
 
 def split_rotated_(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Take queries, keys and values out of their product, queries and keys turned: the product is used up.
+    """Split a product into queries, keys and values, and rotate queries and keys. May overwrite the product.
 
-    Each pair (x[d], x[d + D/2]) is turned by its position's angle, in cos's dtype, rounded once. Where the queries of
-    all groups lie evenly in the product (one query a key, or one group), all three are views of it, turned in place.
-    Elsewhere attention, which takes one stride over all heads, would have to copy the queries: there all three become
-    tensors of their own in the same pass. Saves nothing for backward: the inverse turn is its own gradient.
+    Each pair (x[d], x[d + D/2]) is rotated by its position's angle, in cos's dtype, and rounded once. If the queries of
+    all groups are evenly spaced in the product (one query per key, or one group), all results are views of it, rotated
+    in place. Otherwise attention, which needs one stride over all heads, would have to copy the queries, so the same
+    pass writes all three to tensors of their own. Saves nothing for backward: the gradient is the inverse rotation.
     Shapes: product [S, B, G, R + 2, D], for each group its R queries, its key, its value; cos and sin [S, 1, 1, D / 2];
     results [S, B, G, R, D] and twice [S, B, G, 1, D].
     """
@@ -82,7 +84,7 @@ class _SplitRotated(torch.autograd.Function):
             return _split_rotated_op(product.contiguous(), cos, sin)
         product = product.contiguous()
         _rotate_op(product, cos, sin)
-        # it is not an output, so mark_dirty cannot inform autograd: code that saved it for backward must find out
+        # mark_dirty is only for outputs; a new version makes autograd refuse a backward that saved the product before
         torch.autograd.graph.increment_version(product)
         return product.split((queries, 1, 1), dim=3)
 
@@ -122,7 +124,7 @@ def _check_tables(cos: Tensor, sin: Tensor, name: str, x: Tensor) -> None:
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """Write x turned to `out`, which may be x. Shapes: x and out [S, B, G, heads, D]."""
+    """Write the rotated x to `out`, which may be x. Shapes: x and out [S, B, G, heads, D]."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     first, second = x.chunk(2, dim=-1)
     out_first, out_second = out.chunk(2, dim=-1)

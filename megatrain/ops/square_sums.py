@@ -1,7 +1,7 @@
-"""The sum of all squares of a flat tensor, in fp64: what a gradient norm is made of.
+"""The sum of all squares of a flat tensor, in fp64. A gradient norm is computed from such sums.
 
-Squares are added in fp64 whatever the tensor's type, so that neither the length nor a large element costs digits; NaN
-and infinity stay visible in the sum. The order of additions is fixed by the length.
+Squares are added in fp64 whatever the tensor's dtype, so that neither many elements nor a large one cost precision. NaN
+and infinity stay visible in the sum. The order of additions depends only on the length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _check(flat: Tensor) -> None:
 
 
 def reference_square_sum(flat: Tensor) -> Tensor:
-    """Return the same in plain torch, for any floating `flat` of one dim."""
+    """Return the same sum in plain torch, for any floating-point `flat` of one dim."""
     if flat.device.type != "cpu":
         return torch.linalg.vector_norm(flat, dtype=torch.float64).square_()
     total = torch.zeros((), dtype=torch.float64)

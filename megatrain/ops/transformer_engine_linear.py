@@ -1,8 +1,8 @@
 """The product with a weight in 8-bit floating point by Transformer Engine.
 
-Scales are those of the tensor at hand (Float8CurrentScaling: E4M3, gradients E5M2), so nothing goes from step to step.
-The entry is the module Linear, which is older and more stable than the functions that it calls; its own parameters stay
-on the meta device, and each call puts ours in their place.
+Each scale is computed from the tensor itself (Float8CurrentScaling: E4M3, gradients E5M2), so no state is carried from
+step to step. We call the module Linear, which is older and more stable than the functions that it uses. Its own
+parameters stay on the meta device, and each call replaces them by ours.
 Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened); T, I and O multiples of 16.
 """
 
@@ -18,9 +18,10 @@ from megatrain.ops.optional_backends import TransformerEngine
 
 
 class TransformerEngineLinear:
-    """linear() of one projection, on CUDA only.
+    """linear() for one projection, on CUDA only.
 
-    Its module keeps quantizers, and must be no child of ours: then it would have parameters of theirs.
+    The module of Transformer Engine, which keeps quantizers, must not become a child of our module. Otherwise our
+    module would have its parameters too.
     """
 
     def __init__(self, engine: TransformerEngine) -> None:
@@ -31,8 +32,9 @@ class TransformerEngineLinear:
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Return x weight' + bias. Saves x and the weight in 8 bits for backward.
 
-        The weight's gradient is autograd's, in its dtype, also where the weight has a sink: theirs is an attribute that
-        is read in forward or backward, of the weight or of what was saved of it, as the version has it.
+        The weight's gradient is returned to autograd in the weight's dtype, even if the weight has a main_grad of ours.
+        Transformer Engine has a main_grad attribute of its own, but its version decides whether forward or backward
+        reads it, so we do not use it.
         Shapes: x [..., I]; weight [*O, I]; bias [*O]; result [..., prod(O)].
         """
         parameters = {"weight": weight_OI.flatten(0, -2)}
@@ -49,9 +51,9 @@ class TransformerEngineLinear:
 
 
 def planned_transformer_engine_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Stand for TransformerEngineLinear on meta: it saves as many bytes, and makes as many in backward.
+    """Replace TransformerEngineLinear on meta: saves as many bytes for backward, and allocates as many in backward.
 
-    Shapes: as there.
+    Shapes: the same as for TransformerEngineLinear.
     """
     return _Planned.apply(x_TI, weight_OI, bias_O)
 
@@ -59,7 +61,7 @@ def planned_transformer_engine_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: T
 class _Planned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        # the weight is kept transposed as well, for backward: not so on Blackwell and later
+        # the weight is also kept transposed for backward, except on Blackwell and later
         ctx.save_for_backward(_in_8_bits(x_TI), _in_8_bits(weight_OI), _in_8_bits(weight_OI))
         ctx.x_shape, ctx.weight_shape = x_TI.shape, weight_OI.shape
         ctx.bias_shape = None if bias_O is None else bias_O.shape
@@ -67,7 +69,7 @@ class _Planned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        # what was saved, and the gradient in 8 bits in both forms, is alive until the products are made
+        # the saved tensors, and the gradient in 8 bits in both forms, are alive until the products are computed
         factors = [*ctx.saved_tensors, _in_8_bits(grad_TO), _in_8_bits(grad_TO)]
         grad_bias = None if ctx.bias_shape is None else grad_TO.new_empty(ctx.bias_shape)
         grad_x, grad_weight = grad_TO.new_empty(ctx.x_shape), grad_TO.new_empty(ctx.weight_shape)
@@ -76,5 +78,5 @@ class _Planned(torch.autograd.Function):
 
 
 def _in_8_bits(x: Tensor) -> Tensor:
-    """Return the bytes of a quantized x."""
+    """Return a tensor with as many bytes as a quantized x."""
     return x.new_empty(x.shape, dtype=torch.uint8)

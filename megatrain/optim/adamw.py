@@ -1,4 +1,4 @@
-"""AdamW on a flat share: decoupled weight decay (arXiv:1711.05101). All arithmetic in the master weights' dtype."""
+"""AdamW on a flat shard: decoupled weight decay (arXiv:1711.05101). All arithmetic is in the master weights' dtype."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from torch import Tensor
 
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.ops.optimizer_step import adamw_
-from megatrain.optim.state import ShareState
+from megatrain.optim.state import ShardState
 
 
 def adamw_update_(
-    state: ShareState, gradient: Tensor, config: OptimizerConfig, lr: float, num_updates: int, gradient_scale: float
+    state: ShardState, gradient: Tensor, config: OptimizerConfig, lr: float, num_updates: int, gradient_scale: float
 ) -> None:
-    """Update one share in place with gradients times `gradient_scale`, and its parameters with it.
+    """Update one shard of state in place with gradients times `gradient_scale`, and its parameters too.
 
-    num_updates counts this one: 1 for the first. Shapes: gradient and all state [share_numel].
+    num_updates: the number of updates with this one, 1 for the first. Shapes: gradient and all state [shard_numel].
     """
     adamw_(
         gradient,

@@ -11,10 +11,10 @@ from megatrain.config.optimizer import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, decay_steps: int) -> float:
-    """Return the rate of step number `step`, counted from 0.
+    """Return the learning rate of step number `step`, counted from 0.
 
-    decay_steps: the step at which the rate has reached min_lr and stays there (warm-up included). The warm-up's first
-    step already has lr / lr_warmup_steps, so no step is wasted at 0.
+    decay_steps: the step, counted from the start of the warm-up, at which the rate has reached min_lr; it stays there.
+    The first step has lr / lr_warmup_steps, because a step with a rate of 0 would be wasted.
     """
     if step < config.lr_warmup_steps:
         return config.lr * (step + 1) / config.lr_warmup_steps

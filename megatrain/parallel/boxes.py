@@ -1,8 +1,8 @@
-"""Axis-aligned boxes of a tensor, and the boxes that make up a flat range of one.
+"""Axis-aligned boxes of a tensor, and the boxes that make up a flat range of a tensor.
 
-Tensor parallel gives each rank a box of a logical parameter; data parallel cuts the flattened box into ranges. A
-contiguous range of a row-major tensor of N dims is at most 2N - 1 boxes, each of them contiguous in memory, so
-optimizer state needs no other description than (name, box).
+Tensor parallelism gives each rank a box of a logical parameter; data parallelism cuts the flattened box into ranges. A
+contiguous range of a row-major tensor of N dims consists of at most 2N - 1 boxes, each contiguous in memory. So
+(name, box) is all the description that optimizer state needs.
 Source: ours; the decomposition of flat ranges into boxes as in ByteCheckpoint (arXiv:2407.20143).
 """
 
@@ -39,7 +39,7 @@ def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[tupl
             yield start, Box((), ())
         return
     while start < stop:
-        # the widest dim at whose boundary `start` lies and of which at least one whole slice fits
+        # the outermost dim whose slices start at `start` and of which at least one whole slice fits into the range
         stride, dim = 1, len(shape) - 1
         while dim > 0 and start % (stride * shape[dim]) == 0 and start + stride * shape[dim] <= stop:
             stride *= shape[dim]

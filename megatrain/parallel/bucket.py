@@ -1,8 +1,8 @@
-"""A flat bucket: the parameters of one chunk that are reduced and gathered together, and this rank's share of them.
+"""A flat bucket: the parameters of one chunk that are reduced and gathered together, and this rank's shard of them.
 
-Parameters are laid end to end in backward order and the end is padded, so that each replica's share is the same
-multiple of 128 elements whatever the parameters' borders (NCCL is slow on odd sizes). A parameter becomes a view of
-its bucket. Source: Megatron-LM's distributed optimizer; ZeRO (arXiv:1910.02054).
+Parameters lie end to end in backward order, and the end is padded. So all replicas' shards have the same size, a
+multiple of 128 elements (NCCL is slow on odd sizes), and a shard may begin within a parameter. Each parameter becomes a
+view of its bucket. Source: Megatron-LM's distributed optimizer; ZeRO (arXiv:1910.02054).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from megatrain.comm.group import Group
 from megatrain.parallel.boxes import boxes_of_range
-from megatrain.parallel.placement import NO_COPIES, Copies, Placement
+from megatrain.parallel.placement import SOLE_HOLDER, Placement, ShardHolders
 from megatrain.parallel.sharding import FlatShard, LogicalParameter
 
-SHARE_MULTIPLE = 128
+SHARD_MULTIPLE = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """The part of one box of a parameter that lies in this rank's share: shard[start:stop]."""
+class ShardSegment:
+    """The part of one box of a parameter that lies in this rank's shard: shard[start:stop]."""
 
     logical: LogicalParameter
     placement: Placement
@@ -35,20 +35,20 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A part of this rank's share, shard[start:stop], all of whose values have the same copies."""
+class ShardSlice:
+    """A part of this rank's shard, shard[start:stop], all of whose values have the same holders."""
 
     start: int
     stop: int
-    copies: Copies
+    holders: ShardHolders
 
 
 class Bucket:
     """Flat memory for parameters and gradients, in the order given.
 
-    The placements of all parameters of a bucket name the same groups: `replicas`, over which gradients are
-    reduce-scattered and parameters gathered, and `sum_group`, over which those stretches of a share that have copies
-    are summed after that; None where there are none.
+    The placements of all parameters of a bucket name the same groups. Gradients are reduce-scattered, and parameters
+    all-gathered, over `replicas`. After the reduce-scatter, the slices of a shard that have several holders are summed
+    over `sum_group`, which is None where every holder is the only one.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Bucket:
         gradient_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """groups: the rank's, by name."""
+        """groups: the rank's groups, by name."""
         self.parameters = tuple(parameters)
         replica_group, sum_group = self.parameters[0].groups
         self.replicas = groups[replica_group]
@@ -68,32 +68,32 @@ class Bucket:
         self.gradient_dtype = gradient_dtype
         numels = [logical.parameter.numel() for logical in self.parameters]
         self.starts = list(accumulate(numels, initial=0))[:-1]
-        multiple = SHARE_MULTIPLE * self.replicas.size
+        multiple = SHARD_MULTIPLE * self.replicas.size
         self.numel = -(-sum(numels) // multiple) * multiple
-        self.share_numel = self.numel // self.replicas.size
+        self.shard_numel = self.numel // self.replicas.size
         self.values = torch.zeros(self.numel, dtype=dtype, device=device)
         self.gradients: Tensor | None = None
         self._late: Tensor | None = None
-        """What was added when the gradients had begun to be reduced."""
+        """The gradients that were added after the bucket's reduction had started."""
         self._is_written = [False] * len(self.parameters)
         for logical, start in zip(self.parameters, self.starts, strict=True):
-            # the module keeps its parameter object, which now has this memory instead of the meta device's none
+            # the module keeps its parameter object; on the meta device it had no memory, now it has the bucket's
             torch.utils.swap_tensors(logical.parameter, nn.Parameter(self._view(self.values, logical, start)))
 
     @property
-    def share(self) -> slice:
-        """Where this rank's share lies in the bucket."""
-        return slice(self.replicas.rank * self.share_numel, (self.replicas.rank + 1) * self.share_numel)
+    def shard(self) -> slice:
+        """The slice of the bucket that is this rank's shard."""
+        return slice(self.replicas.rank * self.shard_numel, (self.replicas.rank + 1) * self.shard_numel)
 
     def allocate_gradients(self) -> None:
-        """Take memory for the whole bucket's gradients. What no gradient is added to reads as zero."""
+        """Allocate memory for the whole bucket's gradients. A gradient that is never written counts as zero."""
         self.gradients = torch.empty(self.numel, dtype=self.gradient_dtype, device=self.values.device)
         used = self.starts[-1] + self.parameters[-1].parameter.numel()
         self.gradients[used:].zero_()  # padding: never written again
         self.clear_gradients()
 
     def clear_gradients(self) -> None:
-        """Forget the gradients. The next one of each parameter is copied instead of added, which saves a pass."""
+        """Forget the gradients. Each parameter's next gradient is copied, not added, which saves a pass over memory."""
         self._is_written = [False] * len(self.parameters)
 
     @property
@@ -117,18 +117,21 @@ class Bucket:
         return self._late is not None
 
     def take_late_gradient(self, index: int) -> tuple[Tensor, bool]:
-        """Return as take_gradient does while the gradients are on their way, which nobody may write to."""
+        """Return the memory for a late gradient of parameter number `index`, and whether it is fresh (it never is).
+
+        While a bucket's reduction is in flight, its gradients must not be written to.
+        """
         if self._late is None:
             self._late = torch.zeros(self.numel, dtype=self.gradient_dtype, device=self.values.device)
         return self._view(self._late, self.parameters[index], self.starts[index]), False
 
     def release_late_gradients(self) -> Tensor:
-        """Return what was added late, for the whole bucket, and forget it; zeros where nothing was."""
+        """Return the late gradients of the whole bucket, and forget them. Zeros where none was added."""
         late, self._late = self._late, None
         return torch.zeros(self.numel, dtype=self.gradient_dtype, device=self.values.device) if late is None else late
 
     def finished_gradients(self) -> Tensor:
-        """Return the whole bucket's gradients, zero where a parameter got none."""
+        """Return the whole bucket's gradients. A parameter that got no gradient has zeros."""
         assert self.gradients is not None
         for logical, start, is_written in zip(self.parameters, self.starts, self._is_written, strict=True):
             if not is_written:
@@ -136,34 +139,37 @@ class Bucket:
         return self.gradients
 
     def boxes(self) -> Iterator[tuple[LogicalParameter, Placement, int]]:
-        """Yield the parameters' boxes as they lie end to end, each with where it starts in the bucket."""
+        """Yield the parameters' boxes as they lie end to end, each with its start in the bucket."""
         for logical, start in zip(self.parameters, self.starts, strict=True):
             for placement in logical.placements:
                 yield logical, placement, start
                 start += placement.box.numel
 
-    def segments(self) -> Iterator[Segment]:
-        """Yield the parts of the parameters' boxes in this rank's share, in order; padding belongs to none."""
-        share = self.share
+    def segments(self) -> Iterator[ShardSegment]:
+        """Yield the parts of the parameters' boxes that lie in this rank's shard, in order, without the padding."""
+        shard = self.shard
         for logical, placement, start in self.boxes():
-            first = max(start, share.start)
-            last = min(start + placement.box.numel, share.stop)
+            first = max(start, shard.start)
+            last = min(start + placement.box.numel, shard.stop)
             if first < last:
-                yield Segment(logical, placement, first - share.start, last - share.start, first - start)
+                yield ShardSegment(logical, placement, first - shard.start, last - shard.start, first - start)
 
-    def stretches(self) -> list[Stretch]:
-        """Return this rank's share in order: all of it as one, padding too, where every box has the same copies."""
-        kinds = {placement.copies for _, placement, _ in self.boxes()}
+    def shard_slices(self) -> list[ShardSlice]:
+        """Return the slices of this rank's shard in order.
+
+        If all boxes have the same holders, it is a single slice, with the padding.
+        """
+        kinds = {placement.holders for _, placement, _ in self.boxes()}
         if len(kinds) == 1:
-            return [Stretch(0, self.share_numel, *kinds)]
-        found = [Stretch(one.start, one.stop, one.placement.copies) for one in self.segments()]
+            return [ShardSlice(0, self.shard_numel, *kinds)]
+        found = [ShardSlice(one.start, one.stop, one.placement.holders) for one in self.segments()]
         used = found[-1].stop if found else 0
-        return [*found, Stretch(used, self.share_numel, NO_COPIES)] if used < self.share_numel else found
+        return [*found, ShardSlice(used, self.shard_numel, SOLE_HOLDER)] if used < self.shard_numel else found
 
     def flat_shards(self, flat: Tensor) -> Iterator[FlatShard]:
-        """Yield `flat`, memory in the form of this rank's share, as boxes of the logical parameters.
+        """Yield `flat`, memory in the form of this rank's shard, as boxes of the logical parameters.
 
-        Shapes: flat [share_numel]; each yielded tensor is a view of it.
+        Shapes: flat [shard_numel]; each yielded tensor is a view of it.
         """
         for segment in self.segments():
             placement, stop = segment.placement, segment.box_start + segment.stop - segment.start
@@ -171,7 +177,7 @@ class Bucket:
                 first = segment.start + position - segment.box_start
                 view = flat[first : first + box.numel].view(box.sizes)
                 within = box.shifted(placement.box.offsets)
-                yield FlatShard(placement.name, placement.global_shape, within, view, placement.copies)
+                yield FlatShard(placement.name, placement.global_shape, within, view, placement.holders)
 
     @staticmethod
     def _view(flat: Tensor, logical: LogicalParameter, start: int) -> Tensor:
@@ -180,9 +186,9 @@ class Bucket:
 
 
 def group_into_buckets(parameters: Sequence[LogicalParameter], bucket_size: int) -> list[list[LogicalParameter]]:
-    """Deal a chunk's parameters, given in forward order, to buckets in backward order.
+    """Assign a chunk's parameters, given in forward order, to buckets in backward order.
 
-    Parameters whose gradients are summed over different groups never share a bucket; a bucket is closed when it holds
+    Parameters whose gradients are summed over different groups never share a bucket. A bucket is closed when it holds
     `bucket_size` elements or more.
     """
     open_buckets: dict[tuple[str, str], list[LogicalParameter]] = {}

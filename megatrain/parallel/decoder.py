@@ -1,10 +1,10 @@
 """The placements of the decoder's parameters.
 
-Column-parallel weights are cut along their outputs, row-parallel ones along their inputs (Megatron-LM,
-arXiv:1909.08053). Each tp rank computes what lies between branches for rows of its own: so of a parameter that is whole
-it sees its rows' gradient alone.
-Where tp ranks are more than key-value heads, neighbours compute queries of one group: each holds its own queries, and
-all hold the group's key and value.
+Column-parallel weights are cut along their outputs, row-parallel weights along their inputs (Megatron-LM,
+arXiv:1909.08053). Between residual branches, each tp rank computes only its own rows of the sequence. So its gradient
+of a parameter that is not cut covers only these rows, and is summed over tp.
+Where there are more tp ranks than key-value heads, neighbours compute queries of one group: each holds its own queries,
+and all hold the group's key and value.
 Shapes: V vocabulary, H hidden, N query heads, G key-value heads, R = N / G, D head dim, F ffn, P = 2 with a gate, or 1.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from megatrain.parallel.placement import PIPELINE_ENDS, Cut, Fused, PlacementRow
 
-_QKV = Fused(dim=1, names=("q", "k", "v"), has_own_parts=True)
+_QKV = Fused(dim=1, names=("q", "k", "v"), splits_first=True)
 _GATE_UP = Fused(dim=0, names=("gate", "up"))
 _WORD = PlacementRow("embedding.word.weight", Cut("tp", 0))  #  [V, H]  rows of the vocabulary
 _HEAD = PlacementRow("loss_head.weight", Cut("tp", 0))  #       [V, H]  columns of the logits
@@ -36,7 +36,7 @@ _TABLE = (
 
 
 def decoder_table(*, has_two_ends: bool = False) -> tuple[PlacementRow, ...]:
-    """Return the rows of all parameters. has_two_ends: a tied embedding's two uses are on different stages."""
+    """Return the rows of all parameters. has_two_ends: whether a tied embedding is used on two different stages."""
     if not has_two_ends:
         return (_WORD, *_TABLE, _HEAD)
     word = replace(_WORD, sum_group=PIPELINE_ENDS)

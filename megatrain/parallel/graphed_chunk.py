@@ -1,11 +1,12 @@
 """Micro-batches replayed from recordings, for models so small that the host cannot launch their work fast enough.
 
 A recording (on a GPU, a CUDA graph) holds the device's work for one micro-batch: the same kernels on the same
-memory, and nothing of the Python around them. So it stands for a micro-batch only while Python would decide all the
-same again. What Python decides by is the key under which a recording is kept: which gradients have begun their sum
-(those are added to, the others overwritten), and what the owner names beside. In a step there are two: the first
-micro-batch, and those after it. Forward and backward are recorded apart, so that spans stay outside.
-Not for pipelines: a backward must follow its forward, because recordings share their memory.
+memory, without the Python code that launched them. So a recording is valid only while that code would make the same
+decisions. Everything that the decisions depend on is the recording's key: which sums of gradients have begun (a
+gradient is added to these and overwrites the others), and what the owner's `decisions` returns. A step usually needs
+two recordings: one for the first micro-batch, and one for all others. Forward and backward are recorded separately, so
+that spans stay outside.
+Not for pipelines: each backward must directly follow its forward, because recordings share their memory.
 """
 
 from __future__ import annotations
@@ -21,22 +22,25 @@ from torch import Tensor
 from megatrain.parallel.data_parallel import ChunkDataParallel, WrittenGradients
 
 STEPS_BEFORE_RECORDING = 2
-"""Steps in which a kind of micro-batch runs before it is recorded: libraries choose, tables are made, kernels load."""
+"""How many steps run a kind of micro-batch before it is recorded.
+
+In these steps, libraries choose their algorithms, tables are computed and kernels are loaded.
+"""
 
 Backward = Callable[[Tensor], None]
 """Runs the backward of one forward, given the gradient of its output."""
 Forward = Callable[[Tensor, Any, Tensor | None], tuple[Tensor, Backward]]
-"""Runs a chunk on (x, context, labels) and returns its output without history, and its backward."""
+"""Runs a chunk on (x, context, labels) and returns its output, detached from the autograd graph, and its backward."""
 Replay = Callable[[], None]
 
 
 class Capture(Protocol):
-    """Makes recordings, two and two: a forward, then its backward. They are replayed so; pairs may share memory."""
+    """Makes recordings in pairs: a forward, then its backward. Replays keep this order, so pairs may share memory."""
 
     def capture(self, work: Callable[[], None]) -> Replay:
-        """Run `work` without carrying out what it tells the device; return what carries out just that, again and again.
+        """Run `work` and record its device work without executing it. Return the replay, which executes that work.
 
-        Raises: RuntimeError where `work` waits for the device or does something else that cannot be recorded.
+        Raises: RuntimeError when `work` waits for the device or does something else that cannot be recorded.
         """
 
 
@@ -50,7 +54,7 @@ class CudaGraphCapture:
     def capture(self, work: Callable[[], None]) -> Replay:
         graph = torch.cuda.CUDAGraph()
         try:
-            # thread_local: what NCCL's watchdog and the writer of snapshots do meanwhile is no part of the recording
+            # thread_local: what other threads (NCCL's watchdog, the snapshot writer) do is no part of the recording
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
         except RuntimeError as error:
@@ -61,18 +65,18 @@ class CudaGraphCapture:
 
 
 class StaticContext(Protocol):
-    """What a micro-batch's context must be able to do, so that a recording can read it from one place."""
+    """What the context of a micro-batch must support, so that a recording can read it from fixed memory."""
 
     def clone(self) -> StaticContext:
-        """Return the same in memory of its own."""
+        """Return a copy in memory of its own."""
 
     def copy_(self, other: Any) -> None:
-        """Take over the values of `other`. Raises: ValueError where they do not have the form of the own ones."""
+        """Copy the values of `other`. Raises: ValueError when their form differs from this context's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Inputs:
-    """Where recordings read a micro-batch."""
+    """The fixed memory from which recordings read a micro-batch."""
 
     x: Tensor
     context: StaticContext
@@ -87,7 +91,11 @@ class _Inputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recording:
-    """One micro-batch: what runs it, where its loss and the gradient of that lie, and what it leaves written."""
+    """The recording of one micro-batch.
+
+    loss, gradient: the fixed memory of the loss, and of the loss's gradient. written: which sums of gradients have
+    begun after a replay.
+    """
 
     forward: Replay
     backward: Replay
@@ -97,12 +105,12 @@ class _Recording:
 
 
 class GraphedChunk:
-    """Runs a chunk that is the whole model: the first steps as `forward` does, then from recordings of it."""
+    """Runs a chunk that is the whole model: with `forward` in the first steps, then from recordings of it."""
 
     def __init__(
         self, forward: Forward, data_parallel: ChunkDataParallel, capture: Capture, decisions: Callable[[], Hashable]
     ) -> None:
-        """`decisions`: returns all that Python decides by in `forward` and its backward and that may change."""
+        """`decisions`: returns everything that may change and that Python code in `forward` or backward depends on."""
         self._forward = forward
         self._data_parallel = data_parallel
         self._capture = capture
@@ -114,13 +122,14 @@ class GraphedChunk:
         self._is_backward_due = False
 
     def forward(self, x: Tensor, context: Any, labels_SB: Tensor | None) -> tuple[Tensor, Backward]:
-        """Return the loss and what runs backward, which must be called before the next forward.
+        """Return the loss and its backward, which must be called before the next forward.
 
-        The loss is overwritten by the next forward.
-        Raises: ValueError for another form of micro-batch than the recorded one; RuntimeError when a backward is due.
+        The next forward overwrites the loss.
+        Raises: ValueError when the micro-batch has another form than the recorded one; RuntimeError when the backward
+        of the last forward has not run.
         """
         if self._is_backward_due:
-            raise RuntimeError("a recorded forward came before the backward of the last one: they share their memory")
+            raise RuntimeError("a recorded forward ran before the backward of the last one, which uses the same memory")
         written = self._data_parallel.written_gradients()
         if not any(map(any, written)):
             self._num_steps += 1
@@ -153,12 +162,15 @@ class GraphedChunk:
         ((loss, run_backward),) = outcome
         gradient = torch.empty_like(loss)
         backward = self._capture.capture(lambda: run_backward(gradient))
-        # nothing is written yet, but the replays that follow make it true
+        # recording executed nothing, so nothing is written yet; the replay that follows makes written_gradients true
         return _Recording(forward, backward, loss, gradient, self._data_parallel.written_gradients())
 
 
 def copy_same_form_(name: str, target: Tensor, source: Tensor) -> None:
-    """Copy `source` to `target`. Raises: ValueError where their shapes or types differ, which torch would bridge."""
+    """Copy `source` to `target`.
+
+    Raises: ValueError when their shapes or dtypes differ; torch would broadcast or convert.
+    """
     if source.shape != target.shape or source.dtype != target.dtype:
         raise ValueError(
             f"{name} must be {list(target.shape)} of {target.dtype} as in the recording, "

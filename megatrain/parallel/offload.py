@@ -1,9 +1,10 @@
-"""Keep what the first blocks of a chunk save for backward in host memory, and copy it while other blocks compute.
+"""Offload the activations that a chunk's first blocks save for backward to the host, while other blocks compute.
 
-What a block saved starts to leave when its forward has been launched, and has left when the next block's has; it
-starts to come back when the backward of the next block begins. So at most two blocks' activations are on the device
-beside those of the blocks that are not offloaded. Whole storages travel, byte by byte: views that share one are copied
-once and come back with their strides, and every kernel sees what it would have seen.
+The copy of a block's activations to the host starts when the block's forward has been launched. It ends before any
+work that is launched after the next block's forward. The copy back starts when the backward of the next block begins.
+So the device holds the activations of at most two offloaded blocks, besides those of the blocks that are not offloaded.
+Whole storages are copied, byte by byte. Views of one storage are copied once and come back with their strides, so every
+kernel reads the same bytes as without offloading.
 Source: ours; the idea of swapping by layer from vDNN (arXiv:1602.08124).
 """
 
@@ -20,77 +21,83 @@ from torch import Tensor, nn
 from megatrain.ops.residual import ResidualStream
 
 
-class Copies(Protocol):
-    """Copies between a device and the host that run beside the device's work. Shapes: all tensors are flat bytes."""
+class OffloadCopies(Protocol):
+    """Copies between a device and the host, overlapped with the device's work. Shapes: all tensors are flat bytes."""
 
-    def start_leaving(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
-        """Return the copies on the host, and what finish() waits for; what was launched so far writes the sources."""
+    def start_copy_to_host(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
+        """Start to copy `sources` to the host. Return the copies, and what finish() waits for.
 
-    def start_coming_back(self, copies: Sequence[Tensor], left: Any) -> tuple[list[Tensor], Any]:
-        """Return copies on the device of what start_leaving() made, and what finish() waits for."""
+        Work that is already launched may still write the sources; the copies wait for it.
+        """
+
+    def start_copy_to_device(self, copies: Sequence[Tensor], copied: Any) -> tuple[list[Tensor], Any]:
+        """Start to copy back what start_copy_to_host() made. Return the results, and what finish() waits for.
+
+        copied: what start_copy_to_host() returned for finish().
+        """
 
     def finish(self, pending: Any) -> None:
-        """Let what is launched from now on wait until the copies are made."""
+        """Make all work that is launched from now on wait until the copies are done."""
 
     def abandon(self, sources: Sequence[Tensor]) -> None:
-        """Keep memory that is part of an abandoned copy from being reused before that copy is over."""
+        """Keep the memory of `sources` from being reused before a copy that is no longer wanted has ended."""
 
 
 class CudaCopies:
-    """Copies on streams of their own, one a direction, through pinned memory."""
+    """Copies through pinned memory, on a stream of their own for each direction."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._leaving = torch.cuda.Stream(device)
-        self._coming_back = torch.cuda.Stream(device)
+        self._to_host = torch.cuda.Stream(device)
+        self._to_device = torch.cuda.Stream(device)
 
-    def start_leaving(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:
-        self._leaving.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._leaving):
+    def start_copy_to_host(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:
+        self._to_host.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._to_host):
             copies = [torch.empty(source.shape, dtype=source.dtype, pin_memory=True) for source in sources]
             for copy, source in zip(copies, sources, strict=True):
                 copy.copy_(source, non_blocking=True)
-            return copies, self._leaving.record_event()
+            return copies, self._to_host.record_event()
 
-    def start_coming_back(
-        self, copies: Sequence[Tensor], left: torch.cuda.Event
+    def start_copy_to_device(
+        self, copies: Sequence[Tensor], copied: torch.cuda.Event
     ) -> tuple[list[Tensor], torch.cuda.Event]:
-        # made on the stream that will use and free them; its earlier work may still use their memory
+        # allocated on the stream that uses and frees them; its earlier work may still use their memory, hence the wait
         results = [torch.empty(copy.shape, dtype=copy.dtype, device=self._device) for copy in copies]
-        self._coming_back.wait_event(left)
-        self._coming_back.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._coming_back):
+        self._to_device.wait_event(copied)
+        self._to_device.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._to_device):
             for result, copy in zip(results, copies, strict=True):
                 result.copy_(copy, non_blocking=True)
-            return results, self._coming_back.record_event()
+            return results, self._to_device.record_event()
 
     def finish(self, pending: torch.cuda.Event) -> None:
         torch.cuda.current_stream(self._device).wait_event(pending)
 
     def abandon(self, sources: Sequence[Tensor]) -> None:
         for source in sources:
-            source.record_stream(self._leaving)
+            source.record_stream(self._to_host)
 
 
 class ImmediateCopies:
-    """Copies of a device without streams: made at once. Where it is the processor they save nothing."""
+    """Copies of a device without streams, made at once. If the device is the CPU, they save no memory."""
 
-    def start_leaving(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], None]:
+    def start_copy_to_host(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], None]:
         return [source.clone() for source in sources], None
 
-    def start_coming_back(self, copies: Sequence[Tensor], left: None) -> tuple[list[Tensor], None]:
+    def start_copy_to_device(self, copies: Sequence[Tensor], copied: None) -> tuple[list[Tensor], None]:
         return [copy.clone() for copy in copies], None
 
     def finish(self, pending: None) -> None:
-        """Nothing is under way."""
+        """Do nothing: the copies are already made."""
 
     def abandon(self, sources: Sequence[Tensor]) -> None:
-        """As finish()."""
+        """Do nothing: the copies are already made."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class _Traveller:
-    """One storage, as bytes: on the device, on the host, or on its way. It lives as long as autograd wants it."""
+class _OffloadedStorage:
+    """One storage, as bytes: on the device, on the host, or being copied. It lives as long as autograd refers to it."""
 
     block: _BlockActivations
     on_device: Tensor | None
@@ -99,9 +106,9 @@ class _Traveller:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A saved tensor whose storage travels."""
+    """A saved tensor whose storage is offloaded."""
 
-    traveller: _Traveller
+    storage: _OffloadedStorage
     dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
@@ -109,97 +116,102 @@ class _View:
 
 
 class _BlockActivations:
-    """What one block saved in one forward."""
+    """The activations that one block saved in one forward."""
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: OffloadCopies) -> None:
         self._copies = copies
-        self._collected: dict[torch.UntypedStorage, _Traveller] = {}
-        self._away: list[weakref.ref[_Traveller]] = []
+        self._collected: dict[torch.UntypedStorage, _OffloadedStorage] = {}
+        self._offloaded: list[weakref.ref[_OffloadedStorage]] = []
         self._sources: list[Tensor] = []
         self._pending: Any = None
-        self._is_arriving = False
+        self._is_coming_back = False
 
-    def collect(self, storage: torch.UntypedStorage) -> _Traveller:
-        """Return the traveller of `storage`: the same for all tensors that live in it."""
-        traveller = self._collected.get(storage)
-        if traveller is None:
+    def collect(self, storage: torch.UntypedStorage) -> _OffloadedStorage:
+        """Return the offloaded form of `storage`, which all tensors in this storage share."""
+        offloaded = self._collected.get(storage)
+        if offloaded is None:
             flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            traveller = self._collected[storage] = _Traveller(self, flat)
-        return traveller
+            offloaded = self._collected[storage] = _OffloadedStorage(self, flat)
+        return offloaded
 
-    def leave(self) -> None:
-        """Start copying to the host what was collected."""
-        travellers = [(one, one.on_device) for one in self._collected.values() if one.on_device is not None]
+    def start_copy_to_host(self) -> None:
+        """Start to copy the collected storages to the host."""
+        storages = [(one, one.on_device) for one in self._collected.values() if one.on_device is not None]
         self._collected = {}
-        self._away = [weakref.ref(one) for one, _ in travellers]
-        self._sources = [source for _, source in travellers]
-        copies, self._pending = self._copies.start_leaving(self._sources)
-        for (one, _), copy in zip(travellers, copies, strict=True):
+        self._offloaded = [weakref.ref(one) for one, _ in storages]
+        self._sources = [source for _, source in storages]
+        copies, self._pending = self._copies.start_copy_to_host(self._sources)
+        for (one, _), copy in zip(storages, copies, strict=True):
             one.on_host = copy
 
-    def let_go(self) -> None:
-        """Give back the device's memory of what left; what is launched from now on may use it."""
+    def free_device_memory(self) -> None:
+        """Free the device memory of the storages that were copied; work that is launched from now on may reuse it."""
         if self._sources:
             self._copies.finish(self._pending)
             self._sources = []
-            for one in self._wanted():
+            for one in self._referenced():
                 one.on_device = None
 
-    def come_back(self) -> None:
-        """Start copying to the device, unless it was started or nothing was let go."""
-        away = [(one, one.on_host) for one in self._wanted() if one.on_device is None and one.on_host is not None]
+    def start_copy_to_device(self) -> None:
+        """Start to copy the storages back to the device, unless that was started or no device memory was freed."""
+        on_host = [
+            (one, one.on_host) for one in self._referenced() if one.on_device is None and one.on_host is not None
+        ]
         if self._sources:
             self._copies.abandon(self._sources)
-        self._away, self._sources = [], []
-        if away:
-            results, self._pending = self._copies.start_coming_back([copy for _, copy in away], self._pending)
-            self._is_arriving = True
-            for (one, _), result in zip(away, results, strict=True):
+        self._offloaded, self._sources = [], []
+        if on_host:
+            results, self._pending = self._copies.start_copy_to_device([copy for _, copy in on_host], self._pending)
+            self._is_coming_back = True
+            for (one, _), result in zip(on_host, results, strict=True):
                 one.on_device, one.on_host = result, None
 
-    def arrive(self) -> None:
-        """Let what is launched from now on find all of it on the device."""
-        self.come_back()
-        if self._is_arriving:
+    def wait_until_back(self) -> None:
+        """Make all storages available on the device to the work that is launched from now on."""
+        self.start_copy_to_device()
+        if self._is_coming_back:
             self._copies.finish(self._pending)
-            self._is_arriving = False
+            self._is_coming_back = False
 
-    def _wanted(self) -> Iterator[_Traveller]:
-        """Yield those that a graph still refers to."""
-        yield from (one for reference in self._away if (one := reference()) is not None)
+    def _referenced(self) -> Iterator[_OffloadedStorage]:
+        """Yield the offloaded storages that an autograd graph still refers to."""
+        yield from (one for reference in self._offloaded if (one := reference()) is not None)
 
 
 class Offloader:
-    """Takes what the first blocks of one chunk save, and gives it back: the keeper of the chunk's Rematerializer."""
+    """Offloads the activations of a chunk's first blocks, as the keeper of the chunk's SelectiveRecompute."""
 
-    def __init__(self, copies: Copies, smallest_numel: int) -> None:
-        """smallest_numel: tensors with fewer elements stay where they are."""
+    def __init__(self, copies: OffloadCopies, smallest_numel: int) -> None:
+        """smallest_numel: tensors with fewer elements stay on the device."""
         self._copies = copies
         self._smallest_numel = smallest_numel
-        self._staying: frozenset[torch.UntypedStorage] = frozenset()
-        self._open: _BlockActivations | None = None
+        self._kept_on_device: frozenset[torch.UntypedStorage] = frozenset()
+        self._collecting: _BlockActivations | None = None
         self._last: _BlockActivations | None = None
 
     def attach(self, chunk: nn.Module, blocks: Sequence[nn.Module], num_offloaded: int) -> None:
-        """Let the first `num_offloaded` of `blocks` offload. Parameters of the chunk stay; they have their memory."""
-        self._staying = frozenset(one.untyped_storage() for one in chunk.parameters())
+        """Make the first `num_offloaded` of `blocks` offload. The chunk's parameters stay on the device.
+
+        Parameters have memory there anyway, so copying them would free none.
+        """
+        self._kept_on_device = frozenset(one.untyped_storage() for one in chunk.parameters())
         for number, block in enumerate(blocks[: num_offloaded + 1]):
             self._wrap(block, is_first=number == 0, is_offloaded=number < num_offloaded)
 
     def keep(self, x: Tensor) -> Any:
         """Return what to hold in place of the saved tensor x."""
         is_light = x.numel() < self._smallest_numel or not x.is_floating_point()
-        if self._open is None or is_light or x.untyped_storage() in self._staying:
+        if self._collecting is None or is_light or x.untyped_storage() in self._kept_on_device:
             return x.detach()
-        traveller = self._open.collect(x.untyped_storage())
-        return _View(traveller, x.dtype, x.size(), x.stride(), x.storage_offset())
+        offloaded = self._collecting.collect(x.untyped_storage())
+        return _View(offloaded, x.dtype, x.size(), x.stride(), x.storage_offset())
 
     def load(self, kept: Any) -> Tensor:
-        """Return the saved tensor, on its device."""
+        """Return the saved tensor on its device."""
         if isinstance(kept, Tensor):
             return kept
-        kept.traveller.block.arrive()
-        flat = kept.traveller.on_device
+        kept.storage.block.wait_until_back()
+        flat = kept.storage.on_device
         whole = torch.empty(0, dtype=kept.dtype, device=flat.device)
         return whole.set_(flat.untyped_storage(), kept.offset, kept.size, kept.stride)
 
@@ -210,24 +222,24 @@ class Offloader:
             if not torch.is_grad_enabled():
                 return forward(*arguments)
             activations = _BlockActivations(self._copies) if is_offloaded else None
-            self._open = activations
+            self._collecting = activations
             try:
                 out = forward(*arguments)
             finally:
-                self._open = None
+                self._collecting = None
             last, self._last = self._last, activations
-            if last is not None:  # of the block before, or of the micro-batch before
-                last.let_go()
+            if last is not None:  # of the previous block, or of the previous micro-batch
+                last.free_device_memory()
                 if not is_first:
-                    _come_back_before_backward(last, out)
+                    _copy_back_before_backward(last, out)
             if activations is not None:
-                activations.leave()
+                activations.start_copy_to_host()
             return out
 
         block.forward = run
 
 
-def _come_back_before_backward(activations: _BlockActivations, out: ResidualStream) -> None:
-    """Let `activations` come back when backward begins that of the block which returned `out`."""
+def _copy_back_before_backward(activations: _BlockActivations, out: ResidualStream) -> None:
+    """Copy `activations` back when the backward of the block that returned `out` begins."""
     newest = out.x_SBH if out.added_SBH is None else out.added_SBH
-    newest.register_hook(lambda _: activations.come_back())
+    newest.register_hook(lambda _: activations.start_copy_to_device())

@@ -1,8 +1,8 @@
-"""The pipeline runtime: carries out one stage's list of actions. What runs when is in the schedule, not here.
+"""The pipeline runtime: carries out one stage's list of actions. The schedule decides what runs when.
 
-A receive is posted when its action comes up and awaited by the compute that consumes it; a send is let go when it is
-delivered and awaited at the end of the pass at the latest. Of a chunk's output just the autograd edge is kept for
-backward: its memory is free once it is sent (MegaScale sec. 3.2, decoupled sends and receives).
+A receive is posted when its action comes up, and the compute that consumes it awaits it. A send is released when it is
+delivered, and awaited at the end of the pass at the latest. Backward needs only the autograd edge of a chunk's output,
+so the output's memory is free once it is sent (MegaScale sec. 3.2, decoupled sends and receives).
 Shapes: S_local = seq_len / tp_size rows, B micro-batch, H hidden.
 """
 
@@ -18,19 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from megatrain.comm.exchange import Pending
 from megatrain.comm.mesh import Mesh
-from megatrain.comm.queue import Pending
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel
+from megatrain.parallel.deferred_wgrads import DeferredWgrads
 from megatrain.parallel.graphed_chunk import Backward, GraphedChunk
-from megatrain.parallel.weight_products import PutOffProducts
-from megatrain.schedule import Action, ActionKind, Placement, Schedule
+from megatrain.schedule import Action, ActionKind, ChunkPlacement, Schedule
 from megatrain.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineInput:
-    """One micro-batch. Shapes: tokens and labels [S, B]; context is what the model wants to know besides."""
+    """One micro-batch. context: what else the model needs. Shapes: tokens and labels [S, B]."""
 
     tokens_SB: Tensor
     labels_SB: Tensor
@@ -39,7 +39,10 @@ class PipelineInput:
 
 @dataclass(frozen=True, slots=True)
 class PipelineChunk:
-    """One chunk on this stage: the module, the context its forward runs in, its buckets, and who replays it, if any."""
+    """One chunk on this stage.
+
+    forward_context: the context in which the module's forward runs. graphs: replays the chunk from recordings, if set.
+    """
 
     module: nn.Module
     forward_context: AbstractContextManager[Any]
@@ -47,7 +50,7 @@ class PipelineChunk:
     graphs: GraphedChunk | None = None
 
     def forward(self, x: Tensor, context: Any, labels_SB: Tensor | None) -> tuple[Tensor, Backward]:
-        """Return the output without history, and its backward, which keeps just the autograd edge of the output."""
+        """Return the output, detached from the autograd graph, and its backward, which keeps only its edge there."""
         with self.forward_context:
             out = self.module(x, context, labels_SB)
         edge = get_gradient_edge(out) if out.requires_grad else None
@@ -56,9 +59,9 @@ class PipelineChunk:
 
 @dataclass(slots=True)
 class _Run:
-    """What is in flight during one pass over a schedule."""
+    """The state of one pass over a schedule: exchanges in flight, and tensors that wait for later actions."""
 
-    placement: Placement
+    placement: ChunkPlacement
     inputs: Sequence[PipelineInput]
     loss_scale: Callable[[], Tensor] | None
     loss_sum: Tensor | None = None
@@ -68,7 +71,7 @@ class _Run:
     backward_sends: dict[tuple[int, int], Pending] = field(default_factory=dict)
     stage_inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     backwards: dict[tuple[int, int], Backward] = field(default_factory=dict)
-    put_off: dict[tuple[int, int], PutOffProducts] = field(default_factory=dict)
+    deferred: dict[tuple[int, int], DeferredWgrads] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -84,7 +87,7 @@ class Pipeline:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """hidden_shape: (S_local, B, H), what travels between stages."""
+        """hidden_shape: (S_local, B, H), the shape of the tensors that stages send each other."""
         self.mesh = mesh
         self.chunks = tuple(chunks)
         self.recorder = recorder
@@ -92,26 +95,26 @@ class Pipeline:
         self.dtype = dtype
         self.device = device
 
-    def start_lead(self, schedule: Schedule) -> None:
-        """Carry out what a step of this schedule begins with and what needs no batch: its first gathers.
+    def start_initial_gathers(self, schedule: Schedule) -> None:
+        """Start the gathers at the beginning of a step of this schedule. They need no batch.
 
-        `train` and `evaluate` find them started.
+        `train` and `evaluate` do not start them again.
         """
-        for action in schedule.lead(self.mesh.coordinate["pp"]):
+        for action in schedule.initial_gathers(self.mesh.coordinate["pp"]):
             self.chunks[action.chunk].data_parallel.start_gather()
 
     def train(self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor]) -> Tensor:
-        """Run forward and backward of all micro-batches; gradients end up summed in the buckets.
+        """Run forward and backward of all micro-batches, and sum their gradients in the buckets.
 
-        loss_scale gives the gradient of the summed loss (1 / number of label tokens); it is asked once, by the first
-        backward. Returns the sum of this rank's losses over label tokens: 0 but on the last stage.
+        loss_scale: returns the gradient of the summed loss (1 / number of label tokens); the first backward calls it,
+        once. Returns the sum of this rank's losses over label tokens, which is 0 except on the last stage.
         """
         for chunk in self.chunks:
             chunk.data_parallel.expect(schedule.num_microbatches)
         return self._run(schedule, inputs, cache(loss_scale))
 
     def evaluate(self, schedule: Schedule, inputs: Sequence[PipelineInput]) -> Tensor:
-        """Run a forward-only schedule. Returns as `train` does."""
+        """Run a forward-only schedule. Returns the same sum as `train`."""
         with torch.no_grad():
             return self._run(schedule, inputs, None)
 
@@ -121,8 +124,8 @@ class Pipeline:
         run = _Run(schedule.placement, inputs, loss_scale)
         for action in schedule.stages[self.mesh.coordinate["pp"]]:
             self._execute(action, run)
-            _let_go(run.forward_sends)
-            _let_go(run.backward_sends)
+            _release_delivered(run.forward_sends)
+            _release_delivered(run.backward_sends)
         for send in (*run.forward_sends.values(), *run.backward_sends.values()):
             send.wait()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -132,9 +135,9 @@ class Pipeline:
         match action.kind:
             case ActionKind.FORWARD:
                 self._forward(action, run)
-            case ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
+            case ActionKind.BACKWARD | ActionKind.DGRAD:
                 self._backward(action, run)
-            case ActionKind.BACKWARD_WEIGHT:
+            case ActionKind.WGRAD:
                 self._backward_weight(action, run)
             case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
                 self._send(action, run)
@@ -162,7 +165,7 @@ class Pipeline:
         with self.recorder.span(Operation.FORWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
             out, backward = forward(x, micro.context, micro.labels_SB if is_last else None)
             if is_last:
-                loss = out.to(torch.float64, copy=True)  # a replayed loss is overwritten by the next
+                loss = out.to(torch.float64, copy=True)  # the next replay overwrites the loss
                 run.loss_sum = loss if run.loss_sum is None else run.loss_sum + loss
             else:
                 run.outgoing[(ActionKind.SEND_FORWARD, *key)] = out
@@ -180,20 +183,20 @@ class Pipeline:
             other.data_parallel.settle()
         chunk.data_parallel.before_backward()
         with self.recorder.span(Operation.BACKWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
-            if action.kind is ActionKind.BACKWARD_INPUT:
-                with chunk.data_parallel.weight_products.put_off() as run.put_off[key]:
+            if action.kind is ActionKind.DGRAD:
+                with chunk.data_parallel.wgrads.deferring() as run.deferred[key]:
                     run.backwards.pop(key)(gradient)
             else:
                 run.backwards.pop(key)(gradient)
         stage_input = run.stage_inputs.pop(key, None)
         if stage_input is None:
             chunk.data_parallel.after_backward()
-        else:  # the message goes first, for which another stage waits
+        else:  # the send goes first, because another stage waits for it; _send calls after_backward
             assert stage_input.grad is not None
             run.outgoing[(ActionKind.SEND_BACKWARD, *key)] = stage_input.grad
 
     def _backward_weight(self, action: Action, run: _Run) -> None:
-        products = run.put_off.pop((action.chunk, action.microbatch))
+        products = run.deferred.pop((action.chunk, action.microbatch))
         with self.recorder.span(Operation.BACKWARD_WEIGHT_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
             products.carry_out()
 
@@ -228,11 +231,11 @@ class Pipeline:
 
 
 def _run_backward(edge: GradientEdge | None, dtype: torch.dtype, gradient: Tensor) -> None:
-    assert edge is not None, "a forward without grad mode has no backward"
+    assert edge is not None, "a forward that ran without grad mode has no backward"
     torch.autograd.backward([edge], [gradient.to(dtype)])
 
 
-def _let_go(sends: dict[tuple[int, int], Pending]) -> None:
-    """Drop the sends that are delivered, oldest first, and with them their memory."""
+def _release_delivered(sends: dict[tuple[int, int], Pending]) -> None:
+    """Drop the delivered sends, oldest first, to free their memory."""
     while sends and (oldest := next(iter(sends.items())))[1].is_done():
         sends.pop(oldest[0]).wait()

@@ -1,9 +1,9 @@
-"""Where the values of each parameter lie: a table of rows, and what one rank holds by it.
+"""Which rank holds which values of each parameter: a table of rows, and the placements that follow from it.
 
-A row says for the parameters of a pattern how they are cut, whose ranks hold copies, and which matrices are fused in
-them. Everything that a rank does with a parameter follows from what the row gives for its place: which box of it the
-rank holds, over which ranks the gradient is summed and the state sharded, who counts a value in a norm, who saves it.
-Pure, and without torch. Source: ours.
+A row describes the parameters that match a pattern: how they are cut, which ranks hold the same shard, and which
+matrices are fused in them. A rank's placement follows from the row and the rank's coordinate. It gives which box of the
+parameter the rank holds, over which ranks the gradient is summed and the state sharded, which rank counts a value in a
+norm, and which rank saves it. Pure, and without torch. Source: ours.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from itertools import pairwise
 from math import prod
 
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import STAGES, Coordinate, Layout, Neighbours
+from megatrain.contracts.layout import STAGES, Coordinate, Holders, Layout
 from megatrain.parallel.boxes import Box
 
 PIPELINE_ENDS = "embedding"
-"""The group of the first and the last stage of a pipeline, which both hold a tied embedding."""
+"""The name of the group of a pipeline's first and last stage, which both hold a tied embedding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Equal parts along `dim`, dealt in order to the ranks along an axis.
+    """A cut in equal parts along `dim`, which the ranks along an axis hold in order.
 
-    num_parts: None for as many as the axis has ranks. Where it has more, so many neighbours hold the same part.
+    num_parts: None for one part per rank of the axis. If the axis has more ranks than parts, consecutive
+    ranks hold the same part, equally many of each.
     """
 
     axis: str
@@ -36,21 +37,22 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The logical matrices of one tensor, or their biases, side by side along `dim`.
+    """The logical matrices (or their biases) that lie side by side along `dim` of one tensor.
 
-    Each has one index of it, in the order of `names`, but the first: that has all indices before the others'.
-    has_own_parts: where a cut's axis has more ranks than the tensor has indices along the cut, each index goes to as
-    many neighbours. They hold the same of all matrices but the first, and of that one each a part of its indices.
+    They lie in the order of `names`. Of the indices of `dim`, the last len(names) - 1 hold one matrix each; the first
+    matrix has all earlier ones.
+    splits_first: when a cut has more ranks than the tensor has indices along the cut, several ranks hold each index.
+    They then split the first matrix (the queries), and each holds all of the other matrices (the key and the value).
     """
 
     dim: int
     names: tuple[str, ...]
-    has_own_parts: bool = False
+    splits_first: bool = False
 
     def ranges(self, shape: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Return the indices [start, stop) of each matrix in a tensor of `shape`; without the first if none are left.
+        """Return the indices [start, stop) of each matrix in a tensor of `shape`; a matrix without indices is left out.
 
-        So of [G, R + 2, D, H] the names q, k, v have R, 1 and 1; of [1, F, H] the last of gate, up has all.
+        In [G, R + 2, D, H], the names q, k, v have R, 1 and 1 indices. In [1, F, H], up has the only index, gate none.
         """
         first = shape[self.dim] - len(self.names) + 1
         starts = [0, *range(first, shape[self.dim])]
@@ -61,13 +63,14 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRow:
-    """What holds for every parameter whose name in the module matches `pattern`.
+    """The placement of every parameter whose name in the module matches `pattern`.
 
-    cut: None where each rank of a stage holds all of it.
-    replica_group: holds the same part and computes with it for other tokens. The gradient is summed over it, and it
-    shards the optimizer's state.
-    sum_group: holds the same again, and what of the gradient comes from there is missing here: a further sum.
-    logical_name: of the parameter of the single-device model that this is a copy of, where that is another one.
+    cut: None where each rank of a stage holds the whole parameter.
+    replica_group: its ranks hold the same part and compute with it on other tokens. The gradient is summed over the
+    group, and the optimizer state is sharded over it.
+    sum_group: its ranks hold the same part, too, and compute with it on the same samples. Each computes only a part of
+    the gradient, so the gradient is summed over this group as well.
+    logical_name: the single-device model's parameter that this one is a copy of, where the name differs.
     """
 
     pattern: str
@@ -79,10 +82,12 @@ class PlacementRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
-    """The ranks that hold the same share of the same values, beside the replica group: `group` "" where there are none.
+class ShardHolders:
+    """The ranks that hold the same shard: the same box, and as they train on the same samples, the same part of it.
 
-    index: this rank's place among them. The first one's values count in sums over all parameters.
+    If the shard has a gradient, each has a part of it, which is summed over them. Only the first one's values count in
+    sums over all parameters.
+    group: the group of these ranks, "" if this rank is the only one. index: this rank's index in the group.
     """
 
     group: str = ""
@@ -90,60 +95,63 @@ class Copies:
     count: int = 1
 
 
-NO_COPIES = Copies()
+SOLE_HOLDER = ShardHolders()
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A box that one rank holds of a logical parameter, and with whom."""
+    """A box of a logical parameter that one rank holds, and the groups of ranks that hold it too."""
 
     name: str
     global_shape: tuple[int, ...]
     box: Box
     replica_group: str = "dp"
-    copies: Copies = NO_COPIES
+    holders: ShardHolders = SOLE_HOLDER
 
 
 def row_of(name: str, table: Sequence[PlacementRow]) -> PlacementRow:
-    """Return the first row that matches. Raises: TopologyError when none does."""
+    """Return the first row whose pattern matches `name`. Raises: TopologyError when none does."""
     for row in table:
         if fnmatchcase(name, row.pattern):
             return row
     raise TopologyError(f"parameter {name} is in no row of the table of placements; add one (parallel/decoder.py)")
 
 
-def place(
+def placements_of(
     name: str, shape: Sequence[int], row: PlacementRow, layout: Layout, coordinate: Coordinate
 ) -> tuple[Placement, ...]:
-    """Return what the rank at `coordinate` holds of a parameter of `shape`, which is on its stage.
+    """Return the placements of a parameter of `shape` on the rank at `coordinate`, whose stage has the parameter.
 
-    One placement; of fused matrices that have parts of their own two, end to end in the memory of the rank's tensor.
-    Raises: TopologyError when the parameter cannot be cut so.
+    There is one placement, except for fused matrices with splits_first: these have two, which lie end to end in the
+    memory of the rank's tensor.
+    Raises: TopologyError when the parameter cannot be cut as the row says.
     """
-    copies = _copies(row.sum_group, layout, coordinate)
-    boxes = [(Box((0,) * len(shape), tuple(shape)), copies)]
+    holders = _holders(row.sum_group, layout, coordinate)
+    boxes = [(Box((0,) * len(shape), tuple(shape)), holders)]
     if row.cut is not None:
         dim, axis_size, index = row.cut.dim, layout.size(row.cut.axis), coordinate.get(row.cut.axis, 0)
-        has_own_parts = row.fused is not None and row.fused.has_own_parts and axis_size > shape[dim]
-        num_parts = row.cut.num_parts or (shape[dim] if has_own_parts else axis_size)
+        splits_first = row.fused is not None and row.fused.splits_first and axis_size > shape[dim]
+        num_parts = row.cut.num_parts or (shape[dim] if splits_first else axis_size)
         if axis_size % num_parts or shape[dim] % num_parts:
             raise TopologyError(
                 f"{name} of shape {list(shape)} cannot be cut along dim {dim} in {num_parts} parts for "
-                f"{row.cut.axis}_size={axis_size}; both numbers must be multiples of the parts"
+                f"{row.cut.axis}_size={axis_size}; {num_parts} must divide both {axis_size} and {shape[dim]}"
             )
         num_holders = axis_size // num_parts
         if num_holders > 1:
-            assert not row.sum_group, f"{row.pattern}: the holders of one part have one sum"
-            copies = Copies(Neighbours(row.cut.axis, num_parts).name, index % num_holders, num_holders)
+            assert not row.sum_group, (
+                f"{row.pattern}: a parameter of which several ranks hold one part cannot have a sum group"
+            )
+            holders = ShardHolders(Holders(row.cut.axis, num_parts).name, index % num_holders, num_holders)
         whole = _part(boxes[0][0], dim, index // num_holders, num_parts)
-        boxes = _own_parts(name, whole, row.fused, copies) if has_own_parts and row.fused else [(whole, copies)]
+        boxes = _own_parts(name, whole, row.fused, holders) if splits_first and row.fused else [(whole, holders)]
     return tuple(
         Placement(row.logical_name or name, tuple(shape), box, row.replica_group, of_box) for box, of_box in boxes
     )
 
 
 def tensor_shape(placements: Sequence[Placement]) -> tuple[int, ...]:
-    """Return the shape of the tensor that holds these boxes end to end: they follow each other along one dim."""
+    """Return the shape of the tensor that holds these boxes end to end. The boxes are adjacent along one dim."""
     boxes = [placement.box for placement in placements]
     sizes = list(boxes[0].sizes)
     for one, following in pairwise(boxes):
@@ -160,28 +168,28 @@ def _part(box: Box, dim: int, index: int, num_parts: int) -> Box:
     return Box(tuple(offsets), tuple(sizes))
 
 
-def _own_parts(name: str, box: Box, fused: Fused, copies: Copies) -> list[tuple[Box, Copies]]:
-    """Return of what neighbours hold together this rank's part of the first matrix, and all of the others."""
+def _own_parts(name: str, box: Box, fused: Fused, holders: ShardHolders) -> list[tuple[Box, ShardHolders]]:
+    """Return this rank's part of the first matrix, and all other matrices, of a `box` that several ranks hold."""
     dim, num_others = fused.dim, len(fused.names) - 1
     num_first = box.sizes[dim] - num_others
-    if num_first % copies.count:
+    if num_first % holders.count:
         raise TopologyError(
-            f"{fused.names[0]} of {name} has {num_first} parts along dim {dim} for each of {copies.group}, which "
-            f"{copies.count} ranks share; the first number must be a multiple of the second"
+            f"{name}: {holders.count} ranks of a group of {holders.group} split {fused.names[0]}, which has "
+            f"{num_first} indices along dim {dim}; {holders.count} must divide {num_first}"
         )
-    assert prod(box.sizes[:dim]) == 1, f"{name}: matrices that lie side by side are not end to end in memory"
+    assert prod(box.sizes[:dim]) == 1, f"{name}: matrices that are fused side by side are not contiguous in memory"
 
     def within(start: int, size: int) -> Box:
         offsets = (*box.offsets[:dim], start, *box.offsets[dim + 1 :])
         return Box(offsets, (*box.sizes[:dim], size, *box.sizes[dim + 1 :]))
 
-    num_own = num_first // copies.count
-    return [(within(copies.index * num_own, num_own), NO_COPIES), (within(num_first, num_others), copies)]
+    num_own = num_first // holders.count
+    return [(within(holders.index * num_own, num_own), SOLE_HOLDER), (within(num_first, num_others), holders)]
 
 
-def _copies(group: str, layout: Layout, coordinate: Coordinate) -> Copies:
+def _holders(group: str, layout: Layout, coordinate: Coordinate) -> ShardHolders:
     if not group:
-        return NO_COPIES
+        return SOLE_HOLDER
     if group == PIPELINE_ENDS:
-        return Copies(group, index=min(coordinate[STAGES], 1), count=2)
-    return Copies(group, coordinate.get(group, 0), layout.size(group))
+        return ShardHolders(group, index=min(coordinate[STAGES], 1), count=2)
+    return ShardHolders(group, coordinate.get(group, 0), layout.size(group))

@@ -1,18 +1,18 @@
-"""A branch whose matrix products overlap with the exchanges of its rows, chunk by chunk, in forward and in backward.
+"""A branch whose matrix products overlap with the collectives of its rows, chunk by chunk, in forward and in backward.
 
-what is computed                                     | what travels beneath it
-forward    first products of chunk k                 | gather of the chunks after it
-           last products of chunk k                  | reduce-scatter of the chunks before it
-backward   gradient of the last products' inputs     | gather of the gradient's chunks after it
-           gradient of their weights, and the middle | gather of the branch's input, again
-           gradient of the first products' input     | reduce-scatter of the chunks before it
-           gradient of their weights                 | the rest of that
+compute                                              | collective that overlaps with it
+forward    first products of chunk k                 | all-gather of the chunks after k
+           last products of chunk k                  | reduce-scatter of the chunks before k
+backward   dgrad of the last products, chunk k       | all-gather of the gradient's chunks after k
+           their wgrads, and the middle's backward   | second all-gather of the branch's input
+           dgrad of the first products, chunk k      | reduce-scatter of the chunks before k
+           their wgrads                              | the remaining reduce-scatters
 
-Rows are in the order of their chunks between the two exchanges (comm/sequence_chunks.py), and attention, which does
-mind, gets a copy of its product in the sequence's order. A weight's gradient is one product over all rows, never a sum
-of chunks: in what it adds up it does not depend on how many there are.
+Between the two collectives, rows are in chunk order (comm/sequence_chunks.py). Attention needs the sequence's order,
+so it gets a copy of its product in that order. A wgrad is one product over all rows, never a sum of chunks, so its
+addends do not depend on the number of chunks.
 Shapes: S sequence, B micro-batch, H hidden, I inputs and O outputs of a product; a `_local` tensor holds S / tp rows.
-Source: MegaScale sec. 3.2; the branch's input is gathered again in backward as Korthikanti et al. (2205.05198) do.
+Source: MegaScale sec. 3.2; Korthikanti et al. (2205.05198) for gathering the branch's input again in backward.
 """
 
 from __future__ import annotations
@@ -31,35 +31,36 @@ from megatrain.comm.sequence_chunks import (
     in_chunk_order,
     in_sequence_order,
 )
-from megatrain.ops.gradient_sink import gradient_sink_of
 from megatrain.ops.linear import weight_gradient
-from megatrain.parallel.rematerialize import Rematerializer
+from megatrain.ops.main_grad import main_grad_of
+from megatrain.parallel.selective_recompute import SelectiveRecompute
 
 
-class ChunkedMixing(nn.Module):
-    """Takes the place of a branch's Mixing where the sequence is spread: [S / tp, B, H] -> [S / tp, B, H].
+class ChunkedSublayers(nn.Module):
+    """Replaces a branch's Sublayers under sequence parallelism: [S / tp, B, H] -> [S / tp, B, H].
 
-    keeps_rows: the gathered rows are kept for backward, not gathered again; for blocks that backward runs again anyway.
+    keeps_rows: whether the gathered rows are kept for backward instead of gathered again. This is for full recompute,
+    where backward runs the block's forward again anyway.
     """
 
-    def __init__(self, chunks: SequenceChunks, rematerializer: Rematerializer, *, keeps_rows: bool) -> None:
+    def __init__(self, chunks: SequenceChunks, selective_recompute: SelectiveRecompute, *, keeps_rows: bool) -> None:
         super().__init__()
         self.chunks = chunks
-        self.rematerializer = rematerializer
+        self.selective_recompute = selective_recompute
         self.keeps_rows = keeps_rows
 
     def forward(
         self, normed_local: Tensor, attention: Any | None, mlp: Any | None, pattern: Any, positions: Any
     ) -> Tensor:
-        passage = _Passage(self.chunks, self.keeps_rows)
+        branch = _BranchContext(self.chunks, self.keeps_rows)
         first, last = [], []
         if attention is not None:
             first.append((attention.qkv.weight, attention.qkv.bias))
             last.append(attention.out.weight)
         if mlp is not None:
-            first.append((mlp.up.weight, None))  # its bias is the activation's
+            first.append((mlp.up.weight, None))  # the activation adds its bias
             last.append(mlp.down.weight)
-        products = list(gather_and_multiply(normed_local, first, passage))
+        products = list(gather_and_multiply(normed_local, first, branch))
         inputs = []
         if attention is not None:
             product = in_sequence_order(products.pop(0), self.chunks)
@@ -67,18 +68,21 @@ class ChunkedMixing(nn.Module):
             del product
         if mlp is not None:
             inputs.append(mlp.activate(products.pop(0)))
-        return multiply_and_scatter(inputs, last, normed_local, passage)
+        return multiply_and_scatter(inputs, last, normed_local, branch)
 
     def _in_chunk_order(self, attended: Tensor) -> Tensor:
-        """Let backward make the copy again: what attention gave is kept for its own backward already."""
+        """Return a copy in chunk order, which backward makes again. Attention keeps its output for its own backward."""
         reorder = partial(in_chunk_order, chunks=self.chunks)
         rows = reorder(attended)
-        self.rematerializer.register(rows, attended, reorder)
+        self.selective_recompute.register(rows, attended, reorder)
         return rows
 
 
-class _Passage:
-    """What one run through a branch carries from the backward of its end to that of its beginning: arriving rows."""
+class _BranchContext:
+    """What the two functions of one forward through a residual branch share.
+
+    The backward of the last products starts the second gather, and the backward of the first products takes its rows.
+    """
 
     def __init__(self, chunks: SequenceChunks, keeps_rows: bool) -> None:
         self.chunks = chunks
@@ -95,73 +99,74 @@ class _Passage:
 
 
 def gather_and_multiply(
-    x_local: Tensor, factors: Sequence[tuple[Tensor, Tensor | None]], passage: _Passage
+    x_local: Tensor, factors: Sequence[tuple[Tensor, Tensor | None]], branch: _BranchContext
 ) -> tuple[Tensor, ...]:
-    """Return the product of the gathered rows with each (weight, bias), in chunk order.
+    """Return the product of the gathered rows and each (weight, bias), in chunk order.
 
     Shapes: x [S / tp, B, I]; weight [*O, I]; bias [*O]; result [S, B, *O].
     Communication: K all-gathers during the products; K reduce-scatters in backward.
     """
     flat = [one for factor in factors for one in factor]
-    products = _GatherAndMultiply.apply(x_local, passage, *flat)
+    products = _GatherAndMultiply.apply(x_local, branch, *flat)
     return tuple(
         product.unflatten(-1, weight.shape[:-1]) for product, (weight, _) in zip(products, factors, strict=True)
     )
 
 
 def multiply_and_scatter(
-    inputs: Sequence[Tensor], weights: Sequence[Tensor], x_local: Tensor, passage: _Passage
+    inputs: Sequence[Tensor], weights: Sequence[Tensor], x_local: Tensor, branch: _BranchContext
 ) -> Tensor:
-    """Return own rows of the sum, over products and ranks, of rows in chunk order times their weights.
+    """Multiply each input by its weight, sum over products and ranks, and return this rank's rows of the sum.
 
-    x_local: what the passage began with.
+    inputs: rows in chunk order. x_local: the rows that gather_and_multiply got; backward gathers them again.
     Shapes: inputs [S, B, I]; weights [O, I]; result [S / tp, B, O].
     Communication: K reduce-scatters during the products; in backward K all-gathers, and K more of x_local.
     """
-    again = [] if passage.keeps_rows else [x_local.detach()]
-    first = _Keep.apply(*inputs, *weights, *again)
-    return _MultiplyAndScatter.apply(first.grad_fn, passage, first, *inputs[1:], *weights)
+    again = [] if branch.keeps_rows else [x_local.detach()]
+    first = _SaveForBackward.apply(*inputs, *weights, *again)
+    return _MultiplyAndScatter.apply(first.grad_fn, branch, first, *inputs[1:], *weights)
 
 
 class _GatherAndMultiply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_local: Tensor, passage: _Passage, *flat: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x_local: Tensor, branch: _BranchContext, *flat: Tensor | None) -> tuple[Tensor, ...]:
         weights, biases = flat[::2], flat[1::2]
         matrices = [weight.flatten(0, -2) for weight in weights]
-        gathering = RowGathering(x_local, passage.chunks)
+        gathering = RowGathering(x_local, branch.chunks)
         products = [x_local.new_empty(*gathering.rows.shape[:-1], len(matrix)) for matrix in matrices]
-        for rows, *outs in zip(gathering.pieces(), *_cut(products, passage), strict=True):
+        for rows, *outs in zip(gathering.gathered_chunks(), *_cut(products, branch), strict=True):
             for out, matrix, bias in zip(outs, matrices, biases, strict=True):
                 _multiply(rows, matrix, bias, out)
-        ctx.passage = passage
-        ctx.sinks = [gradient_sink_of(weight) for weight in weights]
+        ctx.branch = branch
+        ctx.main_grads = [main_grad_of(weight) for weight in weights]
         ctx.bias_shapes = [None if bias is None else bias.shape for bias in biases]
-        ctx.save_for_backward(*weights, *([gathering.rows] if passage.keeps_rows else []))
+        ctx.save_for_backward(*weights, *([gathering.rows] if branch.keeps_rows else []))
         return tuple(products)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        passage, saved = ctx.passage, ctx.saved_tensors
+        branch, saved = ctx.branch, ctx.saved_tensors
         weights, kept = saved[: len(grads)], saved[len(grads) :]
         grads = tuple(grad.contiguous() for grad in grads)
         matrices = [weight.flatten(0, -2) for weight in weights]
-        scattering = RowScattering(passage.chunks)
-        for pieces in zip(*_cut(grads, passage), strict=True):
-            scattering.start(_sum_of_products(pieces, matrices))
-        rows = kept[0] if kept else passage.take_rows()
+        scattering = RowScattering(branch.chunks)
+        for gathered in zip(*_cut(grads, branch), strict=True):
+            scattering.start(_sum_of_products(gathered, matrices))
+        rows = kept[0] if kept else branch.take_rows()
         found: list[Tensor | None] = []
         for number, grad in enumerate(grads):
             needs_weight, needs_bias = ctx.needs_input_grad[2 + 2 * number : 4 + 2 * number]
-            weight, sink, shape = weights[number], ctx.sinks[number], ctx.bias_shapes[number]
-            found.append(weight_gradient(grad, rows, weight, sink) if needs_weight else None)
+            weight, main_grad, shape = weights[number], ctx.main_grads[number], ctx.bias_shapes[number]
+            found.append(weight_gradient(grad, rows, weight, main_grad) if needs_weight else None)
             found.append(grad.flatten(0, -2).sum(0).view(shape) if needs_bias else None)
         return scattering.wait(), None, *found
 
 
-class _Keep(torch.autograd.Function):
-    """Saves what the backward of the function after it needs, and hands on the first of it.
+class _SaveForBackward(torch.autograd.Function):
+    """Saves the tensors that the backward of the next function needs, and returns the first of them.
 
-    A block that backward runs again is left at the last thing it saves: so before the exchanges, which are not wanted.
+    When backward recomputes a block, torch stops the recomputation at the last tensor that the block saves. This
+    function saves before the reduce-scatters, so they are not run again.
     """
 
     @staticmethod
@@ -176,44 +181,44 @@ class _Keep(torch.autograd.Function):
 
 class _MultiplyAndScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, keep: Any, passage: _Passage, *flat: Tensor) -> Tensor:
+    def forward(ctx: Any, saver: Any, branch: _BranchContext, *flat: Tensor) -> Tensor:
         inputs, weights = flat[: len(flat) // 2], flat[len(flat) // 2 :]
         matrices = [weight.t() for weight in weights]
-        scattering = RowScattering(passage.chunks)
-        for pieces in zip(*_cut(inputs, passage), strict=True):
-            scattering.start(_sum_of_products(pieces, matrices))
-        ctx.keep = keep
-        ctx.passage = passage
-        ctx.sinks = [gradient_sink_of(weight) for weight in weights]
+        scattering = RowScattering(branch.chunks)
+        for gathered in zip(*_cut(inputs, branch), strict=True):
+            scattering.start(_sum_of_products(gathered, matrices))
+        ctx.saver = saver
+        ctx.branch = branch
+        ctx.main_grads = [main_grad_of(weight) for weight in weights]
         return scattering.wait()
 
     @staticmethod
     def backward(ctx: Any, grad_local: Tensor) -> tuple[Tensor | None, ...]:
-        passage, saved, num_products = ctx.passage, ctx.keep.saved_tensors, len(ctx.sinks)
+        branch, saved, num_products = ctx.branch, ctx.saver.saved_tensors, len(ctx.main_grads)
         inputs, weights, again = saved[:num_products], saved[num_products : 2 * num_products], saved[2 * num_products :]
         grads = [torch.empty_like(x) for x in inputs]
-        gathering = RowGathering(grad_local, passage.chunks)
-        if again:  # behind the gradient, which is needed first
-            passage.start_gathering_again(*again)
-        for rows, *outs in zip(gathering.pieces(), *_cut(grads, passage), strict=True):
+        gathering = RowGathering(grad_local, branch.chunks)
+        if again:  # started after the gradient's gather, because the gradient is needed first
+            branch.start_gathering_again(*again)
+        for rows, *outs in zip(gathering.gathered_chunks(), *_cut(grads, branch), strict=True):
             for out, weight in zip(outs, weights, strict=True):
                 _multiply(rows, weight.t(), None, out)
         found = [
-            weight_gradient(gathering.rows, x, weight, sink) if needs_weight else None
-            for x, weight, sink, needs_weight in zip(
-                inputs, weights, ctx.sinks, ctx.needs_input_grad[2 + num_products :], strict=True
+            weight_gradient(gathering.rows, x, weight, main_grad) if needs_weight else None
+            for x, weight, main_grad, needs_weight in zip(
+                inputs, weights, ctx.main_grads, ctx.needs_input_grad[2 + num_products :], strict=True
             )
         ]
         return None, None, *grads, *found
 
 
-def _cut(tensors: Iterable[Tensor], passage: _Passage) -> list[tuple[Tensor, ...]]:
-    """Return the pieces of each."""
-    return [x.chunk(passage.chunks.num_chunks) for x in tensors]
+def _cut(tensors: Iterable[Tensor], branch: _BranchContext) -> list[tuple[Tensor, ...]]:
+    """Return the gathered chunks of each tensor."""
+    return [x.chunk(branch.chunks.num_chunks) for x in tensors]
 
 
 def _multiply(rows: Tensor, weight_OI: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Write rows weight' + bias to `out`, which is contiguous."""
+    """Write rows weight' + bias to `out`, which must be contiguous."""
     x, y = rows.flatten(0, -2), out.flatten(0, -2)
     if bias is None:
         torch.mm(x, weight_OI.t(), out=y)
@@ -222,7 +227,7 @@ def _multiply(rows: Tensor, weight_OI: Tensor, bias: Tensor | None, out: Tensor)
 
 
 def _sum_of_products(rows: Sequence[Tensor], matrices: Sequence[Tensor]) -> Tensor:
-    """Return the sum of each rows times its matrix. Shapes: rows [N, B, I], matrices [I, O], result [N, B, O]."""
+    """Return the sum of the products rows[i] matrices[i]. Shapes: rows [N, B, I], matrices [I, O], result [N, B, O]."""
     total, *others = [x.flatten(0, -2) for x in rows]
     total = total @ matrices[0]
     for x, matrix in zip(others, matrices[1:], strict=True):

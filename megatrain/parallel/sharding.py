@@ -1,4 +1,4 @@
-"""What a rank holds of a logical parameter: its tensor in the model, and flat shards of the state that goes with it."""
+"""What a rank holds of a logical parameter: its tensor in the model, and flat shards of its optimizer state."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from megatrain.parallel.boxes import Box
-from megatrain.parallel.placement import NO_COPIES, Copies, Placement
+from megatrain.parallel.placement import SOLE_HOLDER, Placement, ShardHolders
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogicalParameter:
-    """A parameter of the single-device model: the tensor of what this rank holds of it, and where that lies.
+    """A parameter of the single-device model: the tensor with this rank's part of it, and that part's placements.
 
-    placements: of the boxes that lie end to end in the tensor's memory; all name the same replica group, and those that
-    have copies the same ranks.
+    placements: one for each box; the boxes lie end to end in the tensor's memory. All placements name the same replica
+    group, and all with several holders name the same group of holders.
     """
 
     parameter: nn.Parameter
@@ -27,28 +27,28 @@ class LogicalParameter:
 
     @property
     def groups(self) -> tuple[str, str]:
-        """The names of the groups that its gradient is summed over: what may share a bucket agrees in them.
+        """The names of the groups that the gradient is summed over. Parameters of one bucket have the same groups.
 
-        The second has the copies, of all boxes or of some; "" where there are none.
+        The first is the replica group; the second is the group of the holders, of all boxes or of some, or "".
         """
-        with_copies = (placement.copies.group for placement in self.placements if placement.copies.group)
-        return self.placements[0].replica_group, next(with_copies, "")
+        shared_with = (placement.holders.group for placement in self.placements if placement.holders.group)
+        return self.placements[0].replica_group, next(shared_with, "")
 
     @property
     def is_decayed(self) -> bool:
-        """Weight decay is for matrices and embeddings, not for biases and norm scales."""
+        """Whether weight decay applies: to matrices and embeddings, not to biases and norm scales."""
         return not self.name.endswith(("bias", "norm.weight"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatShard:
-    """One box of a logical parameter, with the tensor of that shape (a view of flat optimizer memory).
+    """One box of a logical parameter, with a tensor of the box's shape (a view of flat optimizer memory).
 
-    copies: the ranks that hold the same, and which of them this one is.
+    holders: the ranks that hold the same shard, and the index of this rank among them.
     """
 
     name: str
     global_shape: tuple[int, ...]
     box: Box
     tensor: Tensor
-    copies: Copies = NO_COPIES
+    holders: ShardHolders = SOLE_HOLDER

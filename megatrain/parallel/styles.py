@@ -1,4 +1,4 @@
-"""What a parallel plan puts in place of a module or a named point.
+"""The modules that a parallel plan puts in place of a module or a named point.
 
 Shapes: S sequence, B micro-batch, H hidden, V local vocabulary, T tokens (S * B), K statistics of the loss.
 """
@@ -15,25 +15,25 @@ from megatrain.contracts.operations import Operation
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
 from megatrain.ops.embedding import embedding
 from megatrain.ops.residual import ResidualStream
-from megatrain.parallel.rematerialize import Rematerializer
+from megatrain.parallel.selective_recompute import SelectiveRecompute
 
 
 class GatherSequence(nn.Module):
     """[S / tp, B, H] -> [S, B, H]; backward gathers again instead of keeping the whole sequence."""
 
-    def __init__(self, group: Group, rematerializer: Rematerializer) -> None:
+    def __init__(self, group: Group, selective_recompute: SelectiveRecompute) -> None:
         super().__init__()
         self.group = group
-        self.rematerializer = rematerializer
+        self.selective_recompute = selective_recompute
 
     def forward(self, x_local: Tensor) -> Tensor:
         x_SBH = gather_from_sequence(x_local, self.group)
-        self.rematerializer.register(x_SBH, x_local, lambda rows: all_gather_rows(rows, self.group))
+        self.selective_recompute.register(x_SBH, x_local, lambda rows: all_gather_rows(rows, self.group))
         return x_SBH
 
 
 class ReduceScatterSequence(nn.Module):
-    """[S, B, H], a partial sum on each rank -> [S / tp, B, H], own rows of the sum."""
+    """[S, B, H], a partial sum on each rank -> [S / tp, B, H], this rank's rows of the sum."""
 
     def __init__(self, group: Group) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class ReduceScatterSequence(nn.Module):
 
 
 class VocabularyRows(nn.Module):
-    """The rows [first, first + len(weight)) of a word table: zero for tokens of other ranks, so that ranks sum up."""
+    """The rows [first, first + len(weight)) of a word table. Tokens of other ranks give zeros, for a sum over ranks."""
 
     def __init__(self, weight: nn.Parameter, first: int) -> None:
         super().__init__()
@@ -60,8 +60,9 @@ class VocabularyRows(nn.Module):
 class VocabularyCrossEntropy(nn.Module):
     """The summed loss where each rank holds some columns of the logits, which are never gathered.
 
-    terms: what training adds; evaluation has cross entropy alone.
-    Communication: over tp, one maximum of a number a token, and one sum of two, or three with label smoothing.
+    terms: the terms that training adds; evaluation has only the cross entropy.
+    Communication: over tp, one all-reduce (maximum) of one number per token, and one all-reduce (sum) of two numbers
+    per token, or three with label smoothing.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class VocabularyCrossEntropy(nn.Module):
         )
 
     def _combine(self, statistics_KT: Tensor) -> Tensor:
-        lse_T = statistics_KT[0]  # a view: in its place go the exponentials, which sum up as targets and logits do
+        lse_T = statistics_KT[0]  # a view: exponentials replace it in place, so that one sum covers all statistics
         largest_T = self.group.all_reduce(lse_T.clone(), Operation.TP_ALL_REDUCE, maximum=True).wait()
         lse_T.sub_(largest_T).exp_()
         self.group.all_reduce(statistics_KT, Operation.TP_ALL_REDUCE).wait()
@@ -92,25 +93,25 @@ class VocabularyCrossEntropy(nn.Module):
         return statistics_KT
 
 
-def recompute_norm(norm: nn.Module, rematerializer: Rematerializer) -> None:
-    """Let backward compute `norm`'s output again from the sum that it normed, which is kept for its own backward."""
+def recompute_norm(norm: nn.Module, selective_recompute: SelectiveRecompute) -> None:
+    """Make backward recompute `norm`'s output from its input sum, which the norm's own backward keeps anyway."""
     forward = norm.forward
 
     def run(stream: ResidualStream) -> tuple[Tensor, Tensor]:
         y_SBH, x_SBH = forward(stream)
-        rematerializer.register(y_SBH, x_SBH, lambda source: forward(ResidualStream(source))[0])
+        selective_recompute.register(y_SBH, x_SBH, lambda source: forward(ResidualStream(source))[0])
         return y_SBH, x_SBH
 
     norm.forward = run
 
 
-def recompute_output(module: nn.Module, rematerializer: Rematerializer) -> None:
-    """Let backward compute `module`'s output again, from its input and its parameters, instead of keeping it."""
+def recompute_output(module: nn.Module, selective_recompute: SelectiveRecompute) -> None:
+    """Make backward recompute `module`'s output from its input and its parameters, instead of keeping it."""
     forward: Callable[..., Tensor] = module.forward
 
     def run(x: Tensor, *parameters: Tensor | None) -> Tensor:
         y = forward(x, *parameters)
-        rematerializer.register(y, x, lambda source: forward(source, *parameters))
+        selective_recompute.register(y, x, lambda source: forward(source, *parameters))
         return y
 
     module.forward = run

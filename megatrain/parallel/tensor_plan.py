@@ -1,7 +1,7 @@
-"""The tensor- and sequence-parallel plan of a chunk: its parameters cut by a table of placements, its points replaced.
+"""The tensor- and sequence-parallel plan of a chunk: it cuts the parameters by a table and replaces named points.
 
-Between a branch's out point and the next one's in point each rank holds S / tp rows of the sequence. The model is on
-the meta device when the plan is applied: no full weight ever exists.
+Between the out point of a branch and the in point of the next, each rank holds S / tp rows of the sequence. The model
+is on the meta device when the plan is applied, so no full weight ever exists.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from megatrain.comm.group import Group
 from megatrain.comm.sequence_chunks import SequenceChunks
 from megatrain.contracts.layout import Coordinate, Layout
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
-from megatrain.parallel.placement import Placement, PlacementRow, place, row_of, tensor_shape
-from megatrain.parallel.rematerialize import Rematerializer
-from megatrain.parallel.sequence_chunks import ChunkedMixing
+from megatrain.parallel.placement import Placement, PlacementRow, placements_of, row_of, tensor_shape
+from megatrain.parallel.selective_recompute import SelectiveRecompute
+from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import (
     GatherSequence,
@@ -31,12 +31,14 @@ from megatrain.parallel.styles import (
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """What to apply: the table of placements, whose rank's share to cut, how much to recompute, the true vocabulary.
+    """What to apply to a chunk.
 
-    group: the rank's tensor-parallel one, along which rows are exchanged.
-    num_sequence_chunks: in how many chunks the branches of a layer exchange their rows during their products, where
-    more than one; has_overlap: or else above them. whole_layers: those with products of their own kind, whose branches
-    exchange all rows at once.
+    table, layout, coordinate: the placements, and the rank whose part is cut. recompute: "none", "selective" or "full".
+    vocab_size: without the padding.
+    group: the rank's tensor-parallel group, over which rows are exchanged.
+    num_sequence_chunks: how many sequence chunks the branches exchange; with one, all rows at once. has_overlap:
+    whether the collectives of chunks overlap with the products. whole_layers: layers that exchange all rows at once in
+    any case, because their products are of another kind.
     """
 
     table: Sequence[PlacementRow]
@@ -51,21 +53,21 @@ class TensorPlan:
     whole_layers: Container[int] = ()
 
 
-def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalParameter], Rematerializer]:
-    """Cut `chunk` (on meta) to this rank's share and put the styles in place.
+def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalParameter], SelectiveRecompute]:
+    """Cut the parameters of `chunk` (on meta) to this rank's part, and put the styles in place.
 
-    Returns the chunk's parameters with the boxes they hold, and the context in which its forward must run.
-    Raises: TopologyError for a parameter that the table does not name or whose dim does not divide.
+    Returns the chunk's parameters with the boxes that they hold, and the context in which its forward must run.
+    Raises: TopologyError for a parameter that no row of the table matches, or whose dim cannot be divided.
     """
     placements = {
-        name: place(name, parameter.shape, row_of(name, plan.table), plan.layout, plan.coordinate)
+        name: placements_of(name, parameter.shape, row_of(name, plan.table), plan.layout, plan.coordinate)
         for name, parameter in chunk.named_parameters(remove_duplicate=False)
     }
     _cut_parameters(chunk, placements)
-    rematerializer = Rematerializer()
-    _place_styles(chunk, plan, placements, rematerializer)
+    selective_recompute = SelectiveRecompute()
+    _place_styles(chunk, plan, placements, selective_recompute)
     logical = [LogicalParameter(parameter, placements[name]) for name, parameter in chunk.named_parameters()]
-    return logical, rematerializer
+    return logical, selective_recompute
 
 
 def _cut_parameters(chunk: nn.Module, placements: Mapping[str, Sequence[Placement]]) -> None:
@@ -77,24 +79,27 @@ def _cut_parameters(chunk: nn.Module, placements: Mapping[str, Sequence[Placemen
 
 
 def _place_styles(
-    chunk: nn.Module, plan: TensorPlan, placements: Mapping[str, Sequence[Placement]], rematerializer: Rematerializer
+    chunk: nn.Module,
+    plan: TensorPlan,
+    placements: Mapping[str, Sequence[Placement]],
+    selective_recompute: SelectiveRecompute,
 ) -> None:
     group, is_selective = plan.group, plan.recompute == "selective"
     chunks = SequenceChunks(group, plan.num_sequence_chunks, plan.has_overlap)
     for path, module in list(chunk.named_modules()):
         leaf = path.rsplit(".", 1)[-1]
         if leaf == "norm" and is_selective:
-            recompute_norm(module, rematerializer)
+            recompute_norm(module, selective_recompute)
         elif leaf == "activation" and is_selective:
-            recompute_output(module, rematerializer)
+            recompute_output(module, selective_recompute)
         if group.size == 1:
             continue
-        if leaf == "mixing" and _has_chunks(plan, path):
-            _replace(chunk, path, ChunkedMixing(chunks, rematerializer, keeps_rows=plan.recompute == "full"))
+        if leaf == "sublayers" and _has_chunks(plan, path):
+            _replace(chunk, path, ChunkedSublayers(chunks, selective_recompute, keeps_rows=plan.recompute == "full"))
         elif leaf in ("branch_in", "branch_out") and _has_chunks(plan, path):
-            continue  # of a mixing that was replaced
+            continue  # the module around it was replaced
         elif leaf in ("branch_in", "head_in"):
-            _replace(chunk, path, GatherSequence(group, rematerializer))
+            _replace(chunk, path, GatherSequence(group, selective_recompute))
         elif leaf in ("branch_out", "embedding_out"):
             _replace(chunk, path, ReduceScatterSequence(group))
         elif path == "embedding.word":
@@ -107,7 +112,10 @@ def _place_styles(
 
 
 def _has_chunks(plan: TensorPlan, path: str) -> bool:
-    """Whether the branch in which `path` lies exchanges its rows in chunks; layers keep their number in all parts."""
+    """Return whether the branch that contains `path` exchanges its rows in sequence chunks.
+
+    The path has the layer's global number, because layers keep it in every part of the model.
+    """
     _, layer, _ = path.split(".", 2)
     return plan.num_sequence_chunks > 1 and int(layer) not in plan.whole_layers
 

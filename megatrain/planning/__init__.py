@@ -1,1 +1,1 @@
-"""Planning: what a job will hold and do, before it runs. Memory of every rank, and the layout without the machines."""
+"""Planning: the layout of a job and the memory of each of its ranks, computed before it runs, without its machines."""

@@ -1,31 +1,42 @@
-"""The chunks of a stage as planning has them: the trainer's own, on meta, with what they need in memory.
+"""The chunks of a stage for planning: the trainer's own chunks, on the meta device, with the memory that they need.
 
-Nothing is allocated: parameters, buckets and activations have their sizes alone. Chunks that differ in nothing but the
-numbers of their layers are run once.
+Nothing is allocated: parameters, buckets and activations only have sizes. Chunks that differ only in the numbers of
+their layers are run once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from megatrain.chunk_builder import build_chunks, hidden_shape, pipeline_input
 from megatrain.comm import Mesh
-from megatrain.comm.dry_group import dry_group
+from megatrain.comm.dry import dry_group
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
+from megatrain.contracts.operations import Operation
 from megatrain.model import ModelPart
 from megatrain.ops.device_kind import DeviceKind
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.offload import ImmediateCopies
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.parallel.sharding import LogicalParameter
-from megatrain.planning.footprint import HostCopies, MeasuredChunk, measure, standing_tensors, tensors_of
+from megatrain.planning.footprint import (
+    HostCopies,
+    MeasuredChunk,
+    measure,
+    standing_tensors,
+    tensors_of,
+)
+from megatrain.telemetry.black_box_writer import BlackBoxWriter
+from megatrain.telemetry.recorder import Recorder
+from megatrain.telemetry.step_summary import OperationTotals
 
 _META = torch.device("meta")
 _ANY_GPU = DeviceKind("cuda", (9, 0))
-"""On a GPU that is not known here: torch's kernels for attention are the same from Ampere on, but cuDNN's."""
+"""A GPU that is not known here. torch's attention kernels are the same from Ampere on, except cuDNN's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +48,9 @@ class PlannedChunk:
     buckets: tuple[Bucket, ...]
     measured: MeasuredChunk
     micro_batch_bytes: int
-    """Of a micro-batch before it is computed: tokens, labels, documents."""
+    """Bytes of the input of a micro-batch: tokens, labels, documents."""
+    tokens_sent: int
+    """Bytes that a rank sends to other tp ranks for a micro-batch, forward and backward."""
 
     @property
     def num_parameters(self) -> int:
@@ -51,25 +64,33 @@ def planned_kind(config: Config) -> DeviceKind:
 
 
 def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
-    """Return the chunks of the stage of `mesh`, whose groups need no peers.
+    """Return the chunks of the stage of `mesh`. The groups of `mesh` need no peers.
 
     Raises: TopologyError when a parameter cannot be cut.
     """
     kind, host = planned_kind(config), HostCopies()
+    recorder = Recorder(BlackBoxWriter.anonymous())
+    recorder.set_step(0)
     along = {
-        axis: dry_group(group, kind.type, has_lane=axis != "tp" or config.parallel.num_sequence_chunks > 1)
+        axis: dry_group(
+            group,
+            recorder,
+            kind.type,
+            is_awaited_later=axis != "tp" or config.parallel.num_sequence_chunks > 1,
+        )
         for axis, group in mesh.along.items()
     }
     tp = along["tp"]
     copies = ImmediateCopies() if kind.type == "cpu" else host
     built = build_chunks(config, replace(mesh, along=along), _META, copies, kind)
     micro = planned_micro_batch(config, tp)
-    standing = [x for chunk in built for x in standing_tensors(chunk)]  # a tied head is another chunk's embedding
-    measured: dict[tuple[object, ...], MeasuredChunk] = {}
+    standing = [x for chunk in built for x in standing_tensors(chunk)]  # a tied head uses another chunk's embedding
+    measured: dict[tuple[object, ...], tuple[MeasuredChunk, int]] = {}
     for chunk in built:
         key = _kind(config, chunk.meta.part)
         if key not in measured:
-            measured[key] = measure(
+            recorder.complete_step()  # the totals begin anew
+            found = measure(
                 chunk,
                 micro,
                 hidden_shape(config, tp.size),
@@ -79,21 +100,19 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
                 is_added=config.parallel.zero_stage == 1 and config.num_microbatches(mesh.layout.dp_size) > 1,
                 is_by_bucket=config.parallel.overlaps_by_bucket and not config.kernels.cuda_graphs,
             )
+            sent = _tokens_sent(recorder.complete_step().totals, tp)
+            measured[key] = found, sent // found.num_microbatches
     num_bytes = sum(x.nbytes for x in tensors_of(micro))
-    return [
-        PlannedChunk(
-            chunk.meta.part,
-            chunk.meta.parameters,
-            tuple(chunk.data_parallel.buckets),
-            measured[_kind(config, chunk.meta.part)],
-            num_bytes,
-        )
-        for chunk in built
-    ]
+    planned = []
+    for chunk in built:
+        found, sent = measured[_kind(config, chunk.meta.part)]
+        buckets = tuple(chunk.data_parallel.buckets)
+        planned.append(PlannedChunk(chunk.meta.part, chunk.meta.parameters, buckets, found, num_bytes, sent))
+    return planned
 
 
 def planned_micro_batch(config: Config, tp: Group) -> PipelineInput:
-    """Return a micro-batch on meta. With documents each sample is one: how many there are is not known."""
+    """Return a micro-batch on meta. With a document mask each sample is one document: the real number is not known."""
     shape = (config.model.seq_len, config.batch.micro_batch_size)
     tokens_SB = torch.empty(shape, dtype=torch.int64, device=_META)
     document_SB = torch.zeros(shape, dtype=torch.int64) if config.data.has_document_mask else None
@@ -102,5 +121,14 @@ def planned_micro_batch(config: Config, tp: Group) -> PipelineInput:
 
 
 def _kind(config: Config, part: ModelPart) -> tuple[object, ...]:
-    """Return all that two chunks must have in common to need the same memory."""
+    """Return the properties that two chunks must have in common to need the same memory."""
     return (part.has_embedding, part.has_head, *(config.fp8.covers(layer) for layer in part.layers))
+
+
+def _tokens_sent(totals: Mapping[Operation, OperationTotals], tp: Group) -> int:
+    """Return the bytes that a rank sends to the other tp ranks in the recorded exchanges of tokens."""
+    gathered, scattered = (
+        totals[one].num_bytes if one in totals else 0 for one in (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER)
+    )
+    # a record has the bytes of this rank's input: its shard of a gather, the whole of a reduce-scatter
+    return (tp.size - 1) * (gathered + scattered // tp.size)

@@ -1,4 +1,4 @@
-"""`megatrain config check CONFIG --dry-run`: the whole job, laid out in one process."""
+"""`megatrain config check CONFIG --dry-run`: plans the whole job in one process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from megatrain.planning.run_plan import plan_run
 
 
 def dry_run(config: Config) -> str:
-    """Return what every rank would do and hold, as text. An open parallel.dp_size counts as 1.
+    """Return a text about what every rank would do and hold. An open parallel.dp_size counts as 1.
 
     Raises: TopologyError when layout, tensor plan or schedule cannot be built.
     """

@@ -1,6 +1,6 @@
-"""What a chunk needs in memory for a micro-batch: the trainer's own chunk is run on meta, and its tensors are counted.
+"""The memory of a chunk for one micro-batch: the trainer's own chunk runs on meta, and its tensors are counted.
 
-Two micro-batches go forward and then backward, so that what the second one changes for the first is seen too: where all
+Two micro-batches run forward and then backward, so that the effect of the second on the first is counted too: where all
 blocks are offloaded, the last block's activations leave when the next forward begins.
 """
 
@@ -16,69 +16,70 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from megatrain.chunk_builder import BuiltChunk
+from megatrain.parallel.deferred_wgrads import DeferredWgrads
 from megatrain.parallel.graphed_chunk import Backward
 from megatrain.parallel.pipeline import PipelineInput
-from megatrain.parallel.weight_products import PutOffProducts
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one chunk for one micro-batch. What a chunk is given counts from its use: its input, a gradient."""
+    """Bytes of one chunk for one micro-batch. A chunk's input and a received gradient count from their use on."""
 
     kept: int
-    """From its forward to its backward."""
+    """Kept from the forward to the backward."""
     forward: int
-    """Most at once during its forward, with what it keeps."""
+    """The peak of the forward, including what it keeps."""
     backward: int
-    """Most at once during its backward, with what is still kept; where that is split, during its half for the input."""
-    put_off: int = 0
-    """From one half of its backward to the other, where that is split: the factors of weights' gradients."""
+    """The peak of the backward, including what is still kept; the peak of the dgrad where backward is split."""
+    deferred: int = 0
+    """Kept from the dgrad to the wgrad, where backward is split: the factors of the deferred wgrad products."""
     weights: int = 0
-    """Most at once during the other half, beside what was put off."""
+    """The peak of the wgrad, without the deferred factors."""
     on_host: int = 0
-    """From its forward to its backward, in host memory instead."""
+    """Kept from the forward to the backward in host memory."""
     kept_of_newest: int = 0
-    """Beside `kept`, while no later micro-batch went forward: what has not left for the host yet."""
+    """In addition to `kept`, until the forward of a later micro-batch: what has not left for the host yet."""
     forward_after_newest: int = 0
-    """As `forward`, where the micro-batch before it is still the newest: what leaves then makes room."""
+    """Like `forward`, if the micro-batch before it is still the newest; what leaves then lowers the peak."""
     backward_of_newest: int = 0
-    """As `backward`, of the newest micro-batch."""
+    """Like `backward`, for the newest micro-batch."""
     early: int = 0
-    """What the fullest moment of a backward has more where buckets are reduced as soon as they are whole."""
+    """What the peak of a backward grows by where buckets are reduced as soon as they are whole."""
     early_weights: int = 0
-    """The same of its other half, where it is split."""
+    """What the peak of the wgrad grows by, where backward is split."""
 
 
 class HostCopies:
-    """Copies to host memory and back, of which only the sizes are real. `memory` counts those on the host."""
+    """Copies to host memory and back that only have sizes. `memory` counts the copies on the host."""
 
     def __init__(self) -> None:
         self.memory = PeakTensorBytes(on_meta=True)
 
-    def start_leaving(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], None]:
-        with _disable_current_modes():  # the device does not have them
+    def start_copy_to_host(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], None]:
+        with _disable_current_modes():  # the copies do not count as device memory
             copies = [torch.empty_like(source) for source in sources]
         self.memory.include(copies)
         return copies, None
 
-    def start_coming_back(self, copies: Sequence[Tensor], left: Any) -> tuple[list[Tensor], None]:
+    def start_copy_to_device(self, copies: Sequence[Tensor], copied: Any) -> tuple[list[Tensor], None]:
         return [torch.empty_like(copy) for copy in copies], None
 
     def finish(self, pending: Any) -> None:
-        """All copies are made at once."""
+        """Do nothing: copies are complete at their start."""
 
     def abandon(self, sources: Sequence[Tensor]) -> None:
-        """As finish()."""
+        """Do nothing, like finish()."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredChunk:
-    """What a run of the chunk has shown."""
+    """The memory measured in a run of the chunk. `num_microbatches`: the number of micro-batches that it ran."""
 
     footprint: Footprint
     tables: int
-    """Bytes of what the first micro-batch makes for all that follow."""
+    """Bytes of the tables that the first micro-batch makes for all later ones."""
+    num_microbatches: int
 
 
 def measure(
@@ -92,11 +93,11 @@ def measure(
     is_added: bool,
     is_by_bucket: bool,
 ) -> MeasuredChunk:
-    """Run `chunk`, which is on meta, and count.
+    """Run `chunk`, which is on meta, and count its memory.
 
-    micro: a micro-batch, also on meta. standing: what does not count, because it is there already. host: counts what is
-    offloaded. is_split: products that give weights' gradients are put off. is_added: gradients are added to those of
-    earlier micro-batches. is_by_bucket: buckets are reduced as soon as they are whole.
+    micro: a micro-batch, also on meta. standing: tensors that do not count, because they exist already. host: counts
+    offloaded tensors. is_split: wgrads are deferred. is_added: gradients are added to those of earlier micro-batches.
+    is_by_bucket: buckets are reduced as soon as they are whole.
     """
     chunk.meta.module.train()
     with PeakTensorBytes(on_meta=True).include(standing, tensors_of(micro)) as memory:
@@ -117,7 +118,7 @@ def measure(
             kept=kept,
             forward=first.peak - tables,
             backward=kept + backward.peak,
-            put_off=kept + backward.left,
+            deferred=kept + backward.left,
             weights=weights,
             on_host=on_host,
             kept_of_newest=kept_of_newest,
@@ -127,11 +128,12 @@ def measure(
             early_weights=early_weights,
         ),
         tables,
+        run.num_forwards,
     )
 
 
 def standing_tensors(chunk: BuiltChunk) -> list[Tensor]:
-    """Return the memory of the chunk's parameters and of their gradients."""
+    """Return the tensors of the chunk's parameters and of their gradients."""
     chunk.data_parallel.before_backward()
     buckets = chunk.data_parallel.buckets
     return [x for bucket in buckets for x in (bucket.values, bucket.gradients) if x is not None]
@@ -146,14 +148,14 @@ def tensors_of(micro: PipelineInput) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Of one pass: the most beside what was there before, and what it leaves, which may be less than nothing."""
+    """The memory of one pass relative to its start: the peak, and what is left at the end, which may be negative."""
 
     peak: int
     left: int
 
 
 class _Run:
-    """Micro-batches of one chunk, as the pipeline runs them (parallel/pipeline.py)."""
+    """Runs micro-batches of one chunk like the pipeline (parallel/pipeline.py)."""
 
     def __init__(
         self,
@@ -165,6 +167,7 @@ class _Run:
         is_split: bool,
         is_added: bool,
     ) -> None:
+        self.num_forwards = 0
         self._chunk = chunk
         self._micro = micro
         self._hidden_shape = hidden_shape
@@ -172,19 +175,20 @@ class _Run:
         self._is_split = is_split
         self._is_added = is_added
         self._waiting: list[tuple[Tensor, Backward]] = []
-        self._put_off: list[PutOffProducts] = []
+        self._deferred: list[DeferredWgrads] = []
 
     def forward(self) -> _Change:
+        self.num_forwards += 1
         before = self._begin()
         part, micro = self._chunk.meta.part, self._micro
         x = micro.tokens_SB if part.has_embedding else self._hidden().requires_grad_()
         out, backward = self._chunk.pipeline_chunk.forward(x, micro.context, micro.labels_SB if part.has_head else None)
-        del out  # a message from here on
+        del out  # from here on it counts as a message
         self._waiting.append((x, backward))
         return self._change(before)
 
     def backward(self) -> _Change:
-        """Run that of the oldest forward."""
+        """Run the backward of the oldest forward."""
         data_parallel = self._chunk.data_parallel
         data_parallel.set_written_gradients(
             tuple((self._is_added,) * len(bucket.parameters) for bucket in data_parallel.buckets)
@@ -192,26 +196,26 @@ class _Run:
         before = self._begin()
         gradient = torch.zeros((), device="meta") if self._chunk.meta.part.has_head else self._hidden()
         x, run_backward = self._waiting.pop(0)
-        with data_parallel.weight_products.put_off() if self._is_split else nullcontext() as products:
+        with data_parallel.wgrads.deferring() if self._is_split else nullcontext() as products:
             run_backward(gradient)
         if products is not None:
-            self._put_off.append(products)
-        x.grad = None  # a message from here on
+            self._deferred.append(products)
+        x.grad = None  # from here on it counts as a message
         del x, gradient, run_backward
         return self._change(before)
 
     def weights(self) -> int:
-        """Make up for what the oldest backward put off, if anything. Returns the most beside what was there before."""
-        if not self._put_off:
+        """Run the wgrad that the oldest backward deferred, if any. Returns its peak relative to its start."""
+        if not self._deferred:
             return 0
         before = self._begin()
-        self._put_off.pop(0).carry_out()
+        self._deferred.pop(0).carry_out()
         return self._change(before).peak
 
     def early(self) -> tuple[int, int]:
-        """Return what reductions that start early add to the most of backward, and to that of its other half.
+        """Return what reductions that start early add to the peak of the backward, and to the peak of its wgrad.
 
-        Two micro-batches, each of which is reduced: while the first is, writes are counted, and no bucket starts early.
+        Runs two micro-batches and reduces each. In the first the writes are counted, and no bucket starts early.
         """
         data_parallel = self._chunk.data_parallel
         data_parallel.overlap_by_bucket(self._chunk.meta.module)
@@ -223,7 +227,7 @@ class _Run:
             peaks.append((self.backward().peak, self.weights()))
             data_parallel.after_backward()
             data_parallel.reduce()
-            data_parallel.finish_transfers()
+            data_parallel.finish_reductions()
         (backward, weights), (early_backward, early_weights) = peaks
         return max(0, early_backward - backward), max(0, early_weights - weights)
 

@@ -1,10 +1,11 @@
-"""How much memory a rank's tensors take in a training step, found without running one.
+"""How much memory a rank's tensors take in a training step, computed without running a step.
 
-Standing: parameters, gradients, optimizer state, inputs. Passing: activations of the micro-batches in flight, what the
-running part works with, messages, gradients on their way. The peak is the largest moment of forward and backward; an
-update works in place. What a chunk needs is counted while it runs on meta; what passes between chunks and ranks follows
-rules. No gradient's exchange ends before it is awaited: where peers are fast there is less, so this is the most.
-Not counted: what an allocator rounds up, what operations and communication libraries use inside.
+Permanent: parameters, gradients, optimizer state, inputs. Temporary: activations of the micro-batches in flight,
+temporaries of the running action, messages, gradients in transfer. The peak is the largest moment of forward and
+backward; the update works in place. The memory of a chunk is counted while it runs on meta; rules give the memory of
+messages and reductions. The rules assume that no gradient's reduction ends before it is awaited. Fast peers need less
+memory, so the result is an upper bound.
+Not counted: what an allocator rounds up, and what operations and communication libraries use internally.
 Measured against counted tensor bytes by benchmarks/memory.py.
 """
 
@@ -35,23 +36,23 @@ class RankMemory:
     parameters: int
     gradients: int
     optimizer: int
-    """Master weights, where they are not the parameters themselves, and two moments."""
+    """Master weights, unless these are the parameters themselves, and two moments."""
     inputs: int
     """Tokens, labels and documents of a step, rotary tables."""
     activations: int
     """Kept for backward by the micro-batches in flight."""
     working: int
-    """Temporaries of what runs at that moment."""
+    """Temporaries of the action that runs at that moment."""
     messages: int
-    """Activations and gradients that come from, or go to, other stages."""
+    """Activations and gradients that come from other stages or go to them."""
     travelling: int
-    """Copies of gradients that are reduced."""
+    """Gradients in transfer: copies that are being reduced."""
     moment: str
-    """What runs when most is alive."""
+    """The action that runs at the peak."""
     num_in_flight: int
-    """Most micro-batches of a chunk between forward and backward."""
+    """The largest number of micro-batches of a chunk between forward and backward."""
     on_host: int = 0
-    """Activations that wait in host memory, at most; not part of the total, which is the device's."""
+    """The peak of activations that wait in host memory; not part of the total, which is device memory."""
 
     @property
     def total(self) -> int:
@@ -72,7 +73,7 @@ class RankMemory:
 
 
 def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence[PlannedChunk]) -> RankMemory:
-    """Return the memory of every rank of `stage`; dp and tp ranks of a stage are alike.
+    """Return the memory of every rank of `stage`; all dp and tp ranks of a stage need the same.
 
     chunks: from plan_stage.
     Raises: TopologyError when the schedule cannot be built.
@@ -80,18 +81,17 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
     parallel, dtype = config.parallel, DTYPES[config.train.precision]
     sum_bytes = accumulate_dtype(dtype).itemsize
     buckets = [bucket for chunk in chunks for bucket in chunk.buckets]
-    num_elements, num_shared = sum(one.numel for one in buckets), sum(one.share_numel for one in buckets)
+    num_elements, num_sharded = sum(one.numel for one in buckets), sum(one.shard_numel for one in buckets)
     has_own_master = sum_bytes != dtype.itemsize
 
     num_microbatches = config.num_microbatches(layout.dp_size)
     schedule = parallel.build_schedule(num_microbatches)
-    message = math.prod(hidden_shape(config, layout.tp_size)) * dtype.itemsize
-    walk = StepWalk(config, stage, [_chunk_memory(config, chunk) for chunk in chunks], message)
+    walk = StepWalk(config, stage, [_chunk_memory(config, chunk) for chunk in chunks], message_bytes(config, layout))
     peak = walk.run(schedule.stages[stage])
     return RankMemory(
         parameters=num_elements * dtype.itemsize,
-        gradients=(num_shared if parallel.zero_stage == 2 else num_elements) * sum_bytes,
-        optimizer=num_shared * sum_bytes * (3 if has_own_master else 2),
+        gradients=(num_sharded if parallel.zero_stage == 2 else num_elements) * sum_bytes,
+        optimizer=num_sharded * sum_bytes * (3 if has_own_master else 2),
         inputs=num_microbatches * chunks[0].micro_batch_bytes + sum(chunk.measured.tables for chunk in chunks),
         activations=peak.activations,
         working=peak.working,
@@ -103,8 +103,13 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
     )
 
 
+def message_bytes(config: Config, layout: Layout) -> int:
+    """Return the bytes of the tensor that a rank sends to the next stage for a micro-batch."""
+    return math.prod(hidden_shape(config, layout.tp_size)) * DTYPES[config.train.precision].itemsize
+
+
 class _Reduction(NamedTuple):
-    """Bytes of one bucket's gradients while they are reduced: see ChunkMemory."""
+    """Bytes of one bucket's gradients during their reduction: see ChunkMemory."""
 
     whole: int
     travelling: int
@@ -116,7 +121,7 @@ class _Reduction(NamedTuple):
 def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
     reductions = [_reduction(config, bucket) for bucket in chunk.buckets]
     travelling = [one.travelling for one in reductions]
-    # there is room for what arrives of the bucket that travels and of the next one
+    # a lane starts two exchanges, so two buckets have receive buffers: the one that travels and the next one
     arriving = [sum(one.arriving for one in reductions[first : first + 2]) for first in range(len(reductions))]
     exchanged = _most(arriving, travelling)
     return ChunkMemory(
@@ -124,7 +129,7 @@ def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
         whole_gradients=sum(one.whole for one in reductions),
         travelling=sum(travelling),
         exchanged=exchanged,
-        summed=_most([room + one.summed for room, one in zip(arriving, reductions, strict=True)], travelling)
+        summed=_most([received + one.summed for received, one in zip(arriving, reductions, strict=True)], travelling)
         - exchanged,
         copied=_most(
             [one.copied for one in reductions], [one.whole - one.travelling if one.copied else 0 for one in reductions]
@@ -133,27 +138,28 @@ def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
 
 
 def _reduction(config: Config, bucket: Bucket) -> _Reduction:
-    """ZeRO-1 reduces gradients in place, ZeRO-2 lets them go and keeps its share; in another type a copy travels."""
+    """Return the bytes of one bucket. ZeRO-1 reduces gradients in place. ZeRO-2 frees them and keeps its shard. A copy
+    travels where gradients are reduced in another type."""
     sum_bytes = accumulate_dtype(DTYPES[config.train.precision]).itemsize
     is_alone, is_zero_2 = bucket.replicas.size == 1, config.parallel.zero_stage == 2
     is_copied = config.parallel.grad_reduce_dtype == "bf16" and not is_alone
     whole = bucket.numel * sum_bytes
     sent = bucket.numel * torch.bfloat16.itemsize if is_copied else whole
     travelling = sent if is_copied or is_zero_2 else 0
-    if is_copied and is_zero_2:  # the share of a copy is no part of it
-        travelling += bucket.share_numel * sum_bytes
-    # where ranks exchange their parts and sum them themselves (Group.reduce_scatter), what arrives has memory of its
-    # own: on CPUs when it has its turn, else from the start on; half precision is summed in a wider copy
+    if is_copied and is_zero_2:  # the shard of a copy has its own memory
+        travelling += bucket.shard_numel * sum_bytes
+    # where ranks exchange their parts and sum them themselves (Group.reduce_scatter), the parts that arrive have their
+    # own memory: on CPUs from the exchange's turn on, else from its start on; half precision is summed in a wider copy
     arriving = sent if planned_kind(config).type == "cpu" and not is_alone else 0
     if is_copied and not arriving:
         travelling += sent
-    summed = bucket.share_numel * torch.float32.itemsize if is_copied else 0
+    summed = bucket.shard_numel * torch.float32.itemsize if is_copied else 0
     return _Reduction(whole, travelling, arriving, summed, travelling if is_copied and is_zero_2 else 0)
 
 
 def _most(beside: Sequence[int], travelling: Sequence[int]) -> int:
-    """Return the most bytes beside all that travels, where bucket after bucket ends and lets go of what travelled.
+    """Return the most bytes in addition to all that travels, while bucket after bucket ends and frees its memory.
 
-    beside: of each bucket, what is there while it ends.
+    beside: for each bucket, the additional bytes while it ends. travelling: the bytes that each bucket then frees.
     """
     return max(now - ended for now, ended in zip(beside, accumulate(travelling, initial=0), strict=False))

@@ -1,9 +1,9 @@
 """Count the bytes of all live tensors, and their peak, while code runs: a dispatch mode that works on any device.
 
-On real tensors it is the referee of plans; on meta tensors it makes them, as what these would take.
-The idea: every operation passes the mode, also those of backward passes and of custom autograd functions; the storage
-of each result is counted once, however many views share it, until a weak reference says that it died. What a kernel
-allocates and frees inside itself is not seen, and neither is what an allocator rounds up or caches.
+On real tensors it checks plans; on meta tensors it makes plans, because it counts the bytes that real tensors would
+take. The idea: every operation passes through the mode, including those of backward passes and of custom autograd
+functions. The storage of each result is counted once, for any number of views, until a weak reference reports its end.
+Not counted: what a kernel allocates and frees internally, and what an allocator rounds up or caches.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakTensorBytes(TorchDispatchMode):
-    """Bytes of the live tensors made inside the context, or named by `include`: now, and at most since `reset_peak`."""
+    """Bytes of the live tensors that were made inside the context or given to `include`: now, and the peak since
+    `reset_peak`."""
 
     def __init__(self, *, on_meta: bool = False) -> None:
-        """on_meta: count tensors on the meta device and no others; else those are the ones that cost nothing."""
+        """on_meta: count only tensors on the meta device; otherwise count all tensors except those."""
         super().__init__()
         self._on_meta = on_meta
         self.live_bytes = 0
@@ -32,7 +33,7 @@ class PeakTensorBytes(TorchDispatchMode):
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def include(self, *owners: nn.Module | Tensor | Iterable[Tensor]) -> Self:
-        """Also count what exists already: tensors, or parameters and buffers of modules with their gradients."""
+        """Also count existing tensors: the given ones, or a module's parameters, buffers and their gradients."""
         for owner in owners:
             if isinstance(owner, nn.Module):
                 for x in (*owner.parameters(), *owner.buffers()):
@@ -44,14 +45,14 @@ class PeakTensorBytes(TorchDispatchMode):
         return self
 
     def reset_peak(self) -> None:
-        """Start a new peak from what is live now."""
+        """Start a new peak from the bytes that are live now."""
         self.peak_bytes = self.live_bytes
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        # later deaths are nobody's business, and the numbers stay as they were
+        # tensors that die later are not tracked, so the numbers stay as they are
         self._references.clear()
         self._sizes.clear()
 
@@ -67,7 +68,7 @@ class PeakTensorBytes(TorchDispatchMode):
         storage = x.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._references:
-            # the Python object lives as long as the C++ storage: torch hands ownership over when Python lets it go
+            # the Python object lives as long as the C++ storage: torch keeps it when Python drops its last reference
             self._references[key] = weakref.ref(storage, lambda _: self._forget(key))
         self.live_bytes += size - self._sizes.get(key, 0)  # a resized storage counts with its new size
         self._sizes[key] = size

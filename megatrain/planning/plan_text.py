@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from megatrain.contracts.layout import axis_named
-from megatrain.contracts.texts import bytes_text
+from megatrain.formatting.quantities import bytes_text
 from megatrain.planning.run_plan import RunPlan, StagePlan
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20))
 
 
 def render(plan: RunPlan) -> str:
-    """Return the plan: the job, its axes and groups, its stages, and the memory of a rank of each kind of stage."""
+    """Return the plan as text: the job, its axes and groups, its stages, and the memory of a rank per kind of stage."""
     sections = [_job(plan), _axes(plan), *([_groups(plan)] if plan.groups else []), _stages(plan), _memory(plan)]
+    sections += [_traffic(plan)] if any(stage.traffic for stage in plan.stages) else []
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 
@@ -22,10 +23,10 @@ def _job(plan: RunPlan) -> list[str]:
     facts = {
         "layout": f"{plan.layout}: {_count(plan.layout.world_size, 'rank')}",
         "schedule": f"{plan.schedule}, {_count(plan.num_chunks, 'chunk')} a stage, "
-        f"{_count(plan.num_microbatches, 'microbatch', 'es')} of {plan.micro_batch_size} a pipeline, "
+        f"{_count(plan.num_microbatches, 'micro-batch', 'es')} of {plan.micro_batch_size} a pipeline, "
         f"bubble {plan.bubble_fraction:.1%} of the compute time",
         "buckets": f"{plan.bucket_size:,} elements or more, exchanged "
-        + (f"a chunk's together ({plan.by_chunk})" if plan.by_chunk else "each beneath the computes of its own chunk"),
+        + (f"together for each chunk ({plan.by_chunk})" if plan.by_chunk else "each during its own chunk's computes"),
         "step": f"{plan.num_tokens_per_step:,} tokens, {plan.flops_per_token:.4g} FLOPs a token, "
         f"{plan.flops_per_step:.4g} FLOPs a step",
         "model": f"{plan.num_parameters:,} parameters, "
@@ -39,8 +40,8 @@ def _axes(plan: RunPlan) -> list[str]:
         [axis.name, axis.title, f"{plan.layout.size(axis.name):,}", f"{plan.layout.stride(axis.name):,}", axis.about]
         for axis in map(axis_named, plan.layout.axes)
     ]
-    heads = ["axis", "parallelism", "size", "stride", "its ranks are"]
-    return ["Axes (stride: how many ranks neighbours are apart)", *_table(heads, rows, num_left=2)]
+    heads = ["axis", "parallelism", "size", "stride", "its ranks"]
+    return ["Axes (stride: distance between neighbouring ranks)", *_table(heads, rows, num_left=2)]
 
 
 def _groups(plan: RunPlan) -> list[str]:
@@ -64,7 +65,7 @@ def _stages(plan: RunPlan) -> list[str]:
     ]
     heads = ["stage with", "numbers", "chunks x layers", "parameters", "in flight", "layers of the first"]
     return [
-        "Stages (parameters of one rank; in flight: microbatches of a chunk at most)",
+        "Stages (parameters of one rank; in flight: micro-batches of a chunk at most)",
         *_table(heads, rows, num_left=2),
     ]
 
@@ -84,9 +85,19 @@ def _memory(plan: RunPlan) -> list[str]:
     ]
     return [
         f"Memory of one rank in {unit}, at the fullest moment of a step (tensors; an allocator adds to that)",
-        "  an upper bound of gradients on their way: they count until awaited, messages for one computation more",
+        "  an upper bound for gradients in exchanges: they count until awaited, messages for one computation more",
         *_table(["stage with", *kinds, "total", "moment"], rows, num_left=1),
         *_host_memory(plan),
+    ]
+
+
+def _traffic(plan: RunPlan) -> list[str]:
+    rows = [
+        [stage.name, one.group, one.what, bytes_text(one.num_bytes)] for stage in plan.stages for one in stage.traffic
+    ]
+    return [
+        "Traffic: what one rank sends in a step (small sums are left out)",
+        *_table(["stage with", "group", "of what", "bytes"], rows, num_left=3),
     ]
 
 
@@ -100,7 +111,7 @@ def _host_memory(plan: RunPlan) -> list[str]:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
-    """Return lines of aligned columns: the first `num_left` and the last are words, the others numbers."""
+    """Return lines of aligned columns: the first `num_left` and the last align left, the others right."""
     lines = [list(heads), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     last = len(heads) - 1
@@ -118,7 +129,7 @@ def _layer_counts(stage: StagePlan) -> str:
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as in "0-3,5"."""
+    """Return ascending numbers in the form "0-3,5"."""
     firsts = [at for at, number in enumerate(numbers) if at == 0 or number != numbers[at - 1] + 1]
     spans = [numbers[first:end] for first, end in pairwise([*firsts, len(numbers)])]
     return ",".join(f"{one[0]}" if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in spans)

@@ -1,9 +1,9 @@
-"""Lay a job out on all its ranks in one process, without a GPU and without memory for weights.
+"""Plan a job on all its ranks in one process, without a GPU and without memory for weights.
 
-The world group is torch's `fake` backend at the job's full size, on which the real mesh is created for one rank of each
-kind of stage (with the embedding, in the middle, with the head); the rank's chunks are built on meta. What comes out is
-what these ranks would hold. Middle stages whose chunks have as many layers, of the same kinds, are alike but for the
-micro-batches in flight: the first of them has most, or the last, where what it puts off is more than what it keeps.
+A mesh without peers (comm/dry.py) is built in the job's full world for one rank of each kind of stage (with the
+embedding, in the middle, with the head), and the rank's chunks are built on meta. The result is what these ranks would
+hold. Middle stages whose chunks have the same number of layers, of the same kinds, differ only in the micro-batches in
+flight. The first of them needs most memory, or the last, where a stage defers more than it keeps.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from typing import Any
 
 from megatrain.comm import Mesh, dry_mesh
 from megatrain.config.config import Config
-from megatrain.config.model_size import num_parameters
+from megatrain.config.model_size import block_weights, num_parameters
 from megatrain.contracts.layout import Layout
 from megatrain.planning.chunks import plan_stage
-from megatrain.planning.memory import RankMemory, estimate_memory
+from megatrain.planning.memory import RankMemory, estimate_memory, message_bytes
+from megatrain.planning.traffic import Traffic, stage_traffic
 from megatrain.schedule import bubble_fraction
 from megatrain.telemetry.flops import training_flops_per_token
 
 _NUM_SAVED = 3
-"""Tensors of a parameter in a checkpoint: master weight and both moments."""
+"""Tensors per parameter in a checkpoint: master weight and both moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """One kind of process group: how many there are of it, and the one of the example's rank."""
+    """One kind of process group: the number of such groups, and the ranks of one of them."""
 
     name: str
     size: int
@@ -37,17 +38,19 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What a rank of a stage holds. `stages`: those which the numbers stand for; `rank` is of the first of them."""
+    """What a rank of a stage holds. `stages`: all stages with the same numbers; `rank` is in the first of them."""
 
     name: str
     stages: tuple[int, ...]
     rank: int
     layers: tuple[tuple[int, ...], ...]
-    """Of each chunk."""
+    """The layers of each chunk."""
     num_parameters: int
     """Elements on one rank, without padding."""
     memory: RankMemory
-    """Of the fullest stage."""
+    """The memory of the fullest of these stages."""
+    traffic: tuple[Traffic, ...]
+    """What a rank sends in a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,14 @@ class RunPlan:
     num_microbatches: int
     micro_batch_size: int
     bucket_size: int
-    """Elements at least, of gradients or parameters that are exchanged together."""
+    """The least number of elements of gradients or parameters of one collective."""
     by_chunk: str
-    """Why exchanges of data parallelism overlap with other chunks only; empty where they do so bucket by bucket."""
+    """Why collectives of data parallelism overlap only with other chunks; empty where they overlap bucket by bucket."""
     bubble_fraction: float
     num_parameters: int
-    """Of the whole model."""
+    """Parameters of the whole model."""
     checkpoint_bytes: int
-    """Of weights and two moments, in full precision."""
+    """Bytes of weights and two moments, in full precision."""
     num_tokens_per_step: int
     flops_per_token: float
     groups: tuple[GroupPlan, ...]
@@ -79,7 +82,7 @@ class RunPlan:
         return self.flops_per_token * self.num_tokens_per_step
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON knows it."""
+        """Return the plan as values for JSON."""
         stages = [
             {**asdict(stage), "memory": {**asdict(stage.memory), "total": stage.memory.total}} for stage in self.stages
         ]
@@ -100,13 +103,14 @@ def plan_run(config: Config) -> RunPlan:
     layout, parallel = config.layout(None), config.parallel
     num_microbatches = config.num_microbatches(layout.dp_size)
     groups: dict[str, GroupPlan] = {}
-    stages = []
+    stages, largest_chunk = [], 0
     for name, alike in _stage_kinds(config):
         rank = layout.rank_of({"pp": alike[0]})
-        with dry_mesh(layout, rank, has_wrap_links=parallel.num_chunks > 1, neighbours=config.neighbours) as mesh:
+        with dry_mesh(layout, rank, has_wrap_links=parallel.num_chunks > 1, holders=config.holders) as mesh:
             for group in _group_plans(mesh):
                 groups.setdefault(group.name, group)
             chunks = plan_stage(config, mesh)
+        largest_chunk = max(largest_chunk, *(chunk.num_parameters for chunk in chunks))
         stages.append(
             StagePlan(
                 name=name,
@@ -118,6 +122,12 @@ def plan_run(config: Config) -> RunPlan:
                     (estimate_memory(config, layout, stage, chunks) for stage in dict.fromkeys((alike[0], alike[-1]))),
                     key=lambda memory: memory.total,
                 ),
+                traffic=stage_traffic(
+                    config,
+                    chunks,
+                    parallel.build_schedule(num_microbatches).stages[alike[0]],
+                    message_bytes(config, layout),
+                ),
             )
         )
     return RunPlan(
@@ -128,7 +138,7 @@ def plan_run(config: Config) -> RunPlan:
         num_microbatches=num_microbatches,
         micro_batch_size=config.batch.micro_batch_size,
         bucket_size=config.bucket_size(layout.dp_size),
-        by_chunk=_by_chunk(config),
+        by_chunk=_by_chunk(config, largest_chunk),
         bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),
         num_parameters=num_parameters(config.model),
         checkpoint_bytes=_NUM_SAVED * (8 if config.train.precision == "fp64" else 4) * num_parameters(config.model),
@@ -139,16 +149,25 @@ def plan_run(config: Config) -> RunPlan:
     )
 
 
-def _by_chunk(config: Config) -> str:
+def _by_chunk(config: Config, largest_chunk: int) -> str:
+    """Return why a chunk's buckets are exchanged together, or an empty text.
+
+    largest_chunk: the most parameters that a rank holds of one chunk.
+    """
     if config.kernels.cuda_graphs:
-        return "kernels.cuda_graphs=true: a replayed backward tells of no gradient"
+        return "kernels.cuda_graphs=true: a replayed backward does not report when a gradient is complete"
     if config.parallel.has_aligned_reductions:
         return "parallel.has_aligned_reductions=true: stages reduce together"
-    return "" if config.parallel.overlap else "parallel.overlap=false: nothing overlaps"
+    if not config.parallel.overlap:
+        return "parallel.overlap=false: nothing overlaps"
+    if config.parallel.bucket_size >= largest_chunk:
+        layer = block_weights(config.model) // config.parallel.tp_size
+        return f"one bucket holds a whole chunk; parallel.bucket_size={layer} is the matrices of a layer"
+    return ""
 
 
 def _stage_kinds(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the stages that are alike, with a name for them. Middle ones of several kinds are told by their layers."""
+    """Yield the stages that are alike, with their name. Middle stages of several kinds are named by their layers."""
     pp_size = config.parallel.pp_size
     if pp_size == 1:
         yield "all layers", (0,)
@@ -172,11 +191,11 @@ def _layers_by_kind(config: Config, stage: int) -> tuple[tuple[bool, ...], ...]:
 
 
 def _group_plans(mesh: Mesh) -> Iterator[GroupPlan]:
-    """Yield this rank's groups; those of one rank are no process groups."""
+    """Yield this rank's groups, except groups of one rank, which are no process groups."""
     world_size = mesh.layout.world_size
     for group in mesh.groups:
         if group.size == 1:
             continue
-        # every kind partitions the ranks that take part in it: all, or those of the first and last stage
+        # the groups of every kind partition their ranks: all ranks, or the ranks of the first and the last stage
         num_members = 2 * world_size // mesh.layout.pp_size if group.name == "embedding" else world_size
         yield GroupPlan(group.name, group.size, num_members // group.size, group.ranks)

@@ -1,7 +1,7 @@
-"""A stage's memory over one training step: its action list is walked, and what each action holds and frees is counted.
+"""A stage's memory over one training step: a walk along the action list counts what each action holds and frees.
 
-Walking takes the schedule's own word for what is in flight, chunk by chunk: the chunk with the embedding or the head
-keeps other amounts than the others.
+The walk takes the micro-batches in flight of each chunk from the schedule itself, because the chunk with the embedding
+or the head keeps other amounts than the other chunks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatrain.schedule import Action, ActionKind
 
 _RECEIVES = (ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD)
 _SENDS = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
-_BACKWARDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+_BACKWARDS = (ActionKind.BACKWARD, ActionKind.DGRAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +25,21 @@ class ChunkMemory:
 
     footprint: Footprint
     whole_gradients: int
-    """In the type in which they accumulate."""
+    """All gradients, in the type in which they accumulate."""
     travelling: int
-    """What is alive from the start of a reduction to its end, beside gradients that stay."""
+    """Alive from the start of a reduction to its end, without gradients that stay."""
     exchanged: int
-    """What arrives from other ranks, where chunks take turns, so that it is there for one of them at a time."""
+    """Parts that arrive from other ranks, where chunks take turns, so that only one chunk has them at a time."""
     summed: int
-    """What is made of it when that has arrived, for a moment, where half precision is summed."""
+    """The sum of the arrived parts, for a moment, where half precision is summed."""
     copied: int
-    """Where gradients travel in another type and then go: the most beside them while bucket after bucket is copied."""
+    """The most in addition to the copies while bucket after bucket is copied, where gradients travel in another type
+    and are then freed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The bytes alive at one moment of a step beside parameters, gradients and optimizer state."""
+    """The bytes alive at one moment of a step, without parameters, gradients and optimizer state."""
 
     what: str
     activations: int = 0
@@ -52,10 +53,10 @@ class Moment:
 
 
 class StepWalk:
-    """Counts along the actions of one stage."""
+    """Counts memory along the actions of one stage."""
 
     def __init__(self, config: Config, stage: int, chunks: Sequence[ChunkMemory], message: int) -> None:
-        """message: bytes of what a chunk hands on."""
+        """message: bytes of the tensor that a chunk passes to the next chunk."""
         self._chunks = chunks
         self._message = message
         self._is_zero_2 = config.parallel.zero_stage == 2
@@ -63,18 +64,18 @@ class StepWalk:
         self._is_only_stage = config.parallel.pp_size == 1
         self._activations = 0
         self._newest: dict[int, int] = {}
-        """Of each chunk, the micro-batch that went forward last, while it is in flight."""
+        """For each chunk, the micro-batch of its last forward, while it is in flight."""
         self._messages = 0
         self._travelling: dict[int, int] = {}
         self._exchanged: dict[int, int] = {}
         self._unsent = 0
         self._to_come: Counter[tuple[ActionKind, int]] = Counter()
-        """Of each kind of action and chunk, those that are still to come."""
+        """The number of actions still to come, by kind and chunk."""
         self._receives: set[tuple[ActionKind, int, int]] = set()
         self._on_host = 0
         self.peak = Moment("start")
         self.most_on_host = 0
-        """Bytes of activations that wait in host memory."""
+        """The peak of activations that wait in host memory, in bytes."""
 
     def run(self, actions: Sequence[Action]) -> Moment:
         """Return the largest moment of forward and backward."""
@@ -88,7 +89,7 @@ class StepWalk:
                 self._forward(action, (ActionKind.SEND_FORWARD, action.chunk, action.microbatch) in sent)
             elif action.kind in _BACKWARDS:
                 self._backward(action, (ActionKind.SEND_BACKWARD, action.chunk, action.microbatch) in sent)
-            elif action.kind is ActionKind.BACKWARD_WEIGHT:
+            elif action.kind is ActionKind.WGRAD:
                 self._backward_weight(action)
             elif action.kind is ActionKind.REDUCE and not self._is_zero_2:
                 self._depart(action.chunk)
@@ -126,7 +127,7 @@ class StepWalk:
         self._on_host -= footprint.on_host
         is_reduced = self._is_zero_2 or self._is_last(action)
         self._see(what, most, of_which_kept=kept, early=footprint.early if is_reduced else 0)
-        self._activations += footprint.put_off
+        self._activations += footprint.deferred
         if self._is_zero_2:
             self._depart(action.chunk)
         if is_sent and self._is_only_stage:
@@ -138,33 +139,33 @@ class StepWalk:
         footprint = self._chunks[action.chunk].footprint
         early = footprint.early_weights if self._is_last(action) else 0
         self._see(f"weights' gradients of chunk {action.chunk}", footprint.weights, early=early)
-        self._activations -= footprint.put_off
+        self._activations -= footprint.deferred
         self._finish_compute(False)
 
     def _is_last(self, action: Action) -> bool:
-        """Say whether no more of its kind comes for its chunk."""
+        """Return whether the action is the last of its kind for its chunk."""
         return not self._to_come[action.kind, action.chunk]
 
     def _hold_message(self, key: tuple[ActionKind, int, int]) -> None:
-        """Count what waits for its consumer: from another stage as of its receive, from this one as of its making."""
+        """Count a message that waits for its consumer: from its receive on, or in a single stage from its send on."""
         self._receives.add(key)
         self._messages += self._message
 
     def _take(self, kind: ActionKind, action: Action) -> None:
-        """A received tensor goes from the messages to what its consumer counts."""
+        """Stop counting a received tensor as a message: its consumer counts it from here on."""
         key = (kind, action.chunk, action.microbatch)
         if key in self._receives:
             self._receives.remove(key)
             self._messages -= self._message
 
     def _finish_compute(self, is_sent: bool) -> None:
-        """What was sent before this computation has arrived by now; its own result is on its way."""
+        """Count the result as a message. The message before it has arrived by the end of this computation."""
         self._messages -= self._unsent
         self._unsent = self._message if is_sent else 0
         self._messages += self._unsent
 
     def _depart(self, chunk: int) -> None:
-        """A reduction starts; where gradients travel in another type, for a moment both are there."""
+        """Start a reduction. Where gradients travel in another type, both copies are alive for a moment."""
         memory = self._chunks[chunk]
         self._see(f"reduction of chunk {chunk}", memory.copied)
         self._travelling[chunk], self._exchanged[chunk] = memory.travelling, memory.exchanged
@@ -178,7 +179,7 @@ class StepWalk:
         self._exchanged.pop(chunk, None)
 
     def _see(self, what: str, bytes_of_part: int, of_which_kept: int = 0, early: int = 0) -> None:
-        """early: bytes of gradients that have started to travel during the part."""
+        """Record a moment if it is the largest. early: bytes of gradients whose reduction starts during the action."""
         moment = Moment(
             what,
             self._activations + of_which_kept,

@@ -1,1 +1,1 @@
-"""Child processes that live and die with their parent, started again when they end; signals that ask for a stop."""
+"""Child processes with a parent-death guard, and their supervisor; signals that ask for a stop."""

@@ -1,7 +1,7 @@
-"""A child process that cannot outlive us: killed by the kernel when the thread that started it ends, however that is.
+"""A child process with a parent-death guard: the kernel kills it when the thread that started it ends, for any reason.
 
-It has a session of its own, so that Ctrl-C at the terminal reaches only us: we end our children in an order that lets
-a job save. Start children from a thread that lives as long as they shall.
+It has its own session, so that Ctrl-C at the terminal reaches only us: we end our children in an order that lets a job
+save. Start children from a thread that lives as long as they must.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from megatrain.programs.processes import end_with_parent
+from megatrain.programs.processes import install_parent_death_guard
 
 
 class ChildProcess:
-    """A running child; `log` takes its output (appended), without one it shares ours. As a context it is ended.
+    """A running child; `log` receives its output (appended), without one it shares ours. As a context it is ended.
 
-    `directory`: where it works; without one, where we do. `output`: a descriptor that takes what it answers; the log
-    has its complaints only then.
+    `directory`: its working directory; without one, ours. `output`: a descriptor that receives its stdout; the log then
+    has only its stderr.
     """
 
     def __init__(
         self,
-        words: Sequence[str],
+        command: Sequence[str],
         *,
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
@@ -36,19 +36,19 @@ class ChildProcess:
         output: int | None = None,
         stop_s: float = 10.0,
     ) -> None:
-        self.words = tuple(words)
+        self.command = tuple(command)
         self._stop_s = stop_s
         kept = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._process = subprocess.Popen(
-                self.words,
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=kept if output is None else output,
                 stderr=kept,
                 env=None if environment is None else dict(environment),
                 cwd=directory,
                 start_new_session=True,
-                preexec_fn=partial(end_with_parent, os.getpid()),
+                preexec_fn=partial(install_parent_death_guard, os.getpid()),
             )
         finally:
             if kept is not None:
@@ -63,7 +63,7 @@ class ChildProcess:
         return self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for its end and return the exit code, None when time is over before."""
+        """Wait for its end and return the exit code, None if time is over before."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -75,14 +75,13 @@ class ChildProcess:
             self._process.send_signal(number)
 
     def stop(self) -> int:
-        """Ask it to end, kill it when it does not within `stop_s`, and return its exit code. No process of it is
-        left."""
+        """Ask it to end, kill it if it does not within `stop_s`, and return its exit code. No process of it is left."""
         self.send(signal.SIGTERM)
         code = self.wait(self._stop_s)
         return self.kill() if code is None else code
 
     def kill(self) -> int:
-        """End it and whatever is still in its session's first group, now."""
+        """End it and every process in its session's first group, at once."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

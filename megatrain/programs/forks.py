@@ -1,4 +1,4 @@
-"""What a forked child of this process must give up, before a signal reaches it."""
+"""What a forked child of this process must reset, before a signal reaches it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GROUP_SIGNALS: Final = (
     signal.SIGHUP,
     signal.SIGQUIT,
 )
-"""Sent to a whole process group they mean its first process."""
+"""When they are sent to a whole process group, they are meant for its first process."""
 
 
 def call_in_forked_children(method: Callable[[], Any]) -> None:
-    """Call `method` in every later fork of this process as long as its object lives, before a signal reaches the child.
+    """Call `method` in every later fork of this process while its object lives, before a signal reaches the child.
 
     A forked child inherits handlers and wakeup descriptor: without this, ending the child would stop its parent.
     """

@@ -1,6 +1,6 @@
-"""What a program prints goes to a file that somebody else may remove: then it goes to a new one.
+"""Keeps the log of a program: when somebody removes the file, the output goes to a new one.
 
-For programs that a launch starts, each with a log of its own. One at a terminal needs nothing of it.
+For programs that a launch starts, each with its own log. A program at a terminal does not need this.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from contextlib import suppress
 from pathlib import Path
 
 _GONE = " (deleted)"
-"""What Linux writes behind the name of an open file that was removed."""
-_LOOK_S = 1.0
+"""What Linux appends to the name of an open file that was removed."""
+_POLL_S = 1.0
 
 
 def keep_own_log() -> None:
-    """Have what this program prints go to a new file of the same name whenever that is removed, until it ends."""
+    """Redirect this program's output to a new file of the same name whenever the file is removed, until the program
+    ends.
+    """
     threading.Thread(target=_keep, name="own log", daemon=True).start()
 
 
 def _keep() -> None:
     while True:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
         with suppress(OSError):  # no reader is left
             _look()
 
@@ -38,11 +40,11 @@ def _look() -> None:
         os.dup2(new, handle)
         os.close(new)
     if removed:
-        print("this log was removed by somebody; what was in it is lost", file=sys.stderr, flush=True)
+        print("this log was removed by somebody; its earlier content is lost", file=sys.stderr, flush=True)
 
 
 def _removed(handle: int) -> Path | None:
-    """Return what a regular file that is open was called, when it has no name any more. Raises: OSError."""
+    """Return the former name of an open regular file that has no name any more. Raises: OSError."""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink:
         return None

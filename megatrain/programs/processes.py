@@ -1,4 +1,4 @@
-"""What Linux knows of processes: ties of life and death between them, names, children, members of a group."""
+"""Processes on Linux: the parent-death guard, names, children, members of a group."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _DEAD_STATES: Final = "ZX"
 
 
 def _no_prctl(*_: object) -> int:
-    """Elsewhere than on Linux there are no such ties."""
+    """Stand in for prctl, which only Linux has."""
     return -1
 
 
-# looked up once, before any fork: a forked child calls nothing that loads a library
+# looked up once, before any fork: a forked child must not call anything that loads a library
 _prctl: Final[Callable[..., int]] = getattr(ctypes.CDLL(None, use_errno=True), "prctl", _no_prctl)
 
 
@@ -38,18 +38,18 @@ class ProcessStat:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is a zombie: it has ended, and its parent has not collected it."""
+        """Whether it is a zombie: it has ended, and its parent has not reaped it."""
         return self.state in _DEAD_STATES
 
 
-def signal_at_parents_death(number: signal.Signals) -> None:
-    """Ask Linux for a signal when the parent dies: exactly, when the thread ends that forked this process."""
+def set_parent_death_signal(number: signal.Signals) -> None:
+    """Have Linux send this process a signal when its parent dies: precisely, when the thread that forked it ends."""
     _prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
-def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; leave at once where `parent` has ended already."""
-    signal_at_parents_death(signal.SIGKILL)
+def install_parent_death_guard(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends. Exit at once if `parent` has ended already."""
+    set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -60,12 +60,12 @@ def adopt_orphans() -> None:
 
 
 def set_process_name(name: str) -> None:
-    """Set what ps and top call this process; Linux keeps 15 bytes."""
+    """Set the name that ps and top show for this process; Linux keeps 15 bytes."""
     _prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def children() -> list[int]:
-    """Return the pids of this thread's children; empty where Linux was built without that list."""
+    """Return the pids of this thread's children; empty if Linux was built without that list."""
     pid = os.getpid()
     try:
         return [int(word) for word in (_PROC / f"{pid}/task/{pid}/children").read_text().split()]
@@ -74,12 +74,12 @@ def children() -> list[int]:
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Return what a process is doing; None when there is no such process."""
+    """Return the state of a process; None if it does not exist."""
     try:
         text = (_PROC / f"{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    # the name in parentheses may hold spaces and parentheses itself
+    # the name in parentheses may itself contain spaces and parentheses
     state, parent, group, session = text.rpartition(")")[2].split()[:4]
     return ProcessStat(pid, state, int(parent), int(group), int(session))
 

@@ -1,12 +1,13 @@
 """The signals that ask a program to stop: one class for workers, executors, launches, servers and commands.
 
-SIGTERM, SIGUSR1 (Slurm, before the time limit), SIGHUP and SIGINT all ask for the same. What follows is the program's
-own: it reads the request at a time of its choice, or gets a call from the handler. A second SIGINT insists; nothing
-else that comes later changes anything.
+SIGTERM, SIGUSR1 (Slurm, before the time limit), SIGHUP and SIGINT all make the same request. The program decides what
+follows: it reads the request at a time of its choice, or gets a call from the handler. A second SIGINT interrupts
+the program without saving; other later signals have no effect.
 """
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 from collections.abc import Callable
@@ -19,7 +20,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 def note_only(_name: str) -> None:
-    """Do nothing in the handler: the request is read from `StopSignals`."""
+    """Do nothing in the handler: the program reads the request from `StopSignals`."""
 
 
 def interrupt(_name: str) -> None:
@@ -28,9 +29,10 @@ def interrupt(_name: str) -> None:
 
 
 class StopSignals:
-    """Takes the stop signals from its making to `close`. In another thread than the main one it takes none.
+    """Handles the stop signals from its construction to `close`. In a thread other than the main one it handles none.
 
-    What is ignored already, as SIGHUP by nohup, stays so. A forked child has the handlers of before.
+    A signal that is ignored already, such as SIGHUP under nohup, stays ignored. A forked child has the earlier
+    handlers.
     """
 
     def __init__(
@@ -56,24 +58,24 @@ class StopSignals:
     def is_requested(self) -> bool:
         return bool(self.name)
 
-    def tell(self, on_stop: Callable[[str], None], on_insist: Callable[[str], None] = interrupt) -> None:
-        """Call these from now on, in place of those given before; `on_stop` at once if a signal has come already."""
+    def set_callbacks(self, on_stop: Callable[[str], None], on_insist: Callable[[str], None] = interrupt) -> None:
+        """Replace both callbacks. `on_stop` is called at once if a signal has arrived already."""
         self._on_stop, self._on_insist = on_stop, on_insist
         if self.name:
             on_stop(self.name)
 
     def close(self) -> None:
-        """Give the signals back to the handlers that were there before. Calling it again does nothing."""
+        """Restore the earlier handlers of the signals. Calling it again does nothing."""
         previous, self._previous = self._previous, {}
         for number, handler in previous.items():
-            # None stands for a handler that was not made in Python and cannot be put back.
+            # None stands for a handler that was not made in Python and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def ignore(self) -> None:
-        """Let stop signals do nothing until the process ends, in the interpreter's own last moments too.
+        """Ignore stop signals until the process ends, even while the interpreter shuts down.
 
-        For a worker that has saved: it ends with its own exit code, although a launcher that sees the first worker go
-        tells all others to stop.
+        For a worker that has saved: it ends with its own exit code, although a launcher that sees the first worker end
+        stops all others.
         """
         previous, self._previous = self._previous, {}
         for number in previous:
@@ -98,5 +100,10 @@ class StopSignals:
 def stopped_by_signals() -> threading.Event:
     """Return an event that is set when this program is asked to stop, for the rest of its life."""
     asked = threading.Event()
-    StopSignals(lambda _: asked.set(), note_only)
+
+    def set_in_a_thread(_name: str) -> None:
+        # Event.set takes the event's lock, which this thread may hold in Event.wait when the signal arrives
+        _thread.start_new_thread(asked.set, ())
+
+    StopSignals(set_in_a_thread, note_only)
     return asked

@@ -1,7 +1,7 @@
-"""The dependency-graph engine: operations, what each waits for, durations -> when each starts and ends.
+"""The dependency-graph engine: operations, their dependencies and durations -> when each operation starts and ends.
 
-The only place where time is simulated: what-if analysis, planning and the tests of the schedules use it. It knows
-nothing of training; whoever builds a graph decides what an operation is. numpy and the standard library only.
+The what-if analysis of the diagnostics and the tests of the schedules use it. It does not depend on training; the
+builder of a graph decides what an operation is. numpy and the standard library only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Build a dependency graph from flat arrays, and refuse one that waits for itself."""
+"""Build a dependency graph from flat arrays, and refuse a graph with a cycle."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def build_graph(
     start_groups: ArrayLike | None = None,
     describe: Callable[[int], str] = "operation {}".format,
 ) -> Graph:
-    """Compile operations 0 to N - 1 and what they wait for.
+    """Compile operations 0 to N - 1 and their dependencies.
 
     streams [N]: operations of one stream run one at a time, in the order of their ids; -1 = on no stream.
-    edges [E, 2]: (a, b): b starts after a has ended. delays [E], not negative: and that much later.
-    start_groups [N]: operations of one group start together, when all of them can; -1 = in no group.
+    edges [E, 2]: (a, b): b starts after a has ended. delays [E], not negative: how much later it starts.
+    start_groups [N]: operations of one group start together, once all of them can start; -1 = in no group.
     describe: names an operation in the error message.
     Raises: TopologyError naming the operations of a cycle; ValueError for arrays that do not fit together.
     """
@@ -72,7 +72,7 @@ def _delay_array(delays: ArrayLike | None, num_edges: int) -> Numbers:
 
 
 def node_numbers(start_groups: ArrayLike | None, num_operations: int) -> Index:
-    """Return each operation's node: its own, or the one of its group."""
+    """Return each operation's node: its own node, or the node of its start group."""
     if start_groups is None:
         return np.arange(num_operations)
     groups = _index_array(start_groups, "start_groups", 1)
@@ -95,7 +95,7 @@ def _stream_edges(stream_of: Index) -> tuple[Index, Index]:
 
 
 def describe_cycle(cycle: list[int], before: Index, after: Index, describe: Callable[[int], str]) -> str:
-    """Say in words which operations wait for each other; `cycle` are places in the edges `before` -> `after`."""
+    """Return a text that names the operations of a cycle; `cycle` has indices of the edges `before` -> `after`."""
     links = []
     for edge, following in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         waiting, next_source = int(after[edge]), int(before[following])

@@ -1,4 +1,4 @@
-"""Compressed rows: for each of many small keys, a slice of one flat array."""
+"""Compressed rows: a slice of one flat array for each of many small integer keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Index = NDArray[np.int64]
 
 Numbers = NDArray[Any]
-"""int64 where everything given is integer, so that results are exact; else float64."""
+"""int64 if all inputs are integers, so that results are exact; else float64."""
 
 
 class Rows(NamedTuple):
@@ -21,13 +21,13 @@ class Rows(NamedTuple):
 
 
 def group_by(keys: Index, values: Index, num_rows: int) -> Rows:
-    """Return the values of each key, equal keys in the order given."""
+    """Return the values of each key as rows; the values of a key keep their order."""
     order = np.argsort(keys, kind="stable")
     return Rows(offsets_of(np.bincount(keys, minlength=num_rows)), values[order])
 
 
 def offsets_of(counts: Index) -> Index:
-    """Return where each of consecutive slices of these lengths starts, and where the last one ends."""
+    """Return the start of each of consecutive slices of these lengths, and the end of the last slice."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
@@ -40,5 +40,5 @@ def concatenate(rows: Rows, selected: Index) -> Index:
     ends = np.cumsum(counts)
     if len(ends) == 0 or ends[-1] == 0:
         return np.empty(0, dtype=np.int64)
-    places: Index = np.repeat(begins - ends + counts, counts) + np.arange(ends[-1])
-    return rows.values[places]
+    indices: Index = np.repeat(begins - ends + counts, counts) + np.arange(ends[-1])
+    return rows.values[indices]

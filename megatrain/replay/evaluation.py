@@ -12,11 +12,12 @@ from megatrain.replay.csr import Numbers
 from megatrain.replay.graph import Graph
 
 _LANES_AT_ONCE = 8
-"""Scenarios evaluated together: 8 of 8 bytes fill a cache line, so a predecessor costs one memory access for all."""
+"""Scenarios that are evaluated together: 8 values of 8 bytes fill a cache line, so a predecessor costs one memory
+access for all of them."""
 
 
 class Times(NamedTuple):
-    """When each operation starts and ends, shaped like the durations; time 0 is when the first ones start."""
+    """When each operation starts and ends, in the shape of the durations. The first operations start at time 0."""
 
     start: Numbers
     end: Numbers
@@ -25,7 +26,7 @@ class Times(NamedTuple):
 def evaluate(graph: Graph, durations: ArrayLike) -> Times:
     """Return the earliest times at which all operations can run.
 
-    Shapes: durations [..., num_operations], leading dimensions are scenarios.
+    Shapes: durations [..., num_operations]; leading dimensions are scenarios.
     Units: those of the durations and delays. Integers give exact integers.
     Raises: ValueError for a wrong shape, and for durations that are negative or not a number.
     """
@@ -61,7 +62,7 @@ def _evaluate_lanes(graph: Graph, durations: Numbers) -> tuple[Numbers, Numbers]
             node_start = ready[:num_nodes] if has_groups else start[operations]
             for slot, (begin, count) in enumerate(level.slots):
                 into = node_start if slot == 0 else buffer[:count]
-                # mode="clip" lets take write straight into its output; positions are valid by construction.
+                # mode="clip" lets take write directly into its output; positions are valid by construction.
                 np.take(end, graph.predecessors[begin : begin + count], axis=0, out=into, mode="clip")
                 if len(graph.delays):
                     into += graph.delays[begin : begin + count, np.newaxis]
@@ -70,14 +71,14 @@ def _evaluate_lanes(graph: Graph, durations: Numbers) -> tuple[Numbers, Numbers]
             if level.last_wide > level.first_wide:
                 _reduce_wide(graph, level.first_wide, level.last_wide, end, node_start)
             if has_groups:
-                places = graph.node_of_position[operations] - level.first_node
-                np.take(node_start, places, axis=0, out=start[operations], mode="clip")
+                nodes = graph.node_of_position[operations] - level.first_node
+                np.take(node_start, nodes, axis=0, out=start[operations], mode="clip")
         np.add(start[operations], durations[operations], out=end[operations])
     return start, end
 
 
 def _reduce_wide(graph: Graph, first_wide: int, last_wide: int, end: Numbers, node_start: Numbers) -> None:
-    """Take the predecessors beyond the slots into account, for the nodes that have them."""
+    """Apply the predecessors beyond the slots, for the nodes that have more than NUM_SLOTS."""
     offsets = graph.wide_offsets[first_wide : last_wide + 1]
     edges = slice(int(offsets[0]), int(offsets[-1]))
     ends = end[graph.predecessors[edges]]

@@ -1,8 +1,8 @@
 """The compiled form of a dependency graph, laid out so that it can be evaluated many times at memory speed.
 
-The one idea: operations are renumbered by topological level, and the predecessors of a level are stored as "slots":
-slot j holds the j-th predecessor of every node that has one, nodes with more predecessors first. A level is then a
-few whole-array maxima, whatever the shape of the graph, for one scenario or many at once.
+The one idea: operations are renumbered by topological level, and the predecessors of a level are stored as "slots".
+Slot j has the j-th predecessor of every node that has one; nodes with more predecessors come first. So a level takes a
+few whole-array maxima for any graph, and for one scenario or many at once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import numpy as np
 from megatrain.replay.csr import Index, Numbers, Rows, concatenate, group_by, offsets_of
 
 NUM_SLOTS = 8
-"""Predecessors handled one whole-array maximum each; nodes with more (wide collectives) are few and reduced apart."""
+"""The number of predecessors that take one whole-array maximum each. Nodes with more (wide collectives) are few and are
+reduced separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Where one level lies in the flat arrays of a Graph, as plain integers for a fast loop."""
+    """The ranges of one level in the flat arrays of a Graph, as plain integers for a fast loop."""
 
     first_node: int
     last_node: int
@@ -30,7 +31,7 @@ class Level:
     """(begin, count) in `predecessors` of each slot; slot j covers the first `count` nodes of the level."""
     first_wide: int
     last_wide: int
-    """Which of the rows of `wide_offsets` are this level's wide nodes; they are the level's first nodes."""
+    """The rows of `wide_offsets` for this level's wide nodes, which are the level's first nodes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,46 +42,47 @@ class Graph:
     order: Index
     levels: tuple[Level, ...]
     predecessors: Index
-    """Positions; by level and slot, then what wide nodes have beyond NUM_SLOTS, by node."""
+    """Positions: first by level and slot, then the predecessors of wide nodes beyond NUM_SLOTS, by node."""
     delays: Numbers
-    """One for each predecessor, or empty when no edge has a delay."""
+    """One per predecessor, or empty if no edge has a delay."""
     wide_offsets: Index
     node_of_position: Index
-    """Empty when every operation is its own node, that is, without start groups."""
+    """Empty if every operation is its own node, that is, without start groups."""
 
 
 class _Numbering(NamedTuple):
-    """Nodes by place and operations by position, both in level order; nodes with most predecessors first."""
+    """Nodes by index and operations by position, both in level order; within a level the nodes with most predecessors
+    come first."""
 
-    place_of_node: Index
+    index_of_node: Index
     position_of_operation: Index
     order: Index
     node_of_position: Index
     operation_offsets: Index
-    level_of_place: Index
-    degree_of_place: Index
+    level_of_index: Index
+    degree_of_index: Index
 
 
 def compile_graph(node_of: Index, levels: Rows, before: Index, targets: Index, delays: Numbers) -> Graph:
     """Lay out a graph whose edges lead from operation `before[i]` to node `targets[i]`.
 
-    `node_of` maps operations to nodes, `levels` holds the nodes of each level, `delays` is empty or one an edge.
+    `node_of` maps operations to nodes, `levels` has the nodes of each level, `delays` is empty or has one per edge.
     """
     numbering = _number(node_of, levels, np.bincount(targets, minlength=len(levels.values)))
-    degrees, level_of_place = numbering.degree_of_place, numbering.level_of_place
+    degrees, level_of_index = numbering.degree_of_index, numbering.level_of_index
     counts = np.zeros((len(levels.offsets) - 1, NUM_SLOTS + 1), dtype=np.int64)
     for slot in range(NUM_SLOTS + 1):
-        counts[:, slot] = np.bincount(level_of_place[degrees > slot], minlength=len(counts))
+        counts[:, slot] = np.bincount(level_of_index[degrees > slot], minlength=len(counts))
     slot_begins = offsets_of(counts[:, :NUM_SLOTS].ravel())
 
-    places = numbering.place_of_node[targets]
-    by_place = np.argsort(places, kind="stable")
-    destinations = _destinations(places[by_place], numbering, levels.offsets, slot_begins)
+    indices = numbering.index_of_node[targets]
+    by_index = np.argsort(indices, kind="stable")
+    destinations = _destinations(indices[by_index], numbering, levels.offsets, slot_begins)
     predecessors = np.empty(len(before), dtype=np.int64)
-    predecessors[destinations] = numbering.position_of_operation[before[by_place]]
+    predecessors[destinations] = numbering.position_of_operation[before[by_index]]
     slot_delays = np.empty_like(delays)
     if len(delays):
-        slot_delays[destinations] = delays[by_place]
+        slot_delays[destinations] = delays[by_index]
     return Graph(
         num_operations=len(node_of),
         order=numbering.order,
@@ -94,27 +96,27 @@ def compile_graph(node_of: Index, levels: Rows, before: Index, targets: Index, d
 
 def _number(node_of: Index, levels: Rows, in_degree: Index) -> _Numbering:
     num_nodes, num_operations = len(levels.values), len(node_of)
-    level_of_place = np.repeat(np.arange(len(levels.offsets) - 1), np.diff(levels.offsets))
-    # Wide nodes share one rank: their own offsets distinguish them.
-    rank = level_of_place * (NUM_SLOTS + 2) - np.minimum(in_degree[levels.values], NUM_SLOTS + 1)
+    level_of_index = np.repeat(np.arange(len(levels.offsets) - 1), np.diff(levels.offsets))
+    # All wide nodes of a level have the same rank, because their own offsets distinguish them.
+    rank = level_of_index * (NUM_SLOTS + 2) - np.minimum(in_degree[levels.values], NUM_SLOTS + 1)
     nodes = levels.values[np.argsort(rank, kind="stable")]
-    place_of_node = _inverse(nodes)
+    index_of_node = _inverse(nodes)
     if num_nodes == num_operations:
-        order, operation_offsets = _inverse(place_of_node[node_of]), levels.offsets
+        order, operation_offsets = _inverse(index_of_node[node_of]), levels.offsets
         node_of_position = np.empty(0, dtype=np.int64)
     else:
         members = group_by(node_of, np.arange(num_operations), num_nodes)
         order = concatenate(members, nodes)
         operation_offsets = offsets_of(np.diff(members.offsets)[nodes])[levels.offsets]
-        node_of_position = place_of_node[node_of[order]]
+        node_of_position = index_of_node[node_of[order]]
     return _Numbering(
-        place_of_node=place_of_node,
+        index_of_node=index_of_node,
         position_of_operation=_inverse(order),
         order=order,
         node_of_position=node_of_position,
         operation_offsets=operation_offsets,
-        level_of_place=level_of_place,
-        degree_of_place=in_degree[nodes],
+        level_of_index=level_of_index,
+        degree_of_index=in_degree[nodes],
     )
 
 
@@ -124,13 +126,13 @@ def _inverse(permutation: Index) -> Index:
     return inverse
 
 
-def _destinations(places: Index, numbering: _Numbering, level_offsets: Index, slot_begins: Index) -> Index:
-    """Return where each edge goes in `predecessors`; `places` are the edges' targets in ascending order."""
-    slots = np.arange(len(places)) - offsets_of(numbering.degree_of_place)[places]
+def _destinations(indices: Index, numbering: _Numbering, level_offsets: Index, slot_begins: Index) -> Index:
+    """Return each edge's index in `predecessors`; `indices` are the edges' targets in ascending order."""
+    slots = np.arange(len(indices)) - offsets_of(numbering.degree_of_index)[indices]
     is_wide = slots >= NUM_SLOTS
-    levels = numbering.level_of_place[places]
+    levels = numbering.level_of_index[indices]
     destinations: Index = slot_begins[levels * NUM_SLOTS + np.minimum(slots, NUM_SLOTS - 1)]
-    destinations += places - level_offsets[levels]
+    destinations += indices - level_offsets[levels]
     destinations[is_wide] = slot_begins[-1] + np.arange(np.count_nonzero(is_wide))
     return destinations
 

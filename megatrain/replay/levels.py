@@ -1,4 +1,4 @@
-"""Topological levels: what can run only after something of the level before, found level by level with numpy.
+"""Topological levels, found with numpy: the nodes of a level can run only after a node of the level before.
 
 A node is an operation, or a group of operations that start together.
 """
@@ -11,9 +11,9 @@ from megatrain.replay.csr import Index, Rows, concatenate, group_by, offsets_of
 
 
 def topological_levels(num_nodes: int, sources: Index, targets: Index) -> Rows:
-    """Return the nodes of each level; those in no level are on a cycle or behind one.
+    """Return the nodes of each level; a node in no level is on a cycle or behind one.
 
-    `sources[i] -> targets[i]` are the edges, as nodes. A node's level is the longest path that leads to it.
+    `sources[i] -> targets[i]` are the edges, as nodes. A node's level is the length of the longest path to it.
     """
     successors = group_by(sources, targets, num_nodes)
     num_open = np.bincount(targets, minlength=num_nodes)
@@ -25,20 +25,20 @@ def topological_levels(num_nodes: int, sources: Index, targets: Index) -> Rows:
         reached = concatenate(successors, level)
         np.subtract.at(num_open, reached, 1)
         ready = reached[num_open[reached] == 0]
-        # A node reached by several edges of this level appears several times; keep the one that was written last.
-        places = np.arange(len(ready))
-        is_first_seen[ready] = places
-        level = ready[is_first_seen[ready] == places]
+        # A node reached by several edges of this level appears several times; keep the last one written.
+        numbers = np.arange(len(ready))
+        is_first_seen[ready] = numbers
+        level = ready[is_first_seen[ready] == numbers]
     offsets = offsets_of(np.array([len(level) for level in levels], dtype=np.int64))
     return Rows(offsets, np.concatenate(levels) if levels else np.empty(0, dtype=np.int64))
 
 
 def find_cycle(nodes_in_levels: Index, num_nodes: int, sources: Index, targets: Index) -> list[int]:
-    """Return the edges, as indices, of one cycle among the nodes that are in no level, in order of dependency."""
+    """Return the indices of the edges of one cycle among the nodes that are in no level, in order of dependency."""
     is_stuck = np.ones(num_nodes, dtype=bool)
     is_stuck[nodes_in_levels] = False
     stuck_edges = np.flatnonzero(is_stuck[sources] & is_stuck[targets])
-    # Every stuck node has a stuck predecessor, so walking backwards must come round.
+    # Every stuck node has a stuck predecessor, so a walk backwards must reach a node for the second time.
     edge_into = np.full(num_nodes, -1, dtype=np.int64)
     edge_into[targets[stuck_edges]] = stuck_edges
     node = int(targets[stuck_edges[0]])

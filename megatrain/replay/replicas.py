@@ -1,9 +1,9 @@
 """Many replicas of one graph at once: equal dependencies, different durations, some operations in common.
 
 The one idea: data-parallel replicas and steps repeat the same graph, so it is compiled once, and an operation's times
-are one small matrix [replica, column] that stays in the cache. An operation that is shared waits for all replicas of
-its column. Columns never meet: steps, or scenarios. Unlike `evaluate`, durations are asked for operation by operation,
-so that a scenario need not copy millions of them to change a few.
+are one small matrix [replica, column] that stays in the cache. A shared operation waits for all replicas of its column.
+Columns (steps or scenarios) do not depend on each other. Unlike `evaluate`, this requests durations operation by
+operation, so that a scenario need not copy millions of durations to change a few.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from megatrain.replay.levels import find_cycle, topological_levels
 
 Matrix = NDArray[np.float64]
 Durations = Callable[[int], Matrix | float]
-"""What an operation takes, as anything that fits [replica, column]. May be negative: clocks disagree."""
+"""Returns an operation's durations in a shape that fits [replica, column]. May be negative, because clocks disagree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Operations that start together, and what each of them waits for."""
+    """Operations that start together, and the operations that each of them waits for."""
 
     operations: tuple[int, ...]
     waits: tuple[tuple[int, ...], ...]
@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplicaGraph:
-    """One replica's operations: nodes in an order in which they can be evaluated."""
+    """One replica's operations: the nodes in an order in which they can be evaluated."""
 
     num_operations: int
     nodes: tuple[Node, ...]
@@ -52,8 +52,8 @@ def build_replica_graph(
     """Compile the operations 0 to N - 1 of one replica.
 
     edges [E, 2]: (a, b): b starts after a has ended. start_groups [N]: operations of one group start together;
-    -1 = in none. is_shared [N]: it, and so its group, starts when it can in every replica. describe: names an
-    operation in messages.
+    -1 = in no group. is_shared [N]: the operation, and so its group, starts once it can start in every replica.
+    describe: names an operation in messages.
     Raises: TopologyError naming the operations of a cycle.
     """
     pairs = np.unique(np.asarray(edges, dtype=np.int64).reshape(-1, 2), axis=0)
@@ -87,9 +87,9 @@ def build_replica_graph(
 def evaluate_replicas(
     graph: ReplicaGraph, num_replicas: int, num_columns: int, durations: Durations, delays: Durations | None = None
 ) -> Matrix:
-    """Return when each operation ends; time 0 is when the first ones can start.
+    """Return when each operation ends; the first operations can start at time 0.
 
-    delays: how much later than it could an operation is ready to start.
+    delays: how much later than its dependencies allow an operation is ready to start.
     Shapes: the result is [operation, replica, column].
     """
     end = np.empty((graph.num_operations, num_replicas, num_columns))

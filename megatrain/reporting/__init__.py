@@ -1,4 +1,4 @@
-"""What the reporting rank says while it trains: step lines, a progress line on a terminal, and metric files.
+"""The output of the reporting rank while it trains: step lines, a progress line on a terminal, and metric files.
 
 Only rank 0 constructs a Reporter; no other rank prints or writes metrics.
 """

@@ -1,7 +1,7 @@
-"""Where the reporting rank prints: lines, and on a terminal one more line that is rewritten in place below them.
+"""Prints the reporting rank's lines, and on a terminal a progress line below them that is rewritten in place.
 
-A stream that breaks (the reader of a pipe has gone, the terminal is closed) is given up: training goes on, and the
-metric files hold everything that is printed.
+If the stream breaks (the reader of a pipe has gone, the terminal is closed), printing stops and training goes on. The
+metric files have everything that is printed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 REDRAW_INTERVAL_S = 0.1
-"""Between two drawings of the progress line: often enough for an eye, too seldom to cost time."""
+"""The least time between two drawings of the progress line: smooth enough for a reader, too rare to cost time."""
 _FALLBACK_COLUMNS = 80
 _ERASE_LINE = "\r\x1b[K"
 _DIM, _NORMAL = "\x1b[2m", "\x1b[0m"
 
 
 class Console:
-    """Prints lines, and progress when `is_terminal`. Made by `open_console`."""
+    """Prints lines, and progress if `is_terminal`. `open_console` makes it."""
 
     def __init__(
         self,
@@ -39,12 +39,13 @@ class Console:
         self._is_broken = False
 
     def line(self, text: str) -> None:
-        """Print a line; the progress line, if there is one, moves below it when it is drawn next."""
+        """Print a line. It replaces the progress line, which appears below it at the next drawing."""
         self._write(self._erasure() + text + "\n")
         self._drawn_at = -REDRAW_INTERVAL_S
 
     def progress(self, text_of_width: Callable[[int], str]) -> None:
-        """Rewrite the progress line with a text of at most the given width. Nothing off a terminal, or too soon."""
+        """Rewrite the progress line with a text of at most the given width. Does nothing off a terminal, or too soon
+        after the last drawing."""
         now = self._clock()
         if not self._is_terminal or now - self._drawn_at < REDRAW_INTERVAL_S:
             return
@@ -55,7 +56,7 @@ class Console:
         self._is_progress_shown = True
 
     def close(self) -> None:
-        """Take the progress line away."""
+        """Erase the progress line."""
         if self._is_progress_shown:
             self._write(self._erasure())
 
@@ -89,7 +90,7 @@ def open_console(stream: TextIO, environment: Mapping[str, str], clock: Callable
 
 def _columns_of(stream: TextIO) -> int:
     try:
-        # 0: a terminal whose size was never set
+        # a terminal whose size was never set has 0 columns
         return os.get_terminal_size(stream.fileno()).columns or _FALLBACK_COLUMNS
     except OSError:
         return _FALLBACK_COLUMNS

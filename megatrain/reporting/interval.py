@@ -22,9 +22,9 @@ class IntervalBuilder:
         return not self._steps
 
     def add(self, report: StepReport, now: float) -> None:
-        """Add a step that has ended at `now`."""
+        """Add a step that ended at `now`."""
         if math.isnan(self._began_at):
-            # Before the first step there was only preparation, which is not training time.
+            # The time before the first step is preparation, not training time.
             self._began_at = now - report.duration_s
         self._steps.append(report)
 

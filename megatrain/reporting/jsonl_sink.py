@@ -1,4 +1,4 @@
-"""Metrics as lines of JSON, appended for as long as the run has resumes. Format: docs/guides/metrics.md."""
+"""Metrics as lines of JSON. A resumed run appends to the same file. Format: docs/guides/metrics.md."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from megatrain.reporting.report import FORMAT_VERSION, Report, Value
 
 
 class JsonLinesSink:
-    """Appends one object a report. A line is written whole and at once, so that a killed run leaves no half of one.
+    """Appends one object per report. A line is one write, so that a killed run does not leave half a line.
 
-    A file that somebody has removed is made again, which `note` reports. Raises: ConfigError when it cannot be opened.
+    If the file was removed, the sink makes it again and reports that by `note`.
+    Raises: ConfigError when the file cannot be opened.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class JsonLinesSink:
         }
         data = json.dumps(record, allow_nan=False).encode() + b"\n"
         if self._is_line_open:
-            # A crash or a full disk has cut a line off; what follows must not be lost with it.
+            # A crash or a full disk has cut the last line off; the new line must not become part of it.
             data = b"\n" + data
         written = os.write(self._fd, data)
         self._is_line_open = written < len(data)
@@ -70,5 +71,5 @@ class JsonLinesSink:
 
 
 def _json_value(value: Value) -> Value:
-    """Return the value as JSON knows it: it has neither NaN nor infinity."""
+    """Return the value for JSON, which has neither NaN nor infinity: these become None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""What the lines of a run look like: pure functions from reports to text, and to a width where a terminal has one."""
+"""The text of a run's lines: pure functions from reports to text, for the progress line within a given width."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_BAR = 30
 
 
 def step_line(report: IntervalReport, total_steps: int, device_word: str) -> str:
-    """Return the line of an interval. `device_word` is what a rank computes on: GPU, or rank on a CPU."""
+    """Return the line of an interval. `device_word` is "GPU" for ranks on GPUs and "rank" for ranks on CPUs."""
     utilization = [] if report.mfu is None else [f"MFU {report.mfu:.1%}"]
     return " | ".join(
         [
@@ -36,7 +36,7 @@ def step_line(report: IntervalReport, total_steps: int, device_word: str) -> str
 
 def evaluation_line(report: EvaluationReport) -> str:
     """Return the line of an evaluation."""
-    # Beyond e**30 a perplexity says nothing, and soon after it is no number.
+    # A perplexity beyond e**30 has no meaning, and a larger loss soon overflows exp.
     perplexity = [f"perplexity {math.exp(report.loss):,.2f}"] if report.loss < 30 else []
     bits = [] if report.bits_per_byte is None else [f"{report.bits_per_byte:.4f} bits/byte"]
     return " | ".join(
@@ -52,8 +52,8 @@ def evaluation_line(report: EvaluationReport) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the run is, for the line that is rewritten in place."""
+class RunProgress:
+    """The progress of the run, for the progress line."""
 
     step: int
     total_steps: int
@@ -62,8 +62,9 @@ class Progress:
     remaining_s: float
 
 
-def progress_line(progress: Progress, width: int) -> str:
-    """Return the progress in at most `width` characters: what matters less is left out, the bar takes what is free."""
+def progress_line(progress: RunProgress, width: int) -> str:
+    """Return the progress line in at most `width` characters. The less important parts are left out if the width is too
+    small, and the bar uses the free width."""
     parts = [
         f"step {progress.step}/{progress.total_steps}",
         f"ETA {duration_text(progress.remaining_s)}",
@@ -81,12 +82,12 @@ def progress_line(progress: Progress, width: int) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Return a rate with thousands separated; a small one keeps three digits."""
+    """Return a rate with separated thousands; a rate below 100 has three significant digits."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as 0:07, 1:02:03 or 2d 01:02:03."""
+    """Return a duration in the form 0:07, 1:02:03 or 2d 01:02:03."""
     if not math.isfinite(seconds):
         return "-"
     minutes, second = divmod(round(seconds), 60)

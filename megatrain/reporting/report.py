@@ -1,7 +1,7 @@
-"""What is reported: a step, the steps between two lines, an evaluation. Plain values, the same for every sink.
+"""The reports: a step, the steps between two lines, an evaluation. Plain values, the same for every sink.
 
 The names of the fields are the names in metrics.jsonl, so they change only with FORMAT_VERSION.
-Described for users in docs/guides/metrics.md.
+docs/guides/metrics.md describes them for users.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ Value = int | float | bool | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One finished step, as all ranks did it together. Made by the trainer."""
+    """One finished step of all ranks. The trainer makes it."""
 
     kind: ClassVar[Literal["step"]] = "step"
     step: int
-    """Number of finished steps, this one included."""
+    """Number of finished steps, including this one."""
     loss: float
-    """Nats per label token; not finite when that is why the step was skipped."""
+    """Nats per label token; not finite if that is the reason why the step was skipped."""
     grad_norm: float
     """Before clipping."""
     lr: float
     duration_s: float
-    """From asking for the data to the end of the update, the wait for the data included."""
+    """From the request for the data to the end of the update, including the wait for the data."""
     data_wait_s: float
     num_tokens: int
-    """Of all ranks, in this step."""
+    """Tokens of all ranks in this step."""
     consumed_samples: int
     consumed_tokens: int
     global_batch_size: int
@@ -38,7 +38,7 @@ class StepReport:
     num_skipped: int
     """Skipped steps so far."""
     memory_bytes: int
-    """Most that the reporting rank ever held: of its GPU, on a CPU of the whole process."""
+    """Peak memory of the reporting rank: of its GPU, or on a CPU of the whole process."""
     world_size: int
 
     def values(self) -> dict[str, Value]:
@@ -47,27 +47,27 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalReport:
-    """The steps since the last step line: what that line says."""
+    """The steps since the last step line: the values of the next step line."""
 
     kind: ClassVar[Literal["interval"]] = "interval"
     step: int
     num_steps: int
     wall_s: float
-    """Since the last line: steps, and whatever was between them."""
+    """Time since the last line, including everything between the steps."""
     loss: float
-    """Mean over the tokens of the steps that were not skipped; NaN when all were."""
+    """Mean over the tokens of the steps that were not skipped; NaN if all steps were skipped."""
     grad_norm: float
     """Mean over the steps that were not skipped."""
     lr: float
-    """Of the last step."""
+    """The learning rate of the last step."""
     tokens_per_s: float
     """Tokens of all ranks over `wall_s`, so that evaluations, checkpoints and stalls count."""
     tokens_per_s_per_rank: float
     flops_per_s_per_rank: float
     mfu: float | None
-    """As a fraction of 1; None when the device's peak is not known."""
+    """As a fraction of 1; None if the device's peak is not known."""
     step_ms: float
-    """Mean duration of a step; what is between steps does not count."""
+    """Mean duration of a step; the time between steps does not count."""
     data_wait_ms: float
     memory_bytes: int
     num_skipped: int
@@ -79,7 +79,7 @@ class IntervalReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """The loss on held-out data after so many steps."""
+    """The loss on held-out data after `step` steps."""
 
     kind: ClassVar[Literal["evaluation"]] = "evaluation"
     step: int
@@ -87,7 +87,7 @@ class EvaluationReport:
     """Nats per token."""
     num_tokens: int
     bits_per_byte: float | None
-    """None when the size of the text in bytes is not known."""
+    """None if the size of the text in bytes is not known."""
     duration_s: float
 
     def values(self) -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""The reporting rank's voice: the trainer hands over what happened, this says it and stores it."""
+"""The reporter of the reporting rank: it gets reports from the trainer, prints them and stores them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.reporting.console import open_console
 from megatrain.reporting.interval import IntervalBuilder
-from megatrain.reporting.lines import Progress, evaluation_line, progress_line, step_line
+from megatrain.reporting.lines import RunProgress, evaluation_line, progress_line, step_line
 from megatrain.reporting.report import EvaluationReport, Report, StepReport
 from megatrain.reporting.sinks import MetricSink, OpenSinks, open_sinks
 from megatrain.telemetry.compute_cost import compute_cost, device_name
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Reporter:
-    """Prints a line every log.interval steps, at the first and at the last step, and feeds the metric sinks.
+    """Prints a line every log.interval steps, at the first and at the last step, and writes to the metric sinks.
 
-    Made on rank 0 only. `check_hold` raises FencedError when a newer round writes to the run directory: it is asked
-    before each write there. Raises: ConfigError when a sink cannot be opened.
+    Only rank 0 makes one. `check_run_lock` raises FencedError when a newer round writes to the run directory; it is
+    called before each write there. Raises: ConfigError when a sink cannot be opened.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Reporter:
         layout: Layout,
         device: torch.device,
         run_directory: RunDirectory,
-        check_hold: Callable[[], None],
+        check_run_lock: Callable[[], None],
         *,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -45,7 +45,7 @@ class Reporter:
         self._interval = config.log.interval
         self._total_steps = config.train.steps
         self._clock = clock
-        self.check_hold = check_hold
+        self.check_run_lock = check_run_lock
         self._device_word = "GPU" if device.type == "cuda" else "rank"
         self._console = open_console(stream or sys.stdout, os.environ, clock)
         self._broken_sinks: set[str] = set()
@@ -65,7 +65,7 @@ class Reporter:
         self.close()
 
     def step(self, report: StepReport) -> None:
-        """Take in a finished step."""
+        """Report a finished step."""
         now = self._clock()
         is_first = self._first_step == 0
         if is_first:
@@ -75,7 +75,7 @@ class Reporter:
         if is_first or report.step % self._interval == 0 or report.step == self._total_steps:
             self._finish_interval(now)
         if report.step < self._total_steps:
-            progress = Progress(
+            progress = RunProgress(
                 step=report.step,
                 total_steps=self._total_steps,
                 loss=report.loss,
@@ -85,7 +85,7 @@ class Reporter:
             self._console.progress(lambda width: progress_line(progress, width))
 
     def evaluation(self, report: EvaluationReport) -> None:
-        """Take in an evaluation."""
+        """Report an evaluation."""
         self._store(report)
         self._console.line(evaluation_line(report))
 
@@ -94,7 +94,7 @@ class Reporter:
         self._console.line(text)
 
     def close(self) -> None:
-        """Print the line of the steps that have none yet, and close the sinks; notes may still follow."""
+        """Print the line of the remaining steps, and close the sinks; notes may still follow."""
         try:
             if not self._builder.is_empty:
                 self._finish_interval(self._clock())
@@ -114,13 +114,13 @@ class Reporter:
 
     def _remaining_s(self, report: StepReport, now: float) -> float:
         num_steps = report.step - self._first_step
-        # The first step compiles and allocates: it says little about the others.
+        # The first step compiles and allocates, so its duration says little about the others.
         step_s = (now - self._first_at) / num_steps if num_steps else report.duration_s
         return step_s * (self._total_steps - report.step)
 
     def _store(self, report: Report) -> None:
-        """Hand a report to the sinks. A run is worth more than its metrics: a failing sink is named, not obeyed."""
-        self.check_hold()
+        """Write a report to the sinks. A failing sink is named in a note and does not stop the run."""
+        self.check_run_lock()
         for sink in self._sinks:
             try:
                 sink.write(report)

@@ -1,4 +1,4 @@
-"""Where reports go besides the console: one small protocol, and which sinks a configuration asks for."""
+"""The sinks of reports besides the console: their protocol, and the sinks that a configuration asks for."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from megatrain.reporting.report import Report
 
 
 class MetricSink(Protocol):
-    """Takes every report in the order in which they are made."""
+    """Gets every report, in the order in which they are made."""
 
     name: str
-    """For messages."""
+    """The name of the sink in messages."""
 
     def write(self, report: Report) -> None:
         """Store a report.
 
-        Raises: OSError when that fails now; the next report is tried again.
+        Raises: OSError when that fails now; the reporter still calls it with the next report.
         """
 
     def close(self) -> None:
-        """Store what is held back, and give the resources back."""
+        """Store buffered reports, and release the resources."""
 
 
 OpenSinks: TypeAlias = Callable[[Config, RunDirectory, Callable[[str], None]], list[MetricSink]]
-"""Opens what a configuration asks for, in a run directory; the last is what prints a note."""
+"""Opens the sinks of a configuration in a run directory; the last argument prints a note."""
 
 
 def missing_packages(log: LogConfig) -> list[str]:
     """Return a problem for each package that the section [log] needs and that is not installed.
 
-    Every rank can ask this before the ranks meet, so that not one fails alone while the others wait for it.
+    Every rank can call this before the ranks meet, so that no rank fails while the others wait for it.
     """
     wanted = {"tensorboard": log.has_tensorboard, "wandb": log.has_wandb}
     return [
@@ -48,7 +48,7 @@ def missing_packages(log: LogConfig) -> list[str]:
 
 
 def open_sinks(config: Config, run_directory: RunDirectory, note: Callable[[str], None]) -> list[MetricSink]:
-    """Open what the configuration asks for; `note` prints what the user should know about it.
+    """Open the sinks that the configuration asks for; `note` prints what the user should know about them.
 
     Raises: ConfigError when a package is missing or the file of metrics cannot be opened.
     """
@@ -56,7 +56,7 @@ def open_sinks(config: Config, run_directory: RunDirectory, note: Callable[[str]
     if problems:
         raise ConfigError(problems)
     sinks: list[MetricSink] = [JsonLinesSink(run_directory.metrics_file, note)]
-    # Imported here: both packages are optional, and the first brings torch's half of it along.
+    # Imported here because both packages are optional, and the first also loads torch's part of TensorBoard.
     if config.log.has_tensorboard:
         from megatrain.reporting.tensorboard_sink import TensorBoardSink
 

@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard event files: a scalar a field, named kind/field, such as step/loss."""
+"""Metrics as TensorBoard event files: one scalar per field, named kind/field, such as step/loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FLUSH_INTERVAL_S = 10
 
 
 class TensorBoardSink:
-    """Writes event files below `directory`; each start of the run adds one, and so does each removal of them."""
+    """Writes event files under `directory`. Each start of the run adds a file; so does each removal of the files."""
 
     def __init__(self, directory: Path) -> None:
         self.name = f"TensorBoard ({directory})"
@@ -27,9 +27,10 @@ class TensorBoardSink:
             self._writer.close()
             self._writer = None
         if self._writer is None:
-            # Only now it is known where a resumed run goes on; TensorBoard hides what an earlier start wrote beyond.
+            # The first report shows the step at which a resumed run continues. TensorBoard hides what an earlier start
+            # wrote from that step on.
             self._writer = SummaryWriter(self._directory, purge_step=report.step, flush_secs=_FLUSH_INTERVAL_S)
-            self._watched.was_lost()  # from now on it is there
+            self._watched.was_lost()  # the directory exists now, and is watched from here on
         for name, value in report.values().items():
             if name != "step" and value is not None:
                 self._writer.add_scalar(f"{report.kind}/{name}", value, report.step)

@@ -1,7 +1,8 @@
-"""Metrics to Weights & Biases: a value a field, named kind/field, over the step.
+"""Metrics to Weights & Biases: one value per field, named kind/field, over the step.
 
-A run directory is one W&B run, however often the job is started: its id is kept beside the metrics. Without a network
-or a login the run is kept on disk, and `wandb sync` sends it later. Files of it that somebody removes are made again.
+A run directory is one W&B run, even if the job starts several times: the file of the run's id is next to the metrics.
+Without a network or a login the run is kept on disk, and `wandb sync` sends it later. If files of the run are removed,
+the sink makes them again.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ class WandbSink:
             "config": self._config.to_dict(),
             "id": run_id,
             "resume": "allow",
-            # Other ranks wait for this one. The console is ours: W&B's copy of it would disturb the progress line.
+            # The timeout is short because other ranks wait for this rank. console="off" because W&B's capture of the
+            # console would disturb the progress line.
             "settings": wandb.Settings(init_timeout=_PATIENCE_S, console="off", quiet=True),
         }
         try:
             self._run = wandb.init(**settings)
         except wandb.Error as error:
-            place = f"{self._files.path} for `wandb sync`"
-            self._note(f"Weights & Biases cannot be reached ({error}); metrics are kept in {place}")
+            location = f"{self._files.path} for `wandb sync`"
+            self._note(f"Weights & Biases cannot be reached ({error}); metrics are kept in {location}")
             self._run = wandb.init(mode="offline", **settings)
         (self._directory / RUN_ID_FILE).write_text(f"{self._run.id}\n")
-        self._files.was_lost()  # what is there now is watched from now on
-        # W&B's own step only grows, but a resumed run goes back to the step of its checkpoint.
+        self._files.was_lost()  # the current files are watched from now on
+        # W&B's own step can only grow, but a resumed run goes back to the step of its checkpoint.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -64,12 +66,12 @@ class WandbSink:
             raise OSError(str(error)) from error
 
     def close(self) -> None:
-        """Send what is held back and finish the run."""
+        """Send buffered values and finish the run."""
         self._files.close()
         self._run.finish()
 
     def _open_again(self, step: int) -> None:
-        """Continue the same run in files that have a path. Raises: OSError."""
+        """Continue the same run in new files, since the old ones have been removed. Raises: OSError."""
         lost = f"what was not sent before step {step} is lost"
         self._note(f"metrics: {self._files.path} was removed by somebody; {lost}")
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,9 @@
 """Pipeline schedules as data: generators, the feasibility rule, closed forms, and a checker that proves a schedule.
 
-A schedule is, for each stage, a list of actions (compute, send, receive, gather, reduce). The runtime executes it,
-`replay` times it, the timeline viewer draws it. Standard library only.
+A schedule is one list of actions per stage (compute, send, receive, gather, reduce). The pipeline runtime executes it,
+the checker proves it, planning reads the activations in flight from it, and `render` draws it as text. A schedule has
+no durations: only tests and the benchmark `overlap` compute when its actions start and end. The dashboard's timeline
+shows recorded spans. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from megatrain.schedule.action import COMPUTES, MESSAGES_OF, MICROBATCH_ENDS, Ac
 from megatrain.schedule.bounds import bubble_fraction, in_flight_bound
 from megatrain.schedule.build import build_schedule, forward_only
 from megatrain.schedule.checker import check_schedule
+from megatrain.schedule.chunk_placement import ChunkPlacement
 from megatrain.schedule.drawing import render
 from megatrain.schedule.durations import ComputeDurations
 from megatrain.schedule.kinds import (
@@ -17,11 +20,11 @@ from megatrain.schedule.kinds import (
     KINDS,
     SCHEDULE_NAMES,
     ScheduleKind,
+    ScheduleName,
     infeasibility,
     layout_infeasibilities,
     nearest_schedule,
 )
-from megatrain.schedule.placement import Placement
 from megatrain.schedule.stage_rules import peak_in_flight
 
 __all__ = [
@@ -33,10 +36,11 @@ __all__ = [
     "SCHEDULE_NAMES",
     "Action",
     "ActionKind",
+    "ChunkPlacement",
     "ComputeDurations",
-    "Placement",
     "Schedule",
     "ScheduleKind",
+    "ScheduleName",
     "bubble_fraction",
     "build_schedule",
     "check_schedule",

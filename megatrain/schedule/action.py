@@ -1,10 +1,10 @@
-"""The vocabulary of a pipeline schedule: actions, and each stage's list of them.
+"""The vocabulary of a pipeline schedule: actions, and each stage's list of actions.
 
-A stage executes its list in order. Every action returns at once except the computes, which first wait for what they
-consume. A backward is one compute, or two where a schedule splits it. Which stage holds which part of the model is in
-placement.py. Messages from one stage to another in one direction form a channel, first in, first out: its n-th send is
-received by its n-th receive.
-Source: the list-of-actions form is that of torch.distributed.pipelining and DeepSpeed; the semantics here are ours.
+A stage executes its list in order. Computes first wait for what they consume. The other actions start an exchange and
+return; without `parallel.overlap`, GATHER and REDUCE wait for it too. A backward is one compute, or two where a
+schedule splits it. chunk_placement.py defines which stage has which part of the model. Messages from one stage to
+another in one direction form a channel, first in, first out: the n-th receive gets the message of the n-th send.
+Source: torch.distributed.pipelining and DeepSpeed use the list-of-actions form; the semantics here are ours.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
 
-from megatrain.schedule.placement import Placement
+from megatrain.schedule.chunk_placement import ChunkPlacement
 
 
 class ActionKind(Enum):
@@ -23,12 +23,12 @@ class ActionKind(Enum):
     """Wait for the input and for the chunk's parameters, then compute."""
     BACKWARD = "backward"
     """Wait for the output's gradient, then compute the gradients of input and weights."""
-    BACKWARD_INPUT = "backward_input"
-    """Wait for the output's gradient, then compute the input's; put the products that give weights' gradients off."""
-    BACKWARD_WEIGHT = "backward_weight"
-    """Carry out the products that this microbatch's BACKWARD_INPUT put off."""
+    DGRAD = "dgrad"
+    """Wait for the output's gradient, then compute the input's gradient, and defer the products for the weights."""
+    WGRAD = "wgrad"
+    """Run the products that this micro-batch's DGRAD deferred."""
     SEND_FORWARD = "send_forward"
-    """Post the output of this chunk to the next model chunk; its buffer is released when delivered."""
+    """Post the output of this chunk to the next model chunk; the buffer is released on delivery."""
     RECV_FORWARD = "recv_forward"
     """Post the receive of this chunk's input."""
     SEND_BACKWARD = "send_backward"
@@ -36,31 +36,32 @@ class ActionKind(Enum):
     RECV_BACKWARD = "recv_backward"
     """Post the receive of the gradient of this chunk's output."""
     GATHER = "gather"
-    """Start gathering the chunk's parameters over data-parallel ranks; those that are whole already stay so."""
+    """Start gathering the chunk's parameters over data-parallel ranks; parameters that are already whole stay whole."""
     REDUCE = "reduce"
     """Start reducing and scattering the chunk's gradients over data-parallel ranks."""
 
-    # Members are singletons, so identity is equality; Enum's own hash is a Python call, and checkers hash millions.
+    # Members are singletons, so identity is equality. Enum's own hash is a Python call, and checkers hash millions of
+    # members.
     __hash__ = object.__hash__
 
 
-COMPUTES = frozenset({ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT})
-"""What takes time on a stage."""
+COMPUTES = frozenset({ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.DGRAD, ActionKind.WGRAD})
+"""The actions that take time on a stage."""
 
-MICROBATCH_ENDS = frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT})
-"""After these a microbatch has left nothing on its chunk: activations are released, gradients are in their sums."""
+MICROBATCH_ENDS = frozenset({ActionKind.BACKWARD, ActionKind.WGRAD})
+"""After these a chunk keeps nothing of the micro-batch: activations are released, and gradients are in main_grad."""
 
 MESSAGES_OF = {
     ActionKind.FORWARD: (ActionKind.RECV_FORWARD, ActionKind.SEND_FORWARD),
     ActionKind.BACKWARD: (ActionKind.RECV_BACKWARD, ActionKind.SEND_BACKWARD),
-    ActionKind.BACKWARD_INPUT: (ActionKind.RECV_BACKWARD, ActionKind.SEND_BACKWARD),
+    ActionKind.DGRAD: (ActionKind.RECV_BACKWARD, ActionKind.SEND_BACKWARD),
 }
-"""What a compute receives before and sends after. BACKWARD_WEIGHT does neither."""
+"""The receive before each compute and the send after it. WGRAD has neither."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One entry of a stage's list. `chunk` counts on the stage; GATHER and REDUCE have microbatch -1."""
+    """One entry of a stage's list. `chunk` is the number on the stage; GATHER and REDUCE have micro-batch -1."""
 
     kind: ActionKind
     chunk: int
@@ -74,15 +75,15 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The action lists of all stages: stages[pp_rank] is what that stage executes in one step."""
+    """The action lists of all stages: the stage pp_rank executes stages[pp_rank] in one step."""
 
     name: str
-    placement: Placement
+    placement: ChunkPlacement
     num_microbatches: int
     stages: tuple[tuple[Action, ...], ...]
 
-    def lead(self, stage: int) -> tuple[Action, ...]:
-        """Return the gathers that begin the stage's list: they need nothing of the batch.
+    def initial_gathers(self, stage: int) -> tuple[Action, ...]:
+        """Return the gathers at the start of the stage's list, which do not need the batch.
 
         They may start as soon as the parameters are updated, while the batch is still being fetched.
         """

@@ -1,8 +1,8 @@
-"""Let all stages start to reduce a chunk's gradients together, when the last stage is done with it.
+"""Make all stages start the reduction of a chunk's gradients when the stage that finishes the chunk latest is done.
 
-A reduction takes memory bandwidth and, on a GPU, processors from the compute above it. Stages that reduce at different
-times slow each other down one after the other, since each waits for its neighbours; together they are slow once. The
-price is that a stage which was done earlier has less compute left to hide its reduction.
+A reduction takes memory bandwidth and, on a GPU, processors from the compute that runs at the same time. Stages that
+reduce at different times slow each other down one after the other, because each waits for its neighbours. Stages that
+reduce together are slow only once. The price is that an earlier stage has less compute left to overlap.
 Source: the aligned gradient reduction of Megatron-LM.
 """
 
@@ -15,7 +15,7 @@ from megatrain.schedule.execution import execute
 
 
 def align_reductions(schedule: Schedule) -> Schedule:
-    """Return the schedule with each chunk's REDUCE moved behind the slot in which its last stage could start it."""
+    """Return the schedule with each chunk's REDUCE moved behind the slot in which the latest stage can start it."""
     slots = execute(schedule).slots
     ready = [0] * schedule.num_chunks
     for actions, taken in zip(schedule.stages, slots, strict=True):
@@ -27,7 +27,7 @@ def align_reductions(schedule: Schedule) -> Schedule:
 
 
 def _with_slots(actions: tuple[Action, ...], taken: tuple[int, ...]) -> list[tuple[Action, int]]:
-    """Return each action with the slot of the last compute up to it, -1 before the first."""
+    """Return each action with the slot of the last compute up to it, or -1 before the first compute."""
     found, slot, upcoming = [], -1, iter(taken)
     for action in actions:
         if action.kind in COMPUTES:

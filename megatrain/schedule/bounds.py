@@ -1,11 +1,11 @@
-"""Closed forms: what a schedule costs in idle time and in activations held, without building it.
+"""Closed forms: the idle time and the activations held of a schedule, without building it.
 
 Bubble: with free communication and model chunks of equal duration (tf forward, tb backward, any values), every stage
-computes for num_microbatches * num_chunks * (tf + tb) and idles for (pp_size - 1) * (tf + tb), whatever the number of
-microbatches. Where backward is split (ti for the input, tw for the weights, any values) and weights' halves fill the
-bubble, it idles for (pp_size - 1) * (tf + ti - min(tf, ti, tw)): the paper's tf + ti - tw where weights' halves are the
-shortest, else the longer of the two others. So, per token, a batch 4 times as large has a quarter of the bubble: 75 %
-less, which is what we state for LAMB's larger batches where MegaScale sec. 3.1 claims 87.5 %.
+computes for num_microbatches * num_chunks * (tf + tb) and idles for (pp_size - 1) * (tf + tb), for any number of
+micro-batches. Where backward is split (ti for dgrad, tw for wgrad, any values) and wgrads fill the bubble, a stage
+idles for (pp_size - 1) * (tf + ti - min(tf, ti, tw)). That is the paper's tf + ti - tw if wgrads are the shortest, and
+else the longer of tf and ti. So, per token, a batch 4 times as large has a quarter of the bubble: 75 % less. That is
+our number for LAMB's larger batches, where MegaScale sec. 3.1 claims 87.5 %.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def bubble_fraction(
 ) -> float:
     """Return the idle time of a stage in a step divided by its compute time, with free communication.
 
-    (pp_size - 1) / (chunks * microbatches), whatever the durations; for zero_bubble that times
+    The result is (pp_size - 1) / (chunks * micro-batches) for all durations. For zero_bubble it is that value times
     (tf + ti - min(tf, ti, tw)) / (tf + ti + tw).
     Raises: TopologyError when the pipeline cannot be built.
     """
@@ -32,7 +32,7 @@ def bubble_fraction(
 
 
 def in_flight_bound(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> tuple[int, ...]:
-    """Return, by stage, the most activations held at once, in microbatches of one chunk.
+    """Return the most activations that each stage holds at once, in micro-batches of one chunk.
 
     Raises: TopologyError when the pipeline cannot be built.
     """

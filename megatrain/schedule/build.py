@@ -1,4 +1,4 @@
-"""Build a schedule by name. Results are immutable and cached: a config check and a trainer ask for the same one."""
+"""Build a schedule by name. Results are immutable and cached, because config check and trainer ask for the same one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import lru_cache
 from megatrain.contracts.errors import TopologyError
 from megatrain.schedule.action import Action, ActionKind, Schedule
 from megatrain.schedule.alignment import align_reductions
+from megatrain.schedule.chunk_placement import ChunkPlacement
 from megatrain.schedule.interleaved import group_sizes
 from megatrain.schedule.kinds import require_feasible
 from megatrain.schedule.lowering import RECEIVES_AHEAD, lower
 from megatrain.schedule.order import ComputeOrder
-from megatrain.schedule.placement import Placement
 
 FORWARD_ONLY = "forward_only"
 
@@ -29,7 +29,7 @@ def build_schedule(
 
     receives_ahead: computes between posting a receive and its consumer; 0 exposes the whole transfer.
     has_aligned_reductions: see alignment.py.
-    Raises: TopologyError with the rule and the way out when `infeasibility` finds one.
+    Raises: TopologyError with the rule and a hint when `infeasibility` finds a problem.
     """
     kind = require_feasible(name, pp_size, num_chunks, num_microbatches)
     placement = kind.placement(pp_size, num_chunks)
@@ -39,10 +39,11 @@ def build_schedule(
 
 
 @lru_cache(maxsize=16)
-def forward_only(placement: Placement, num_microbatches: int, receives_ahead: int = RECEIVES_AHEAD) -> Schedule:
+def forward_only(placement: ChunkPlacement, num_microbatches: int, receives_ahead: int = RECEIVES_AHEAD) -> Schedule:
     """Return the action lists of an evaluation: forwards and their messages, gathers, and no reduce.
 
-    Any num_microbatches of at least 1 will do: with fewer than pp_size the chunks' turns stall, but nothing blocks.
+    Any num_microbatches of at least 1 is allowed: with fewer than pp_size each change of chunk stalls, but no stage
+    blocks.
     Raises: TopologyError when a size is below 1.
     """
     pp_size, num_chunks = placement.pp_size, placement.num_chunks

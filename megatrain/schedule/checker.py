@@ -1,7 +1,7 @@
-"""Prove that a schedule is right, or say what is wrong: stage, position, action, rule.
+"""Prove that a schedule is right, or name what is wrong: stage, position, action, rule.
 
 Three passes: every stage by itself (each action exactly once and in a legal order, memory and pending receives within
-their bounds), every channel (the n-th send is what the n-th receive expects), and an execution (no deadlock).
+their bounds), every channel (the n-th send carries what the n-th receive expects), and an execution (no deadlock).
 The proof holds under the semantics of action.py, for any durations.
 """
 
@@ -11,22 +11,22 @@ from itertools import zip_longest
 
 from megatrain.schedule.action import ActionKind, Schedule
 from megatrain.schedule.bounds import in_flight_bound
-from megatrain.schedule.execution import Blocked, Channel, Channels, execute
+from megatrain.schedule.execution import Blocked, StageChannel, StageChannels, execute
 from megatrain.schedule.kinds import KINDS, infeasibility
 from megatrain.schedule.lowering import RECEIVES_AHEAD
 from megatrain.schedule.stage_rules import check_stages, peak_in_flight
 
 PENDING_RECEIVES_BOUND = RECEIVES_AHEAD + 1
-"""Receives posted and not yet consumed: the one of the compute at hand and the one posted ahead of it."""
+"""The most receives posted and not yet consumed: the receive of the next compute, and the one posted ahead."""
 
 _RECEIVES = (ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD)
 
 
 def check_schedule(schedule: Schedule, pending_receives_bound: int = PENDING_RECEIVES_BOUND) -> list[str]:
-    """Return every violation found, one message each; an empty list means the schedule is proved right.
+    """Return one message for every violation; an empty list means that the schedule is proved right.
 
-    A name that `build_schedule` does not know is checked for everything but the peak of activations, which has no
-    closed form to be compared with.
+    A schedule whose name `build_schedule` does not know is checked for everything except the peak of activations, for
+    which there is no closed form.
     """
     if len(schedule.stages) != schedule.pp_size:
         return [f"schedule {schedule.name!r} has {len(schedule.stages)} action lists for pp_size={schedule.pp_size}"]
@@ -52,13 +52,13 @@ def _check_peaks(schedule: Schedule) -> list[str]:
 
 
 Message = tuple[int, int]
-"""Model chunk nearer to the input and microbatch: what both ends of a transfer must agree on."""
+"""The model chunk nearer to the input, and the micro-batch: both ends of a transfer must agree on them."""
 
 
-def _messages(schedule: Schedule) -> dict[Channel, tuple[list[tuple[Message, int]], list[tuple[Message, int]]]]:
-    """Return each channel's sends and receives in order, as what is carried and the position in the list."""
-    channels = Channels(schedule.placement)
-    found: dict[Channel, tuple[list[tuple[Message, int]], list[tuple[Message, int]]]] = {
+def _messages(schedule: Schedule) -> dict[StageChannel, tuple[list[tuple[Message, int]], list[tuple[Message, int]]]]:
+    """Return each channel's sends and receives in order, each as the message and its position in the stage's list."""
+    channels = StageChannels(schedule.placement)
+    found: dict[StageChannel, tuple[list[tuple[Message, int]], list[tuple[Message, int]]]] = {
         channel: ([], []) for channel in channels.all()
     }
     for stage, actions in enumerate(schedule.stages):
@@ -73,7 +73,7 @@ def _messages(schedule: Schedule) -> dict[Channel, tuple[list[tuple[Message, int
 
 
 def _check_channels(schedule: Schedule) -> list[str]:
-    """Compare the two ends of each channel; report the first difference, since the rest follows from it."""
+    """Compare the two ends of each channel; report only the first difference, because the others follow from it."""
     problems: list[str] = []
     for channel, (sends, receives) in _messages(schedule).items():
         for number, (send, receive) in enumerate(zip_longest(sends, receives)):

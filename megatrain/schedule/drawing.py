@@ -1,4 +1,4 @@
-"""Draw a schedule as text: a row a stage, a column a slot, for documentation and `config check`."""
+"""Draw a schedule as text, one row per stage and one column per slot, for documentation and `config check`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from megatrain.schedule.execution import execute
 _LETTERS = {
     ActionKind.FORWARD: "F",
     ActionKind.BACKWARD: "B",
-    ActionKind.BACKWARD_INPUT: "I",
-    ActionKind.BACKWARD_WEIGHT: "W",
+    ActionKind.DGRAD: "I",
+    ActionKind.WGRAD: "W",
 }
 
 
 def render(schedule: Schedule) -> str:
-    """Return the drawing: F or B, the microbatch, with several chunks a letter for the chunk; a dot is idle.
+    """Return the drawing. A cell is F or B, the micro-batch, and with several chunks a letter for the chunk; a dot is
+    an idle slot.
 
-    Where backward is split, I is its half for the input and W that for the weights.
-    Every compute takes one slot and messages none, so columns show order and bubble, not time.
+    Where backward is split, I is the dgrad and W is the wgrad. Every compute takes one slot and messages take none, so
+    columns show order and bubble, not time.
     """
     execution = execute(schedule)
     num_slots = max((slots[-1] + 1 for slots in execution.slots if slots), default=0)

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ComputeDurations:
-    """How long the computes of a model chunk take for one microbatch, in any one unit; backward is both its halves."""
+    """How long the computes of a model chunk take for one micro-batch, in any one unit; backward is dgrad + wgrad."""
 
     forward: float
-    backward_input: float
-    backward_weight: float
+    dgrad: float
+    wgrad: float
 
     @property
     def total(self) -> float:
-        return self.forward + self.backward_input + self.backward_weight
+        return self.forward + self.dgrad + self.wgrad
 
 
 EQUAL_DURATIONS = ComputeDurations(1, 1, 1)
-"""As many multiplications each: those of a product with a weight, and of its two products in backward."""
+"""Each has as many multiplications: the product with a weight in forward, and its two products in backward."""

@@ -1,7 +1,7 @@
-"""Run a schedule without computing: which slot each compute takes, or where every stage gets stuck.
+"""Run a schedule without computing: find the slot of each compute, or the position where each stage blocks.
 
-The one idea: channels are first in, first out, so whether a message has arrived is a comparison of two counters.
-A compute takes one slot and a message none; real durations are the business of `replay`.
+The one idea: channels are first in, first out, so the comparison of two counters shows whether a message has arrived.
+A compute takes one slot and a message none; `replay` handles real durations.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatrain.schedule.action import COMPUTES, MESSAGES_OF, Action, ActionKind, Schedule
-from megatrain.schedule.placement import Placement
+from megatrain.schedule.chunk_placement import ChunkPlacement
 
 _RECEIVE_OF = {compute: receive for compute, (receive, _) in MESSAGES_OF.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
-    """All messages from one stage to another in one direction of the model; wrap-around links are their own."""
+class StageChannel:
+    """All messages from one stage to another in one direction of the model; a wrap-around link is its own channel."""
 
     direction: str
     source: int
@@ -29,45 +29,45 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A stage that waits for ever: where it stands, and which message (from 0) of which channel it needs."""
+    """A stage that waits forever: its position, and the message (counted from 0) and channel that it waits for."""
 
     stage: int
     position: int
-    channel: Channel
+    channel: StageChannel
     message: int
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """The slot of every compute that ran, by stage in list order, and the stages that never reached their end."""
+    """The slot of every compute that ran, by stage in list order, and the stages that did not reach their end."""
 
     slots: tuple[tuple[int, ...], ...]
     blocked: tuple[Blocked, ...]
 
 
-class Channels:
+class StageChannels:
     """The channels of a pipeline by the stage, kind and chunk of the actions that use them."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: ChunkPlacement) -> None:
         self._of_stages = [_channels_of(placement, stage) for stage in range(placement.pp_size)]
 
-    def all(self) -> list[Channel]:
+    def all(self) -> list[StageChannel]:
         return list(dict.fromkeys(one for of in self._of_stages for by_chunk in of.values() for one in by_chunk))
 
-    def of_stage(self, stage: int) -> dict[ActionKind, list[Channel]]:
-        """Return the channel that each kind of message of this stage travels on, by chunk."""
+    def of_stage(self, stage: int) -> dict[ActionKind, list[StageChannel]]:
+        """Return the channel of each kind of message of this stage, by chunk."""
         return self._of_stages[stage]
 
 
-def _channels_of(placement: Placement, stage: int) -> dict[ActionKind, list[Channel]]:
+def _channels_of(placement: ChunkPlacement, stage: int) -> dict[ActionKind, list[StageChannel]]:
     chunks = range(placement.num_chunks)
     after = [placement.neighbour(stage, chunk, +1) for chunk in chunks]
     before = [placement.neighbour(stage, chunk, -1) for chunk in chunks]
     return {
-        ActionKind.SEND_FORWARD: [Channel("forward", stage, other) for other in after],
-        ActionKind.RECV_FORWARD: [Channel("forward", other, stage) for other in before],
-        ActionKind.SEND_BACKWARD: [Channel("backward", stage, other) for other in before],
-        ActionKind.RECV_BACKWARD: [Channel("backward", other, stage) for other in after],
+        ActionKind.SEND_FORWARD: [StageChannel("forward", stage, other) for other in after],
+        ActionKind.RECV_FORWARD: [StageChannel("forward", other, stage) for other in before],
+        ActionKind.SEND_BACKWARD: [StageChannel("backward", stage, other) for other in before],
+        ActionKind.RECV_BACKWARD: [StageChannel("backward", other, stage) for other in after],
     }
 
 
@@ -76,14 +76,14 @@ class _Mailbox:
 
     __slots__ = ("arrivals", "channel", "num_received")
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: StageChannel) -> None:
         self.channel = channel
         self.arrivals: list[int] = []
         self.num_received = 0
 
 
 class _Stage:
-    """One stage part way through its list."""
+    """One stage during an execution."""
 
     def __init__(self, stage: int, actions: Sequence[Action], mailboxes: dict[ActionKind, list[_Mailbox]]) -> None:
         self.stage = stage
@@ -96,7 +96,7 @@ class _Stage:
         self._posted: dict[tuple[ActionKind | None, int, int], tuple[_Mailbox, int]] = {}
 
     def advance(self) -> set[int]:
-        """Execute until the end or until a message is missing; return the stages that were sent something."""
+        """Execute until the end or until a message is missing; return the stages to which it sent messages."""
         self.awaited = None
         reached: set[int] = set()
         for position in range(self.position, len(self._actions)):
@@ -125,8 +125,8 @@ class _Stage:
 
 
 def execute(schedule: Schedule) -> Execution:
-    """Execute all stages as far as they get; a compute with no receive posted before it waits for nothing."""
-    channels = Channels(schedule.placement)
+    """Execute all stages as far as possible; a compute without a posted receive waits for nothing."""
+    channels = StageChannels(schedule.placement)
     mailboxes = {channel: _Mailbox(channel) for channel in channels.all()}
     stages = [
         _Stage(

@@ -1,52 +1,57 @@
-"""The kinds of schedule, one row each: whoever needs to know something about a schedule reads it here."""
+"""The kinds of schedule, one row each, with all facts about it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from megatrain.contracts.errors import TopologyError
+from megatrain.schedule.chunk_placement import ChunkPlacement
 from megatrain.schedule.durations import ComputeDurations
 from megatrain.schedule.gpipe import gpipe, gpipe_in_flight
 from megatrain.schedule.interleaved import interleaved, interleaved_in_flight
 from megatrain.schedule.one_f_one_b import one_f_one_b, one_f_one_b_in_flight
 from megatrain.schedule.order import ComputeOrder
-from megatrain.schedule.placement import Placement
 from megatrain.schedule.zero_bubble import zero_bubble, zero_bubble_idle, zero_bubble_in_flight
 
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+"""The names of the rows of KINDS, for the type checker; also the values of the option `parallel.schedule`."""
 
-def _whole_turn(durations: ComputeDurations) -> float:
+
+def _forward_and_backward(durations: ComputeDurations) -> float:
     return durations.total
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleKind:
-    """What is true of a schedule at any size."""
+    """The facts about a schedule that hold at any size."""
 
-    name: str
+    name: ScheduleName
     summary: str
     """One sentence for the reference of the configuration."""
-    generate: Callable[[Placement, int], list[ComputeOrder]]
-    """The compute order of each stage for a placement and a number of microbatches."""
-    in_flight: Callable[[Placement, int], tuple[int, ...]]
-    """By stage, the most activations held at once, in microbatches of one chunk."""
-    idle: Callable[[ComputeDurations], float] = _whole_turn
-    """What every stage idles for each further stage, with free messages."""
+    generate: Callable[[ChunkPlacement, int], list[ComputeOrder]]
+    """The compute order of each stage for a placement and a number of micro-batches."""
+    in_flight: Callable[[ChunkPlacement, int], tuple[int, ...]]
+    """The most activations that each stage holds at once, in micro-batches of one chunk."""
+    idle: Callable[[ComputeDurations], float] = _forward_and_backward
+    """The idle time that each further stage adds to every stage, if communication takes no time."""
     has_chunks: bool = False
-    """Several chunks a stage; all others have one."""
+    """Whether a stage has several chunks; in the other schedules it has one."""
     is_v_shaped: bool = False
-    needs_pipeline: str = ""
-    """Why one stage is too few; empty where it is not."""
-    needs_microbatches: str = ""
-    """Why it takes pp_size microbatches at least; empty where any number will do."""
+    """Whether every second pass of the chunks goes from the last stage to the first (chunk_placement.py)."""
+    why_pipeline: str = ""
+    """Why one stage is too few; empty where one is enough."""
+    why_microbatches: str = ""
+    """Why it needs at least pp_size micro-batches; empty where any number is allowed."""
     splits_backward: bool = False
-    """Whether products that give weights' gradients are put off."""
+    """Whether wgrads are deferred."""
 
-    def placement(self, pp_size: int, num_chunks: int) -> Placement:
-        return Placement(pp_size, num_chunks, self.is_v_shaped)
+    def placement(self, pp_size: int, num_chunks: int) -> ChunkPlacement:
+        return ChunkPlacement(pp_size, num_chunks, self.is_v_shaped)
 
 
-KINDS = {
+KINDS: dict[str, ScheduleKind] = {
     kind.name: kind
     for kind in (
         ScheduleKind("gpipe", "all forwards, then all backwards", gpipe, gpipe_in_flight),
@@ -57,29 +62,29 @@ KINDS = {
             interleaved,
             interleaved_in_flight,
             has_chunks=True,
-            needs_microbatches="every change of chunk stalls the pipeline",
+            why_microbatches="every change of chunk stalls the pipeline",
         ),
         ScheduleKind(
             "zero_bubble",
-            "1f1b that puts weights' gradients off to where it would be idle: about a third of the bubble, and every "
-            "stage has pp_size microbatches in flight",
+            "1f1b that defers wgrads to times when a stage would be idle: about a third of the bubble, and every "
+            "stage has pp_size micro-batches in flight",
             zero_bubble,
             zero_bubble_in_flight,
             zero_bubble_idle,
-            needs_pipeline="fills the bubble of a pipeline",
-            needs_microbatches="there is too little to fill the bubble with",
+            why_pipeline="fills the bubble of a pipeline",
+            why_microbatches="there is too little to fill the bubble with",
             splits_backward=True,
         ),
     )
 }
 SCHEDULE_NAMES = tuple(KINDS)
 CHUNKED_NAMES = " or ".join(kind.name for kind in KINDS.values() if kind.has_chunks)
-"""The schedules of several chunks a stage, for people."""
+"""The schedules with several chunks per stage, as text for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Infeasibility:
-    """Why a pipeline cannot be built: the rule and the way out, and the keys of the configuration that it is about."""
+    """Why a pipeline cannot be built: `text` has the rule and a hint, `keys` the keys of the configuration."""
 
     keys: tuple[str, ...]
     text: str
@@ -89,7 +94,7 @@ _SCHEDULE, _STAGES, _CHUNKS = "parallel.schedule", "parallel.pp_size", "parallel
 
 
 def layout_infeasibilities(name: str, pp_size: int, num_chunks: int) -> Iterator[Infeasibility]:
-    """Yield why no number of microbatches would do."""
+    """Yield the reasons why this pipeline cannot be built with any number of micro-batches."""
     if name not in KINDS:
         yield Infeasibility((_SCHEDULE,), f'{_SCHEDULE}="{name}" is not one of {", ".join(SCHEDULE_NAMES)}')
         return
@@ -109,31 +114,31 @@ def layout_infeasibilities(name: str, pp_size: int, num_chunks: int) -> Iterator
             (_SCHEDULE, _CHUNKS),
             f'{_SCHEDULE}="{name}" needs {_CHUNKS} of at least 2, found 1; use num_chunks=2 or schedule="1f1b"',
         )
-    if pp_size == 1 and kind.needs_pipeline:
+    if pp_size == 1 and kind.why_pipeline:
         yield Infeasibility(
             (_SCHEDULE, _STAGES),
-            f'{_SCHEDULE}="{name}" {kind.needs_pipeline}, and {_STAGES}=1 has none; use schedule="1f1b" or pp_size=2',
+            f'{_SCHEDULE}="{name}" {kind.why_pipeline}, and {_STAGES}=1 has none; use schedule="1f1b" or pp_size=2',
         )
 
 
 def infeasibility(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> str | None:
-    """Return why this pipeline cannot be built, with the rule and the way out, or None when it can."""
+    """Return why this pipeline cannot be built, with the rule and a hint, or None if it can be built."""
     for found in layout_infeasibilities(name, pp_size, num_chunks):
         return found.text
     if num_microbatches < 1:
         return f"num_microbatches={num_microbatches} must be at least 1"
-    reason = KINDS[name].needs_microbatches
+    reason = KINDS[name].why_microbatches
     if reason and num_microbatches < pp_size:
         return (
             f"num_microbatches={num_microbatches} (batch.global_batch_size / (batch.micro_batch_size * dp_size)) must "
             f'be at least {_STAGES}={pp_size} for {_SCHEDULE}="{name}", or {reason}; '
-            f'raise batch.global_batch_size to {pp_size} microbatches or use schedule="1f1b"'
+            f'raise batch.global_batch_size to {pp_size} micro-batches or use schedule="1f1b"'
         )
     return None
 
 
 def require_feasible(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> ScheduleKind:
-    """Return the kind. Raises: TopologyError with the rule and the way out when this pipeline cannot be built."""
+    """Return the kind. Raises: TopologyError with the rule and a hint when this pipeline cannot be built."""
     problem = infeasibility(name, pp_size, num_chunks, num_microbatches)
     if problem is not None:
         raise TopologyError(problem)
@@ -141,6 +146,6 @@ def require_feasible(name: str, pp_size: int, num_chunks: int, num_microbatches:
 
 
 def nearest_schedule(name: str, pp_size: int, num_chunks: int) -> str:
-    """Return `name`, or what stands in for it in a layout in which it cannot be built."""
+    """Return `name`, or the schedule that replaces it in a layout in which it cannot be built."""
     candidates = (name, "1f1b", *(kind.name for kind in KINDS.values() if kind.has_chunks))
     return next((one for one in candidates if not any(layout_infeasibilities(one, pp_size, num_chunks))), name)

@@ -1,10 +1,11 @@
-"""From compute orders to full action lists: where each send, receive, gather and reduce goes.
+"""Lowering: turns the compute order of each stage into its full list of actions, with all communication.
 
-The one idea: sends and receives are separate actions, and the receive of a compute is posted one compute earlier, in
-warm-up, steady state and cool-down alike, so that each transfer has a whole compute to hide behind. Never earlier
-than that: a receive that waits long keeps a buffer and, on NCCL, a spinning kernel. Gathers start one chunk ahead of
-their first use: those of the first two chunks lead the list, and need nothing of the batch (Schedule.lead). A reduce
-follows the chunk's last backward, and the send after it for which another stage waits.
+It finds the position of each send, receive, gather and reduce. The one idea: sends and receives are separate actions,
+and the receive of a compute is posted one compute earlier, in warm-up, steady state and cool-down alike, so that each
+transfer can overlap with a whole compute. It is never posted earlier, because a receive that waits long occupies a
+buffer and, on NCCL, a spinning kernel. Gathers start one chunk ahead of their first use. The gathers of the first two
+chunks are at the start of the list and do not need the batch (Schedule.initial_gathers). A reduce follows the chunk's
+last backward and the send after it, because another stage waits for that send.
 Source: MegaScale sec. 3.2.
 """
 
@@ -15,19 +16,19 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from megatrain.schedule.action import MICROBATCH_ENDS, Action, ActionKind
+from megatrain.schedule.chunk_placement import ChunkPlacement
 from megatrain.schedule.order import ComputeOrder
-from megatrain.schedule.placement import Placement
 
 RECEIVES_AHEAD = 1
-"""Computes between posting a receive and consuming it; one suffices to overlap, each more holds a buffer."""
+"""Computes between posting a receive and consuming it; one is enough to overlap, and each one more holds a buffer."""
 
 
 class _Messages:
-    """The receive before a compute and the send after it; equal actions of different stages are one object."""
+    """The receive before a compute and the send after it. Equal actions of different stages are the same object."""
 
-    def __init__(self, placement: Placement, num_microbatches: int) -> None:
-        self._input = placement.place(0)
-        self._loss = placement.place(placement.num_parts - 1)
+    def __init__(self, placement: ChunkPlacement, num_microbatches: int) -> None:
+        self._input = placement.stage_and_chunk(0)
+        self._loss = placement.stage_and_chunk(placement.num_parts - 1)
         self._actions = {
             kind: [[Action(kind, chunk, mb) for mb in range(num_microbatches)] for chunk in range(placement.num_chunks)]
             for kind in (
@@ -39,17 +40,17 @@ class _Messages:
         }
 
     def receives(self, stage: int, order: Sequence[Action]) -> list[Action | None]:
-        """Return what each compute of `order` receives; None at the model's input, at the loss, and for weights."""
+        """Return the receive of each compute of `order`; None at the model's input, at the loss, and for wgrads."""
         input_chunk, loss_chunk = self._ends(stage)
         return self._select(order, ActionKind.RECV_FORWARD, input_chunk, ActionKind.RECV_BACKWARD, loss_chunk)
 
     def sends(self, stage: int, order: Sequence[Action]) -> list[Action | None]:
-        """Return what each compute of `order` sends; None at the loss, at the model's input, and for weights."""
+        """Return the send of each compute of `order`; None at the loss, at the model's input, and for wgrads."""
         input_chunk, loss_chunk = self._ends(stage)
         return self._select(order, ActionKind.SEND_FORWARD, loss_chunk, ActionKind.SEND_BACKWARD, input_chunk)
 
     def _ends(self, stage: int) -> tuple[int, int]:
-        """Return the stage's chunks that hold the model's input and its loss, -1 where another stage does."""
+        """Return the stage's chunks that hold the model's input and its loss; -1 if another stage holds it."""
         input_chunk, loss_chunk = (chunk if stage == own else -1 for own, chunk in (self._input, self._loss))
         return input_chunk, loss_chunk
 
@@ -67,7 +68,7 @@ class _Messages:
             chunk = compute.chunk
             if compute.kind is ActionKind.FORWARD:
                 selected.append(None if chunk == forward_end else forwards[chunk][compute.microbatch])
-            elif compute.kind is ActionKind.BACKWARD_WEIGHT:
+            elif compute.kind is ActionKind.WGRAD:
                 selected.append(None)
             else:
                 selected.append(None if chunk == backward_end else backwards[chunk][compute.microbatch])
@@ -75,9 +76,12 @@ class _Messages:
 
 
 def lower(
-    orders: Sequence[ComputeOrder], placement: Placement, num_microbatches: int, receives_ahead: int = RECEIVES_AHEAD
+    orders: Sequence[ComputeOrder],
+    placement: ChunkPlacement,
+    num_microbatches: int,
+    receives_ahead: int = RECEIVES_AHEAD,
 ) -> tuple[tuple[Action, ...], ...]:
-    """Return each stage's full action list; a receive is posted `receives_ahead` computes before its consumer."""
+    """Return each stage's full action list. A receive is posted `receives_ahead` computes before its consumer."""
     messages = _Messages(placement, num_microbatches)
     gathers = [Action(ActionKind.GATHER, chunk, -1) for chunk in range(placement.num_chunks)]
     reduces = [Action(ActionKind.REDUCE, chunk, -1) for chunk in range(placement.num_chunks)]
@@ -99,6 +103,8 @@ def _lower_stage(
 ) -> tuple[Action, ...]:
     ends_left = Counter(compute.chunk for compute in order if compute.kind in MICROBATCH_ENDS)
     chunks = list(dict.fromkeys(compute.chunk for compute in order if compute.kind is ActionKind.FORWARD))
+    # the gathers of the first two chunks come first; from the second chunk on, the gather of the next chunk precedes a
+    # chunk's first forward
     gather_before = {chunk: gathers[following] for chunk, following in pairwise(chunks[1:])}
     actions: list[Action] = [gathers[chunk] for chunk in chunks[:2]]
     actions += (receive for receive in receives[:receives_ahead] if receive is not None)

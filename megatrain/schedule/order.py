@@ -1,9 +1,9 @@
 """Compute orders: the forwards and backwards of every stage, in the order in which the stage runs them.
 
-A generator of a schedule yields these alone; lowering.py adds the communication. Every schedule here is one weave of
-two sequences, which all stages share: warm-up forwards, then one forward and one backward in turn, then the backwards
-that are left. Schedules differ in the sequences and in the number of warm-up forwards; one puts the weights' halves of
-the backwards in between.
+The generator of a schedule returns only these; lowering.py adds the communication. Every schedule here weaves two
+sequences that all stages have in common: warm-up forwards, then one forward and one backward in turn, then the
+remaining backwards. Schedules differ in the sequences and in the number of warm-up forwards; zero bubble also inserts
+the wgrads.
 """
 
 from __future__ import annotations

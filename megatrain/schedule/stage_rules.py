@@ -1,4 +1,4 @@
-"""The rules a stage's action list obeys by itself: what is in it, what comes before what, how much it keeps."""
+"""The rules of one stage's action list: its contents, its order, and how much the stage keeps."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from megatrain.schedule.action import MESSAGES_OF, MICROBATCH_ENDS, Action, ActionKind, Schedule
 from megatrain.schedule.build import FORWARD_ONLY
 
-# What exchanges messages with the model chunk before this one, and with the one after it.
+# The messages with the model chunk before this one, and with the model chunk after it.
 _TOWARDS_INPUT = (ActionKind.RECV_FORWARD, ActionKind.SEND_BACKWARD)
 _TOWARDS_LOSS = (ActionKind.SEND_FORWARD, ActionKind.RECV_BACKWARD)
 
 Precedence = tuple[Action, Action, str]
-"""An action, one that must come later in the list, and the rule that says so."""
+"""An action, an action that must come later in the list, and the text of the rule."""
 
 
 def check_stages(schedule: Schedule, pending_receives_bound: int) -> list[str]:
-    """Return what is wrong inside each stage's list."""
+    """Return the violations inside each stage's list."""
     problems: list[str] = []
     precedences = list(_precedences(schedule))
     for stage, actions in enumerate(schedule.stages):
@@ -32,7 +32,7 @@ def check_stages(schedule: Schedule, pending_receives_bound: int) -> list[str]:
 
 
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Return, by stage, the most forwards whose backward has not been done in full, in microbatches of one chunk.
+    """Return each stage's largest number of forwards whose backward is not complete, in micro-batches of one chunk.
 
     A schedule without backwards holds nothing: its peaks are 0.
     """
@@ -56,7 +56,7 @@ def _place(stage: int, position: int, action: Action) -> str:
 
 
 def _precedences(schedule: Schedule) -> Iterator[Precedence]:
-    """Yield the order rules of a stage in the middle of the model; every action it needs is in at least one."""
+    """Yield the order rules of a stage in the middle of the model. Every action of it is in at least one rule."""
     has_backward = schedule.name != FORWARD_ONLY
     is_split = _splits_backward(schedule)
     for chunk in range(schedule.num_chunks):
@@ -67,20 +67,20 @@ def _precedences(schedule: Schedule) -> Iterator[Precedence]:
             yield from _around(forward)
             if not has_backward:
                 continue
-            backward = Action(ActionKind.BACKWARD_INPUT if is_split else ActionKind.BACKWARD, chunk, microbatch)
+            backward = Action(ActionKind.DGRAD if is_split else ActionKind.BACKWARD, chunk, microbatch)
             yield forward, backward, "a forward comes before its backward"
             yield from _around(backward)
             end = backward
             if is_split:
-                end = Action(ActionKind.BACKWARD_WEIGHT, chunk, microbatch)
-                yield backward, end, "what a backward put off is carried out after it"
+                end = Action(ActionKind.WGRAD, chunk, microbatch)
+                yield backward, end, "deferred wgrads run after their dgrad"
             yield end, reduce, "a chunk's gradients are reduced after its last backward"
 
 
 def _splits_backward(schedule: Schedule) -> bool:
-    """Say whether backwards are to come in halves: all of them, where one does."""
+    """Whether all backwards must be split: they must if any of them is."""
     return any(
-        action.kind is ActionKind.BACKWARD_INPUT or action.kind is ActionKind.BACKWARD_WEIGHT
+        action.kind is ActionKind.DGRAD or action.kind is ActionKind.WGRAD
         for actions in schedule.stages
         for action in actions
     )
@@ -93,7 +93,7 @@ def _around(compute: Action) -> Iterator[Precedence]:
 
 
 def _is_at_end(schedule: Schedule, stage: int, pair: Precedence) -> bool:
-    """Say whether the rule is about a message that would come from before the input or go beyond the loss."""
+    """Return whether the rule is about a message that would come from before the input or go beyond the loss."""
     is_at_input = schedule.placement.is_first(stage, pair[0].chunk)
     is_at_loss = schedule.placement.is_last(stage, pair[0].chunk)
     return any(

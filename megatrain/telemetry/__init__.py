@@ -1,1 +1,1 @@
-"""What a rank measures about itself: spans, their black box, device timers, FLOPs and MFU."""
+"""A rank's measurements of itself: spans, their black box, device timers, FLOPs and MFU."""

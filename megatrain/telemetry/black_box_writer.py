@@ -1,9 +1,9 @@
-"""The memory behind a recorder: a black box file on tmpfs, or plain memory where there is none.
+"""The memory of a recorder: a black box file on tmpfs, or plain memory without a file.
 
-The file is filled in under a temporary name and then renamed, so no reader ever sees half a header, and its pages are
+The file is filled under a temporary name and then renamed, so no reader ever sees half a header. Its pages are
 allocated at once, because a store into a hole of a full tmpfs would kill the process with SIGBUS. Words that readers
-watch are stored through a memoryview of 64-bit words: one machine store each, where struct.pack_into would first write
-zeros. Telemetry must not stop training: without a usable directory there is one warning and no file.
+watch are stored through a memoryview of 64-bit words, which takes one machine store each; struct.pack_into would first
+write zeros. Telemetry must not stop training: without a usable directory there is one warning and no file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from megatrain.contracts.black_box_layout import (
     GROUP_BYTES,
     GROUPS_OFFSET,
     MAX_GROUPS,
-    NOT_SAID,
+    NO_VALUE,
     Word,
     box_bytes,
     decode_control,
@@ -34,7 +34,7 @@ from megatrain.contracts.black_box_layout import (
 )
 from megatrain.contracts.black_box_values import (
     ControlPage,
-    Group,
+    GroupRecord,
     Identity,
     State,
 )
@@ -46,20 +46,21 @@ from megatrain.contracts.run_directory import black_box_path, previous_black_box
 logger = logging.getLogger(__name__)
 
 _SPARE_BYTES = 8 * 2**20
-"""Left free on the tmpfs: NCCL and data loaders need some of /dev/shm, 64 MiB in a default container."""
+"""Left free on the tmpfs, because NCCL and data loaders need some of /dev/shm, which has 64 MiB in a default
+container."""
 _ANONYMOUS_RECORDS = 4096
-"""Number of open spans that can be distinguished when there is no file."""
+"""The number of open spans that can be distinguished without a file."""
 _CONTROL_SEQLOCK_WORD = CONTROL_OFFSET // 8
-_UNSAID_WORDS = (
+_WORDS_WITHOUT_VALUE = (
     *(Word.CURRENT_STEP, Word.STEP_STARTED_NS, Word.COMPLETED_STEP, Word.COMPLETED_NS),
     *(Word.LAST_STEP_NS, Word.MEDIAN_STEP_NS),
 )
 
 
 class BlackBoxWriter:
-    """The mapped bytes of one black box, and the words of it that change.
+    """The mapped bytes of one black box, and those of its words that change.
 
-    `buffer` and `words` are the same memory: as bytes for struct, and as 64-bit words.
+    `buffer` and `words` are the same memory, as bytes for struct and as 64-bit words.
     """
 
     def __init__(self, buffer: mmap.mmap, capacity: int, path: Path | None) -> None:
@@ -69,8 +70,8 @@ class BlackBoxWriter:
         self.buffer = buffer
         self.words: memoryview[int] = memoryview(buffer).cast("Q")
         self._groups: dict[tuple[str, int, int, int], int] = {}
-        for word in _UNSAID_WORDS:
-            self.words[word] = NOT_SAID
+        for word in _WORDS_WITHOUT_VALUE:
+            self.words[word] = NO_VALUE
         self.words[Word.PHASE_SINCE_NS] = time.monotonic_ns()
         control = encode_control(ControlPage(), seqlock=0)
         buffer[CONTROL_OFFSET : CONTROL_OFFSET + CONTROL.size] = control
@@ -78,12 +79,13 @@ class BlackBoxWriter:
 
     @classmethod
     def anonymous(cls) -> Self:
-        """Return private memory: spans can still be timed and summed."""
+        """Return a writer on private memory, with which spans can still be timed and summed."""
         return cls(mmap.mmap(-1, box_bytes(_ANONYMOUS_RECORDS)), _ANONYMOUS_RECORDS, path=None)
 
     @classmethod
     def create(cls, path: Path, identity: Identity, capacity: int) -> Self:
-        """Make the file. One of an earlier process of the same rank and round is evidence: it is set aside.
+        """Make the file. A file of an earlier process of the same rank and round is evidence and is kept under another
+        name.
 
         Raises: OSError when the directory is missing, read-only, full or not ours; DataError when a name does not fit.
         """
@@ -103,7 +105,7 @@ class BlackBoxWriter:
             buffer[: len(header)] = header
             writer = cls(buffer, capacity, path)
             writer.inode = os.fstat(file).st_ino
-            # who ended well has removed his own
+            # a process that ended well has removed its own file
             with contextlib.suppress(FileNotFoundError):
                 path.rename(previous_black_box(path))
             os.rename(temporary, path)
@@ -115,7 +117,7 @@ class BlackBoxWriter:
         return writer
 
     def add_group(self, name: str, first_rank: int, stride: int, num_ranks: int) -> int:
-        """Enter a process group in the table, or find it there, and return its number.
+        """Enter a process group in the table, if it is not there yet, and return its number.
 
         Raises: DataError when the table is full or the name too long.
         """
@@ -125,16 +127,16 @@ class BlackBoxWriter:
         number = len(self._groups) + 1
         if number >= MAX_GROUPS:
             raise DataError(f"black box: group {name!r} would be number {number}, the table ends at {MAX_GROUPS - 1}")
-        entry = encode_group(Group(number, name, first_rank, stride, num_ranks))
+        entry = encode_group(GroupRecord(number, name, first_rank, stride, num_ranks))
         offset = GROUPS_OFFSET + number * GROUP_BYTES
-        # The number makes the entry valid, so it is stored when the rest is there.
+        # The number makes the entry valid, so it is stored last.
         self.buffer[offset + 4 : offset + GROUP_BYTES] = entry[4:]
         self.buffer[offset : offset + 4] = entry[:4]
         self._groups[key] = number
         return number
 
     def next_control(self) -> ControlPage | None:
-        """Return the control page if it has changed since the last call and is not just being written."""
+        """Return the control page if it has changed since the last call and no process is writing it."""
         seqlock = self.words[_CONTROL_SEQLOCK_WORD]
         if seqlock == self._seen_control:
             return None
@@ -145,17 +147,18 @@ class BlackBoxWriter:
         return None
 
     def close(self, *, keep: bool, has_failed: bool) -> None:
-        """Note the end, and remove the file unless it is to be kept. The memory stays usable for late spans."""
+        """Note the end, and remove the file unless `keep` is set. The memory stays usable for late spans."""
         self.words[Word.ENDED_NS] = time.monotonic_ns()
         self.words[Word.STATE] = State.FAILED if has_failed else State.CLOSED
         if self.path is not None and not keep:
             with contextlib.suppress(FileNotFoundError):
-                if self.path.stat().st_ino == self.inode:  # else another process has taken the name
+                if self.path.stat().st_ino == self.inode:  # otherwise another process uses the name
                     self.path.unlink()
 
 
 def open_writer(identity: Identity, directory: str, run_key: str, num_records: int) -> BlackBoxWriter:
-    """Return the writer of this rank's black box in `directory`; "" means none, and a useless directory a warning."""
+    """Return the writer of this rank's black box in `directory`; "" means no file. Warns if the directory is not
+    usable."""
     if not directory:
         return BlackBoxWriter.anonymous()
     path = black_box_path(Path(directory), identity.job, run_key, identity.branch, identity.round, identity.rank)

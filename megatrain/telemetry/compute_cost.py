@@ -1,4 +1,4 @@
-"""What a token costs and what a device could do at best: the two numbers that turn a throughput into MFU."""
+"""The FLOPs of a token and the peak of a device: the two numbers that turn a throughput into MFU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ComputeCost:
-    """What a token costs, and what a device could do at best in a second; `peak` None: not known."""
+    """The FLOPs of a token, and the peak of a device in FLOP/s; `peak` is None if it is not known."""
 
     flops_per_token: float
     peak: float | None
@@ -23,7 +23,7 @@ class ComputeCost:
 
 
 def compute_cost(config: Config, device_name: str) -> ComputeCost:
-    """Return the cost of a token of this model on a device of this name. Units: peak in FLOP/s."""
+    """Return the FLOPs of a token of this model, and the peak of a device with this name. Units: peak in FLOP/s."""
     precision = config.train.precision
     flops_per_token = training_flops_per_token(config.model)
     # The table holds bf16 peaks only.
@@ -38,7 +38,7 @@ def compute_cost(config: Config, device_name: str) -> ComputeCost:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what the device calls itself: of a GPU its product name."""
+    """Return the name of the device; for a GPU its product name."""
     if device.type != "cuda":
         return str(device.type)
     import torch

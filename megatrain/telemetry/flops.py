@@ -1,10 +1,10 @@
-"""How many floating-point operations a token costs, and what share of the device's peak a run makes of them (MFU).
+"""How many floating-point operations a token costs, and which fraction of the device's peak a run reaches (MFU).
 
-Counted: the matrix products of the model, 2*m*n*k each, and of attention exactly the (query, key) pairs that causality
-and the window allow, so that MFU is not raised by work that is skipped (as MegaScale counts its window; PaLM's MFU, no
-recomputation). Backward counts twice the forward. The output head counts with `vocab_size` as configured: padding is
-our own waste. Left out: embedding look-up, norms, biases, softmax, rotary; document boundaries inside a sample, which
-are a property of the data.
+Counted: the matrix products of the model, 2*m*n*k each. Attention counts exactly the (query, key) pairs that causality
+and the window allow, so that skipped work does not raise MFU (MegaScale counts its window the same way; PaLM's MFU, no
+recomputation). Backward counts twice the forward. The output head counts with the configured `vocab_size`, because
+padding is our own waste. Left out: embedding look-up, norms, biases, softmax, rotary, and document boundaries inside a
+sample, which are a property of the data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from megatrain.config.model import ModelConfig
 
 Attention = Literal["exact", "full"]
-"""exact: allowed pairs only. full: all seq_len**2 pairs, as much of the literature counts; for comparisons."""
+"""exact: only allowed pairs. full: all seq_len**2 pairs, which much of the literature counts; for comparisons."""
 
 _BACKWARD_TO_FORWARD = 2
 
@@ -46,9 +46,10 @@ _PEAK_TFLOPS_BF16: dict[str, float] = {
 
 
 def attended_pairs(seq_len: int, window_size: int = 0) -> int:
-    """Return how many (query, key) pairs causal attention has in a sequence: each token sees itself and those before.
+    """Return the number of (query, key) pairs of causal attention in a sequence: each token sees itself and the tokens
+    before it.
 
-    Units: `window_size` counts the tokens that one sees, itself included; 0 sees all.
+    Units: `window_size` is the number of tokens that a token sees, including itself; with 0 it sees all.
     """
     window = min(window_size or seq_len, seq_len)
     return window * (window + 1) // 2 + (seq_len - window) * window
@@ -60,7 +61,7 @@ def forward_flops_per_token(model: ModelConfig, attention: Attention = "exact") 
     projections = model.hidden_size * (2 * widths.query + 2 * widths.kv)
     mlp = widths.num_mlp_matrices * model.hidden_size * model.resolved_ffn_size
     pairs = attended_pairs(model.seq_len, model.window_size) if attention == "exact" else model.seq_len**2
-    # Scores and values are one product of head_dim for each pair and head.
+    # Scores and values each take one product of head_dim per pair and head.
     scores_and_values = 2 * widths.query * pairs / model.seq_len
     head = model.hidden_size * model.vocab_size
     return 2 * (model.num_layers * (projections + mlp + scores_and_values) + head)
@@ -72,7 +73,7 @@ def training_flops_per_token(model: ModelConfig, attention: Attention = "exact")
 
 
 def flops_formula(model: ModelConfig) -> str:
-    """Return in one line how the FLOPs of a token are counted for this model, and what comes out."""
+    """Return one line with the formula for the FLOPs of a token of this model, and the result."""
     span = f"window {model.window_size}, causal" if 0 < model.window_size < model.seq_len else "causal"
     widths = _widths(model)
     pairs = attended_pairs(model.seq_len, model.window_size)
@@ -86,9 +87,9 @@ def flops_formula(model: ModelConfig) -> str:
 
 class _Widths(NamedTuple):
     query: int
-    """Of all query heads together."""
+    """The width of all query heads together."""
     kv: int
-    """Of all keys together, and of all values."""
+    """The width of all key heads together, and of all value heads."""
     num_mlp_matrices: int
 
 
@@ -101,7 +102,7 @@ def _widths(model: ModelConfig) -> _Widths:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Return the dense bf16 peak of a device in FLOP/s by its name, or None when it is not in the table."""
+    """Return the dense bf16 peak of a device in FLOP/s from its name, or None if it is not in the table."""
     for name in sorted(_PEAK_TFLOPS_BF16, key=len, reverse=True):  # "H100 PCIe" before "H100"
         if name.lower() in device_name.lower():
             return _PEAK_TFLOPS_BF16[name] * 1e12
@@ -111,6 +112,6 @@ def peak_flops(device_name: str) -> float | None:
 def mfu(tokens_per_s_per_gpu: float, flops_per_token: float, peak: float) -> float:
     """Return the model FLOPs utilization as a fraction of 1.
 
-    Units: `peak` in FLOP/s, as `peak_flops`.
+    Units: `peak` in FLOP/s, from `peak_flops`.
     """
     return tokens_per_s_per_gpu * flops_per_token / peak

@@ -1,7 +1,7 @@
-"""The worker's end of stack dumps: contracts/stack_dumps.py tells how they are asked for and where they are found.
+"""The worker's side of stack dumps: contracts/stack_dumps.py defines how they are requested and where they are.
 
-faulthandler's handler runs in C whatever the interpreter does, and interrupted system calls go on: a healthy run does
-not notice. Standard library only, because this is loaded before torch.
+faulthandler's handler runs in C in any state of the interpreter, and interrupted system calls continue, so it does not
+affect a healthy run. Standard library only, because this is loaded before torch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def stacks_on_demand() -> Iterator[None]:
-    """Let this process write the stacks of all its threads whenever the signal comes; only Linux can."""
+    """Make this process write the stacks of all its threads on the signal. Works only on Linux; elsewhere it warns."""
     try:
         file = os.memfd_create(STACKS_FILE)
     except (AttributeError, OSError) as error:
-        _logger.warning("no stack dumps of this worker, should it hang: %s", error)
+        _logger.warning("this worker cannot dump its stacks if it hangs: %s", error)
         yield
         return
     try:

@@ -1,6 +1,6 @@
-"""What a step was spent on: the sum, longest, count and bytes of its spans, by operation.
+"""The time of a step: the sum, the longest, the count and the bytes of its spans, by operation.
 
-These sums are the first tier of telemetry: streamed for every rank and step, where whole spans are streamed for few.
+These totals are the first tier of telemetry: they are streamed for every rank and step, whole spans only for a few.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class OperationTotals:
     count: int
     num_bytes: int
     attended_ns: int | None = None
-    """For how much of `sum_ns` the host did nothing but launch and await it; None where that is not known."""
+    """For how much of `sum_ns` the host only launched and awaited the operation; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """A completed step. Spans that ended since the step before was completed count as this step's."""
+    """A completed step. The spans that ended since the completion of the step before count for this step."""
 
     step: int
     started_ns: int
@@ -34,15 +34,15 @@ class StepSummary:
     totals: dict[Operation, OperationTotals] = field(default_factory=dict)
 
     def sum_ms(self, operation: Operation) -> float:
-        """Return the milliseconds this operation took in all; 0 when there was none or it is switched off."""
+        """Return the total milliseconds of this operation; 0 if it did not run or is switched off."""
         totals = self.totals.get(operation)
         return totals.sum_ns / 1e6 if totals else 0.0
 
 
 class TotalsBuilder:
-    """Collects (operation number, duration, bytes, time attended or -1) of ended spans from any thread.
+    """Collects (operation number, duration, bytes, attended time or -1) of ended spans from any thread.
 
-    `ended` is appended to without a lock, which a deque allows; adding up is left for later, out of the spans' way.
+    Threads append to `ended` without a lock, which a deque allows. The sums are made later, outside of the spans.
     """
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class TotalsBuilder:
         self._lock = threading.Lock()
 
     def fold(self) -> None:
-        """Add up what has ended, so that the queue does not grow without bound between steps.
+        """Add up the ended spans, so that the queue does not grow without bound between steps.
 
-        Does nothing while somebody adds up already: that may be this thread itself, stopped by the garbage collector,
-        whose span ends in here.
+        Does nothing while a thread already adds them up. That may be this thread itself, interrupted by the garbage
+        collector, whose span ends inside the sum.
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -91,5 +91,5 @@ class TotalsBuilder:
 
 
 def _empty_sums() -> list[list[int]]:
-    """Return [sum, longest, count, bytes, attended, spans of which that is not known] for each operation number."""
+    """Return [sum, longest, count, bytes, attended, spans without a known attended time] for each operation number."""
     return [[0] * 6 for _ in range(MAX_OPERATIONS)]

@@ -1,30 +1,35 @@
-"""When work ran on the device, learned without ever waiting for it (MegaScale sec. 5.1, CUDA event monitor).
+"""When work ran on the device, measured without ever waiting for the device (MegaScale sec. 5.1, CUDA event monitor).
 
-A timed stretch is two events recorded on the stream that is current at its launch and at its end. Their times are read
-when the device has passed them, which costs a query and no synchronisation. Event pairs of one lane (one operation)
-end in order, so each look asks only the head of each lane. Event times are relative: a base event ties them to the
-monotonic clock. The base moves along, because float milliseconds lose digits, and is corrected by what must be true:
-nothing starts before the host launched it, nothing ends after the host saw it end. The pool of events is bounded: a
-device that does not answer must not cost memory without end, and what finds no event is left to the host's clock.
+A timed stretch is two events, recorded on the stream that is current at its launch and at its end. Their times are read
+when the device has passed them, which costs a query and no synchronisation. Event pairs of one lane (an operation of a
+group, on one stream) end in order, so each look queries only the head of each lane. Event times are relative to a base
+event, which ties them to the monotonic clock. The base moves along, because float milliseconds lose digits. Two
+invariants correct it: no work starts before the host launched it, and no work ends after the host saw its end. The pool
+of events is bounded, because a device that does not answer must not take memory without limit. A stretch without an
+event is timed by the host's clock.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 _REBASE_AFTER_NS = 4_000_000_000
 """A float of 4,000 ms still resolves 0.25 us."""
 MAX_EVENTS = 16_384
-"""Two a stretch: more than a host launches ahead of its device, as the driver's own queue ends at 1,024 launches."""
+"""Two or three per stretch: more than a host launches ahead of its device, because the driver's own queue holds only
+1,024 launches."""
+
+
+Lane = tuple[int, int]
+"""The numbers of an operation and of a group, 0 for none."""
 
 
 class DeviceEvent(Protocol):
-    """What is used of torch.cuda.Event."""
+    """The part of torch.cuda.Event that is used here."""
 
     def record(self) -> None: ...
 
@@ -33,18 +38,30 @@ class DeviceEvent(Protocol):
     def elapsed_time(self, end_event: Self, /) -> float: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Stretch:
     token: int
     launch_ns: int
     start: DeviceEvent
     end: DeviceEvent
+    wait: DeviceEvent | None = None
+    """Where compute begins to wait for the end."""
+
+
+class DeviceTimes(NamedTuple):
+    """When a stretch ran, in monotonic ns, and for how long of it the compute stream waited for its end."""
+
+    token: int
+    start_ns: int
+    duration_ns: int
+    awaited_ns: int
 
 
 class DeviceTimer:
-    """Times stretches of device work and hands them out when they are over.
+    """Times stretches of device work and returns their times when they are over.
 
-    `make_event` gives an event that can measure time; `synchronize` waits for the device once, now, to set the clock.
+    `make_event` returns an event that can measure time. `synchronize` waits for the device; only the constructor calls
+    it, to set the clock.
     """
 
     def __init__(
@@ -57,26 +74,26 @@ class DeviceTimer:
         self._clock = clock
         self._free: list[DeviceEvent] = []
         self._num_made = 0
-        self._started: dict[int, tuple[int, int, DeviceEvent]] = {}
-        self._lanes: dict[int, deque[_Stretch]] = {}
-        self._lock = threading.Lock()
+        self._started: dict[int, tuple[Lane, int, DeviceEvent]] = {}
+        self._lanes: dict[Lane, deque[_Stretch]] = {}
+        self._stopped: dict[int, _Stretch] = {}
         self._base = make_event()
         synchronize()
         self._base.record()
         synchronize()
         self._base_ns = clock()
 
-    def start(self, token: int, lane: int) -> None:
-        """Note that the work of `token` is launched from here on, on the current stream."""
+    def start(self, token: int, lane: Lane) -> None:
+        """Note that the host launches the work of `token` from here on, on the current stream."""
         event = self._event()
         if event is not None:
             self._started[token] = (lane, self._clock(), event)
             event.record()
 
     def stop(self, token: int) -> bool:
-        """Note that the work of `token` is all launched, or waited for by the current stream.
+        """Note that the host has launched all work of `token`, or that the current stream waits for it.
 
-        Return whether it will be handed out: not where there was no event for it.
+        Return whether `resolved` will return it, which needs a free event.
         """
         started = self._started.pop(token, None)
         if started is None:
@@ -87,27 +104,53 @@ class DeviceTimer:
             self._free.append(start)
             return False
         end.record()
-        self._lanes.setdefault(lane, deque()).append(_Stretch(token, launch_ns, start, end))
+        self._stopped[token] = stretch = _Stretch(token, launch_ns, start, end)
+        self._lanes.setdefault(lane, deque()).append(stretch)
         return True
 
-    def resolved(self, lane: int | None = None) -> list[tuple[int, int, int]]:
-        """Return (token, start, duration) in monotonic ns of what has ended since, in one lane or in all."""
-        # Another thread that is looking will find the same; no thread waits for it.
-        if not self._lock.acquire(blocking=False):
-            return []
-        try:
-            lanes = list(self._lanes.values()) if lane is None else [self._lanes.get(lane, deque())]
-            return [self._times(stretch) for waiting in lanes for stretch in self._ended(waiting)]
-        finally:
-            self._lock.release()
+    def wait(self, token: int) -> None:
+        """Note that the current stream waits from here on for the end of `token`."""
+        stretch = self._stopped.get(token)
+        wait = None if stretch is None else self._event()
+        if stretch is not None and wait is not None:
+            wait.record()
+            stretch.wait = wait
+
+    def resolved(self, lane: Lane | None = None) -> list[DeviceTimes]:
+        """Return the times of the stretches that have ended since the last call, in one lane or in all.
+
+        One thread at a time may call it.
+        """
+        lanes = list(self._lanes.values()) if lane is None else [self._lanes.get(lane, deque())]
+        return [self._times(stretch) for waiting in lanes for stretch in self._ended(waiting)]
+
+    def reached(self) -> list[tuple[int, bool, bool]]:
+        """Return (token, it has begun, compute waits for its end) of the stretches that the device has got to, but not
+        ended."""
+        found = [(token, True, False) for token, (_, _, start) in list(self._started.items()) if start.query()]
+        for waiting in list(self._lanes.values()):
+            for stretch in list(waiting):
+                has_begun = stretch.start.query()
+                is_awaited = stretch.wait is not None and stretch.wait.query()
+                if not has_begun and not is_awaited:
+                    break  # the later ones of a lane begin and are awaited later
+                found.append((stretch.token, has_begun, is_awaited))
+        return found
 
     def _ended(self, waiting: deque[_Stretch]) -> list[_Stretch]:
         ended: list[_Stretch] = []
         while waiting and waiting[0].end.query():
             ended.append(waiting.popleft())
+            self._stopped.pop(ended[-1].token, None)
         return ended
 
-    def _times(self, stretch: _Stretch) -> tuple[int, int, int]:
+    def _times(self, stretch: _Stretch) -> DeviceTimes:
+        awaited_ns = 0
+        if stretch.wait is not None:
+            # compute that has not got there yet will find the end passed
+            if stretch.wait.query():
+                awaited_ns = max(0, round(stretch.wait.elapsed_time(stretch.end) * 1e6))
+            self._free.append(stretch.wait)
         duration_ns = max(0, round(stretch.start.elapsed_time(stretch.end) * 1e6))
         start_ns = self._base_ns + round(self._base.elapsed_time(stretch.start) * 1e6)
         corrected_ns = max(min(start_ns, self._clock() - duration_ns), stretch.launch_ns)
@@ -117,7 +160,7 @@ class DeviceTimer:
             self._base, self._base_ns = stretch.start, corrected_ns
         else:
             self._free += [stretch.start, stretch.end]
-        return stretch.token, corrected_ns, duration_ns
+        return DeviceTimes(stretch.token, corrected_ns, duration_ns, min(awaited_ns, duration_ns))
 
     def _event(self) -> DeviceEvent | None:
         try:

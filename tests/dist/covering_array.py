@@ -47,19 +47,17 @@ def _candidate(
     levels = dict(start)
     others = [name for name in factors if name not in levels]
     generator.shuffle(others)
+    order = list(factors)
     for name in others:
+        before = [known for known in levels.items() if order.index(known[0]) < order.index(name)]
+        after = [known for known in levels.items() if order.index(known[0]) > order.index(name)]
+        own = [(name, level) for level in range(len(factors[name]))]
         gains = [
-            sum(_pair(factors, (name, level), known) in missing for known in levels.items())
-            for level in range(len(factors[name]))
+            sum((one, pair) in missing for one in before) + sum((pair, one) in missing for one in after) for pair in own
         ]
         levels[name] = generator.choice([level for level, gain in enumerate(gains) if gain == max(gains)])
     return levels
 
 
 def _covered(factors: Mapping[str, Sequence[Any]], levels: Mapping[str, int]) -> set[Pair]:
-    return {_pair(factors, one, other) for one, other in combinations(levels.items(), 2)}
-
-
-def _pair(factors: Mapping[str, Sequence[Any]], one: tuple[str, int], other: tuple[str, int]) -> Pair:
-    order = list(factors)
-    return (one, other) if order.index(one[0]) < order.index(other[0]) else (other, one)
+    return set(combinations([(name, levels[name]) for name in factors], 2))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint.data_file import verify_checkpoint
-from megatrain.contracts.arena import Arena
-from megatrain.contracts.arena_locks import is_held
+from megatrain.arena.directory import Arena
+from megatrain.arena.locks import is_held
+from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.contracts.checkpoint_files import committed_steps, step_directory_name
 from megatrain.contracts.location import LocalLocation
 from tests.dist.training_jobs import Run, Tables, assert_states_bitwise

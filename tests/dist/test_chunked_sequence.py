@@ -1,4 +1,4 @@
-"""A branch whose rows travel in chunks: as many bytes as in one exchange, and as much memory as was estimated."""
+"""A branch that exchanges sequence chunks: as many bytes as in one collective, and as much memory as was estimated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDS = {Operation.TP_ALL_GATHER: 3, Operation.TP_REDUCE_SCATTER: 2}
 """Of embedding and head for a micro-batch, which stay whole: in forward, in backward, and for the head again."""
 
 
-@pytest.mark.slow(kept=["serial-selective"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("block", "recompute"), [("parallel", "none"), ("serial", "selective"), ("serial", "full")])
 def test_as_many_bytes_travel_in_more_exchanges(
     block: str, recompute: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
@@ -89,7 +89,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow(kept=["Llama, parallel, selective, dropout"])
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_estimate_is_what_a_step_holds(changes: dict[str, Any], rank_pool: RankPool) -> None:
     for counted, estimated, moment in rank_pool.run(measure_rank, 2, with_changes({**SMALL, **changes})):

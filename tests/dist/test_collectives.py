@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.comm import Mesh, create_mesh, join
-from megatrain.comm import meet as meet_at_store
+from megatrain.comm import Mesh, create_mesh, join, open_rendezvous
+from megatrain.comm.gloo import GlooCommunicator
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
@@ -39,10 +39,10 @@ class Answers:
     error: str = ""
 
 
-def meet(context: RankContext, layout: Layout, boxes: str = "", *, has_wrap_links: bool = False) -> Mesh:
+def joined_mesh(context: RankContext, layout: Layout, boxes: str = "", *, has_wrap_links: bool = False) -> Mesh:
     rank, world_size = context.rank, layout.world_size
     process = Process(rank, world_size, rank, world_size, 0, context.init_method)
-    join(meet_at_store(process, job="collectives", timeout_s=20))
+    join(open_rendezvous(process, job="collectives", timeout_s=20))
     identity = Identity("collectives", "main", 0, rank, layout, os.getpid(), "host")
     recorder = open_recorder(identity, directory=boxes, run_key="key", num_records=256)
     return create_mesh(layout, rank, CPU, recorder, has_wrap_links=has_wrap_links, timeout_s=20)
@@ -54,7 +54,7 @@ def own(rank: int) -> Tensor:
 
 
 def exchange(context: RankContext, boxes: str) -> Answers:
-    mesh, rank, answers = meet(context, Layout(dp_size=SIZE), boxes), context.rank, Answers()
+    mesh, rank, answers = joined_mesh(context, Layout(dp_size=SIZE), boxes), context.rank, Answers()
     dp, results = mesh.dp, answers.results
     results["sum"] = dp.all_reduce(own(rank), Operation.DP_ALL_REDUCE).wait().tolist()
     results["maximum"] = dp.all_reduce(own(rank), Operation.DP_ALL_REDUCE, maximum=True).wait().tolist()
@@ -71,8 +71,8 @@ def exchange(context: RankContext, boxes: str) -> Answers:
     answers.has_waited = pending.is_done()
 
     mesh.set_timeout(17.0)
-    groups = [group.process_group for group in mesh.groups if group.process_group is not None]
-    answers.timeouts = [one._get_backend(CPU).options._timeout.total_seconds() for one in groups]
+    communicators = [one for group in mesh.groups if isinstance(one := group.communicator, GlooCommunicator)]
+    answers.timeouts = [one.process_group._get_backend(CPU).options._timeout.total_seconds() for one in communicators]
     try:  # of no type that travels
         dp.all_reduce(torch.empty(1, dtype=torch.int16), Operation.DP_ALL_REDUCE).wait()
     except CommunicationError as error:
@@ -139,7 +139,7 @@ def test_a_timeout_is_for_every_group(answers: list[Answers]) -> None:
 
 
 def channels_of(context: RankContext, layout: Layout, has_wrap_links: bool) -> tuple[list[str], bool, bool]:
-    links = meet(context, layout, has_wrap_links=has_wrap_links).links
+    links = joined_mesh(context, layout, has_wrap_links=has_wrap_links).links
     assert links is not None
     channels = (links.forward_to_next, links.forward_from_previous, links.backward_to_previous,
                 links.backward_from_next)  # fmt: skip
@@ -171,11 +171,11 @@ def reduce_half_precision(context: RankContext) -> list[float]:
     rank = context.rank
     x = torch.full((SIZE * 2,), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
     own_slice = x[2 * rank : 2 * rank + 2]
-    dp = meet(context, Layout(dp_size=SIZE)).dp
-    reduced = dp.reduce_scatter(x, Operation.GRADS_REDUCE_SCATTER, out=own_slice, has_wide_sum=True).wait()
+    dp = joined_mesh(context, Layout(dp_size=SIZE)).dp
+    reduced = dp.reduce_scatter(x, Operation.GRADS_REDUCE_SCATTER, out=own_slice, sums_in_fp32=True).wait()
     assert reduced is own_slice
     halves = torch.full((SIZE,), 256.0 if rank == 0 else 0.5, dtype=torch.bfloat16)
-    wide = dp.reduce_scatter(halves, Operation.GRADS_REDUCE_SCATTER, out=torch.empty(1), has_wide_sum=True).wait()
+    wide = dp.reduce_scatter(halves, Operation.GRADS_REDUCE_SCATTER, out=torch.empty(1), sums_in_fp32=True).wait()
     return [*reduced.tolist(), *wide.tolist()]
 
 

@@ -22,18 +22,18 @@ from tests.helpers.training_case import DEATH_EXIT_CODE, Orders, make_config, on
 LAYOUT = on_layout(2, 2, 2)
 WORLD_SIZE = 8
 MESSAGE = re.compile(
-    r"(?P<operation>[a-z]+(-[a-z]+)+) (number \d+|of chunk \d+, microbatch \d+ (to|from) rank \d+) "
+    r"(?P<operation>[a-z]+(-[a-z]+)+) (number \d+|of chunk \d+, micro-batch \d+ (to|from) rank \d+) "
     r"on group (?P<group>tp|dp|pp|embedding|pp-(forward|backward)(-wrap)?) \(ranks (?P<ranks>\d(, \d)*)\) "
     r"failed on rank (?P<rank>\d): (?P<cause>.+)"
 )
 
 
-CHUNKED_TP: list[Tables] = [on_layout(2, 1, 2), {"parallel": {"num_sequence_chunks": 4}}]
+SEQUENCE_CHUNKS: list[Tables] = [on_layout(2, 1, 2), {"parallel": {"num_sequence_chunks": 4}}]
 IN_FLIGHT: dict[str, tuple[list[Tables], Operation, str]] = {
-    "reduction-beneath-a-backward": ([on_layout(1, 1, 2, 2)], Operation.GRADS_REDUCE_SCATTER, "dp"),
-    "gather-beneath-a-forward": ([on_layout(1, 1, 2, 2)], Operation.PARAMS_ALL_GATHER, "dp"),
-    "chunk-of-the-sequence-gathered": (CHUNKED_TP, Operation.TP_ALL_GATHER, "tp"),
-    "chunk-of-the-sequence-scattered": (CHUNKED_TP, Operation.TP_REDUCE_SCATTER, "tp"),
+    "reduction-during-backward": ([on_layout(1, 1, 2, 2)], Operation.GRADS_REDUCE_SCATTER, "dp"),
+    "gather-during-forward": ([on_layout(1, 1, 2, 2)], Operation.PARAMS_ALL_GATHER, "dp"),
+    "sequence-chunk-gathered": (SEQUENCE_CHUNKS, Operation.TP_ALL_GATHER, "tp"),
+    "sequence-chunk-scattered": (SEQUENCE_CHUNKS, Operation.TP_REDUCE_SCATTER, "tp"),
     "gradient-between-stages": ([on_layout(1, 2, 2, 2)], Operation.BACKWARD_SEND, "pp"),
 }
 """In which overlapped exchange a rank dies, and along which axis its peers are."""
@@ -85,6 +85,7 @@ def test_survivors_of_a_dead_rank_name_operation_group_and_rank(
     assert codes == {rank: str(DEATH_EXIT_CODE if rank == dead else 69) for rank in range(WORLD_SIZE)}
 
 
+@pytest.mark.slow(kept=["gather-during-forward"])
 @pytest.mark.parametrize("case", IN_FLIGHT)
 def test_a_rank_that_dies_in_the_middle_of_overlapped_traffic_is_named_by_its_peers(
     case: str, rank_pool: RankPool, train_data: Tables, tmp_path: Path
@@ -121,6 +122,7 @@ def test_a_step_that_takes_too_long_is_an_error_on_every_waiting_rank(
     assert any("timed out" in cause.lower() or "timeout" in cause.lower() for cause in causes), messages
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_in_a_save_is_a_communication_error_of_that_save(
     rank_pool: RankPool, train_data: Tables, tmp_path: Path
 ) -> None:

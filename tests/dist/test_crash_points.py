@@ -73,7 +73,7 @@ def test_a_rank_that_is_killed(
 def test_a_rank_that_is_killed_before_it_seals_its_first_snapshot(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    """Another rank has sealed it and wants it in storage, where it can never get: no process waits for that."""
+    """Another rank has sealed it, and it waits to be written, which can never be done: no process waits for that."""
     tables = (train_data, OPTIONS, LAYOUT, place(tmp_path))
     crash(rank_pool, *tables, orders=Orders(fault=RankFault(1, 1, "seal")))
 
@@ -116,7 +116,7 @@ def test_a_rank_that_is_killed_while_the_slots_change(
     dies = RankFault(1, 2, "copy", when=str(faults.reached(0)))
     crash(rank_pool, *tables, orders=Orders(fault=dies, writer_faults=str(tmp_path / "faults")))
     assert steps_that_are_whole(tmp_path / "checkpoints") == []
-    faults.let_go(0)
+    faults.release(0)
     wait_for_commit(tmp_path, 2)
     assert steps_that_are_whole(tmp_path / "checkpoints") == [2]
 
@@ -176,6 +176,7 @@ KILLS = [
     at_step(3, "close", "r000000-rank-00001.distcp"),
     at_step(3, "write", "host-r000000-00000.done"),
     at_step(4, "write", "r000000-metadata"),
+    at_step(4, "write", "r000000-index.json"),
     at_step(5, "write", r"r000000-manifest-.*\.json"),
     at_step(6, "write", "COMMIT"),
     # one rank's slot has been told that it is free, the other has not
@@ -184,7 +185,7 @@ KILLS = [
     WriterFault("remove", r"step-\d+/COMMIT"),
     WriterFault("remove", r"step-\d+"),
 ]
-AFTER_COMMIT = range(8, len(KILLS))
+AFTER_COMMIT = range(9, len(KILLS))
 SAVES = 12
 
 
@@ -217,7 +218,7 @@ def test_writers_that_are_killed_while_the_ranks_train_on(
         steps = steps_that_are_whole(faults.tree(number))
         newest[number] = max(steps, default=0)
         assert {newest[number] - 1, newest[number]} - {-1, 0} <= set(steps)
-    assert newest[: AFTER_COMMIT.start] == [0, 0, 1, 2, 2, 3, 4, 5]
+    assert newest[: AFTER_COMMIT.start] == [0, 0, 1, 2, 2, 3, 3, 4, 5]
     for number in (0, 1, 3, *AFTER_COMMIT):
         again = tmp_path / f"again-{number}"
         shutil.copytree(faults.tree(number), again / "checkpoints")

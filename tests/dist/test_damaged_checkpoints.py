@@ -18,8 +18,8 @@ from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import read_manifest, write_commit, write_manifest
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.texts import bytes_text
 from megatrain.contracts.verifications import Verification, note_verifications
+from megatrain.formatting.quantities import bytes_text
 from tests.dist.restarts import place, step_place, steps_that_are_whole, wait_for_the_end_of_writers
 from tests.dist.training_jobs import Arrays, Run, Tables, TrainingJobs, assert_bitwise
 from tests.helpers.checkpoint_tree import manifest_path
@@ -32,6 +32,7 @@ LAYOUT = on_layout(2, 2, 2)
 STEPS = 4
 FILE = "r000000-rank-00003.distcp"
 METADATA = "r000000-metadata"
+INDEX = "r000000-index.json"
 MANIFEST = "r000000-manifest-"
 KEYS = {"master": "model", "exp_avg": "optimizer.exp_avg", "exp_avg_sq": "optimizer.exp_avg_sq"}
 
@@ -126,7 +127,8 @@ DAMAGES = [
     Damage("flipped bit", lambda place: flip(place / FILE), FILE),
     Damage("cut short", lambda place: cut(place / FILE), FILE),
     Damage("missing file", lambda place: (place / FILE).unlink(), FILE),
-    Damage("flipped bit in the metadata", lambda place: flip(place / METADATA), METADATA),
+    Damage("flipped bit in the index", lambda place: flip(place / INDEX), INDEX),
+    Damage("missing index", lambda place: (place / INDEX).unlink(), INDEX),
     Damage("missing metadata", lambda place: (place / METADATA).unlink(), METADATA),
     Damage("flipped bit in the manifest", lambda place: flip(manifest_path(place)), MANIFEST, NO_COMMITTED),
     Damage("missing manifest", lambda place: manifest_path(place).unlink(), MANIFEST, NO_COMMITTED),
@@ -160,7 +162,8 @@ def train(rank_pool: RankPool, train_data: Tables, tmp_path: Path) -> Train:
     return run
 
 
-def test_the_size_that_is_told_at_the_start_is_what_storage_holds(train: Train, ckpt: Ckpt, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_size_that_is_reported_at_the_start_is_what_storage_holds(train: Train, ckpt: Ckpt, tmp_path: Path) -> None:
     code, said = train(tmp_path / "run")
     assert code == ExitCode.OK, said
     (saved,) = ckpt("ls", tmp_path / "run", "--json")["checkpoints"]
@@ -185,7 +188,7 @@ def test_what_a_verification_found_damaged_is_read_only_where_nothing_else_is_le
         assert (warning in said) == (resumed == 2), said
 
 
-@pytest.mark.slow(kept=["flipped bit", "missing COMMIT", "of another branch"])
+@pytest.mark.slow(kept=["missing COMMIT"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=str)
 def test_a_damaged_checkpoint(damage: Damage, trained: Trained, ckpt: Ckpt, train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -19,7 +19,7 @@ COMMON: Tables = {
 }
 
 
-@pytest.mark.slow(kept=["(1, 4, 1, 1)"])
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 1, 8, 1), (2, 2, 2, 2), (1, 4, 1, 1)], ids=str)
 def test_the_same_windows_count_in_every_layout(
     sizes: tuple[int, int, int, int], jobs: TrainingJobs, all_data: Tables

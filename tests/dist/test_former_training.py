@@ -26,7 +26,7 @@ from tests.helpers.source_tree import ROOT
 from tests.helpers.training_case import make_config, on_layout
 
 FORMER = ROOT / "tests" / "golden" / "former-training"
-TOLD: dict[str, list[float]] = json.loads((FORMER / "run.json").read_text())
+RECORDED: dict[str, list[float]] = json.loads((FORMER / "run.json").read_text())
 MODEL: Tables = {
     "model": {
         "hidden_size": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4, "ffn_size": 24, "norm": "rmsnorm",
@@ -54,6 +54,7 @@ def former(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow(kept=["sizes0"])
 @pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 2, 2)])
 def test_training_goes_on_with_the_same_numbers(
     jobs: TrainingJobs, train_data: Tables, former: Path, sizes: tuple[int, int, int]
@@ -61,10 +62,11 @@ def test_training_goes_on_with_the_same_numbers(
     place: Tables = {"job": {"run_directory": str(former)}}
     run = jobs.run(make_config(MODEL, train_data, place, on_layout(*sizes)))
     assert [report.step for report in run.steps] == [3, 4, 5]
-    assert_close(run.losses, TOLD["losses"][SAVED:], 1e-10, "loss")
-    assert_close(run.grad_norms, TOLD["grad_norms_after"], 1e-10, "gradient norm")
+    assert_close(run.losses, RECORDED["losses"][SAVED:], 1e-10, "loss")
+    assert_close(run.grad_norms, RECORDED["grad_norms_after"], 1e-10, "gradient norm")
 
 
+@pytest.mark.slow(kept=["tp2-dp2-sizes1"])
 @pytest.mark.parametrize(
     ("layout", "sizes"),
     [("tp2-dp2", (2, 1, 2)), ("tp2-dp2", (1, 1, 1)), ("pp2-tied", (1, 2, 1)), ("pp2-tied", (2, 2, 2))],
@@ -98,4 +100,4 @@ def test_transformers_finds_the_loss_that_training_went_on_with(former: Path, tr
     loss = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1)[:, : config.model.vocab_size].double(), labels.flatten()
     )
-    assert loss.item() == pytest.approx(TOLD["losses"][SAVED], rel=1e-6)
+    assert loss.item() == pytest.approx(RECORDED["losses"][SAVED], rel=1e-6)

@@ -20,7 +20,7 @@ BOUND = 5e-4
 part; the first step scales by the tensor at hand, which is another one on each rank. Measured: up to 1.1e-4."""
 
 
-@pytest.mark.slow(kept=["rowwise"])
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["delayed", "rowwise"])
 def test_layouts_stay_beside_one_process(recipe: str, jobs: TrainingJobs, train_data: Tables) -> None:
     common: Tables = DELAYED if recipe == "delayed" else {**DELAYED, "fp8": {"recipe": "rowwise"}}

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from megatrain.comm import create_mesh, join, meet
-from megatrain.comm.group_creation import create_process_group
+from megatrain.comm import create_mesh, join, open_rendezvous
+from megatrain.comm.gloo import create_process_group
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.link_warmup import warm_up
-from megatrain.comm.meeting import Meeting
+from megatrain.comm.rendezvous import Rendezvous
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.process import Process
@@ -28,23 +28,23 @@ TIMEOUT_S = 1.0
 DEADLINE = timedelta(seconds=20)
 
 
-def come(context: RankContext, port: int = 0) -> Meeting:
+def come(context: RankContext, port: int = 0) -> Rendezvous:
     """Join at a store that is a file, or, as a job's is, a server on this machine."""
     process = Process(context.rank, context.world_size, init_method=context.init_method)
     if port:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
-        meeting = Meeting(process, store, context.init_method)
+        rendezvous = Rendezvous(process, store, context.init_method)
     else:
-        met = meet(process, job="creation", timeout_s=20)
-        assert met is not None
-        meeting = met
-    join(meeting)
-    return meeting
+        opened = open_rendezvous(process, job="creation", timeout_s=20)
+        assert opened is not None
+        rendezvous = opened
+    join(rendezvous)
+    return rendezvous
 
 
-def create(planned: PlannedGroup, meeting: Meeting, timeout_s: float = 20.0) -> dist.ProcessGroup:
-    store = dist.PrefixStore(meeting.prefix, meeting.store)
-    return create_process_group(planned, meeting.process.rank, CPU, store, timeout_s=timeout_s)
+def create(planned: PlannedGroup, rendezvous: Rendezvous, timeout_s: float = 20.0) -> dist.ProcessGroup:
+    store = dist.PrefixStore(rendezvous.prefix, rendezvous.store)
+    return create_process_group(planned, rendezvous.process.rank, store, timedelta(seconds=timeout_s))
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +54,13 @@ def server() -> dist.TCPStore:
 
 def groups_of_unequal_ranks(context: RankContext, port: int) -> list[float]:
     """Let rank 0 be in three groups before the one of all, rank 1 in two, rank 2 in one."""
-    meeting = come(context, port)
+    rendezvous = come(context, port)
     pairs = [PlannedGroup("one", (0, 1)), PlannedGroup("two", (0, 1)), PlannedGroup("three", (0, 2))]
     sums = []
     for planned in (*pairs, PlannedGroup("all", (0, 1, 2))):
         if context.rank in planned.ranks:
             x = torch.tensor([10.0**context.rank])
-            dist.all_reduce(x, group=create(planned, meeting))
+            dist.all_reduce(x, group=create(planned, rendezvous))
             sums.append(x.item())
     return sums
 
@@ -92,15 +92,15 @@ def test_the_world_has_no_connections_and_says_so(rank_pool: RankPool) -> None:
 
 def wait_for_one_that_never_comes(context: RankContext, absent: tuple[int, ...], size: int, port: int) -> str:
     """Return the error of a rank that is there."""
-    meeting = come(context, port)
-    store = meeting.store
+    rendezvous = come(context, port)
+    store = rendezvous.store
     everybody = range(size)
     store.set(f"here-{context.rank}", b"1")
     store.wait([f"here-{rank}" for rank in everybody], DEADLINE)
     text = ""
     if context.rank not in absent:
         with pytest.raises(CommunicationError) as caught:
-            create(PlannedGroup("dp", tuple(everybody)), meeting, TIMEOUT_S)
+            create(PlannedGroup("dp", tuple(everybody)), rendezvous, TIMEOUT_S)
         text = str(caught.value)
     store.set(f"seen-{context.rank}", b"1")
     # nobody leaves before all have seen it: an absent rank is alive, and elsewhere
@@ -117,20 +117,20 @@ def test_who_never_comes_is_named(
         if rank not in absent:
             assert error.startswith(
                 f"rank {rank} could not create group dp of ranks 0, 1, 2, 3 within runtime.init_timeout_s=1; "
-                f"without a sign of {named}: "
+                f"no sign of {named}: "
             )
 
 
 def only_half_of_a_mesh(context: RankContext) -> str:
     """Let rank 3 stay away: rank 2 waits for it in tp, and the others for rank 2, or for who waits for it."""
-    meeting = come(context)
+    rendezvous = come(context)
     if context.rank == 3:
-        meeting.store.wait([f"seen-{rank}" for rank in range(3)], DEADLINE)
+        rendezvous.store.wait([f"seen-{rank}" for rank in range(3)], DEADLINE)
         return ""
     recorder = Recorder(BlackBoxWriter.anonymous())
     with pytest.raises(CommunicationError) as caught:
         create_mesh(Layout(tp_size=2, dp_size=2), context.rank, CPU, recorder, timeout_s=TIMEOUT_S)
-    meeting.store.set(f"seen-{context.rank}", b"1")
+    rendezvous.store.set(f"seen-{context.rank}", b"1")
     return str(caught.value)
 
 
@@ -138,16 +138,16 @@ def only_half_of_a_mesh(context: RankContext) -> str:
 def test_in_a_mesh_every_rank_names_whom_it_waits_for(rank_pool: RankPool) -> None:
     errors = rank_pool.run(only_half_of_a_mesh, 4)
     assert "rank 2 could not create group tp of ranks 2, 3" in errors[2]
-    assert "without a sign of rank 3:" in errors[2]
+    assert "no sign of rank 3:" in errors[2]
     assert "rank 0 could not create group dp of ranks 0, 2" in errors[0]
-    assert "without a sign of rank 2:" in errors[0]
+    assert "no sign of rank 2:" in errors[0]
     assert "rank 1 could not create group dp of ranks 1, 3" in errors[1]
-    assert "without a sign of rank 3:" in errors[1]
+    assert "no sign of rank 3:" in errors[1]
 
 
 def say_hello_to_neighbours(context: RankContext, layout: Layout, has_wrap_links: bool) -> list[str]:
     """Return the operations of what this rank's links exchanged."""
-    meeting = come(context)
+    rendezvous = come(context)
     noted: list[str] = []
     mesh = create_mesh(
         layout,
@@ -158,7 +158,7 @@ def say_hello_to_neighbours(context: RankContext, layout: Layout, has_wrap_links
         before_exchange=lambda exchange: noted.append(exchange.operation.value),
     )
     assert mesh.links is not None
-    store = dist.PrefixStore(meeting.prefix, meeting.store)
+    store = dist.PrefixStore(rendezvous.prefix, rendezvous.store)
     warm_up(mesh.links, mesh.coordinate["pp"], layout.pp_size, CPU, lambda group: store, has_wrap_links=has_wrap_links)
     found = list(noted)
     mesh.barrier()
@@ -176,11 +176,11 @@ def test_first_messages_go_over_every_link(rank_pool: RankPool, pp_size: int, ha
 
 
 def come_to_links_alone(context: RankContext) -> str:
-    """Return what stage 0 of two is told that waits for the other's first message; stage 1 never sends any."""
-    meeting = come(context)
+    """Return the error of stage 0, which waits for the first message of stage 1. Stage 1 never sends one."""
+    rendezvous = come(context)
     layout = Layout(pp_size=2)
     mesh = create_mesh(layout, context.rank, CPU, Recorder(BlackBoxWriter.anonymous()))
-    store = dist.PrefixStore(meeting.prefix, meeting.store)
+    store = dist.PrefixStore(rendezvous.prefix, rendezvous.store)
     error = ""
     if context.rank == 0:
         assert mesh.links is not None
@@ -197,4 +197,4 @@ def come_to_links_alone(context: RankContext) -> str:
 def test_a_neighbour_that_does_not_come_to_a_link_is_named(rank_pool: RankPool) -> None:
     error, _ = rank_pool.run(come_to_links_alone, 2)
 
-    assert error.startswith("rank 0 could not begin the link pp-forward to rank 1 within runtime.init_timeout_s=1: ")
+    assert error.startswith("rank 0 could not open the link pp-forward to rank 1 within runtime.init_timeout_s=1: ")

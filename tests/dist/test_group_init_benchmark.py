@@ -26,6 +26,15 @@ def without_set(requests: Counter[str]) -> Counter[str]:
     return Counter({kind: count for kind, count in requests.items() if kind != "set" and count})
 
 
+@pytest.mark.slow(
+    kept=[
+        "ours-pp_size=1 dp_size=3 tp_size=1",
+        "torch-pp_size=1 dp_size=3 tp_size=1",
+        "torch, TORCH_DIST_INIT_BARRIER=1-pp_size=1 dp_size=3 tp_size=1",
+        "ours-pp_size=4 dp_size=1 tp_size=1",
+        "torch-pp_size=4 dp_size=1 tp_size=1",
+    ]
+)
 @pytest.mark.parametrize(
     "layout", [Layout(tp_size=2, pp_size=2, dp_size=2), Layout(pp_size=4), Layout(dp_size=3)], ids=str
 )

@@ -10,10 +10,10 @@ import torch
 from torch import distributed as dist
 
 from megatrain.comm import Mesh, create_mesh, join
-from megatrain.comm.group_creation import create_process_group
+from megatrain.comm.gloo import create_process_group
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.group_stores import GroupStores
-from megatrain.comm.meeting import Meeting
+from megatrain.comm.rendezvous import Rendezvous
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
@@ -34,31 +34,32 @@ class Answers:
     error: str = ""
 
 
-def meeting_at(context: RankContext, port: int) -> Meeting:
+def rendezvous_at(context: RankContext, port: int) -> Rendezvous:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=DEADLINE)
-    return Meeting(Process(context.rank, context.world_size, init_method=context.init_method), store, PREFIX)
+    return Rendezvous(Process(context.rank, context.world_size, init_method=context.init_method), store, PREFIX)
 
 
-def mesh_of(meeting: Meeting, ranks_per_store: int) -> Mesh:
-    join(meeting)
-    stores = GroupStores(meeting, ranks_per_store=ranks_per_store, timeout_s=20)
+def mesh_of(rendezvous: Rendezvous, ranks_per_store: int) -> Mesh:
+    join(rendezvous)
+    stores = GroupStores(rendezvous, ranks_per_store=ranks_per_store, timeout_s=20)
     recorder = Recorder(BlackBoxWriter.anonymous())
-    return create_mesh(LAYOUT, meeting.process.rank, torch.device("cpu"), recorder, stores=stores, timeout_s=20)
+    return create_mesh(LAYOUT, rendezvous.process.rank, torch.device("cpu"), recorder, stores=stores, timeout_s=20)
 
 
 def sum_in_all_groups(context: RankContext, port: int, ranks_per_store: int) -> Answers:
-    mesh, answers = mesh_of(meeting_at(context, port), ranks_per_store), Answers()
+    mesh, answers = mesh_of(rendezvous_at(context, port), ranks_per_store), Answers()
     for group in mesh.groups:
         pending = group.all_reduce(torch.ones(1), Operation.CHECKPOINT_EXCHANGE)
         answers.sums[group.name] = (group.size, pending.wait().item())
     assert mesh.stores is not None
     for number in range(LAYOUT.world_size):  # at any store, which are all still there
         planned = PlannedGroup(f"late-{number}", tuple(range(LAYOUT.world_size)))
-        create_process_group(planned, mesh.rank, mesh.device, mesh.stores.of(planned), timeout_s=20)
+        create_process_group(planned, mesh.rank, mesh.stores.of(planned), DEADLINE)
     mesh.barrier()  # a rank that leaves takes its store along
     return answers
 
 
+@pytest.mark.slow(kept=["3-3"])
 @pytest.mark.parametrize(("ranks_per_store", "num_stores"), [(8, 1), (3, 3)])
 def test_all_groups_meet(rank_pool: RankPool, ranks_per_store: int, num_stores: int) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -77,17 +78,17 @@ def test_all_groups_meet(rank_pool: RankPool, ranks_per_store: int, num_stores: 
 
 
 def come_without_rank_4(context: RankContext, port: int) -> str:
-    meeting = meeting_at(context, port)
+    rendezvous = rendezvous_at(context, port)
     text = ""
     if context.rank != 4:
-        join(meeting)
-        stores = GroupStores(meeting, ranks_per_store=4, timeout_s=1)
+        join(rendezvous)
+        stores = GroupStores(rendezvous, ranks_per_store=4, timeout_s=1)
         recorder = Recorder(BlackBoxWriter.anonymous())
         with pytest.raises(CommunicationError) as caught:
             create_mesh(LAYOUT, context.rank, torch.device("cpu"), recorder, stores=stores, timeout_s=1)
         text = str(caught.value)
-    meeting.store.set(f"seen-{context.rank}", b"1")
-    meeting.store.wait([f"seen-{rank}" for rank in range(8)], DEADLINE)
+    rendezvous.store.set(f"seen-{context.rank}", b"1")
+    rendezvous.store.wait([f"seen-{rank}" for rank in range(8)], DEADLINE)
     return text
 
 

@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Tables, dict[str, Any], Tables]] = {
 }
 
 
-@pytest.mark.slow(kept=["tp4-kv2-dp2-lamb-zero2"])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_holders_of_a_head_give_the_numbers_of_one_process(
     case: tuple[Tables, dict[str, Any], Tables], jobs: TrainingJobs, all_data: Tables

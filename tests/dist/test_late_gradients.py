@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from megatrain.config.config import Config
-from megatrain.ops.gradient_sink import Addition
-from megatrain.parallel.data_parallel import ChunkDataParallel, _BucketSink
+from megatrain.ops.main_grad import Addition
+from megatrain.parallel.data_parallel import ChunkDataParallel, _BucketMainGrad
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_close, distance
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
@@ -27,23 +27,23 @@ CASES: dict[str, tuple[Tables, Tables]] = {
 def train_with_late_writes(context: RankContext, config: Config, orders: Orders) -> RankRecord:
     """Be one worker; the last one writes every gradient in two halves, but for the first step."""
     add, start_step, reduce_late = (
-        _BucketSink.add,
+        _BucketMainGrad.add,
         ChunkDataParallel.start_step,
         ChunkDataParallel.reduce_late_gradients,
     )
     num_steps: Counter[int] = Counter()
     num_reduced: Counter[int] = Counter()
 
-    def add_in_halves(sink: _BucketSink, whole: Addition) -> None:
-        if context.rank != context.world_size - 1 or num_steps[sink.chunk.number] == 1:
-            add(sink, whole)
+    def add_in_halves(main_grad: _BucketMainGrad, whole: Addition) -> None:
+        if context.rank != context.world_size - 1 or num_steps[main_grad.chunk.number] == 1:
+            add(main_grad, whole)
             return
-        shape = sink.chunk.buckets[sink.number].parameters[sink.index].parameter.shape
-        half = torch.zeros(shape, dtype=sink.chunk.options.gradient_dtype)
+        shape = main_grad.chunk.buckets[main_grad.number].parameters[main_grad.index].parameter.shape
+        half = torch.zeros(shape, dtype=main_grad.chunk.options.gradient_dtype)
         whole(half, True)
         half /= 2.0
         for _ in range(2):
-            add(sink, lambda total, is_fresh: total.copy_(half) if is_fresh else total.add_(half))
+            add(main_grad, lambda total, is_fresh: total.copy_(half) if is_fresh else total.add_(half))
 
     def count_steps(chunk: ChunkDataParallel) -> None:
         num_steps[chunk.number] += 1
@@ -54,7 +54,7 @@ def train_with_late_writes(context: RankContext, config: Config, orders: Orders)
         reduce_late(chunk)
 
     with (
-        patch.object(_BucketSink, "add", add_in_halves),
+        patch.object(_BucketMainGrad, "add", add_in_halves),
         patch.object(ChunkDataParallel, "start_step", count_steps),
         patch.object(ChunkDataParallel, "reduce_late_gradients", count_reduced),
     ):
@@ -64,7 +64,7 @@ def train_with_late_writes(context: RankContext, config: Config, orders: Orders)
     return record
 
 
-@pytest.mark.slow(kept=["pp2-dp2-tied"])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_late_gradients_are_summed_by_all_ranks(case: str, jobs: TrainingJobs, train_data: Tables) -> None:
     layout, options = CASES[case]

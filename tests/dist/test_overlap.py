@@ -70,10 +70,10 @@ SEQUENCE_CHUNKS: dict[str, list[Tables]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SEQUENCE_CHUNKS)
-def test_chunks_of_the_sequence_beneath_products_change_no_bit(
+def test_sequence_chunks_overlapped_with_products_change_no_bit(
     case: str, jobs: TrainingJobs, train_data: Tables
 ) -> None:
-    small: Tables = {"train": {"precision": "fp32", "steps": 20}, "model": {"num_layers": 2}}
+    small: Tables = {"train": {"precision": "fp32", "steps": 6}, "model": {"num_layers": 2}}
     on, off = (
         jobs.run(make_config(train_data, small, *SEQUENCE_CHUNKS[case], {"parallel": {"overlap": overlap}}))
         for overlap in (True, False)
@@ -84,7 +84,7 @@ def test_chunks_of_the_sequence_beneath_products_change_no_bit(
     assert_states_bitwise(on.final_state, off.final_state)
 
 
-def test_chunks_of_one_stage_are_reduced_beneath_each_other(
+def test_chunks_of_one_stage_are_reduced_during_each_others_backward(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     jobs.run(make_config(train_data, COMMON, LAYOUTS["dp2-chunks2"], recording_in(tmp_path)))
@@ -100,7 +100,7 @@ def test_chunks_of_one_stage_are_reduced_beneath_each_other(
 
 @pytest.mark.slow(kept=["dp4"])
 @pytest.mark.parametrize("layout", ["dp4", "tp2-dp2", "pp2-dp2-zero-bubble"])
-def test_buckets_travel_beneath_their_own_chunk_in_the_same_order_on_all_ranks(
+def test_buckets_overlap_with_their_own_chunk_in_the_same_order_on_all_ranks(
     layout: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     jobs.run(make_config(train_data, COMMON, LAYOUTS[layout], recording_in(tmp_path)))
@@ -126,7 +126,7 @@ def test_buckets_travel_beneath_their_own_chunk_in_the_same_order_on_all_ranks(
         assert all(order == of_ranks[0] for order in of_ranks)
 
 
-@pytest.mark.slow(kept=["dp4"])
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp4", "tp2-pp2-dp2-chunks2"])
 def test_zero_stages_agree_to_rounding(layout: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     # 4 micro-batches or more, so that the stages differ in what they add up

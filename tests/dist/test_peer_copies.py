@@ -15,15 +15,16 @@ from unittest import mock
 
 import pytest
 
+from megatrain.arena.directory import Arena
+from megatrain.arena.plans import WriterStatus
+from megatrain.arena.sealed import sealed_by_rank
+from megatrain.arena.slot_file import SlotReader
+from megatrain.arena.slot_layout import Persist
 from megatrain.checkpoint import peer_fetch
-from megatrain.checkpoint.continuation import Progress
+from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.snapshots import SnapshotTimes
 from megatrain.config.config import Config
-from megatrain.contracts.arena import Arena, sealed_by_rank
-from megatrain.contracts.arena_layout import Persist
-from megatrain.contracts.arena_plans import WriterStatus
-from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.errors import CommunicationError
 from tests.dist.restarts import (
     assert_goes_on_as_if_never_stopped,
@@ -68,7 +69,7 @@ def train_and_copy(context: RankContext, config: Config, orders: Orders) -> Rank
     """Be a worker that goes on from a snapshot when the copy that it keeps is whole."""
     take, run_directory = JobCheckpoints.take, Path(config.job.run_directory)
 
-    def take_and_wait(checkpoints: JobCheckpoints, progress: Progress) -> SnapshotTimes:
+    def take_and_wait(checkpoints: JobCheckpoints, progress: TrainingProgress) -> SnapshotTimes:
         times = take(checkpoints, progress)
         wait_until(lambda: has_copy(run_directory, context.rank, progress.step), "the copy", DEADLINE_S)
         return times
@@ -83,7 +84,7 @@ def train_but_fetch_half(context: RankContext, config: Config, orders: Orders) -
     def receive_half(*_: object) -> None:
         raise CommunicationError("10.0.0.1:4242: the peer closed the connection")
 
-    with mock.patch.object(peer_fetch, "receive_image", receive_half):
+    with mock.patch.object(peer_fetch, "receive_contents", receive_half):
         return train_on_rank(context, config, orders)
 
 
@@ -127,6 +128,7 @@ def straight_run(jobs: TrainingJobs, train_data: Tables) -> Run:
     return jobs.remembered(make_config(train_data, OPTIONS, LAYOUT, STRAIGHT))
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_when_a_dp_group_is_lost_and_its_storage(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -158,7 +160,7 @@ def test_a_job_goes_on_when_a_pp_group_is_lost_while_it_writes(
 def assert_goes_on_from_memory(jobs: TrainingJobs, config: Config, train_data: Tables, num_lost: int) -> None:
     run_directory = Path(config.job.run_directory)
     after = jobs.run(config, ALL_HOSTS, worker=train_and_copy)
-    place_text = f"step 2 from the memory of {NUM_HOSTS - num_lost} hosts ({num_lost} of 4 ranks by a copy at a peer)"
+    place_text = f"step 2 from the memory of {NUM_HOSTS - num_lost} hosts ({num_lost} of 4 ranks from a copy at a peer)"
     assert source_of(after) == place_text
     assert any(re.fullmatch(r"resumed .* \(0 B read by rank 0\)", note) for note in after.ranks[0].notes)
     assert_goes_on_as_if_never_stopped(after, straight_run(jobs, train_data), 2)
@@ -178,7 +180,7 @@ def test_what_does_not_come_from_a_peer_comes_from_storage(
     records = rank_pool.run(train_but_fetch_half, NUM_HOSTS, config, ALL_HOSTS, timeout_s=50.0)
     notes = records[0].notes
     (warning,) = (note for note in notes if note.startswith("WARNING"))
-    assert "step 2 is in memory, but a peer's copy of it did not come: rank 2: 10.0.0.1:4242: the peer" in warning
+    assert "step 2 is in memory, but a peer's copy of it did not arrive: rank 2: 10.0.0.1:4242: the peer" in warning
     assert any(re.match(r"resumed at step 2 from .*step-000000002 in ", note) for note in notes)
     assert [report.loss for report in records[0].steps] == straight_run(jobs, train_data).losses[2:]
     wait_for_the_end_of_writers(tmp_path)

@@ -11,6 +11,7 @@ import pytest
 from megatrain.config.config import Config
 from megatrain.contracts.black_box import BlackBox
 from megatrain.contracts.operations import Operation
+from megatrain.planning.run_plan import plan_run
 from megatrain.schedule import ActionKind, build_schedule
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans
@@ -24,6 +25,12 @@ MESSAGES = {
     ActionKind.RECV_BACKWARD: Operation.BACKWARD_RECV,
 }
 COMPUTES = {ActionKind.FORWARD: Operation.FORWARD_COMPUTE, ActionKind.BACKWARD: Operation.BACKWARD_COMPUTE}
+TRAFFIC = (
+    Operation.TP_ALL_GATHER,
+    Operation.TP_REDUCE_SCATTER,
+    Operation.PARAMS_ALL_GATHER,
+    Operation.GRADS_REDUCE_SCATTER,
+)
 FP64_BYTES = 8
 
 
@@ -40,6 +47,7 @@ def boxes(config: Config, jobs: TrainingJobs) -> dict[int, BlackBox]:
     return boxes_by_rank(Path(config.telemetry.black_box_directory))
 
 
+@pytest.mark.slow
 def test_every_exchange_has_ended_on_both_sides(boxes: dict[int, BlackBox]) -> None:
     for rank, box in boxes.items():
         assert not [span for span in box.in_flight if span.group], rank
@@ -105,7 +113,7 @@ def test_collectives_are_of_their_axis_and_size(config: Config, boxes: dict[int,
         assert names[Operation.PARAMS_ALL_GATHER] == names[Operation.GRADS_REDUCE_SCATTER] == {"dp"}
         assert names[Operation.PP_ALL_REDUCE] == {"pp"}
         assert names[Operation.EMBEDDING_ALL_REDUCE] == {"embedding"}
-        # whole gradients are brought to a reduction, and this rank's share of the parameters to a gather
+        # whole gradients are brought to a reduction, and this rank's shard of the parameters to a gather
         reduced = [span.num_bytes for span in spans(box, Operation.GRADS_REDUCE_SCATTER) if span.step == 0]
         gathered = [span.num_bytes for span in spans(box, Operation.PARAMS_ALL_GATHER) if span.step == 1]
         assert sorted(reduced) == sorted(config.parallel.dp_size * num_bytes for num_bytes in gathered)
@@ -125,3 +133,26 @@ def test_parameters_are_on_their_way_before_the_next_data(boxes: dict[int, Black
         # every bucket of this rank
         num_buckets = len([span for span in spans(box, Operation.GRADS_REDUCE_SCATTER) if span.step == 0])
         assert len(gathers) == num_buckets, rank
+
+
+def test_a_plan_names_the_bytes_that_ranks_send(config: Config, boxes: dict[int, BlackBox]) -> None:
+    planned = {
+        stage: {(one.group, one.what): one.num_bytes for one in plan.traffic}
+        for plan in plan_run(config).stages
+        for stage in plan.stages
+    }
+    tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
+    for rank, box in boxes.items():
+        # a record has the bytes of this rank's input: its shard of a gather, the whole of what it scatters
+        recorded = {
+            operation: sum(span.num_bytes for span in spans(box, operation) if span.step == STEPS - 1)
+            for operation in (*TRAFFIC, Operation.FORWARD_SEND, Operation.BACKWARD_SEND)
+        }
+        gathered, scattered = recorded[Operation.TP_ALL_GATHER], recorded[Operation.TP_REDUCE_SCATTER]
+        sent = {
+            ("tp", "tokens"): (tp_size - 1) * (gathered + scattered // tp_size),
+            ("dp", "parameters"): (dp_size - 1) * recorded[Operation.PARAMS_ALL_GATHER],
+            ("dp", "gradients"): (dp_size - 1) * recorded[Operation.GRADS_REDUCE_SCATTER] // dp_size,
+            ("pp", "messages"): recorded[Operation.FORWARD_SEND] + recorded[Operation.BACKWARD_SEND],
+        }
+        assert sent == planned[box.identity.coordinate["pp"]], rank

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from megatrain.assembly import Replica
-from megatrain.comm import create_mesh, join, meet
+from megatrain.comm import create_mesh, join, open_rendezvous
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ReplicaError
 from megatrain.contracts.layout import Layout
@@ -22,9 +21,10 @@ from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.pipeline import Pipeline
-from megatrain.parallel.placement import Cut, PlacementRow, place, tensor_shape
+from megatrain.parallel.placement import Cut, PlacementRow, placements_of, tensor_shape
 from megatrain.parallel.sharding import LogicalParameter
-from megatrain.replica_check import ReplicaCheck, odd_rows
+from megatrain.training.rank_model import RankModel
+from megatrain.training.replica_check import ReplicaCheck, odd_rows
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_states_bitwise
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
 from tests.helpers.lone_rank import SilentRecorder
@@ -95,6 +95,7 @@ def test_a_flipped_bit_ends_the_run_on_all_ranks_and_is_named(rank_pool: RankPoo
         assert expected in description
 
 
+@pytest.mark.slow
 def test_it_is_found_within_the_interval_and_after_good_checks(rank_pool: RankPool, train_data: Tables) -> None:
     config = make_config(train_data, SMALL, on_layout(1, 1, 2), {"train": {"steps": 6, "checksum_interval": 3}})
 
@@ -104,7 +105,7 @@ def test_it_is_found_within_the_interval_and_after_good_checks(rank_pool: RankPo
         assert "parameters differ at step 6 in " in description
         assert "embedding.word.weight (chunk 0)" in description
         assert "blocks.0.mlp_branch.norm.weight (chunk 0)" in description
-        assert "of the replicas on ranks 0, 1 no majority agrees, so who is wrong is not known" in description
+        assert "the replicas on ranks 0, 1 have no majority, so the wrong one is unknown" in description
         assert "last found equal at step 3)" in description
 
 
@@ -115,12 +116,12 @@ def compare_on_more_axes(context: RankContext, layout: Layout, odd_rank: int, od
     """
     rank = context.rank
     process = Process(rank, layout.world_size, rank, layout.world_size, 0, context.init_method)
-    join(meet(process, job="compare", timeout_s=20))
+    join(open_rendezvous(process, job="compare", timeout_s=20))
     mesh = create_mesh(layout, rank, torch.device("cpu"), SilentRecorder(), timeout_s=20)
     options = DataParallelOptions(1, torch.float64, torch.float64, torch.float64, bucket_size=1, has_overlap=False)
     parameters = []
     for row, shape in MORE_ROWS if "ep" in layout.axes else MORE_ROWS[:1]:
-        placements = place(row.pattern, shape, row, layout, mesh.coordinate)
+        placements = placements_of(row.pattern, shape, row, layout, mesh.coordinate)
         memory = torch.zeros(tensor_shape(placements), dtype=torch.float64)
         parameters.append(LogicalParameter(nn.Parameter(memory), placements))
     chunk = ChunkDataParallel(parameters, mesh.by_name, options, mesh.device)
@@ -128,7 +129,7 @@ def compare_on_more_axes(context: RankContext, layout: Layout, odd_rank: int, od
         logical.parameter.data.fill_(float(logical.placements[0].box.offsets[0]))
         if (rank, logical.name) == (odd_rank, odd_name):
             logical.parameter.data.view(torch.int64)[0] ^= 1
-    check = ReplicaCheck(1, cast(Replica, SimpleNamespace(mesh=mesh, data_parallel=[chunk], device=mesh.device)))
+    check = ReplicaCheck(1, cast(RankModel, SimpleNamespace(mesh=mesh, data_parallel=[chunk], device=mesh.device)))
     with pytest.raises(ReplicaError) as caught:
         check.check(1)
     return str(caught.value)
@@ -137,6 +138,12 @@ def compare_on_more_axes(context: RankContext, layout: Layout, odd_rank: int, od
 MORE_ROWS = [(PlacementRow("dense", Cut("tp", 0)), (8,)), (PlacementRow("experts", Cut("ep", 0), "edp"), (8,))]
 
 
+@pytest.mark.slow(
+    kept=[
+        "pp_size=1 dp_size=1 cp_size=4 tp_size=1-3-dense-rank 3 differs from most of the replicas on ranks 0, 1, 2, 3",
+        "pp_size=1 dp_size=4 tp_size=1 ep_size=2-1-experts-the replicas on ranks 1, 3 have no majority",
+    ]
+)
 @pytest.mark.parametrize(
     ("layout", "odd_rank", "odd_name", "who"),
     [
@@ -145,7 +152,7 @@ MORE_ROWS = [(PlacementRow("dense", Cut("tp", 0)), (8,)), (PlacementRow("experts
         (Layout(cp_size=4), 3, "dense", "rank 3 differs from most of the replicas on ranks 0, 1, 2, 3"),
         # rank = edp * 2 + ep
         (Layout(tp_size=8, ep_size=2), 4, "experts", "rank 4 differs from most of the replicas on ranks 0, 2, 4, 6"),
-        (Layout(dp_size=4, ep_size=2), 1, "experts", "of the replicas on ranks 1, 3 no majority agrees"),
+        (Layout(dp_size=4, ep_size=2), 1, "experts", "the replicas on ranks 1, 3 have no majority"),
     ],
     ids=str,
 )

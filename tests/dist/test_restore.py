@@ -39,6 +39,7 @@ OPTIONS: Tables = {"train": {"steps": STEPS}, "checkpoint": {"interval": INTERVA
 KEPT: Tables = {"checkpoint": {"interval": INTERVAL, "keep_arena_s": 60.0}}
 
 
+@pytest.mark.slow
 def test_after_a_crash_of_workers_the_job_goes_on_from_memory(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -118,7 +119,7 @@ def train_and_count(context: RankContext, config: Config, orders: Orders) -> Ran
     return record
 
 
-@pytest.mark.slow(kept=["7000"])
+@pytest.mark.slow
 @pytest.mark.parametrize("bucket_size", [20_000, 7_000])
 def test_four_copies_of_a_pipeline_read_a_checkpoint_once(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path, bucket_size: int

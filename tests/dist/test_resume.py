@@ -112,7 +112,7 @@ def test_resumed_at_another_layout_ends_as_one_process_does(
     assert [report.lr for report in after.steps] == [report.lr for report in reference.steps[HALF:]]
 
 
-@pytest.mark.slow(kept=["adamw-fp32"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "fp32"), ("lamb", "bf16")])
 def test_resumed_at_the_same_layout_continues_bitwise(
     optimizer: str, precision: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
@@ -133,6 +133,7 @@ def test_resumed_at_the_same_layout_continues_bitwise(
     assert_bitwise(after.final, straight.final)
 
 
+@pytest.mark.slow
 def test_all_ranks_take_a_checkpoint_by_time_after_the_same_step(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from torch import distributed as dist
 
-from megatrain.comm.meeting import Meeting
+from megatrain.comm.rendezvous import Rendezvous
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.process import Process
-from megatrain.worker import _check_same_config
+from megatrain.training.worker import _check_same_config
 from tests.helpers.train_process import make_job
 
 
@@ -21,8 +21,8 @@ def config(tmp_path: Path) -> Config:
     return make_job(tmp_path / "job", {}).config
 
 
-def meeting_of(rank: int, store: dist.Store) -> Meeting:
-    return Meeting(Process(rank, 2, 0, 1, 0, "env://", "node-0:29500", host=f"host-{rank}"), store, "job/1")
+def rendezvous_of(rank: int, store: dist.Store) -> Rendezvous:
+    return Rendezvous(Process(rank, 2, 0, 1, 0, "env://", "node-0:29500", host=f"host-{rank}"), store, "job/1")
 
 
 def test_the_rank_that_differs_names_its_host_and_all_keys(config: Config) -> None:
@@ -32,10 +32,10 @@ def test_the_rank_that_differs_names_its_host_and_all_keys(config: Config) -> No
         optimizer=replace(config.optimizer, lr=0.5),
         model=replace(config.model, num_layers=config.model.num_layers + 1),
     )
-    _check_same_config(config, meeting_of(0, store))
-    _check_same_config(config, meeting_of(1, store))
+    _check_same_config(config, rendezvous_of(0, store))
+    _check_same_config(config, rendezvous_of(1, store))
     with pytest.raises(ConfigError) as caught:
-        _check_same_config(other, meeting_of(1, store))
+        _check_same_config(other, rendezvous_of(1, store))
     first, second = caught.value.problems
     layers = config.model.num_layers
     assert first.startswith(f"model.num_layers: rank 1 on host-1 has {layers + 1}, rank 0 has {layers}; start all")

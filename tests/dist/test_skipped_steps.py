@@ -36,7 +36,7 @@ POISONS = {
 }
 
 
-@pytest.mark.slow(kept=["nan in the head's copy of a tied embedding"])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", POISONS)
 def test_all_ranks_skip_the_step_and_train_on(case: str, jobs: TrainingJobs, train_data: Tables) -> None:
     poison, options = POISONS[case]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.contracts.checkpoint_files import committed_steps, step_directory_name
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import LocalLocation
@@ -94,7 +94,7 @@ def train_on_a_full_disk(job: Job, disk: SmallDisk, directory: Path) -> int:
         for _ in range(2):
             assert re.search(FULL, said.next(FAILED))
         assert steps_that_are_whole(checkpoints) == []
-        # somebody makes room
+        # somebody frees some space
         disk.resize(16 << 20)
         said.next(STORED)
         wait_until(lambda: is_tidy(checkpoints / "main"), "no remains of those that failed", DEADLINE_S)
@@ -119,7 +119,7 @@ def go_on_from_what_it_left(job: Job, disk: SmallDisk, directory: Path, step: in
         said = Said(process, output)
         said.next(f"resumed at step {step} from {disk.path}/run/checkpoints/main/{step_directory_name(step)} ")
         said.next(FAILED)
-        disk.make_room()
+        disk.free_space()
         said.next(STORED)
         assert stop(process) == ExitCode.SAVED_AND_STOPPED
     assert steps_that_are_whole(checkpoints)[-1] > step
@@ -132,6 +132,7 @@ def go_on_from_what_it_left(job: Job, disk: SmallDisk, directory: Path, step: in
     wait_until(holds_whole_steps_only, "no remains", DEADLINE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_directory_without_permission(train_data: Tables, tmp_path: Path) -> None:
     store = tmp_path / "store"
@@ -165,7 +166,7 @@ def test_a_directory_without_permission(train_data: Tables, tmp_path: Path) -> N
     main.chmod(0o555)
     with forked(words, output=tmp_path / "second.txt") as process:
         said = Said(process, tmp_path / "second.txt")
-        said.next(f"WARNING: {main} cannot be written, so no checkpoint will get to storage")
+        said.next(f"WARNING: {main} cannot be written, so no checkpoint will reach storage")
         said.next(f"resumed at step {step} from")
         said.next(FAILED)
         main.chmod(0o755)

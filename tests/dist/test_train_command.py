@@ -17,7 +17,7 @@ from megatrain.contracts.checkpoint_files import committed_steps, read_manifest,
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import own_box_paths
-from megatrain.contracts.run_hold import checkpoints_held
+from megatrain.contracts.run_lock import checkpoints_locked
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.train_process import DEADLINE_S, Job, finish, forked, make_job, started
@@ -133,7 +133,8 @@ PROBLEMS = (
 )
 
 
-def test_a_bad_configuration_is_told_once_by_all_workers_together(train_data: Tables, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_bad_configuration_is_reported_once_by_all_workers_together(train_data: Tables, tmp_path: Path) -> None:
     with forked(torchrun(bad_config(tmp_path / "job", train_data))) as process:
         code, stdout, stderr = finish(process)
 
@@ -145,6 +146,7 @@ def test_a_bad_configuration_is_told_once_by_all_workers_together(train_data: Ta
     assert not (tmp_path / "job" / "run").exists()
 
 
+@pytest.mark.slow(kept=["0"])
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_a_bad_configuration_is_found_before_any_process_group(
     local_rank: int, train_data: Tables, tmp_path: Path
@@ -181,14 +183,14 @@ def test_two_runs_do_not_save_in_one_place(train_data: Tables, tmp_path: Path) -
     """Each has a run directory of its own, but both name the same checkpoint.directory."""
     place = tmp_path / "checkpoints"
     job = make_job(tmp_path / "job", train_data, {"checkpoint": {"directory": str(place)}})
-    with checkpoints_held(str(place)), forked(["megatrain.train", str(job.config_file)]) as process:
+    with checkpoints_locked(str(place)), forked(["megatrain.train", str(job.config_file)]) as process:
         code, _, stderr = finish(process)
     assert code == ExitCode.CONFIG
     assert f"checkpoint.directory='{place}': process {os.getpid()} on " in stderr
     assert "Traceback" not in stderr
 
 
-def test_checkpoints_without_a_complete_one_are_an_error_and_the_black_box_tells_of_it(
+def test_checkpoints_without_a_complete_one_are_an_error_that_the_black_box_records(
     train_data: Tables, tmp_path: Path
 ) -> None:
     job = make_job(tmp_path / "job", train_data)

@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.checkpoint import attach
 from megatrain.config.config import Config
-from megatrain.contracts.checkpoint_files import manifest_place, read_manifest
+from megatrain.contracts.checkpoint_files import manifest_location, read_manifest
 from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import (
     arenas,
@@ -58,10 +58,10 @@ def test_a_writer_of_either_host_that_is_killed_is_replaced(
     assert steps_that_are_whole(run / "checkpoints") == [2, 4, 6]
     for step in (2, 4, 6):
         directory = LocalLocation(step_place(run, step))
-        files = ["r000000-metadata", "r000000-rank-00000.distcp", "r000000-rank-00001.distcp"]
+        files = [f"r000000-{name}" for name in ("index.json", "metadata", "rank-00000.distcp", "rank-00001.distcp")]
         assert sorted(read_manifest(directory).files) == files
         assert [entry.name for entry in directory.entries()] == sorted(
-            [*files, ".metadata", "COMMIT", manifest_place(directory).name]
+            [*files, ".metadata", "COMMIT", manifest_location(directory).name]
         )
 
 
@@ -99,5 +99,5 @@ def test_all_ranks_of_both_hosts_are_killed(
     straight = jobs.remembered(make_config(train_data, LAYOUT, {"train": {"steps": STEPS}}))
     assert_goes_on_as_if_never_stopped(after, straight, step)
     wait_for_the_end_of_writers(run)
-    # step 4 was wanted by a round whose hosts may be gone: it gives way when a newer one is wanted
+    # step 4 is pending in a round whose hosts may be gone: it gives way when a newer one is pending
     assert steps_that_are_whole(run / "checkpoints") in ([2, 4, 6], [2, 6])

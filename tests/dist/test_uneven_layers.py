@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Tables, dict[str, Any], list[set[int]], Tables]] = {
 }
 
 
-@pytest.mark.slow(kept=["tp2-pp2-chunks2-ends-alone"])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_uneven_layers_give_the_numbers_of_one_process(
     case: tuple[Tables, dict[str, Any], list[set[int]], Tables], jobs: TrainingJobs, all_data: Tables

@@ -21,7 +21,7 @@ from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.telemetry.recorder import Recorder
-from megatrain.worker import run_worker
+from megatrain.training.worker import run_worker
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
 from tests.helpers.rank_pool import RankPool
@@ -83,6 +83,7 @@ def metrics(config: Config, kind: str) -> list[dict[str, Any]]:
     return [record for record in map(json.loads, path.read_text().splitlines()) if record["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_it_trains_on_the_data_that_the_configuration_names(
     config: Config, ended: list[Ended], jobs: TrainingJobs, all_data: Tables
 ) -> None:
@@ -107,7 +108,7 @@ def test_it_leaves_the_group_and_ends_well(ended: list[Ended]) -> None:
     assert [one.is_joined for one in ended] == [False, False]
 
 
-def test_its_watchdog_knows_how_long_a_phase_may_take(ended: list[Ended]) -> None:
+def test_the_watchdog_gets_the_limit_of_each_phase(ended: list[Ended]) -> None:
     for one in ended:
         # restore, snapshot, evaluation, wait for storage
         assert one.graces == [31.0, 0.0, 31.0, 0.0, 32.0, 0.0, 31.0, 0.0]

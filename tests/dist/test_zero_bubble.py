@@ -28,8 +28,8 @@ from tests.helpers.training_case import Orders, Poison, make_config, on_layout
 BOUND = 1e-10
 OPERATIONS = {
     ActionKind.FORWARD: Operation.FORWARD_COMPUTE,
-    ActionKind.BACKWARD_INPUT: Operation.BACKWARD_COMPUTE,
-    ActionKind.BACKWARD_WEIGHT: Operation.BACKWARD_WEIGHT_COMPUTE,
+    ActionKind.DGRAD: Operation.BACKWARD_COMPUTE,
+    ActionKind.WGRAD: Operation.BACKWARD_WEIGHT_COMPUTE,
 }
 ZERO_BUBBLE: Tables = {"parallel": {"schedule": "zero_bubble"}}
 STEPS_OF_CASES = 3
@@ -73,7 +73,7 @@ def assert_same_bits(found: Run, expected: Run) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_bits_of_1f1b_and_numbers_of_one_process(case: str, jobs: TrainingJobs, all_data: Tables) -> None:
     layout, options = CASES[case]
-    # an evaluation after every step: its forwards come between backwards that were put off and the next ones
+    # an evaluation after every step: its forwards come between deferred wgrads and the next ones
     every: Tables = {"evaluation": {"interval": 1, "num_samples": 3}, "train": {"steps": STEPS_OF_CASES}}
     common = merged(all_data, every, options)
     run = jobs.run(make_config(merged(layout, common, ZERO_BUBBLE)))
@@ -101,7 +101,7 @@ def test_bits_of_1f1b_in_low_precision(jobs: TrainingJobs, train_data: Tables) -
 @pytest.mark.slow
 def test_a_skipped_step_leaves_nothing_behind(jobs: TrainingJobs, train_data: Tables) -> None:
     tables = merged(train_data, on_layout(1, 2, 2))
-    # the products of this weight are put off: the sum is spoilt before the first of them is added to it
+    # the wgrads of this weight are deferred: the sum is spoilt before the first of them is added to it
     poison = Poison(rank=3, steps=(2,), parameter="blocks.2.mlp_branch.mlp.up.weight", microbatch=1)
     run, same = (
         jobs.run(make_config(merged(tables, schedule)), Orders(poison=poison)) for schedule in (ZERO_BUBBLE, {})
@@ -126,6 +126,7 @@ def test_a_checkpoint_of_1f1b_is_resumed(jobs: TrainingJobs, train_data: Tables,
     assert_states_bitwise(after.final_state, straight.final_state)
 
 
+@pytest.mark.slow
 def test_each_half_is_a_span_of_its_own(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     jobs.run(make_config(merged(train_data, on_layout(1, 2, 1), ZERO_BUBBLE, recording_in(tmp_path))))
     # on_layout makes micro-batches of 2 of the 8 samples

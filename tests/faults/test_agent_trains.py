@@ -14,8 +14,8 @@ import pytest
 from megatrain.contracts.rounds import Round, RoundHost
 from megatrain.contracts.run_directory import rank_log_path
 from megatrain_launcher.agent import AgentSettings, RoundAgent
-from megatrain_launcher.seams import Assignment
-from megatrain_launcher.standby.server import StandbyServer
+from megatrain_launcher.interfaces import Assignment
+from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.store import open_store
 from megatrain_launcher.worker_environment import server_environment
 from megatrain_launcher.worker_logs import WorkerLogs
@@ -34,23 +34,23 @@ MOST_RESTART_S = 5.0
 
 
 @pytest.fixture(scope="module")
-def standby() -> Iterator[StandbyServer]:
+def standby() -> Iterator[StandbyClient]:
     environment = server_environment({**os.environ, "OMP_NUM_THREADS": "1"}, 2)
-    with StandbyServer(environment=environment, directory=ROOT) as server:
-        assert server.wait_ready(DEADLINE_S)
-        assert server.trouble == ""
-        yield server
+    with StandbyClient(environment=environment, directory=ROOT) as client:
+        assert client.wait_ready(DEADLINE_S)
+        assert client.trouble == ""
+        yield client
 
 
 def newest_step(job: Job) -> int:
     return max((record["step"] for record in job.records("step")), default=0)
 
 
-def test_worker_has_torch_and_one_thread(standby: StandbyServer, tmp_path: Path) -> None:
+def test_worker_has_torch_and_one_thread(standby: StandbyClient, tmp_path: Path) -> None:
     text, found = Programs(standby, tmp_path).run(
         """
         import os, sys
-        print("megatrain.worker" in sys.modules, len(os.listdir("/proc/self/task")))
+        print("megatrain.training.worker" in sys.modules, len(os.listdir("/proc/self/task")))
         import torch
         print(torch.ones(3).sum().item(), torch.get_num_threads())
         """
@@ -59,7 +59,7 @@ def test_worker_has_torch_and_one_thread(standby: StandbyServer, tmp_path: Path)
     assert found.exit_code == 0
 
 
-def test_killed_rank_costs_seconds_and_a_saving_halt_ends_with_75(standby: StandbyServer, tmp_path: Path) -> None:
+def test_killed_rank_costs_seconds_and_a_saving_halt_ends_with_75(standby: StandbyClient, tmp_path: Path) -> None:
     prefix = write_corpus(tmp_path / "tokens" / "train", 4000, 90, seed=1)
     endless = {
         "train": {"steps": 10**6},

@@ -28,7 +28,7 @@ NETWORK = "train"
 TIMEOUT_S = 3.0
 LEAST_STEPS = 20
 MESSAGE = re.compile(
-    r"(?P<operation>[a-z]+(-[a-z]+)+) (number \d+|of chunk \d+, microbatch \d+ (to|from) rank \d+) "
+    r"(?P<operation>[a-z]+(-[a-z]+)+) (number \d+|of chunk \d+, micro-batch \d+ (to|from) rank \d+) "
     r"on group (?P<group>[a-z-]+) \(ranks 0, 1\) failed on rank (?P<rank>\d): "
 )
 LAYOUTS: dict[str, list[Tables]] = {

@@ -135,7 +135,7 @@ def test_daemon_and_page_move_with_the_driver_and_neither_takes_the_other_along(
         events = StoredEvents(running.job.files.events)
         values = events.read(Values)
         for rank in range(4):
-            told_steps = set(values.step[values.rank == rank].tolist())
-            assert set(range(STEPS - 20, STEPS)) <= told_steps, f"rank {rank}: streamers found the new daemon"
+            streamed_steps = set(values.step[values.rank == rank].tolist())
+            assert set(range(STEPS - 20, STEPS)) <= streamed_steps, f"rank {rank}: streamers found the new daemon"
         assert events.problems() == ()
         running.check_nothing_left()

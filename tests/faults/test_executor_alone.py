@@ -20,7 +20,7 @@ from megatrain.contracts.job_requests import RequestKind
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain.jobs.asking import make_request
+from megatrain.jobs.send_request import make_request
 from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.executor_process import executor_process
@@ -104,7 +104,7 @@ def test_a_host_without_etcd_trains_on_and_stops_itself_only_when_it_hangs(
         etcd.members[0].start()
         etcd.wait_ready()
         assert executor.wait(DEADLINE_S) == 0
-        assert [each.number for each in view.rounds()] == [1, 2]
+        assert [each.number for each in view.rounds()] == [1, 2], view.rounds()
         assert view.rounds()[1].hosts[0].session == session  # nobody had gone on without it
     assert job.records("step")[-1]["step"] == 150
     assert job.boxes == []

@@ -15,10 +15,10 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, RequestKind
 from megatrain.coordination.client import EtcdClient
-from megatrain.jobs.asking import checked, make_request, news_of
 from megatrain.jobs.assessment import assess
 from megatrain.jobs.health import HealthLevel, Reason
 from megatrain.jobs.own_etcd import read_own_etcd
+from megatrain.jobs.send_request import checked, make_request, news_of
 from megatrain.jobs.snapshot import read_job
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.job_under_launch import LaunchedJob, make_launched_job

@@ -22,26 +22,14 @@ from tests.helpers.waiting import wait_until
 pytestmark = pytest.mark.timeout(300)
 
 SPARE = "host-2"
-TTL_S = 4
-SHORT_LEASE = {"recovery": {"lease_ttl_s": TTL_S, "lease_renew_s": 1.0}}
+SHORT_LEASE = {"recovery": {"lease_ttl_s": 4, "lease_renew_s": 1.0}}
 DEADLINE_S = 90.0
 
 
 def processes_of(running: Running, host: str) -> list[int]:
     """Return all processes of a host: its executor with its workers, and what has left its family, as writers do."""
     executor = running.launched.executors[host].pid
-    writers = [
-        pid
-        for pid in running.launched.processes()
-        if any("megatrain-arena" in word and word.endswith(f".{host}") for word in _words(pid))
-    ]
-    return [executor, *descendants(executor), *writers]
-
-
-def _words(pid: int) -> list[str]:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    return []
+    return [executor, *descendants(executor), *running.writers(host)]
 
 
 @pytest.mark.slow(kept=["other"])
@@ -78,7 +66,7 @@ def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
         wait_until(is_spare, "the thawed host as a spare", DEADLINE_S)
         living = [one for one in (*HOSTS, SPARE) if running.launched.executors[one].poll() is None]
         assert running.finish(living) == 0
-        (incident,) = running.view.incidents()
+        incident = running.only_incident()
         assert (incident.kind, incident.culprit_hosts) == (IncidentKind.HOST_LOST, (host,))
         assert incident.state is IncidentState.RECOVERED
         assert incident.moments.first_step is not None
@@ -96,7 +84,7 @@ def test_training_without_etcd_saves_and_stops_in_time_and_goes_on_when_etcd_is_
 ) -> None:
     """Steps are completed all the time, by all hosts or by the only one: the limit is for how long no lease is held."""
     short = {
-        "recovery": {"lease_ttl_s": TTL_S, "lease_renew_s": 1.0, "hang_floor_s": 1.0, "join_timeout_s": 12.0},
+        "recovery": {"lease_ttl_s": 4, "lease_renew_s": 1.0, "hang_floor_s": 1.0, "join_timeout_s": 12.0},
         "runtime": {"save_grace_s": 3.0},
     }
     with running_job(tmp_path, short, hosts=hosts, nnodes="1:2", pace_s=0.5) as running:
@@ -113,7 +101,7 @@ def test_training_without_etcd_saves_and_stops_in_time_and_goes_on_when_etcd_is_
         running.etcd.wait_ready()
         assert running.finish(hosts) == 0
         # what was saved is where the next round began
-        (incident,) = running.view.incidents()
+        incident = running.only_incident()
         assert (incident.state, incident.steps_lost) == (IncidentState.RECOVERED, 0)
         assert incident.resumed_step == stopped_at
         running.check_history()

@@ -1,4 +1,4 @@
-"""What befalls hosts: executors killed or stopped, with a spare and without, all workers at once, the fork server."""
+"""What befalls hosts: executors killed or stopped, with or without a spare, all workers at once, the standby server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_executor_that_is_killed_is_replaced_by_the_spare(
         saved = saved_step(running)
         struck = running.kill_host(host)
         finish_living(running)
-        (incident,) = running.view.incidents()
+        incident = running.only_incident()
         assert incident.kind is IncidentKind.HOST_LOST
         assert (incident.action, incident.culprit_hosts) == ("evict", (host,))
         running.check_bounds(incident, struck, DRIVER_KILLED if is_driver else HOST_KILLED)
@@ -78,7 +78,7 @@ def test_nobody_waits_long_for_the_snapshots_of_a_machine_that_is_gone(
             os.kill(pid, signal.SIGKILL)
         struck = running.kill_host(host)
         finish_living(running)
-        (incident,) = running.view.incidents()
+        incident = running.only_incident()
         assert (incident.kind, incident.culprit_hosts) == (IncidentKind.HOST_LOST, (host,))
         assert incident.moments.first_step is not None
         assert incident.moments.first_step - struck <= SLACK * HOST_KILLED.next_step_s
@@ -102,7 +102,7 @@ def test_without_a_spare_the_job_shrinks_and_grows_again(tmp_path: Path, undistu
         running.kill_host(host)
         (other,) = set(HOSTS) - {host}
         running.finish([other])
-        (incident,) = running.view.incidents()
+        incident = running.only_incident()
         assert (incident.kind, incident.culprit_hosts) == (IncidentKind.HOST_LOST, (host,))
         assert incident.state is IncidentState.RECOVERED
         last = running.view.rounds()[-1]
@@ -122,7 +122,7 @@ def test_all_workers_of_both_hosts_at_once(tmp_path: Path, undisturbed_losses: d
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
         assert running.finish() == 0
-        (incident,) = running.view.incidents()
+        incident = running.only_incident()
         assert incident.action == "restart"
         assert {one.exit_code for one in incident.failures} == {-9}
         running.check_bounds(incident, struck, BROKEN)
@@ -131,7 +131,9 @@ def test_all_workers_of_both_hosts_at_once(tmp_path: Path, undisturbed_losses: d
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_busy", [True, False])
-def test_the_fork_server_is_started_anew(tmp_path: Path, is_busy: bool, undisturbed_losses: dict[int, float]) -> None:
+def test_the_standby_server_is_started_anew(
+    tmp_path: Path, is_busy: bool, undisturbed_losses: dict[int, float]
+) -> None:
     """With workers, which die with it, and as a spare without any."""
     with running_job(tmp_path, spare=SPARE) as running:
         running.launched.wait_for_step(14, DEADLINE_S)
@@ -139,7 +141,7 @@ def test_the_fork_server_is_started_anew(tmp_path: Path, is_busy: bool, undistur
         (server,) = running.pids("mt-standby", host)
         struck = time.time()
         os.kill(server, signal.SIGKILL)
-        wait_until(lambda: running.pids("mt-standby", host) not in ([], [server]), "another fork server", DEADLINE_S)
+        wait_until(lambda: running.pids("mt-standby", host) not in ([], [server]), "another standby server", DEADLINE_S)
         if is_busy:
             incident = wait_for_incident(running, lambda one: one.state is not IncidentState.OPEN)
             assert set(incident.culprit_ranks) <= {2, 3}

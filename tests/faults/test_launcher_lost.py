@@ -118,7 +118,7 @@ def test_hosts_that_died_all_at_once_are_an_incident_of_the_next_launch(tmp_path
         for host in HOSTS:
             running.launched.start(host)
         assert running.finish() == 0
-        (incident,) = running.view.incidents()
+        incident = running.only_incident()
         check(incident, struck, relaunched, step)
         running.check_history()
         running.check_nothing_left()

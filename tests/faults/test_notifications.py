@@ -9,8 +9,8 @@ import pytest
 from megatrain.contracts.incident import IncidentState
 from megatrain.coordination.wire import KeyRange
 from tests.helpers.http_receiver import HttpReceiver
+from tests.helpers.notification_topics import write_secret
 from tests.helpers.recovery_checks import running_job
-from tests.helpers.told_topics import write_secret
 from tests.helpers.vendor_rules import check_pagerduty
 from tests.helpers.waiting import wait_until
 
@@ -19,7 +19,7 @@ KEY = "0123456789abcdef0123456789abcdef"
 
 
 def test_a_killed_rank_rings_a_pager_until_the_job_trains_again(tmp_path: Path) -> None:
-    """test_every_fault_told.py compares what a webhook receives with what other places say."""
+    """test_every_fault_reported.py compares what a webhook receives with what other places say."""
     with HttpReceiver() as pager:
         key = write_secret(tmp_path / "key", KEY)
         sections = {"pagerduty": {"url": f"{pager.url}/v2/enqueue", "routing_key_file": key}}

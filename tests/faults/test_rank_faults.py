@@ -108,7 +108,7 @@ def test_before_any_step_in_a_snapshot_in_an_evaluation_and_in_a_load(
 def test_an_exit_code_that_no_restart_mends(tmp_path: Path, kind: str, code: ExitCode) -> None:
     with running_job(tmp_path, orders=[(2, 6, kind)]) as running:
         assert running.finish() == code
-        (incident,) = running.view.incidents()
+        incident = running.only_incident()
         assert (incident.state, incident.action) == (IncidentState.STOPPED, "stop")
         assert incident.culprit_ranks == (2,)
         assert "a restart does not help" in incident.reason

@@ -191,7 +191,7 @@ def test_training_goes_on_with_another_agent_in_place_of_a_dead_one(etcd: EtcdSe
     assert [agent.process.returncode for agent in agents] == [0, 0]
 
 
-def test_a_wrong_password_is_told_in_the_words_of_etcd(tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_in_the_words_of_etcd(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("battery staple")
     with EtcdServers(tmp_path) as guarded:
         enable_users(guarded.urls[0], "root password", {"bob": "correct horse"}, "/megatrain/")

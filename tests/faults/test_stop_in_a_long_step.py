@@ -47,4 +47,4 @@ def test_a_stop_during_a_long_step_loses_nothing(number: signal.Signals, tmp_pat
     done = [record["step"] for record in job.records("step")]
     assert done == [1, 2, 3, 4], "the step in which the request came is the last"
     assert committed_steps(LocalLocation(job.files.checkpoints / "main")) == [4]
-    assert "runtime.save_grace_s=1 is short for that" in said
+    assert "runtime.save_grace_s=1 leaves too little room for that" in said

@@ -9,9 +9,9 @@ import torch
 
 from megatrain.ops.extension import load_extension
 from megatrain.parallel.graphed_chunk import CudaGraphCapture, Replay
-from megatrain.schedule import Placement, build_schedule, forward_only
-from megatrain.training_step import train_step
-from tests.helpers.lone_rank import SilentRecorder, lone_replica, make_config, microbatches, random_tokens
+from megatrain.schedule import ChunkPlacement, build_schedule, forward_only
+from megatrain.training.step import train_step
+from tests.helpers.lone_rank import SilentRecorder, lone_rank_model, make_config, microbatches, random_tokens
 from tests.helpers.require import require
 
 STEPS = 8
@@ -64,16 +64,16 @@ def train(capture: CudaGraphCapture | None, tables: dict[str, dict[str, Any]]) -
         batch={"micro_batch_size": 2, "global_batch_size": 6}, train={"steps": STEPS, "precision": "bf16", "seed": 7},
         **tables,
     )  # fmt: skip
-    replica = lone_replica(config, "cuda", capture)
+    rank_model = lone_rank_model(config, "cuda", capture)
     found = []
     for number in range(STEPS):
-        inputs = microbatches(replica, random_tokens(config, seed=number % 2), first_sample=6 * number)
+        inputs = microbatches(rank_model, random_tokens(config, seed=number % 2), first_sample=6 * number)
         if number == STEPS // 2:
-            replica.set_training(False)
-            replica.pipeline.evaluate(forward_only(Placement(1, 1), len(inputs)), inputs)
-            replica.set_training(True)
+            rank_model.set_training(False)
+            rank_model.pipeline.evaluate(forward_only(ChunkPlacement(1, 1), len(inputs)), inputs)
+            rank_model.set_training(True)
         outcome = train_step(
-            replica, build_schedule("1f1b", 1, 1, 3), inputs, num_label_tokens=6 * config.model.seq_len, lr=1e-3,
+            rank_model, build_schedule("1f1b", 1, 1, 3), inputs, num_label_tokens=6 * config.model.seq_len, lr=1e-3,
             grad_clip=1.0, recorder=SilentRecorder(),
         )  # fmt: skip
         found.append((outcome.loss, outcome.grad_norm))

@@ -9,7 +9,7 @@ import torch
 
 from megatrain.optim import learning_rate
 from megatrain.rng import derive_key, fill_normal_, keep_mask
-from tests.helpers.lone_rank import lone_replica, make_config, parameters_by_name, random_tokens, run_gradients
+from tests.helpers.lone_rank import lone_rank_model, make_config, parameters_by_name, random_tokens, run_gradients
 from tests.helpers.require import require
 
 STEPS = 4
@@ -31,12 +31,12 @@ def train(device: str, model: dict[str, Any], precision: str, **tables: dict[str
     config = make_config(
         model=SIZES | model, train={"steps": STEPS, "precision": precision, "seed": 7}, optimizer={"lr": 3e-3}, **tables
     )
-    replica = lone_replica(config, device)
+    rank_model = lone_rank_model(config, device)
     losses: list[float] = []
     for step in range(STEPS):
-        losses.append(run_gradients(replica, random_tokens(config, seed=0), first_sample=4 * step))
-        norm = replica.optimizer.gradient_square_sum().sqrt().item()
-        replica.optimizer.step(learning_rate(config.optimizer, step, STEPS), min(1.0, 1.0 / norm))
+        losses.append(run_gradients(rank_model, random_tokens(config, seed=0), first_sample=4 * step))
+        norm = rank_model.optimizer.gradient_square_sum().sqrt().item()
+        rank_model.optimizer.step(learning_rate(config.optimizer, step, STEPS), min(1.0, 1.0 / norm))
     return losses
 
 
@@ -69,11 +69,11 @@ def test_options_do_not_change_the_losses(tables: dict[str, Any]) -> None:
 @pytest.mark.parametrize("tables", [{}, {"recompute": "full"}, {"offload_layers": 2}, {"zero_stage": 2}], ids=str)
 def test_torch_asks_for_no_more_memory_once_it_has_what_a_step_needs(tables: dict[str, Any]) -> None:
     config = make_config(model=SIZES | LLAMA, train={"steps": 9, "precision": "bf16"}, parallel=tables)
-    replica = lone_replica(config, "cuda")
+    rank_model = lone_rank_model(config, "cuda")
     held: list[tuple[int, int]] = []
     for step in range(9):
-        run_gradients(replica, random_tokens(config, seed=step), first_sample=4 * step)
-        replica.optimizer.step(1e-3, 1.0)
+        run_gradients(rank_model, random_tokens(config, seed=step), first_sample=4 * step)
+        rank_model.optimizer.step(1e-3, 1.0)
         statistics = torch.cuda.memory_stats()
         held.append((statistics["reserved_bytes.all.current"], statistics["num_alloc_retries"]))
 
@@ -93,7 +93,7 @@ def test_random_numbers_are_those_of_the_cpu() -> None:
 
 def test_initial_weights_are_those_of_the_cpu() -> None:
     config = make_config(model=SIZES | LLAMA, train={"steps": 1, "precision": "fp32", "seed": 7})
-    on_gpu, on_cpu = (parameters_by_name(lone_replica(config, device)) for device in ("cuda", "cpu"))
+    on_gpu, on_cpu = (parameters_by_name(lone_rank_model(config, device)) for device in ("cuda", "cpu"))
 
     for name, values in on_cpu.items():
         assert on_gpu[name].device.type == "cuda"

@@ -1,1 +1,1 @@
-"""What tests share. The only place for helpers."""
+"""Helpers that tests of several packages share."""

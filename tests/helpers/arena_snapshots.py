@@ -5,26 +5,19 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from megatrain.arena.directory import Arena, create_arena
+from megatrain.arena.locks import create_wake
+from megatrain.arena.plans import HostPlan, ManifestTemplate, RankPlan
+from megatrain.arena.slot_file import SlotReader
+from megatrain.arena.slot_layout import HEADER_BYTES, Persist, SlotHeader, SlotState, SlotWord, encode_header
 from megatrain.checkpoint.data_file import data_file_name
-from megatrain.contracts.arena import Arena, create_arena
-from megatrain.contracts.arena_layout import (
-    HEADER_BYTES,
-    Persist,
-    SlotHeader,
-    SlotState,
-    Word,
-    encode_header,
-)
-from megatrain.contracts.arena_locks import create_wake
-from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan
-from megatrain.contracts.arena_slot import SlotReader
-from megatrain.contracts.checkpoint_files import step_directory_name
+from megatrain.contracts.checkpoint_files import INDEX_NAME, METADATA_NAME, step_directory_name
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, SampleStream
@@ -35,7 +28,7 @@ ROW_BYTES = 16
 """Of the one tensor in hand-made metadata: each item of each rank holds one row of it."""
 ITEM_LENGTHS = (1000, 64, 77)
 _REST_BYTES = 192
-"""Of a slot's image behind what goes into the file: state that only copies need."""
+"""Of a slot's contents after the image: state that only a restore from memory needs."""
 
 
 def host_plan(checkpoints: str, **changes: Any) -> HostPlan:
@@ -91,9 +84,12 @@ def make_image(rank: int, snapshot: int, lengths: Sequence[int] = ITEM_LENGTHS) 
 
 
 @cache
-def metadata_of(ranks: tuple[int, ...], round_number: int, lengths: tuple[int, ...] = ITEM_LENGTHS) -> bytes:
-    """Return the `.metadata` of a checkpoint that these ranks write."""
-    from megatrain.checkpoint.metadata_file import metadata_bytes  # here: it loads torch
+def described_by(
+    ranks: tuple[int, ...], round_number: int, lengths: tuple[int, ...] = ITEM_LENGTHS
+) -> dict[str, bytes]:
+    """Return the `.metadata` and the index of a checkpoint that these ranks write."""
+    from megatrain.checkpoint.gathered_items import stored_by_ranks  # here: it loads torch
+    from megatrain.checkpoint.metadata_file import describing_files
 
     shape = [len(ranks) * len(lengths), ROW_BYTES]
     items: dict[int, list[list[Any]]] = {
@@ -103,14 +99,22 @@ def metadata_of(ranks: tuple[int, ...], round_number: int, lengths: tuple[int, .
         ]
         for index, rank in enumerate(ranks)
     }
-    return metadata_bytes(items, lambda rank: data_file_name(round_number, rank))
+    return describing_files(stored_by_ranks(items, lambda rank: data_file_name(round_number, rank)))
 
 
 def plan_digest(lengths: Sequence[int] = ITEM_LENGTHS) -> bytes:
     return hashlib.sha256(repr(tuple(lengths)).encode()).digest()
 
 
-def make_arena(path: Path, plan: HostPlan, metadata: bytes = b"", lengths: Sequence[int] = ITEM_LENGTHS) -> Arena:
+def put_description(arena: Arena, round_number: int, described: Mapping[str, bytes]) -> None:
+    """Put the `.metadata` and the index of a round's checkpoints into the coordinator's arena."""
+    arena.metadata(round_number).write_bytes(described[METADATA_NAME])
+    arena.index(round_number).write_bytes(described[INDEX_NAME])
+
+
+def make_arena(
+    path: Path, plan: HostPlan, described: Mapping[str, bytes] | None = None, lengths: Sequence[int] = ITEM_LENGTHS
+) -> Arena:
     """Make the arena of a host with all that workers write into it but slots."""
     arena = create_arena(path)
     create_wake(arena.wake)
@@ -119,7 +123,7 @@ def make_arena(path: Path, plan: HostPlan, metadata: bytes = b"", lengths: Seque
             arena.rank_plan(rank)
         )
     if plan.is_coordinator:
-        arena.metadata(plan.round).write_bytes(metadata)
+        put_description(arena, plan.round, described or {METADATA_NAME: b"", INDEX_NAME: b""})
     plan.write(arena.host_plan)
     return arena
 
@@ -164,7 +168,7 @@ def make_job(directory: Path, num_hosts: int = 1, **changes: Any) -> Job:
     """Make a run whose hosts have two ranks each; the first one is the coordinator. `changes` are of the plans."""
     checkpoints = LocalLocation(directory / "checkpoints")
     put_main(checkpoints)
-    metadata = metadata_of(tuple(range(2 * num_hosts)), ROUND)
+    described = described_by(tuple(range(2 * num_hosts)), ROUND)
     arenas = []
     for index in range(num_hosts):
         plan = host_plan(
@@ -175,7 +179,7 @@ def make_job(directory: Path, num_hosts: int = 1, **changes: Any) -> Job:
             is_coordinator=index == 0,
             **changes,
         )
-        arenas.append(make_arena(directory / f"arena-{index}", plan, metadata))
+        arenas.append(make_arena(directory / f"arena-{index}", plan, described))
     return Job(checkpoints, tuple(arenas))
 
 
@@ -187,7 +191,7 @@ def put_slot(
     snapshot: int,
     round_number: int = ROUND,
     state: SlotState = SlotState.SEALED,
-    persist: Persist = Persist.WANTED,
+    persist: Persist = Persist.PENDING,
     lengths: Sequence[int] = ITEM_LENGTHS,
     image: bytes | None = None,
 ) -> Path:
@@ -198,9 +202,9 @@ def put_slot(
     header = encode_header(SlotHeader(rank, slot, 2, len(content) + _REST_BYTES, plan_digest(lengths)))
     page[: len(header)] = header
     values = {
-        Word.STATE: state, Word.STEP: step, Word.SNAPSHOT: snapshot, Word.ROUND: round_number,
-        Word.CONSUMED_SAMPLES: 32 * step, Word.CONSUMED_TOKENS: 8192 * step, Word.NUM_UPDATES: step - 1,
-        Word.NUM_SKIPPED: 1, Word.SEALED_UNIX_NS: 1_790_000_000_000_000_000, Word.PERSIST: persist,
+        SlotWord.STATE: state, SlotWord.STEP: step, SlotWord.SNAPSHOT: snapshot, SlotWord.ROUND: round_number,
+        SlotWord.CONSUMED_SAMPLES: 32 * step, SlotWord.CONSUMED_TOKENS: 8192 * step, SlotWord.NUM_UPDATES: step - 1,
+        SlotWord.NUM_SKIPPED: 1, SlotWord.SEALED_UNIX_NS: 1_790_000_000_000_000_000, SlotWord.PERSIST: persist,
     }  # fmt: skip
     for word, value in values.items():
         struct.pack_into("<Q", page, 8 * word, value)

@@ -1,17 +1,16 @@
-"""Answers of the dashboard's API about logs and stragglers of the job of canned_job.py."""
+"""Responses of the dashboard's API about logs and stragglers of the job of canned_job.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatrain_diagnostics.dashboard.answers.document import Document, ThresholdsDocument
-from megatrain_diagnostics.dashboard.pages.logs.document import (
+from megatrain_diagnostics.dashboard.api.logs.document import (
     LogCauseDocument,
+    LogCausesDocument,
     LogLineDocument,
     LogLinesDocument,
-    LogVerdictDocument,
 )
-from megatrain_diagnostics.dashboard.pages.stragglers.document import (
+from megatrain_diagnostics.dashboard.api.stragglers.document import (
     ActionBalance,
     FindingDocument,
     HostScore,
@@ -19,6 +18,7 @@ from megatrain_diagnostics.dashboard.pages.stragglers.document import (
     StragglersDocument,
     WhatIfDocument,
 )
+from megatrain_diagnostics.dashboard.responses.document import Document, ThresholdsDocument
 from tests.helpers.canned_job import MARKUP, NOW_S, SLOW_HOST, STEP, host_name
 
 NUM_LINES = 2000
@@ -47,8 +47,8 @@ def log_lines() -> LogLinesDocument:
     return LogLinesDocument(round=2, num_matching=41_230, num_searched=1_204_118, lines=tuple(lines), is_partial=False)
 
 
-def log_causes() -> LogVerdictDocument:
-    return LogVerdictDocument(
+def log_causes() -> LogCausesDocument:
+    return LogCausesDocument(
         round=2,
         label="cuda-ecc",
         action="replace the host",
@@ -196,6 +196,6 @@ def what_if() -> WhatIfDocument:
     )
 
 
-def analysis_answers() -> Mapping[str, Document]:
-    """Return path -> answer."""
+def analysis_responses() -> Mapping[str, Document]:
+    """Return path -> response."""
     return {"logs": log_lines(), "logs/causes": log_causes(), "stragglers": stragglers(), "whatif": what_if()}

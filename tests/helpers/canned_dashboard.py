@@ -1,4 +1,4 @@
-"""A server for tests of the page: the built page, the headers of the real server, and answers that a test lays out.
+"""A server for tests of the page: the built page, the headers of the real server, and responses that a test lays out.
 
 It can ask for a token, be broken off, begin anew under another session, and it keeps what it was asked. Standard
 library only, one thread a connection, loopback.
@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from megatrain_diagnostics.dashboard.actions.document import ActionAnswer, ActionRequest
-from megatrain_diagnostics.dashboard.answers.document import Document, ErrorDocument
+from megatrain_diagnostics.dashboard.api.live.document import LiveDocument
+from megatrain_diagnostics.dashboard.api.notes.document import NoteRequest
 from megatrain_diagnostics.dashboard.assets import Asset, installed_assets
-from megatrain_diagnostics.dashboard.pages.live.document import LiveDocument
-from megatrain_diagnostics.dashboard.pages.notes.document import NoteRequest
+from megatrain_diagnostics.dashboard.responses.document import Document, ErrorDocument
 from megatrain_diagnostics.dashboard.security.headers import SECURITY_HEADERS
 from tests.helpers.canned_job import NOW_S, STEP
 
@@ -33,7 +33,7 @@ TOPICS = ("overview", "series", "heat", "grid", "stragglers", "incidents", "host
 class CannedDashboard:
     """What is answered now. Tests change it while the page is open."""
 
-    answers: dict[str, Document | bytes]
+    responses: dict[str, Document | bytes]
     """By path below the API's prefix; bytes are a container of arrays."""
     token: str = ""
     """Asked for where it is not empty."""
@@ -41,7 +41,7 @@ class CannedDashboard:
     step: int = STEP
     versions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOPICS, 1))
     is_down: bool = False
-    """Every request is broken off without an answer, streams too."""
+    """Every request is broken off without a response, streams too."""
     asked: list[str] = field(default_factory=list)
     actions: list[ActionRequest] = field(default_factory=list)
     notes: list[NoteRequest] = field(default_factory=list)
@@ -57,9 +57,9 @@ class CannedDashboard:
 
 
 @contextmanager
-def canned_dashboard(answers: Mapping[str, Document | bytes], **changes: Any) -> Iterator[CannedDashboard]:
-    """Serve the page with these answers."""
-    canned = CannedDashboard(dict(answers), **changes)
+def canned_dashboard(responses: Mapping[str, Document | bytes], **changes: Any) -> Iterator[CannedDashboard]:
+    """Serve the page with these responses."""
+    canned = CannedDashboard(dict(responses), **changes)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(canned, installed_assets()))
     server.daemon_threads = False
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": _TICK_S}, name="canned-dashboard")
@@ -105,12 +105,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(401, "unauthorized", "The server wants a token.")
         elif name == "live":
             self._stream()
-        elif (answer := canned.answers.get(name)) is None:
+        elif (response := canned.responses.get(name)) is None:
             self._refuse(404, "not-found", f"nothing is known of {name}")
-        elif isinstance(answer, bytes):
-            self._send(200, answer, "application/x-megatrain-arrays")
+        elif isinstance(response, bytes):
+            self._send(200, response, "application/x-megatrain-arrays")
         else:
-            self._send(200, answer.model_dump_json().encode(), "application/json")
+            self._send(200, response.model_dump_json().encode(), "application/json")
 
     def do_POST(self) -> None:
         canned = self.dashboard
@@ -129,14 +129,14 @@ class _Handler(BaseHTTPRequestHandler):
         request = ActionRequest.model_validate(body)
         canned.actions.append(request)
         would = "would be asked" if request.is_dry_run else "was asked"
-        answer = ActionAnswer(
+        response = ActionAnswer(
             action_id="a-1",
             is_dry_run=request.is_dry_run,
             is_accepted=True,
             is_done=False,
             text=f"The driver {would} to {request.kind} {request.target or canned.session}.",
         )
-        self._send(200, answer.model_dump_json().encode(), "application/json")
+        self._send(200, response.model_dump_json().encode(), "application/json")
 
     def do_DELETE(self) -> None:
         self._send(204, b"", "application/json", cookie="session=; Max-Age=0")

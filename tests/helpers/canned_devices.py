@@ -8,12 +8,12 @@ from typing import Any
 
 from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
 from megatrain.devices.links import LinkReading
-from megatrain_diagnostics.dashboard.pages.devices.document import HostDevicesDocument
-from megatrain_diagnostics.dashboard.pages.devices.view import host_devices_document
+from megatrain_diagnostics.dashboard.api.devices.document import HostDevicesDocument
+from megatrain_diagnostics.dashboard.api.devices.view import host_devices_document
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
-from megatrain_diagnostics.events.tables import Gpus, Links, Xids, joined
-from megatrain_diagnostics.store.device_questions import HostDeviceRows
+from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Xids, joined
+from megatrain_diagnostics.store.device_queries import HostDeviceRows
 
 NUM_GPUS = 8
 _HOT_GPU, _LOST_GPU, _TIRED_GPU = 3, 6, 5
@@ -23,7 +23,7 @@ _HOT_FROM = 35
 
 def host_devices(host: str, first_rank: int, now_s: float, *, has_trouble: bool) -> HostDevicesDocument:
     """Return an hour of a host with eight H100s and nine links; `has_trouble`: of several kinds."""
-    found: dict[Any, list[Any]] = {Gpus: [], Links: [], Xids: []}
+    found: dict[Any, list[Any]] = {Gpus: [], NetworkLinks: [], Xids: []}
     for number in range(_NUM_READINGS):
         at_s = now_s - _EACH_S * (_NUM_READINGS - 1 - number)
         place = HostPlace(
@@ -31,7 +31,7 @@ def host_devices(host: str, first_rank: int, now_s: float, *, has_trouble: bool)
         )
         for kind, table in device_tables(_sample(at_s, number, has_trouble=has_trouble), place):
             found[kind].append(table)
-    rows = HostDeviceRows(*(joined(kind, found[kind]) for kind in (Gpus, Links, Xids)))
+    rows = HostDeviceRows(*(joined(kind, found[kind]) for kind in (Gpus, NetworkLinks, Xids)))
     return host_devices_document(host, rows, int((now_s - 3600) * 1e9), int(now_s * 1e9))
 
 

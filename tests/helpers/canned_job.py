@@ -1,7 +1,7 @@
-"""Answers of the dashboard's API for a job that never was: 48 hosts, a straggler, a lost host.
+"""Responses of the dashboard's API for a job that never was: 48 hosts, a straggler, a lost host.
 
-For tests of the page alone: what the answers say is checked by the documents' classes, how they are found out is not of
-interest here. `NOW_S` is when all of it is told.
+For tests of the page alone: what the responses say is checked by the documents' classes, how they are found out is not
+of interest here. `NOW_S` is when all of it is told.
 """
 
 from __future__ import annotations
@@ -11,27 +11,26 @@ from collections.abc import Mapping
 from typing import Literal
 
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.dashboard.answers.document import Document, ThresholdsDocument, layout_document
-from megatrain_diagnostics.dashboard.pages.hosts.document import (
+from megatrain_diagnostics.dashboard.api.hosts.document import (
     CheckDocument,
     HostDocument,
     HostHistoryDocument,
     HostsDocument,
 )
-from megatrain_diagnostics.dashboard.pages.job.document import (
+from megatrain_diagnostics.dashboard.api.job.document import (
     JobDocument,
     OperationDocument,
     RoundDocument,
 )
-from megatrain_diagnostics.dashboard.pages.marks.document import (
+from megatrain_diagnostics.dashboard.api.marks.document import (
     ChangedKeyDocument,
     ConfigChangeDocument,
     MarkDocument,
     MarkKind,
     MarksDocument,
 )
-from megatrain_diagnostics.dashboard.pages.notes.document import NoteDocument, NotesDocument
-from megatrain_diagnostics.dashboard.pages.overview.document import (
+from megatrain_diagnostics.dashboard.api.notes.document import NoteDocument, NotesDocument
+from megatrain_diagnostics.dashboard.api.overview.document import (
     CheckpointAge,
     DiagnosisState,
     GapDocument,
@@ -42,6 +41,7 @@ from megatrain_diagnostics.dashboard.pages.overview.document import (
     ReasonDocument,
     SeriesDocument,
 )
+from megatrain_diagnostics.dashboard.responses.document import Document, ThresholdsDocument, layout_document
 from tests.helpers.canned_devices import host_devices
 
 NOW_S = 1_795_000_000.0
@@ -154,7 +154,7 @@ def overview_document(*, health: str = "warning", step: int = STEP) -> OverviewD
         next_action=NextAction(
             what="restart with host-047 in its place: rendezvous"
             if is_bad
-            else f"evict {SLOW_HOST}, when somebody approves it",
+            else f"evict {SLOW_HOST}, once a person approves it",
             why='a restart costs 164 s and gains 21 h over the rest of the job; diagnostics.eviction is "propose"',
             verdict_id="" if is_bad else "v-000017",
         ),
@@ -209,7 +209,7 @@ def marks_document() -> MarksDocument:
         _mark("incident", 30_999, "hosts made the job slow", "000002"),
         _mark("incident", STEP, "a host was lost", "000003"),
         _mark("note", 20_000, f"ada: switch 4 was replaced {MARKUP}", NOTE_ID),
-        _mark("config", 30_801, "round 2 began with optimizer.lr=0.0001 in place of 0.0003", "2"),
+        _mark("config", 30_801, "round 2 began with optimizer.lr=0.0001 instead of 0.0003", "2"),
         _mark("round", 30_801, "round 2 began", "2"),
     )
     keys = (ChangedKeyDocument(key="optimizer.lr", before="0.0003", after="0.0001"),)
@@ -229,7 +229,7 @@ def notes_document(*, can_act: bool = False) -> NotesDocument:
         note_id=NOTE_ID, written_unix_s=NOW_S - 100_000, user="ada", text=f"switch 4 was replaced {MARKUP}",
         step=20_000, at_unix_s=None, retracted_unix_s=None, retracted_by="", retraction="", incident_ids=("000001",),
     )  # fmt: skip
-    why_not = "" if can_act else "viewers may only look: log in with the token of an operator"
+    why_not = "" if can_act else "viewers may only read: log in with the token of an operator"
     return NotesDocument(notes=(note,), can_write=can_act, why_not_write=why_not)
 
 
@@ -294,8 +294,8 @@ def host_history(number: int) -> HostHistoryDocument:
     )
 
 
-def job_answers(*, health: str = "warning", can_act: bool = False) -> Mapping[str, Document]:
-    """Return path -> answer of job, overview, series and hosts."""
+def job_responses(*, health: str = "warning", can_act: bool = False) -> Mapping[str, Document]:
+    """Return path -> response of job, overview, series and hosts."""
     found: dict[str, Document] = {
         "job": job_document(can_act=can_act),
         "overview": overview_document(health=health),

@@ -1,4 +1,4 @@
-"""The small pictures of an incident's page as answers: those of the recorded sample, asked of the real routes once."""
+"""The small pictures of an incident's page as responses: of the recorded sample, read from the real routes once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.waiting import wait_until
 
 
 @cache
-def picture_answers() -> Mapping[str, bytes]:
+def picture_responses() -> Mapping[str, bytes]:
     """Return path -> container of arrays."""
     source = RecordedJob(RunDirectory(ROOT / "tests" / "golden" / "dashboard-sample"))
     try:

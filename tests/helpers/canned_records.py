@@ -1,17 +1,16 @@
-"""Answers of the dashboard's API about incidents, verdicts, audit and checkpoints of the job of canned_job.py."""
+"""Responses of the dashboard's API about incidents, verdicts, audit and checkpoints of the job of canned_job.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatrain_diagnostics.dashboard.answers.document import Document
-from megatrain_diagnostics.dashboard.pages.audit.document import AuditDocument, AuditEntryDocument
-from megatrain_diagnostics.dashboard.pages.checkpoints.document import (
+from megatrain_diagnostics.dashboard.api.audit.document import AuditDocument, AuditEntryDocument
+from megatrain_diagnostics.dashboard.api.checkpoints.document import (
     BranchDocument,
     CheckpointDocument,
     CheckpointsDocument,
 )
-from megatrain_diagnostics.dashboard.pages.incidents.document import (
+from megatrain_diagnostics.dashboard.api.incidents.document import (
     DamagedIncidentDocument,
     FailureDocument,
     HappenedDocument,
@@ -19,18 +18,19 @@ from megatrain_diagnostics.dashboard.pages.incidents.document import (
     IncidentLineDocument,
     IncidentLogsDocument,
     IncidentsDocument,
+    OfferedActionDocument,
     PhaseDocument,
-    SensibleActionDocument,
     StoryDocument,
     VerdictDocument,
 )
-from megatrain_diagnostics.dashboard.pages.runbooks.document import (
+from megatrain_diagnostics.dashboard.api.runbooks.document import (
     RunbookDocument,
     RunbookNameDocument,
     RunbooksDocument,
 )
-from megatrain_diagnostics.dashboard.pages.runbooks.filling import Names
-from megatrain_diagnostics.dashboard.pages.runbooks.route import installed_runbooks
+from megatrain_diagnostics.dashboard.api.runbooks.filling import Names
+from megatrain_diagnostics.dashboard.api.runbooks.route import installed_runbooks
+from megatrain_diagnostics.dashboard.responses.document import Document
 from tests.helpers.canned_job import JOB, LOST_HOST, MARKUP, NOW_S, SLOW_HOST, STEP
 
 
@@ -297,14 +297,14 @@ def checkpoints() -> CheckpointsDocument:
 
 
 _RUNBOOKS = {"host-lost": "host-evicted-or-cordoned.md", "straggler": "straggler.md", "failure": "worker-ended.md"}
-NOT_TOLD = "email: not told that it began, after 3 tries: 535"
+NOT_NOTIFIED = "email: not notified that it began, after 3 tries: 535"
 
 
 def _story(incident: IncidentDocument) -> StoryDocument:
     began_s = incident.began_unix_s
     told = () if incident.kind == "host-lost" else (
-        HappenedDocument(at_unix_s=began_s + 4, what="told", text="slack: told that it began"),
-        HappenedDocument(at_unix_s=began_s + 9, what="not-told", text=NOT_TOLD),
+        HappenedDocument(at_unix_s=began_s + 4, what="told", text="slack: notified that it began"),
+        HappenedDocument(at_unix_s=began_s + 9, what="not-told", text=NOT_NOTIFIED),
     )  # fmt: skip
     host = incident.hosts[0]
     return StoryDocument(
@@ -315,10 +315,10 @@ def _story(incident: IncidentDocument) -> StoryDocument:
             HappenedDocument(at_unix_s=began_s + 11, what="decision", text=f"decided: {incident.action}"),
         ),
         told=told,
-        why_not_told="" if told else "Not yet: slack and email.",
+        why_not_told="" if told else "Not notified yet: slack and email.",
         actions=(
-            SensibleActionDocument(kind="evict", target=host),
-            SensibleActionDocument(kind="cordon", target=host),
+            OfferedActionDocument(kind="evict", target=host),
+            OfferedActionDocument(kind="cordon", target=host),
         ),
         runbooks=(_RUNBOOKS[incident.kind], "gpu-errors.md"),
     )
@@ -351,8 +351,8 @@ def _logs(incident: IncidentDocument) -> IncidentLogsDocument:
     )  # fmt: skip
 
 
-def record_answers() -> Mapping[str, Document]:
-    """Return path -> answer."""
+def record_responses() -> Mapping[str, Document]:
+    """Return path -> response."""
     found: dict[str, Document] = {
         "incidents": IncidentsDocument(
             incidents=incidents(),

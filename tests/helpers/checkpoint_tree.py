@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megatrain.contracts.checkpoint_files import manifest_place, step_directory_name, write_commit, write_manifest
+from megatrain.contracts.checkpoint_files import manifest_location, step_directory_name, write_commit, write_manifest
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import LocalLocation, Location
@@ -91,7 +91,7 @@ def tree(place: Path) -> dict[str, bytes]:
 
 def manifest_path(directory: Path) -> Path:
     """Return the manifest of a checkpoint."""
-    return path_of(manifest_place(LocalLocation(directory)))
+    return path_of(manifest_location(LocalLocation(directory)))
 
 
 def path_of(place: Location) -> Path:

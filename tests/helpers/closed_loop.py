@@ -76,9 +76,6 @@ class ClosedLoop:
         found = [duration for step, duration in times.items() if first <= step <= last]
         return statistics.median(found)
 
-    def daemon_log(self) -> str:
-        return (self.launched.job.root / "daemon.log").read_text(errors="replace")
-
 
 @contextmanager
 def closed_loop(

@@ -15,7 +15,7 @@ from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.coordination.client import EtcdClient
-from megatrain.programs.processes import end_with_parent
+from megatrain.programs.processes import install_parent_death_guard
 
 KEYS = JobKeys("demo")
 _END_S = 30.0
@@ -30,7 +30,9 @@ class DaemonProcess:
         command = [sys.executable, "-m", "megatrain_diagnostics.daemon", "--run", str(run), "--job", KEYS.job]
         command += ["--rdzv-endpoint", ",".join(endpoints), "--address", "127.0.0.1", "--port", "0"]
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(command, stderr=log, preexec_fn=partial(end_with_parent, os.getpid()))
+            self.process = subprocess.Popen(
+                command, stderr=log, preexec_fn=partial(install_parent_death_guard, os.getpid())
+            )
 
     @property
     def log(self) -> str:

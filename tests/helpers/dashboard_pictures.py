@@ -12,9 +12,9 @@ from fastapi.testclient import TestClient
 
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.answers.errors import add_error_answers, check_query
-from megatrain_diagnostics.dashboard.parts import Parts
-from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions
+from megatrain_diagnostics.dashboard.parts import DashboardParts
+from megatrain_diagnostics.dashboard.responses.errors import add_error_responses, check_query
+from megatrain_diagnostics.dashboard.security.heavy import HeavyQueries
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.protocol import LiveState
@@ -82,11 +82,11 @@ def stored_events(directory: Path, *tables: Table) -> Path:
 
 
 def picture_client(
-    source: PictureSource, router: Callable[[Parts], APIRouter], *, num_downloads: int = 1
+    source: PictureSource, router: Callable[[DashboardParts], APIRouter], *, num_downloads: int = 1
 ) -> TestClient:
     """Return a client of one router, with the refusals that the server has."""
-    downloads = HeavyQuestions(num_running=num_downloads, num_waiting=0)
+    downloads = HeavyQueries(num_running=num_downloads, num_waiting=0)
     app = FastAPI(dependencies=[Depends(check_query)])
-    add_error_answers(app)
-    app.include_router(router(Parts(source, DashboardSettings(), downloads=downloads)))  # type: ignore[arg-type]
+    add_error_responses(app)
+    app.include_router(router(DashboardParts(source, DashboardSettings(), downloads=downloads)))  # type: ignore[arg-type]
     return TestClient(app)

@@ -1,4 +1,4 @@
-"""A dashboard's server on a loopback socket, of a job that a test makes up; and a client that sends what it is told."""
+"""A dashboard's server on a loopback socket, of a job made by a test, and a client that sends given requests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fastapi import APIRouter
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
+from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
+from megatrain_diagnostics.dashboard.api.live.streams import LiveStreams
 from megatrain_diagnostics.dashboard.app import make_app
 from megatrain_diagnostics.dashboard.assets import Asset
-from megatrain_diagnostics.dashboard.pages.live.streams import LiveStreams
 from megatrain_diagnostics.dashboard.security.headers import CONTENT_SECURITY_POLICY
 from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
@@ -111,13 +111,13 @@ class Served:
 def served(
     directory: Path,
     settings: DashboardSettings,
-    desk: ActionDesk | None = None,
+    handler: ActionHandler | None = None,
     more: Sequence[APIRouter] = (),
     source: MadeUpJob | None = None,
 ) -> Iterator[Served]:
     """Run a server at any free port until the end of the block. `more`: routes at the very front, of the test's own."""
     source = source or MadeUpJob(RunDirectory(directory))
-    dashboard = make_app(source, settings, desk, files=FILES)
+    dashboard = make_app(source, settings, handler, files=FILES)
     for router in more:
         dashboard.app.include_router(router)
         dashboard.app.router.routes.insert(0, dashboard.app.router.routes.pop())
@@ -140,7 +140,7 @@ class Reply:
         return json.loads(self.body)
 
     def assert_secured(self) -> None:
-        """Every answer has these."""
+        """Every response has these."""
         assert self.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
         assert self.headers["x-content-type-options"] == "nosniff"
         assert self.headers["referrer-policy"] == "no-referrer"
@@ -150,7 +150,7 @@ class Reply:
         assert "server" not in self.headers
 
     def assert_refused(self, status: int, text: str = "") -> None:
-        """The answer is a refusal as all are, and says nothing about our code."""
+        """The response is a refusal as all are, and says nothing about our code."""
         assert self.status == status, (self.status, self.body)
         self.assert_secured()
         assert self.headers["content-type"] == "application/json"
@@ -178,19 +178,19 @@ def head_of(method: str, path: str, headers: Mapping[str, str], port: int, body:
 def ask(
     port: int, path: str, headers: Mapping[str, str] | None = None, *, method: str = "GET", body: bytes = b""
 ) -> Reply:
-    """Send one request over a connection of its own; return the answer."""
+    """Send one request over a connection of its own; return the response."""
     return exchange(port, head_of(method, path, headers or {}, port, body))
 
 
 def exchange(port: int, raw: bytes) -> Reply:
-    """Send these very bytes; return the first answer."""
+    """Send these very bytes; return the first response."""
     with connected(port) as client:
         client.sendall(raw)
         return read_reply(client)
 
 
 def read_reply(client: socket.socket) -> Reply:
-    """Read one answer of a known length, or to the end of the connection."""
+    """Read one response of a known length, or to the end of the connection."""
     received = read_head(client)
     head, _, body = received.partition(b"\r\n\r\n")
     lines = head.decode("latin-1").split("\r\n")
@@ -207,7 +207,7 @@ def read_reply(client: socket.socket) -> Reply:
 
 
 def read_head(client: socket.socket) -> bytes:
-    """Read until the end of an answer's headers; what follows them in the same packets is returned too."""
+    """Read until the end of a response's headers; what follows them in the same packets is returned too."""
     received = b""
     while b"\r\n\r\n" not in received:
         part = client.recv(65536)

@@ -10,7 +10,6 @@ import numpy as np
 
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
-from megatrain_diagnostics.events.source import MemoryEvents
 from megatrain_diagnostics.events.tables import (
     Groups,
     Ranks,
@@ -22,6 +21,7 @@ from megatrain_diagnostics.events.tables import (
     columns_of,
     from_columns,
 )
+from tests.helpers.memory_events import MemoryEvents
 
 BASE_NS = 1_700_000_000_000_000_000
 """A unix time: arithmetic in floats would lose it."""

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from megatrain.coordination.client import EtcdClient
-from megatrain.programs.processes import end_with_parent
+from megatrain.programs.processes import install_parent_death_guard
 from tests.helpers.ports import free_ports
 from tests.helpers.require import require
 from tests.helpers.waiting import wait_until
@@ -76,7 +76,7 @@ class EtcdMember:
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,  # where etcd makes unix sockets
-                preexec_fn=partial(end_with_parent, os.getpid()),
+                preexec_fn=partial(install_parent_death_guard, os.getpid()),
             )
 
     def kill(self) -> None:

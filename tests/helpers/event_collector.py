@@ -16,12 +16,12 @@ from megatrain_diagnostics.collector.admission import Admission
 from megatrain_diagnostics.collector.consumers import Consumer, ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.collector.event_server import EventServer
-from megatrain_diagnostics.collector.flood import FloodGate
 from megatrain_diagnostics.collector.ingest import Ingest, IngestLimits, Store
+from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.events.tables import Spans, from_columns
-from megatrain_diagnostics.store.event_store import ParquetEventStore
+from megatrain_diagnostics.store.event_store import EventStore
 from megatrain_diagnostics.store.reader import StoredEvents
 
 TOKEN = "a token that is never sent"
@@ -48,12 +48,12 @@ class RunningCollector:
         self.ledger, self.rounds = Ledger(), KnownRounds()
 
     def __enter__(self) -> Self:
-        store = self._store or self._closing.enter_context(ParquetEventStore(self._events))
+        store = self._store or self._closing.enter_context(EventStore(self._events))
         consumers = ConsumerThread(
-            self._consumers, self.ledger, RowsAhead(lambda: self.rounds.latest_told), tick_s=0.05
+            self._consumers, self.ledger, RowsAhead(lambda: self.rounds.latest_in_etcd), tick_s=0.05
         )
         self._closing.callback(consumers.close)
-        admission = Admission(self.rounds, FloodGate())
+        admission = Admission(self.rounds, RowRateLimiter())
         self.ingest = Ingest(store, admission, self.ledger, consumers, self._limits)
         self._closing.callback(self.ingest.close)
         self.server = EventServer(

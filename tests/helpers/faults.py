@@ -71,9 +71,10 @@ def faulty_rank(fault: RankFault, host_ranks: Sequence[int]) -> Iterator[None]:
     """Kill this process where `fault` says, if it comes to that. host_ranks: those that share its arena."""
     import pytest
 
+    from megatrain.arena.directory import Arena, wake_writer
+    from megatrain.arena.sealed import sealed_steps
     from megatrain.checkpoint.arena_slots import ArenaSlot
     from megatrain.checkpoint.image import BoundImage
-    from megatrain.contracts.arena import Arena, sealed_steps, wake_writer
 
     begin, copy_part, copy_out, seal = ArenaSlot.begin, BoundImage.copy_out, ArenaSlot.copy_out, ArenaSlot.seal
     saves = 0
@@ -130,7 +131,7 @@ def faulty_writers(directory: Path) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
-        patch.setattr(snapshots, "_CALL_AGAIN_S", _MISSED_AFTER_S)
+        patch.setattr(snapshots, "_WAKE_AGAIN_S", _MISSED_AFTER_S)
         yield
 
 
@@ -162,7 +163,7 @@ class WriterFaults:
         """Return the copy of all checkpoints at a fault that was reached."""
         return self.directory / f"{number:02d}.tree"
 
-    def let_go(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Let a writer that is held go on."""
         (self.directory / f"{number:02d}.go").touch()
 
@@ -227,11 +228,11 @@ def main(arguments: Sequence[str]) -> int:
     from megatrain.checkpoint import writer
 
     arena, directory = arguments
-    make_writer: Callable[..., writer.Writer] = writer.Writer
+    make_writer: Callable[..., writer.CheckpointWriter] = writer.CheckpointWriter
     say_persist = writer.write_persist
     storage: list[_FaultyStorage] = []
 
-    def make_faulty_writer(arena: Any, lock: Any) -> writer.Writer:
+    def make_faulty_writer(arena: Any, lock: Any) -> writer.CheckpointWriter:
         # only now: the second of two writers ends before it comes to this
         storage.append(_FaultyStorage(Path(directory)))
         return make_writer(arena, lock, storage[0].open)
@@ -240,7 +241,7 @@ def main(arguments: Sequence[str]) -> int:
         storage[0].before("persist", "word")
         return say_persist(*words)
 
-    writer.Writer = make_faulty_writer  # type: ignore[assignment, misc]
+    writer.CheckpointWriter = make_faulty_writer  # type: ignore[assignment, misc]
     writer.write_persist = say_persist_or_die
     return writer.main([arena])
 

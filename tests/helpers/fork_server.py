@@ -21,7 +21,7 @@ PRELOADED_MODULES = [
     # what optimizers and checkpointing load on first use
     "torch._dynamo",
     # what workers are made of, and ranks of the pool
-    "megatrain.worker",
+    "megatrain.training.worker",
     "megatrain.commands.train",
     "tests.helpers.rank_worker",
     "tests.helpers.training_case",

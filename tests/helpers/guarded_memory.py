@@ -12,11 +12,11 @@ _C = ctypes.CDLL(None, use_errno=True)
 
 
 def guarded(num_elements: int, dtype: torch.dtype) -> Tensor:
-    """Return room for `num_elements` on the CPU, right before such a page. It is freed with the last view of it."""
+    """Return memory for `num_elements` on the CPU, right before such a page. It is freed with the last view of it."""
     num_bytes = num_elements * dtype.itemsize
-    room = -(-max(num_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, room + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    flat = torch.frombuffer(memory, dtype=torch.uint8, count=room)
-    if _C.mprotect(ctypes.c_void_p(flat.data_ptr() + room), ctypes.c_size_t(mmap.PAGESIZE), 0) != 0:
+    num_mapped = -(-max(num_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, num_mapped + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flat = torch.frombuffer(memory, dtype=torch.uint8, count=num_mapped)
+    if _C.mprotect(ctypes.c_void_p(flat.data_ptr() + num_mapped), ctypes.c_size_t(mmap.PAGESIZE), 0) != 0:
         raise OSError(ctypes.get_errno(), "mprotect")
-    return flat[room - num_bytes :].view(dtype)
+    return flat[num_mapped - num_bytes :].view(dtype)

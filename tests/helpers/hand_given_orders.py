@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatrain.contracts.rounds import RoundDeadlines
-from megatrain_launcher.seams import Assignment, WorkerEnd
+from megatrain_launcher.interfaces import Assignment, WorkerEnd
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 20.0
@@ -34,7 +34,7 @@ class HandGivenOrders:
                 self.changed.wait()
             return None
 
-    def must_stop(self, number: int) -> str:
+    def stop_reason(self, number: int) -> str:
         with self.changed:
             return self.halts.get(number, "the job is over" if self.is_over else "")
 
@@ -42,7 +42,7 @@ class HandGivenOrders:
         with self.changed:
             return number in self.saving
 
-    def told_deadlines(self, number: int) -> RoundDeadlines:
+    def published_deadlines(self, number: int) -> RoundDeadlines:
         with self.changed:
             return self.deadlines.get(number, RoundDeadlines(number))
 

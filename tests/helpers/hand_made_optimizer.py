@@ -15,7 +15,7 @@ from megatrain.config.optimizer import OptimizerConfig
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
-from megatrain.parallel.placement import NO_COPIES, Copies, Placement
+from megatrain.parallel.placement import SOLE_HOLDER, Placement, ShardHolders
 from megatrain.parallel.sharding import LogicalParameter
 from tests.helpers.lone_rank import lone_mesh, simulated_group
 
@@ -108,7 +108,7 @@ def build_rank(
     for kind, shard, _ in rank.optimizer.flat_shards():
         if kind == "master":
             shard.tensor.copy_(start[shard.name][box_slices(shard.box.offsets, shard.box.sizes)])
-    rank.optimizer.publish()
+    rank.optimizer.copy_to_parameters()
     return rank
 
 
@@ -118,5 +118,5 @@ def _logical(name: str, shape: tuple[int, ...], tp: Group) -> LogicalParameter:
     offsets = (0,) * (len(shape) - 1) + (tp.rank * last if is_cut else 0,)
     parameter = nn.Parameter(torch.empty((*shape[:-1], last), device="meta"))
     # without tensor parallel all is alike, so that one bucket may hold anything
-    copies = NO_COPIES if is_cut or tp.size == 1 else Copies("tp", tp.rank, tp.size)
-    return LogicalParameter(parameter, (Placement(name, shape, Box(offsets, tuple(parameter.shape)), copies=copies),))
+    holders = SOLE_HOLDER if is_cut or tp.size == 1 else ShardHolders("tp", tp.rank, tp.size)
+    return LogicalParameter(parameter, (Placement(name, shape, Box(offsets, tuple(parameter.shape)), holders=holders),))

@@ -46,14 +46,16 @@ class JobHistory:
                 self._delete(parts)
 
     def check_writer(self, changes: Changes) -> None:
-        """Check that what the driver alone writes came with the mark of the candidate that led. Before `take`."""
+        """Check that what the driver alone writes came with a new leadership revision of the leader. Before `take`."""
         parts = [self._keys.parts(change.item.key.decode()) for change in changes.changes]
         puts = [one[0] for one, change in zip(parts, changes.changes, strict=True) if change.kind is ChangeKind.PUT]
         if any(kind in _DRIVERS_OWN for kind in puts):
             leader = min(self._candidates.values(), key=lambda item: item.create_revision, default=None)
-            marks = [change.item for change in changes.changes if self._is_candidacy(change)]
+            candidacies = [change.item for change in changes.changes if self._is_candidacy(change)]
             assert leader is not None, f"revision {changes.revision}: {puts} were written while nobody led"
-            assert [mark.key for mark in marks] == [leader.key], f"revision {changes.revision}: {puts} without the mark"
+            assert [one.key for one in candidacies] == [leader.key], (
+                f"revision {changes.revision}: {puts} without a new leadership revision"
+            )
 
     def _is_candidacy(self, change: Change) -> bool:
         return change.kind is ChangeKind.PUT and self._keys.parts(change.item.key.decode())[0] == "driver"

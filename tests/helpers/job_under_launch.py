@@ -134,7 +134,7 @@ class LaunchedJob:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What etcd holds about a job, read anew by each call."""
+    """What etcd holds about a job, read again by each call."""
 
     client: EtcdClient
     keys: JobKeys

@@ -15,16 +15,16 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from megatrain.assembly import Replica, build_replica
-from megatrain.comm import create_mesh, join, meet
+from megatrain.comm import create_mesh, join, open_rendezvous
 from megatrain.comm.channel import Channel
+from megatrain.comm.exchange import Exchange, ExchangeRunner, Pending
 from megatrain.comm.group import Group
-from megatrain.comm.queue import CommunicationQueue, Exchange, Pending
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.process import Process
 from megatrain.telemetry.recorder import Recorder, open_recorder
-from megatrain.training_step import train_step
+from megatrain.training.rank_model import RankModel, build_rank_model
+from megatrain.training.step import train_step
 from tests.helpers.paced_train import pause_until
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
@@ -35,7 +35,7 @@ MOST_S = 0.004
 LATE_PART = 0.1
 NUM_STEPS = 2
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
-_MOST_RANKS = 8
+_MAX_RANKS = 8
 
 
 SHORT: Tables = {"train": {"precision": "fp32"}, "model": {"dropout": 0.1}}
@@ -87,7 +87,7 @@ def random_case(seed: int) -> tuple[Tables, ...]:
             },
         }
         layout = on_layout(tp_size, pp_size, dp_size, 2 if schedule == "interleaved" else 1, schedule)
-        if 1 < tp_size * pp_size * dp_size <= _MOST_RANKS:
+        if 1 < tp_size * pp_size * dp_size <= _MAX_RANKS:
             with suppress(AssertionError):  # refused by the program's own rules
                 make_config(SHORT, layout, options)
                 return layout, options
@@ -138,7 +138,7 @@ def train_late(context: RankContext, changes: Sequence[Tables], seeds: Sequence[
     on, off = (late_case(changes, overlap=overlap) for overlap in (True, False))
     layout, rank, device = on.layout(context.world_size), context.rank, torch.device("cpu")
     process = Process(rank, context.world_size, rank, context.world_size, 0, context.init_method)
-    join(meet(process, job="late", timeout_s=20.0))
+    join(open_rendezvous(process, job="late", timeout_s=20.0))
     identity = Identity("late", "main", 0, rank, layout, os.getpid(), "host")
     recorder = open_recorder(identity, directory="", run_key="late", num_records=256)
     delays = Delays(rank)
@@ -148,41 +148,41 @@ def train_late(context: RankContext, changes: Sequence[Tables], seeds: Sequence[
         device,
         recorder,
         has_wrap_links=on.parallel.num_chunks > 1,
-        neighbours=on.neighbours,
-        has_tp_lane=on.parallel.num_sequence_chunks > 1,
+        holders=on.holders,
+        has_sequence_chunks=on.parallel.num_sequence_chunks > 1,
         before_exchange=delays,
     )
-    in_time = _train(build_replica(off, mesh, recorder, device), recorder)
+    in_time = _train(build_rank_model(off, mesh, recorder, device), recorder)
     late = []
     for seed in seeds:
         delays.set_seed(seed)
         # some with what a rank starts before the lane's thread has woken up, as it does where nobody holds it up
-        with poisoned_buffers(), patch.object(CommunicationQueue, "starts_at_once", seed % 2 == 1):
-            late.append(_train(build_replica(on, mesh, recorder, device), recorder))
+        with poisoned_buffers(), patch.object(ExchangeRunner, "starts_at_once", seed % 2 == 1):
+            late.append(_train(build_rank_model(on, mesh, recorder, device), recorder))
     delays.set_seed(None)
     mesh.barrier()
     recorder.close()
     return in_time, late
 
 
-def _train(replica: Replica, recorder: Recorder) -> str:
-    replica.initialise()
-    replica.set_training(True)
-    config = replica.config
+def _train(rank_model: RankModel, recorder: Recorder) -> str:
+    rank_model.initialise()
+    rank_model.set_training(True)
+    config = rank_model.config
     num_microbatches = config.num_microbatches(config.parallel.dp_size)
     digest = hashlib.blake2b()
     for step in range(NUM_STEPS):
         recorder.set_step(step)
-        generator = torch.Generator().manual_seed(1000 * step + replica.mesh.coordinate["dp"])
+        generator = torch.Generator().manual_seed(1000 * step + rank_model.mesh.coordinate["dp"])
         shape = (config.model.seq_len + 1, config.batch.micro_batch_size)
         tokens = [
             torch.randint(0, config.model.vocab_size, shape, generator=generator) for _ in range(num_microbatches)
         ]
         samples = torch.arange(shape[1])
         outcome = train_step(
-            replica,
+            rank_model,
             config.parallel.build_schedule(num_microbatches),
-            [replica.pipeline_input(one[:-1], one[1:], samples, None) for one in tokens],
+            [rank_model.pipeline_input(one[:-1], one[1:], samples, None) for one in tokens],
             num_label_tokens=num_microbatches * (shape[0] - 1) * shape[1],
             lr=1e-2,
             grad_clip=0.5,
@@ -191,9 +191,9 @@ def _train(replica: Replica, recorder: Recorder) -> str:
         recorder.complete_step()
         digest.update(repr((outcome.loss, outcome.grad_norm, outcome.is_skipped)).encode())
         assert not outcome.is_skipped
-    for chunk in replica.data_parallel:
+    for chunk in rank_model.data_parallel:
         chunk.finish_gather()
-    for _, state in replica.optimizer.states:
+    for _, state in rank_model.optimizer.states:
         for flat in state.tensors().values():
             digest.update(flat.numpy())
     return digest.hexdigest()

@@ -40,7 +40,7 @@ class LocationCases:
 
     @pytest.mark.parametrize("name", OTHER_NAMES)
     def test_other_names_are_refused(self, name: str, place: Location) -> None:
-        with pytest.raises(CheckpointError, match=r"place: .* is no relative path without '\.\.' below it"):
+        with pytest.raises(CheckpointError, match=r"place: .* is not a relative path without '\.\.' below it"):
             place / name
 
     def test_what_is_there(self, place: Location) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
-from megatrain.parallel.placement import Copies, Placement
+from megatrain.parallel.placement import Placement, ShardHolders
 from megatrain.parallel.sharding import LogicalParameter
 from tests.helpers.lone_rank import simulated_group
 
@@ -21,10 +21,10 @@ def held_whole(name: str, parameter: nn.Parameter) -> LogicalParameter:
     return LogicalParameter(parameter, (Placement(name, shape, Box((0,) * len(shape), shape)),))
 
 
-def give_copies(bucket: Bucket, copies: Copies) -> None:
+def give_holders(bucket: Bucket, holders: ShardHolders) -> None:
     """Let other ranks hold all of the bucket again; which group sums it stays as it is."""
     bucket.parameters = tuple(
-        replace(logical, placements=tuple(replace(one, copies=copies) for one in logical.placements))
+        replace(logical, placements=tuple(replace(one, holders=holders) for one in logical.placements))
         for logical in bucket.parameters
     )
 

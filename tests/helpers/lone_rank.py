@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatrain.assembly import Replica, build_replica
 from megatrain.comm.group import Group
 from megatrain.comm.mesh import Mesh, create_mesh
-from megatrain.comm.queue import CommunicationQueue
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.graphed_chunk import Capture
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import build_schedule
+from megatrain.training.rank_model import RankModel, build_rank_model
 
 
 class SilentRecorder:
@@ -49,7 +48,7 @@ class SilentRecorder:
 
 def simulated_group(name: str, size: int, rank: int) -> Group:
     """Return the group as rank `rank` of `size` sees it. It has no peers: use it for what needs no exchange."""
-    return Group(name, tuple(range(size)), rank, CommunicationQueue(SilentRecorder()))
+    return Group(name, tuple(range(size)), rank)
 
 
 def lone_mesh(device: str = "cpu", *, has_wrap_links: bool = False, **along: Group) -> Mesh:
@@ -77,13 +76,13 @@ def make_config(**tables: dict[str, Any]) -> Config:
     return Config.from_dict({name: defaults.get(name, {}) | tables.get(name, {}) for name in {**defaults, **tables}})
 
 
-def lone_replica(config: Config, device: str = "cpu", capture: Capture | None = None) -> Replica:
-    """Return the whole model with its initial weights, in training mode. `capture`: see build_replica."""
+def lone_rank_model(config: Config, device: str = "cpu", capture: Capture | None = None) -> RankModel:
+    """Return the whole model with its initial weights, in training mode. `capture`: see build_rank_model."""
     mesh = lone_mesh(device, has_wrap_links=config.parallel.num_chunks > 1)
-    replica = build_replica(config, mesh, SilentRecorder(), torch.device(device), capture)
-    replica.initialise()
-    replica.set_training(True)
-    return replica
+    rank_model = build_rank_model(config, mesh, SilentRecorder(), torch.device(device), capture)
+    rank_model.initialise()
+    rank_model.set_training(True)
+    return rank_model
 
 
 def random_tokens(config: Config, seed: int, num_samples: int | None = None) -> Tensor:
@@ -93,11 +92,11 @@ def random_tokens(config: Config, seed: int, num_samples: int | None = None) -> 
     return torch.randint(0, config.model.vocab_size, (config.model.seq_len + 1, samples), generator=generator)
 
 
-def microbatches(replica: Replica, tokens: Tensor, first_sample: int = 0) -> list[PipelineInput]:
+def microbatches(rank_model: RankModel, tokens: Tensor, first_sample: int = 0) -> list[PipelineInput]:
     """Cut [S + 1, B] token ids in the micro-batches of one step."""
-    size = replica.config.batch.micro_batch_size
+    size = rank_model.config.batch.micro_batch_size
     return [
-        replica.pipeline_input(
+        rank_model.pipeline_input(
             tokens[:-1, first : first + size],
             tokens[1:, first : first + size],
             torch.arange(first_sample + first, first_sample + first + size),
@@ -107,33 +106,33 @@ def microbatches(replica: Replica, tokens: Tensor, first_sample: int = 0) -> lis
     ]
 
 
-def run_gradients(replica: Replica, tokens: Tensor, first_sample: int = 0) -> float:
+def run_gradients(rank_model: RankModel, tokens: Tensor, first_sample: int = 0) -> float:
     """Run forward and backward of one step and return the mean loss; gradients are in the buckets then."""
-    inputs = microbatches(replica, tokens, first_sample)
+    inputs = microbatches(rank_model, tokens, first_sample)
     num_labels = tokens[1:].numel()
-    for chunk in replica.data_parallel:
+    for chunk in rank_model.data_parallel:
         chunk.start_step()
-    scale = torch.tensor(1.0 / num_labels, dtype=torch.float64, device=replica.device)
-    schedule = build_schedule(replica.config.parallel.schedule, 1, 1, len(inputs))
-    loss_sum = replica.pipeline.train(schedule, inputs, lambda: scale)
-    for chunk in replica.data_parallel:
+    scale = torch.tensor(1.0 / num_labels, dtype=torch.float64, device=rank_model.device)
+    schedule = build_schedule(rank_model.config.parallel.schedule, 1, 1, len(inputs))
+    loss_sum = rank_model.pipeline.train(schedule, inputs, lambda: scale)
+    for chunk in rank_model.data_parallel:
         chunk.finish_reduce()
     return loss_sum.item() / num_labels
 
 
-def gradients_by_name(replica: Replica) -> dict[str, Tensor]:
+def gradients_by_name(rank_model: RankModel) -> dict[str, Tensor]:
     """Return copies of the gradients that lie in the buckets of a lone rank."""
     found: dict[str, Tensor] = {}
-    for chunk in replica.data_parallel:
+    for chunk in rank_model.data_parallel:
         for bucket in chunk.buckets:
-            share = chunk.gradient_share(bucket)
+            shard = chunk.gradient_shard(bucket)
             for segment in bucket.segments():
                 parameter = segment.logical.parameter
-                found[segment.logical.name] = share[segment.start : segment.stop].view(parameter.shape).clone()
+                found[segment.logical.name] = shard[segment.start : segment.stop].view(parameter.shape).clone()
     return found
 
 
-def parameters_by_name(replica: Replica) -> dict[str, Tensor]:
+def parameters_by_name(rank_model: RankModel) -> dict[str, Tensor]:
     """Return copies of the parameters of a lone rank."""
-    (chunk,) = replica.pipeline.chunks
+    (chunk,) = rank_model.pipeline.chunks
     return {name: parameter.detach().clone() for name, parameter in chunk.module.named_parameters()}

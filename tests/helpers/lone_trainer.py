@@ -1,4 +1,4 @@
-"""The step loop in the test's own process: a real replica on real data; its surroundings take notes of their calls.
+"""The step loop in the test's own process: a real rank model on real data; its surroundings take notes of their calls.
 
 Notes are tuples, of what was called and with what, in one list in the order of the calls.
 """
@@ -9,27 +9,30 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
-from megatrain.assembly import Replica, build_replica
-from megatrain.checkpoint.continuation import Progress
+from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import Restored
 from megatrain.checkpoint.snapshots import SnapshotTimes
 from megatrain.comm import Mesh, create_mesh
 from megatrain.config.config import Config
+from megatrain.config.profile import ProfileConfig
 from megatrain.contracts.black_box_values import Identity
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
-from megatrain.device_memory import HostMemory
-from megatrain.evaluation import open_validation
-from megatrain.garbage import PlannedGarbageCollection
-from megatrain.reporting import EvaluationReport, StepReport
+from megatrain.reporting import EvaluationReport, Reporter, StepReport
 from megatrain.telemetry.recorder import Recorder, open_recorder
-from megatrain.trainer import Trainer, TrainerParts
+from megatrain.training.evaluation import open_validation
+from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
+from megatrain.training.observers.profiler import StepProfiler
+from megatrain.training.observers.step_observer import CompletedStep
+from megatrain.training.observers.step_observers import step_observers
+from megatrain.training.rank_model import RankModel, build_rank_model
+from megatrain.training.trainer import Trainer, TrainerParts
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 
@@ -63,29 +66,31 @@ class _Checkpoints:
         self._notes.append(("restore",))
         return self.restored
 
-    def take(self, progress: Progress) -> SnapshotTimes:
+    def take(self, progress: TrainingProgress) -> SnapshotTimes:
         self._notes.append(("take", progress.step))
         return SnapshotTimes(progress.step, 0.25, 0.0, 1000)
 
     def wait(self, step: int) -> None:
         self._notes.append(("wait", step))
 
-    def tend(self) -> None:
+    def ensure_writer_runs(self) -> None:
         pass
 
     def news(self) -> list[str]:
         return []
 
 
-class _Profiler:
-    def __init__(self, notes: list[Note]) -> None:
+class _Profiler(StepProfiler):
+    def __init__(self, notes: list[Note], directory: Path) -> None:
+        super().__init__(ProfileConfig(), 0, directory)
         self._notes = notes
 
-    def before_step(self, step: int) -> None:
-        self._notes.append(("before step", step))
+    def before_step(self, index: int) -> None:
+        self._notes.append(("before step", index))
 
-    def after_step(self, step: int) -> None:
-        self._notes.append(("after step", step))
+    def after_step(self, done: CompletedStep) -> str:
+        self._notes.append(("after step", done.index))
+        return ""
 
 
 class _Garbage(PlannedGarbageCollection):
@@ -93,9 +98,9 @@ class _Garbage(PlannedGarbageCollection):
         super().__init__(interval, recorder)
         self._notes = notes
 
-    def after_step(self, step: int) -> None:
-        self._notes.append(("garbage", step))
-        super().after_step(step)
+    def after_step(self, done: CompletedStep) -> str:
+        self._notes.append(("garbage", done.progress.step))
+        return super().after_step(done)
 
 
 @dataclass
@@ -122,7 +127,7 @@ class LoneTrainer:
 
     config: Config
     trainer: Trainer
-    replica: Replica
+    rank_model: RankModel
     recorder: Recorder
     checkpoints: _Checkpoints
     garbage: PlannedGarbageCollection
@@ -160,24 +165,24 @@ def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
     patch.setattr(recorder, "set_phase", lambda phase: (notes.append(("phase", phase)), set_phase(phase)))
     patch.setattr(Mesh, "set_timeout", lambda _, seconds: notes.append(("timeout", seconds)))
     device = torch.device("cpu")
-    replica = build_replica(config, create_mesh(layout, 0, device, recorder), recorder, device)
+    rank_model = build_rank_model(config, create_mesh(layout, 0, device, recorder), recorder, device)
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
     reports, checkpoints = Reports(), _Checkpoints(notes)
     garbage = _Garbage(notes, config.train.gc_interval, recorder)
-    stand_ins: dict[str, Any] = {"checkpoints": checkpoints, "profiler": _Profiler(notes), "reporter": reports}
+    profiler = _Profiler(notes, Path(config.data.train).parent)
+    stand_ins: dict[str, Any] = {"checkpoints": checkpoints, "reporter": reports}
     trainer = Trainer(
         TrainerParts(
             config=config,
-            replica=replica,
+            rank_model=rank_model,
             reader=BatchReader(dataset, order, config.data.has_document_mask),
             validation=open_validation(config),
             recorder=recorder,
-            garbage=garbage,
-            memory=HostMemory(),
+            observers=step_observers(config, rank_model, recorder, cast("Reporter", reports), profiler, garbage),
             is_stop_requested=stop.is_set,
             extend_grace=lambda seconds: notes.append(("grace", seconds)),
             **stand_ins,
         )
     )
-    return LoneTrainer(config, trainer, replica, recorder, checkpoints, garbage, reports, notes, stop)
+    return LoneTrainer(config, trainer, rank_model, recorder, checkpoints, garbage, reports, notes, stop)

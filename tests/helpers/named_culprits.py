@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 
 from megatrain.cli import main
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.answers.binary import unpack
 from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.responses.binary import unpack
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.store.hang_evidence import kept_rounds
@@ -73,19 +73,19 @@ def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
 def named_by_verbs(run: RunDirectory, round_number: int, capsys: pytest.CaptureFixture[str]) -> dict[str, Named]:
     """Return each verb's culprit for the failure of a round."""
 
-    def told(*words: str) -> Any:
+    def answer_of(*words: str) -> Any:
         capsys.readouterr()
         assert main([*words, str(run.root), "--round", str(round_number), "--json"]) == 0
         return json.loads(capsys.readouterr().out)
 
-    logs = told("logs", "classify")
+    logs = answer_of("logs", "classify")
     roots = [one for one in logs["failures"] if one["role"] == "root"]
     found = {
         "logs classify": ([logs["root_rank"]], logs["root_hosts"]),
         "logs classify, its table": ([one["rank"] for one in roots], [one["host"] for one in roots]),
     }
     if round_number in kept_rounds(run):
-        hang = told("diag", "hang")
+        hang = answer_of("diag", "hang")
         found["diag hang"] = ([one["rank"] for one in hang["suspects"]], hang["hosts"])
     return found
 

@@ -62,8 +62,8 @@ def with_gaps(tensor: Tensor) -> Tensor:
 
 
 def _copied(tensor: Tensor, offset: int) -> Tensor:
-    room = torch.empty(_extent(tensor) + offset, dtype=tensor.dtype, device=tensor.device)
-    return _placed(tensor, room, offset)
+    buffer = torch.empty(_extent(tensor) + offset, dtype=tensor.dtype, device=tensor.device)
+    return _placed(tensor, buffer, offset)
 
 
 def _extent(tensor: Tensor) -> int:
@@ -72,8 +72,8 @@ def _extent(tensor: Tensor) -> int:
     return max(extent, 0)
 
 
-def _placed(tensor: Tensor, room: Tensor, offset: int) -> Tensor:
-    copy = room.as_strided(tensor.shape, tensor.stride(), room.storage_offset() + offset)
+def _placed(tensor: Tensor, buffer: Tensor, offset: int) -> Tensor:
+    copy = buffer.as_strided(tensor.shape, tensor.stride(), buffer.storage_offset() + offset)
     return copy.copy_(tensor.detach())
 
 

@@ -63,7 +63,7 @@ class OutageJob:
         return time.time()
 
     def workers_of(self, host: str) -> list[int]:
-        """Return the live processes that train for a host, its fork server not among them."""
+        """Return the live processes that train for a host, its standby server not among them."""
         found = []
         for pid in descendants(self.launched.executors[host].pid):
             with suppress(OSError):

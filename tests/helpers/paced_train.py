@@ -166,7 +166,7 @@ def main() -> int:
     from megatrain.cli import main as cli_main
     from megatrain.data.reader import BatchReader
     from megatrain.model.transformer import Transformer
-    from megatrain.trainer import Trainer
+    from megatrain.training.trainer import Trainer
 
     pacer = Pacer(Path(os.environ[VARIABLE]))
     train_step: Any = Trainer._train_step

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from megatrain.arena.directory import Arena, create_arena
+from megatrain.arena.slot_file import SlotReader
 from megatrain.checkpoint.copy_slots import SlotFiller, open_copy_slots
 from megatrain.checkpoint.snapshot_offer import PlannedSlot
 from megatrain.comm.peer_link import PeerAddress, PeerConnection, PeerLimits, PeerServer, listen
-from megatrain.contracts.arena import Arena, create_arena
-from megatrain.contracts.arena_slot import SlotReader
 from tests.helpers.arena_snapshots import put_slot
 
 SECRET = b"s" * 32
 OWNER = 7
-LIMITS = PeerLimits(proof_s=5.0, call_s=5.0, total_s=20.0)
+LIMITS = PeerLimits(authentication_s=5.0, call_s=5.0, total_s=20.0)
 
 
 class Hosts:
@@ -26,7 +26,7 @@ class Hosts:
         self.peer = create_arena(directory / "peer")
         self.put(step=10, snapshot=0)
         with SlotReader(self.own.slot(OWNER, 0)) as slot:
-            self.planned = PlannedSlot(OWNER, slot.header.image_bytes, slot.header.plan_digest.hex())
+            self.planned = PlannedSlot(OWNER, slot.header.contents_bytes, slot.header.plan_digest.hex())
 
     def put(self, *, step: int, snapshot: int) -> Path:
         return put_slot(self.own, OWNER, step=step, snapshot=snapshot)
@@ -35,9 +35,9 @@ class Hosts:
         return open_copy_slots(self.peer, self.planned)
 
 
-def whole_image(path: Path) -> bytes:
+def whole_contents(path: Path) -> bytes:
     with SlotReader(path) as slot:
-        return slot.read_image(0, slot.header.image_bytes)
+        return slot.read_contents(0, slot.header.contents_bytes)
 
 
 @contextmanager

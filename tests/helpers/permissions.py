@@ -1,4 +1,4 @@
-"""Permissions that hold for root, too: what a file's owner forbids is refused to a process whoever it belongs to."""
+"""Permissions that apply to root as well: an access that the mode of a file forbids is refused to every process."""
 
 from __future__ import annotations
 

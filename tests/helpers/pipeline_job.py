@@ -64,8 +64,8 @@ class PipelineJob:
 _MEANS_S = {
     ActionKind.FORWARD: FORWARD_S,
     ActionKind.BACKWARD: BACKWARD_S,
-    ActionKind.BACKWARD_INPUT: 0.5 * BACKWARD_S,
-    ActionKind.BACKWARD_WEIGHT: 0.5 * BACKWARD_S,
+    ActionKind.DGRAD: 0.5 * BACKWARD_S,
+    ActionKind.WGRAD: 0.5 * BACKWARD_S,
 }
 
 
@@ -142,16 +142,16 @@ class _Walk:
         return self.job.num_chunks > 1 and self.job.pp_size > 1
 
     def can(self, stage: int, action) -> bool:
-        if action.kind not in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
+        if action.kind not in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.DGRAD):
             return True
         if not self.has_message(stage, action.chunk, action.kind, True):
             return True
         return bool(self.sent[self.receive_kind(action.kind), stage])
 
     def act(self, stage: int, action) -> None:
-        if action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
+        if action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.DGRAD):
             self.compute(stage, action.kind, action.chunk, action.microbatch)
-        elif action.kind is ActionKind.BACKWARD_WEIGHT:
+        elif action.kind is ActionKind.WGRAD:
             end = self.free[stage] + self.compute_time(action.kind, stage)
             self.rows.append(
                 _Row("backward-weight-compute", stage, action.chunk, action.microbatch, self.free[stage], end)

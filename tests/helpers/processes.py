@@ -14,6 +14,13 @@ def is_running(pid: int) -> bool:
     return stat is not None and not stat.is_dead
 
 
+def words_of(pid: int) -> list[bytes]:
+    """Return the command line of a process; nothing of one that has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return []
+
+
 def descendants(pid: int) -> list[int]:
     """Return the processes that `pid` started, and theirs. One that has ended, or was waited for, has none."""
     found: list[int] = []

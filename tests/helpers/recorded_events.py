@@ -6,10 +6,10 @@ from pathlib import Path
 
 from megatrain.contracts.black_box_values import ClockBase
 from megatrain.contracts.run_directory import own_box_paths
-from megatrain_diagnostics.events.source import MemoryEvents
 from megatrain_diagnostics.events.tables import Table, joined
 from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.rank_tail import RankTail
+from tests.helpers.memory_events import MemoryEvents
 
 _CLOCK = HostClock(ClockBase(monotonic_ns=0, unix_ns=1_700_000_000_000_000_000, error_ns=1))
 
@@ -19,7 +19,7 @@ def recorded_events(directory: Path) -> MemoryEvents:
     tables: dict[type[Table], list[Table]] = {}
     for path in own_box_paths(directory):
         tail = RankTail(path, _CLOCK)
-        for kind, rows in tail.look():
+        for kind, rows in tail.poll():
             tables.setdefault(kind, []).append(rows)
         tail.close()
     return MemoryEvents({kind: joined(kind, parts) for kind, parts in tables.items()})

@@ -35,7 +35,7 @@ from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.checkpoint_tree import put_main
 from tests.helpers.launched_job import make_failure, make_incident
 from tests.helpers.source_tree import ROOT
-from tests.helpers.synthetic_steps import START_NS, SyntheticJob, values_told_by
+from tests.helpers.synthetic_steps import START_NS, SyntheticJob, values_of_ranks
 
 LAYOUT = Layout(dp_size=4)
 START_S = START_NS / 1e9
@@ -108,7 +108,7 @@ def step_of(job: SyntheticJob, round_number: int, step: int) -> tuple[StepTotals
         StepValue.MODEL_FLOPS: 4e14,
         StepValue.PEAK_FLOPS: 1e15,
     }
-    values = joined(Values, [squares, values_told_by(range(LAYOUT.world_size), step, told, round_number)])
+    values = joined(Values, [squares, values_of_ranks(range(LAYOUT.world_size), step, told, round_number)])
     # sequence numbers of one rank and step differ
     values = replace(values, sequence=np.arange(len(values.rank)) + 10_000 * (step + 1))
     begin_ns = int((end_s(round_number, step) - 1) * 1e9)
@@ -176,8 +176,8 @@ def _logs() -> LogLines:
 
 
 def _stacks() -> Stacks:
-    waits = "megatrain/trainer.py:10 run\nmegatrain/comm/group.py:20 wait"
-    works = "megatrain/trainer.py:10 run\nmegatrain/data/loader.py:7 read"
+    waits = "megatrain/training/trainer.py:10 run\nmegatrain/comm/group.py:20 wait"
+    works = "megatrain/training/trainer.py:10 run\nmegatrain/data/loader.py:7 read"
     return from_columns(
         Stacks,
         {

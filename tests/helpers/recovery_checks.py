@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from megatrain.contracts.incident import Incident, IncidentState
@@ -14,7 +15,7 @@ from megatrain.contracts.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_history import check_history
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
-from tests.helpers.processes import descendants
+from tests.helpers.processes import descendants, words_of
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.train_process import Job
 from tests.helpers.waiting import wait_until
@@ -27,6 +28,7 @@ TRAINED_S = 240.0
 GONE_S = 30.0
 """Snapshots of a host that is lost stay for keep_arena_s, in the care of its writer."""
 HOSTS = ("host-0", "host-1")
+NOTHING: Mapping[str, str] = MappingProxyType({})
 WORDS = ("--nproc-per-node", "2", "--local-addr", "127.0.0.1")
 
 
@@ -86,10 +88,28 @@ class Running:
         forked = {child for pid in named for child in descendants(pid)}
         return [pid for pid in named if pid not in forked]
 
+    def writers(self, host: str) -> list[int]:
+        """Return the checkpoint writers of a host, which are no children of its executor."""
+        arena = f".{host}".encode()
+        return [
+            pid
+            for pid in self.launched.processes()
+            if any(b"megatrain-arena" in word and word.endswith(arena) for word in words_of(pid))
+        ]
+
     def other_than_driver(self) -> str:
         """Return a host of the first round that does not drive the job."""
         driver = self.view.driver()
         return next(host for host in reversed(HOSTS) if host != driver)
+
+    def only_incident(self) -> Incident:
+        """Return the one incident of the job; more than one is a false alarm or a missed cause."""
+        incidents = self.view.incidents()
+        if len(incidents) != 1:
+            shown = "\n".join(str(incident) for incident in incidents)
+            logs = "\n".join(f"--- {host}\n{self.launched.log(host)[-6000:]}" for host in self.launched.executors)
+            raise AssertionError(f"{len(incidents)} incidents:\n{shown}\n{logs}")
+        return incidents[0]
 
     def check_history(self) -> None:
         """Check all that was ever written in etcd of this job."""
@@ -136,10 +156,13 @@ def running_job(
     orders: Sequence[tuple[Any, ...]] = (),
     has_daemon: bool = False,
     enter: Sequence[str] = (),
+    module: str = LaunchedJob.module,
+    environment: Mapping[str, str] = NOTHING,
 ) -> Iterator[Running]:
     """Launch a job of two hosts on a real etcd, and a spare once it runs.
 
-    orders: the arguments of `fail_at`; enter: begins the command line of a host that runs elsewhere.
+    orders: the arguments of `fail_at`; enter: begins the command line of a host that runs elsewhere. module,
+    environment: what workers run, and variables for it.
     """
     job = make_launched_job(root, STEPS, {"log": {"interval": 1000}}, *changes)
     faults = FaultDirectory(root / "faults", pace_s)
@@ -148,7 +171,9 @@ def running_job(
     (root / "etcd").mkdir()
     with EtcdServers(root / "etcd") as etcd, ExitStack() as stack:
         words = ("--nnodes", nnodes, *(("--spares", "1") if spare else ()), *WORDS)
-        launched = stack.enter_context(LaunchedJob(job, etcd.urls, faults, words, has_daemon=has_daemon))
+        launched = stack.enter_context(
+            LaunchedJob(job, etcd.urls, faults, words, module, environment, has_daemon=has_daemon)
+        )
         view = JobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         for host in hosts:

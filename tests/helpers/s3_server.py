@@ -64,7 +64,7 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     thread.start()
     settings = {
         "endpoint_url": f"http://127.0.0.1:{server.server_port}", "key": "nobody", "secret": "secret",
-        "config_kwargs": {"retries": {"max_attempts": 1}, "read_timeout": 5, "region_name": "us-east-1"},
+        "config_kwargs": {"retries": {"max_attempts": 1}, "read_timeout": 60, "region_name": "us-east-1"},
     }  # fmt: skip
     monkeypatch.setitem(conf, "s3", settings)
     monkeypatch.setattr(S3FileSystem, "retries", 1)  # each try of its own would pause for a second and more

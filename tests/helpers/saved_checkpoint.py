@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.assembly import build_replica
 from megatrain.checkpoint.arena_slots import plan_snapshot
 from megatrain.checkpoint.data_file import (
     ItemHasher,
@@ -21,8 +20,9 @@ from megatrain.checkpoint.data_file import (
     encode_trailer,
     trailer_digest,
 )
+from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan, key_of, plan_image
-from megatrain.checkpoint.metadata_file import metadata_bytes
+from megatrain.checkpoint.metadata_file import describing_files
 from megatrain.checkpoint.offline_writer import write_checkpoint
 from megatrain.cli import main
 from megatrain.comm import dry_mesh
@@ -34,6 +34,7 @@ from megatrain.contracts.manifest import CheckpointMesh, FileEntry, Manifest
 from megatrain.hf.tensor_map import our_shapes
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
+from megatrain.training.rank_model import build_rank_model
 from tests.helpers.checkpoint_tree import make_manifest
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
@@ -83,10 +84,8 @@ def write_as_job(
     entries = {name: FileEntry(len(content), content_digest(content)) for name, content in files.items()}
     items = {}
     for rank in range(layout.world_size):
-        with dry_mesh(
-            layout, rank, has_wrap_links=config.parallel.num_chunks > 1, neighbours=config.neighbours
-        ) as mesh:
-            shards = build_replica(config, mesh, mesh.recorder, torch.device("cpu")).saved_shards()
+        with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1, holders=config.holders) as mesh:
+            shards = build_rank_model(config, mesh, mesh.recorder, torch.device("cpu")).saved_shards()
         for one in shards:
             region = zip(one.shard.box.offsets, one.shard.box.sizes, strict=True)
             whole = state[key_of(one.kind, one.shard.name)]
@@ -95,8 +94,9 @@ def write_as_job(
         name = data_file_name(2, rank)
         files[name], entries[name] = _data_file(plan)
         items[rank] = plan.items_json()
-    files[".metadata"] = metadata_bytes(items, lambda rank: data_file_name(2, rank))
-    entries[".metadata"] = FileEntry(len(files[".metadata"]), content_digest(files[".metadata"]))
+    described = describing_files(stored_by_ranks(items, lambda rank: data_file_name(2, rank)))
+    entries |= {name: FileEntry(len(content), content_digest(content)) for name, content in described.items()}
+    files |= described
     mesh_sizes = CheckpointMesh(layout, config.parallel.num_chunks)
     values = {"step": step, "files": entries, "mesh": mesh_sizes, "config": config.to_dict(),
               "config_hash": config_hash(config)}  # fmt: skip

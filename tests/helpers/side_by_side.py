@@ -14,5 +14,5 @@ class SharedFixtureScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        shared = ("tests/dist/", "tests/unit/house/")
+        shared = ("tests/dist/", "tests/unit/conventions/")
         return next((directory for directory in shared if file.startswith(directory)), file)

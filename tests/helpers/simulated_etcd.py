@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot
-from megatrain.coordination.wire import Compare, Delete, KeyValue, Operation, Put, Relation, Target, as_bytes
+from megatrain.coordination.wire import Compare, CompareTarget, Delete, KeyValue, Operation, Put, Relation, as_bytes
 
 KEYS = JobKeys("sim")
 
@@ -61,7 +61,7 @@ class SimulatedEtcd:
 
     def _is_met(self, condition: Compare) -> bool:
         item = self.items.get(condition.key.decode())
-        revisions = {Target.CREATE_REVISION: "create_revision", Target.MOD_REVISION: "mod_revision"}
+        revisions = {CompareTarget.CREATE_REVISION: "create_revision", CompareTarget.MOD_REVISION: "mod_revision"}
         found = 0 if item is None else getattr(item, revisions[condition.target])
         assert isinstance(condition.operand, int)
         return found == condition.operand if condition.relation is Relation.EQUAL else found > condition.operand

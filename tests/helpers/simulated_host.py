@@ -103,7 +103,7 @@ class SimulatedHost:
             return
         for changes in self.etcd.log[self.place : self.place + count]:
             for change in changes.changes:
-                with suppress(CoordinationError):  # what cannot be read is passed over
+                with suppress(CoordinationError):  # a record that cannot be read is skipped
                     self._note(change)
         self.place = min(self.place + count, len(self.etcd.log))
 

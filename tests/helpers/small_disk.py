@@ -58,7 +58,7 @@ class SmallDisk:
         subprocess.run(self.enter(*words), check=True)
 
     def fill(self) -> None:
-        """Leave no byte, not for long: what is removed makes room again."""
+        """Leave no free byte. A file that is removed frees its space again."""
         with (self.seen / "filler").open("ab", buffering=0) as file:
             for size in (1 << 20, 4096, 1):
                 try:
@@ -68,7 +68,7 @@ class SmallDisk:
                     if error.errno != errno.ENOSPC:
                         raise
 
-    def make_room(self) -> None:
+    def free_space(self) -> None:
         """Undo `fill`."""
         (self.seen / "filler").unlink()
 

@@ -24,7 +24,7 @@ def main(directory: Path) -> None:
     with programs(directory) as made:
         _, read_fd = made.start(SOURCE, PATH=os.environ["PATH"])
         worker, inside, outside = map(int, read_line(read_fd).split())
-        print(json.dumps({"pids": [worker, inside, made.server.pid], "outside": outside}), flush=True)
+        print(json.dumps({"pids": [worker, inside, made.client.pid], "outside": outside}), flush=True)
         threading.Event().wait()
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from megatrain_launcher.standby.client import StandbyClient, WorkerExit
 from megatrain_launcher.standby.messages import WorkerStart
-from megatrain_launcher.standby.server import StandbyServer, WorkerExit
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
@@ -19,8 +19,8 @@ DEADLINE_S = 20.0
 class Programs:
     """Writes modules below a directory, and starts them as workers of a server without an agent."""
 
-    def __init__(self, server: StandbyServer, directory: Path) -> None:
-        self.server = server
+    def __init__(self, client: StandbyClient, directory: Path) -> None:
+        self.client = client
         self.directory = directory
         self._num_programs = 0
         self._exits: dict[int, WorkerExit] = {}
@@ -37,7 +37,7 @@ class Programs:
         read_fd, write_fd = os.pipe()
         start = WorkerStart(rank, self.write(source), arguments, environment, str(self.directory))
         try:
-            (pid,) = self.server.start_workers([start], [write_fd])
+            (pid,) = self.client.start_workers([start], [write_fd])
         finally:
             os.close(write_fd)
         return pid, read_fd
@@ -53,7 +53,7 @@ class Programs:
         """Wait until a worker has ended."""
 
         def has_ended() -> bool:
-            self._exits |= {found.pid: found for found in self.server.take_exits()}
+            self._exits |= {found.pid: found for found in self.client.take_exits()}
             return pid in self._exits
 
         wait_until(has_ended, f"the end of worker {pid}", DEADLINE_S)
@@ -64,8 +64,8 @@ class Programs:
 def programs(directory: Path) -> Iterator[Programs]:
     """Make a server that has nothing imported, and programs for it."""
     directory.mkdir(parents=True, exist_ok=True)
-    with StandbyServer(preload=()) as server:
-        yield Programs(server, directory)
+    with StandbyClient(preload=()) as client:
+        yield Programs(client, directory)
 
 
 def wait_until_gone(*pids: int) -> None:

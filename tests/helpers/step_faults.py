@@ -160,7 +160,8 @@ def main() -> int:
     from megatrain.checkpoint.arena_slots import ArenaSlot
     from megatrain.checkpoint.job import JobCheckpoints
     from megatrain.cli import main as cli_main
-    from megatrain.trainer import Trainer
+    from megatrain.training.evaluation import Evaluations
+    from megatrain.training.trainer import Trainer
 
     root = Path(os.environ[VARIABLE])
     rank = int(os.environ.get("RANK", "0"))
@@ -175,7 +176,7 @@ def main() -> int:
     obey_in_spans(root, rank)
 
     train_step: Any = Trainer._train_step
-    evaluate: Any = Trainer._maybe_evaluate
+    evaluate: Any = Evaluations.after_step
     publish: Any = JobCheckpoints._publish
     copy_out: Any = ArenaSlot.copy_out
 
@@ -186,9 +187,9 @@ def main() -> int:
         _pause(pace_s - (time.monotonic() - started))
         return outcome
 
-    def faulty_evaluate(trainer: Trainer) -> None:
-        obey("evaluation", trainer.step)
-        evaluate(trainer)
+    def faulty_evaluate(evaluations: Evaluations, step: int) -> None:
+        obey("evaluation", step)
+        evaluate(evaluations, step)
 
     def faulty_publish(checkpoints: JobCheckpoints, slots: Any) -> None:
         obey("load", round_number)
@@ -199,7 +200,7 @@ def main() -> int:
         copy_out(slot)
 
     Trainer._train_step = faulty_train_step  # type: ignore[method-assign]
-    Trainer._maybe_evaluate = faulty_evaluate  # type: ignore[method-assign]
+    Evaluations.after_step = faulty_evaluate  # type: ignore[method-assign]
     JobCheckpoints._publish = faulty_publish  # type: ignore[method-assign]
     ArenaSlot.copy_out = faulty_copy_out  # type: ignore[method-assign]
     return cli_main(["train", *sys.argv[1:]])

@@ -8,9 +8,9 @@ import threading
 from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.record import decode
 from megatrain_diagnostics.wire.authentication import SenderName
-from megatrain_diagnostics.wire.connection import Connection
+from megatrain_diagnostics.wire.connection import DaemonConnection
 
 record = decode(DaemonRecord, sys.argv[1], "argument")
-connection = Connection(record, SenderName("stubborn", "life"), lambda answer: None, lambda: None)
+connection = DaemonConnection(record, SenderName("stubborn", "life"), lambda answer: None, lambda: None)
 print("streaming", flush=True)
 threading.Event().wait()

@@ -20,7 +20,7 @@ from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Spans, StepTotals, Table, Values, from_columns, joined, select
 from megatrain_diagnostics.store.segment_store import SegmentStore
-from tests.helpers.synthetic_steps import BACKWARD, FORWARD, START_NS, STEP_S, SyntheticJob, values_told_by
+from tests.helpers.synthetic_steps import BACKWARD, FORWARD, START_NS, STEP_S, SyntheticJob, values_of_ranks
 
 LARGEST = Layout(tp_size=8, pp_size=8, dp_size=192)
 SLOW_RANK = 777
@@ -49,7 +49,7 @@ def write_run(
         for first in range(0, num_steps, _STEPS_AT_ONCE):
             made = [job.step(step) for step in range(first, min(first + _STEPS_AT_ONCE, num_steps))]
             _commit(store, joined(StepTotals, [totals for totals, _ in made]))
-            told = [_told(layout, step) for step in range(first, first + len(made))]
+            told = [_step_values(layout, step) for step in range(first, first + len(made))]
             lengths = [select(values, values.kind == int(StepValue.SQUARED_LENGTHS)) for _, values in made]
             _commit(store, joined(Values, [*lengths, *told]))
         for step in full_steps:
@@ -62,11 +62,11 @@ def _commit(store: SegmentStore, table: Table) -> None:
     store.commit()
 
 
-def _told(layout: Layout, step: int) -> Values:
+def _step_values(layout: Layout, step: int) -> Values:
     """Return what the first and the last rank tell of a step; a loss needs two who say it."""
     loss = 2.0 + 9.0 / (1.0 + 0.1 * step)
     numbers = {StepValue.LOSS: loss, StepValue.GRAD_NORM: 1.0, StepValue.TOKENS: float(_TOKENS)}
-    told = values_told_by((0, layout.world_size - 1), step, numbers)
+    told = values_of_ranks((0, layout.world_size - 1), step, numbers)
     return replace(told, sequence=told.sequence + _AFTER_ALL)
 
 

@@ -166,7 +166,7 @@ def step_values(
     )
 
 
-def values_told_by(ranks: Sequence[int], step: int, values: dict[StepValue, float], round_number: int = 1) -> Values:
+def values_of_ranks(ranks: Sequence[int], step: int, values: dict[StepValue, float], round_number: int = 1) -> Values:
     """Return rows of each of these ranks for the same `values`."""
     table = step_values(round_number, step, values)
     return joined(Values, [replace(table, rank=np.full_like(table.rank, rank)) for rank in ranks])

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from megatrain.contracts.host_records import HostPhase, Stall
 from megatrain.contracts.rounds import RoundDeadlines
-from megatrain.failures.fence import Deadlines, FenceStep, LeaseView, StepSilence, fence
+from megatrain.failures.fence import Deadlines, FenceAction, LeaseView, StepSilence, fence
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.executor.hearing import deaf_after_s
+from megatrain_launcher.executor.order_delivery import orders_lost_after_s
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_host import SimulatedHost
 from tests.helpers.simulated_job import SimulatedJob
@@ -64,7 +64,7 @@ class TimedHost(SimulatedHost):
         if self.can_write:
             self.promised_until = now + self.policy.lease_ttl_s / self.clock_rate
             if not self.is_deaf:
-                self.heard_until = now + deaf_after_s(self.policy.lease_ttl_s) / self.clock_rate
+                self.heard_until = now + orders_lost_after_s(self.policy.lease_ttl_s) / self.clock_rate
 
     def lease_over(self) -> float:
         return min(self.promised_until, self.heard_until)
@@ -98,7 +98,7 @@ class TimedHost(SimulatedHost):
         told = self.deadlines.get(self.running, RoundDeadlines(self.running))
         return self.policy.fence_rule.deadlines(told.interval_s, told.stop_s)
 
-    def judge(self, now: float) -> FenceStep:
+    def judge(self, now: float) -> FenceAction:
         return fence(self.limits(), LeaseView(self.seconds(now - self.lease_over())), self.silence(now))[0]
 
     def watch(self, now: float) -> None:
@@ -108,10 +108,10 @@ class TimedHost(SimulatedHost):
         if self.ends_at is not None and now >= self.ends_at:
             self._end(now)
             return
-        step = self.judge(now)
-        if step is FenceStep.STOP and (self.ends_at is None or self.ends_at > now + self.reaction_s):
+        action = self.judge(now)
+        if action is FenceAction.STOP and (self.ends_at is None or self.ends_at > now + self.reaction_s):
             self.fenced, self.ends_at = True, now + self.reaction_s
-        elif step is FenceStep.SAVE and self.asked_to_save is None:
+        elif action is FenceAction.SAVE and self.asked_to_save is None:
             self.fenced, self.asked_to_save = True, now
             told = self.deadlines.get(self.running, RoundDeadlines(self.running))
             self.ends_at = now + self.policy.fence_rule.grace_s(told.stop_s) + 2.0

@@ -20,11 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from megatrain.assembly import Replica, build_replica
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.load import FP8_HISTORY
-from megatrain.comm import Mesh, create_mesh, join, meet
-from megatrain.comm.queue import Exchange
+from megatrain.comm import Mesh, create_mesh, join, open_rendezvous
+from megatrain.comm.exchange import Exchange
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Identity
@@ -38,14 +37,15 @@ from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch
-from megatrain.device_memory import HostMemory
-from megatrain.evaluation import open_validation
-from megatrain.garbage import PlannedGarbageCollection
-from megatrain.ops.gradient_sink import Addition, GradientSink, gradient_sink_of, set_gradient_sink
-from megatrain.profiling import StepProfiler
+from megatrain.ops.main_grad import Addition, MainGrad, main_grad_of, set_main_grad
 from megatrain.reporting import EvaluationReport, StepReport
 from megatrain.telemetry.recorder import Recorder, open_recorder
-from megatrain.trainer import Trainer, TrainerParts
+from megatrain.training.evaluation import open_validation
+from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
+from megatrain.training.observers.profiler import StepProfiler
+from megatrain.training.observers.step_observers import step_observers
+from megatrain.training.rank_model import RankModel, build_rank_model
+from megatrain.training.trainer import Trainer, TrainerParts
 from tests.helpers.faults import RankFault, faulty_rank, faulty_writers
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.waiting import wait_until
@@ -55,7 +55,7 @@ STATE_KINDS = ("master", "exp_avg", "exp_avg_sq", FP8_HISTORY)
 
 TINY: Mapping[str, Mapping[str, Any]] = {
     "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 4, "num_heads": 8, "vocab_multiple": 8},
-    # several buckets a chunk, and shares whose ends fall inside parameters
+    # several buckets a chunk, and shards whose ends fall inside parameters
     "parallel": {"bucket_size": 3000},
     "batch": {"micro_batch_size": 1, "global_batch_size": 8},
     "train": {"steps": 5, "precision": "fp64", "seed": 7, "gc_interval": 0},
@@ -99,7 +99,7 @@ def on_layout(tp_size: int, pp_size: int, dp_size: int, num_chunks: int = 1, sch
 class Poison:
     """Multiplies the gradient of one parameter by `factor`, on one rank, in one micro-batch of each of `steps`.
 
-    steps and microbatch (in the order of the backwards) count from 0.
+    steps and micro-batch (in the order of the backwards) count from 0.
     """
 
     rank: int
@@ -192,8 +192,8 @@ class _NotingReader:
 class _NotingReporter:
     """Takes the place of the reporter, on every rank."""
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    def __init__(self, rank_model: RankModel) -> None:
+        self._rank_model = rank_model
         self.steps: list[StepReport] = []
         self.digests: list[str] = []
         self.evaluations: list[EvaluationReport] = []
@@ -202,7 +202,7 @@ class _NotingReporter:
     def step(self, report: StepReport) -> None:
         self.steps.append(report)
         digest = hashlib.blake2b()
-        for _, state in self._replica.optimizer.states:
+        for _, state in self._rank_model.optimizer.states:
             for flat in state.tensors().values():
                 digest.update(flat.numpy())
         self.digests.append(digest.hexdigest())
@@ -217,12 +217,12 @@ class _NotingReporter:
 def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankRecord:
     """Be one worker of the job, from joining to the last step. Runs on the pool."""
     mesh, recorder = _join(context, config, orders)
-    replica = build_replica(config, mesh, recorder, mesh.device)
+    rank_model = build_rank_model(config, mesh, recorder, mesh.device)
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})
     order = order_kind(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
     reader = _NotingReader(BatchReader(dataset, order, config.data.has_document_mask))
-    reporter = _NotingReporter(replica)
+    reporter = _NotingReporter(rank_model)
     # a test that saves names a run directory; others get one that nobody looks at
     run = RunDirectory(Path(config.job.run_directory or context.init_method.removeprefix("file://") + ".run"))
     run.create()
@@ -235,7 +235,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     checkpoints = JobCheckpoints(
         config,
         mesh,
-        replica.saved_shards(),
+        rank_model.saved_shards(),
         SampleStream(dataset.num_tokens, config.resolved_data_seed),
         local_rank=local_rank,
         round_number=0,
@@ -244,17 +244,16 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
         rollback=orders.rollback,
     )
     garbage = PlannedGarbageCollection(config.train.gc_interval, recorder)
+    profiler = StepProfiler(config.profile, context.rank, run.logs)
     trainer = Trainer(
         TrainerParts(
             config=config,
-            replica=replica,
+            rank_model=rank_model,
             reader=reader,
             validation=open_validation(config),
             checkpoints=checkpoints,
             recorder=recorder,
-            profiler=StepProfiler(config.profile, context.rank, run.logs),
-            garbage=garbage,
-            memory=HostMemory(),
+            observers=step_observers(config, rank_model, recorder, reporter, profiler, garbage),
             reporter=reporter,
             is_stop_requested=lambda: _obey(context, orders, trainer.step),
             extend_grace=lambda _: None,
@@ -269,9 +268,9 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
         if orders.writer_faults:
             faults.enter_context(faulty_writers(Path(orders.writer_faults, f"host-{host}")))
         trainer.load()
-        initial, initial_state = _parameters(replica), _state(replica)
+        initial, initial_state = _parameters(rank_model), _state(rank_model)
         if orders.poison is not None and orders.poison.rank == context.rank:
-            _poison(replica, orders.poison, lambda: trainer.step)
+            _poison(rank_model, orders.poison, lambda: trainer.step)
         trainer.train()
     checkpoints.close(is_done=True)
     return RankRecord(
@@ -281,10 +280,10 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
         samples=reader.samples,
         evaluations=reporter.evaluations,
         initial=initial,
-        final=_parameters(replica),
+        final=_parameters(rank_model),
         initial_state=initial_state,
-        final_state=_state(replica),
-        num_updates=replica.optimizer.num_updates,
+        final_state=_state(rank_model),
+        num_updates=rank_model.optimizer.num_updates,
         is_stopped=trainer.is_stopped,
         notes=reporter.notes,
     )
@@ -296,7 +295,7 @@ def _join(context: RankContext, config: Config, orders: Orders) -> tuple[Mesh, R
     if world_size > 1:
         process = Process(rank, world_size, rank, world_size, 0, context.init_method)
         timeout_s = config.runtime.init_timeout_s
-        join(meet(process, job=config.job.name, timeout_s=timeout_s))
+        join(open_rendezvous(process, job=config.job.name, timeout_s=timeout_s))
     recorder = open_recorder(
         Identity(config.job.name, "main", 0, rank, layout, os.getpid(), "host"),
         directory=config.telemetry.black_box_directory,
@@ -310,8 +309,8 @@ def _join(context: RankContext, config: Config, orders: Orders) -> tuple[Mesh, R
         device,
         recorder,
         has_wrap_links=parallel.num_chunks > 1,
-        neighbours=config.neighbours,
-        has_tp_lane=parallel.num_sequence_chunks > 1,
+        holders=config.holders,
+        has_sequence_chunks=parallel.num_sequence_chunks > 1,
         before_exchange=_killer(context.rank, orders),
     )
     return mesh, recorder
@@ -352,10 +351,10 @@ class _OrderWithout(SampleOrder):
         return super().window_starts(np.where(cursors >= first, cursors + (end - first), cursors))
 
 
-def _parameters(replica: Replica) -> list[Piece]:
+def _parameters(rank_model: RankModel) -> list[Piece]:
     """Return the parameters as the model's next forward would use them; bf16 widened, which changes nothing."""
     pieces = []
-    for chunk in replica.data_parallel:
+    for chunk in rank_model.data_parallel:
         chunk.start_gather()
         chunk.finish_gather()
         for logical in (logical for bucket in chunk.buckets for logical in bucket.parameters):
@@ -368,50 +367,50 @@ def _parameters(replica: Replica) -> list[Piece]:
     return pieces
 
 
-def _state(replica: Replica) -> State:
+def _state(rank_model: RankModel) -> State:
     pieces: State = {kind: [] for kind in STATE_KINDS}
-    for kind, shard, is_owner in replica.optimizer.flat_shards():
+    for kind, shard, is_owner in rank_model.optimizer.flat_shards():
         values = shard.tensor.numpy().copy()
         pieces[kind].append(Piece(shard.name, shard.global_shape, shard.box.offsets, values, is_owner))
-    for saved in replica.saved_shards():
+    for saved in rank_model.saved_shards():
         if saved.kind == FP8_HISTORY:
-            shard, is_owner = saved.shard, saved.shard.copies.index == 0
+            shard, is_owner = saved.shard, saved.shard.holders.index == 0
             values = shard.tensor.numpy().copy()
             pieces[FP8_HISTORY].append(Piece(shard.name, shard.global_shape, shard.box.offsets, values, is_owner))
     return pieces
 
 
-def _poison(replica: Replica, poison: Poison, step: Callable[[], int]) -> None:
+def _poison(rank_model: RankModel, poison: Poison, step: Callable[[], int]) -> None:
     """Spoil the parameter's gradient where backward hands it over: nothing else of the step changes."""
-    for chunk in replica.pipeline.chunks:
+    for chunk in rank_model.pipeline.chunks:
         for name, parameter in chunk.module.named_parameters():
             if name == poison.parameter:
-                sink = gradient_sink_of(parameter)
-                assert sink is not None
-                spoiler = _Spoiler(sink, poison, step)
-                set_gradient_sink(parameter, spoiler)
+                main_grad = main_grad_of(parameter)
+                assert main_grad is not None
+                spoiler = _Spoiler(main_grad, poison, step)
+                set_main_grad(parameter, spoiler)
                 parameter.register_hook(spoiler.spoilt)
                 return
     raise AssertionError(f"rank {poison.rank} holds no {poison.parameter}")
 
 
 class _Spoiler:
-    """A sink that multiplies what one micro-batch left in the sum, and hands over the others as they are."""
+    """A main_grad that multiplies what one micro-batch left in the sum, and hands over the others as they are."""
 
-    def __init__(self, sink: GradientSink, poison: Poison, step: Callable[[], int]) -> None:
-        self._sink = sink
+    def __init__(self, main_grad: MainGrad, poison: Poison, step: Callable[[], int]) -> None:
+        self._main_grad = main_grad
         self._poison = poison
         self._step = step
         self._num_backwards: dict[int, int] = {}
 
     def add(self, add: Addition) -> None:
-        self._sink.add(partial(self._add, add, self._is_due()))
+        self._main_grad.add(partial(self._add, add, self._is_due()))
 
-    def add_product(self, add: Addition) -> None:
-        self._sink.add_product(partial(self._add, add, self._is_due()))
+    def add_wgrad(self, add: Addition) -> None:
+        self._main_grad.add_wgrad(partial(self._add, add, self._is_due()))
 
     def spoilt(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Return a gradient that autograd hands over; None where backward added to the sink before."""
+        """Return a gradient that autograd hands over; None where backward added to the main_grad before."""
         return gradient * self._poison.factor if gradient is not None and self._is_due() else None
 
     def _is_due(self) -> bool:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.arena.directory import Arena
+from megatrain.arena.plans import HostPlan
+from megatrain.arena.sealed import sealed_slots
 from megatrain.checkpoint.persist import Persistence, Written
 from megatrain.checkpoint.persist_policy import next_due
-from megatrain.checkpoint.writer import sealed_slots
-from megatrain.contracts.arena import Arena
-from megatrain.contracts.arena_plans import HostPlan
 from megatrain.contracts.location import Location
-from tests.helpers.arena_snapshots import ROUND, host_plan, make_arena, metadata_of, put_slot
+from tests.helpers.arena_snapshots import ROUND, described_by, host_plan, make_arena, put_slot
 from tests.helpers.hooked_location import Hook, HookedLocation
 
 STEP = 10
@@ -30,7 +30,7 @@ class RoundOnAHost:
         """Bring the snapshot to storage. Raises: CheckpointError."""
         due = next_due(sealed_slots(self.arena), {self.plan.round: self.plan})
         assert due is not None
-        return Persistence(self.arena, due, checkpoints, lambda: False).run()
+        return Persistence(self.arena, due, checkpoints, lambda: "").run()
 
 
 def make_round(
@@ -38,7 +38,7 @@ def make_round(
 ) -> RoundOnAHost:
     plan = host_plan(checkpoints, keep_last=1, round=round_number, claim=claim)
     directory.mkdir(exist_ok=True)
-    arena = make_arena(directory / f"round-{round_number}", plan, metadata_of(plan.ranks, round_number))
+    arena = make_arena(directory / f"round-{round_number}", plan, described_by(plan.ranks, round_number))
     for rank in plan.ranks:
         put_slot(arena, rank, step=step, snapshot=round_number, round_number=round_number)
     return RoundOnAHost(arena, plan)
@@ -49,7 +49,7 @@ def two_rounds(directory: Path, checkpoints: str) -> tuple[RoundOnAHost, RoundOn
 
 
 class HeldUp:
-    """Before its change `number` to storage, whoever has this storage waits until `meanwhile` is over."""
+    """A storage that waits before its change `number` until `meanwhile` is over."""
 
     def __init__(self, number: int, meanwhile: Callable[[], None]) -> None:
         self.point = ""

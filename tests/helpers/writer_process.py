@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.checkpoint.writer import Writer, start_writer
-from megatrain.contracts.arena import Arena, join_arena
-from megatrain.contracts.arena_locks import hold_alone, is_held
-from megatrain.contracts.arena_plans import WriterStatus
+from megatrain.arena.directory import Arena, join_arena
+from megatrain.arena.locks import hold_alone, is_held
+from megatrain.arena.plans import WriterStatus
+from megatrain.checkpoint.writer import CheckpointWriter, start_writer
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation, Location
 from tests.helpers.checkpoint_tree import CRASHED
@@ -74,7 +74,7 @@ def log_of(arena: Arena) -> Path:
 class WriterThread:
     """A writer in this process."""
 
-    writer: Writer
+    writer: CheckpointWriter
     thread: threading.Thread
 
     def join(self) -> None:
@@ -99,7 +99,7 @@ def writer_thread(
     lock = hold_alone(arena.writer_lock)
     assert lock is not None
     with lock:
-        writer = Writer(arena, lock, open_checkpoints or open_hooked, clock_s)
+        writer = CheckpointWriter(arena, lock, open_checkpoints or open_hooked, clock_s)
         running = WriterThread(writer, threading.Thread(target=writer.run, daemon=True))
         workers = join_arena(arena.root)[1] if has_worker else None
         running.thread.start()
@@ -124,8 +124,8 @@ _CRASHING = """
 import os, sys, threading
 from pathlib import Path
 from megatrain.checkpoint import writer
-from megatrain.contracts.arena import open_arena
-from megatrain.contracts.arena_locks import hold_alone
+from megatrain.arena.directory import open_arena
+from megatrain.arena.locks import hold_alone
 from megatrain.contracts.location import LocalLocation
 from tests.helpers.forked_program import run_forked
 from tests.helpers.hooked_location import HookedLocation
@@ -151,7 +151,7 @@ def crash_and_say(*arguments):
 
 writer.write_persist = crash_and_say
 arena = open_arena(Path(sys.argv[1]))
-writer.Writer(
+writer.CheckpointWriter(
     arena, hold_alone(arena.writer_lock), lambda text: HookedLocation(LocalLocation(Path(text)), crash)
 ).run()
 """

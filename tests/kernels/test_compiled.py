@@ -1,14 +1,20 @@
-"""nvcc compiles the kernels for every GPU that we name, and the extension joins the operators beside any torch."""
+"""nvcc compiles the kernels for every GPU that we name, and the extension joins the operators beside any torch.
+
+`make test-torch-cuda` runs these tests beside a torch that is built for CUDA, too.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from csrc.build import ARCHITECTURES, BuildError, architecture_list, build, check_same_toolkit, find_nvcc
 from tests.helpers.require import require
@@ -19,16 +25,24 @@ require(
 )
 
 LOAD = """
-import importlib, importlib.util, json, pkgutil, sys
+import importlib, json, pkgutil, sys
 import torch
+import megatrain
+megatrain.__path__.insert(0, sys.argv[1])  # before the operators load the extension, once
 import megatrain.ops
 for found in pkgutil.iter_modules(megatrain.ops.__path__):
     importlib.import_module(f"megatrain.ops.{found.name}")
+from megatrain.ops.extension import load_extension
 from megatrain.ops.library import declared_operators
-spec = importlib.util.spec_from_file_location("megatrain._C", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-has_kernel = {name: torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA") for name in declared_operators()}
-print(json.dumps({"architectures": module.architectures, "has_kernel": has_kernel}))
+kernels = importlib.import_module("megatrain._C")
+print(json.dumps({
+    "architectures": kernels.architectures,
+    "has_current_stream": bool(kernels.has_current_stream),
+    "reason": load_extension().reason,
+    "has_kernel": {
+        name: torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA") for name in declared_operators()
+    },
+}))
 """
 
 
@@ -40,14 +54,33 @@ def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_every_operator_gets_its_kernel(extension: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", LOAD, str(extension)], capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def loaded(extension: Path) -> dict[str, Any]:
+    """What a process that loads the extension says of it."""
+    command = [sys.executable, "-c", LOAD, str(extension.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    return json.loads(done.stdout)
 
-    assert told["architectures"] == ";".join(ARCHITECTURES)
-    assert told["has_kernel"]
-    assert [name for name, has_kernel in told["has_kernel"].items() if not has_kernel] == []
+
+def test_every_operator_gets_its_kernel(loaded: dict[str, Any]) -> None:
+    assert loaded["architectures"] == ";".join(ARCHITECTURES)
+    assert loaded["has_kernel"]
+    assert [name for name, has_kernel in loaded["has_kernel"].items() if not has_kernel] == []
+
+
+def test_kernels_find_the_current_stream_of_a_torch_for_cuda(loaded: dict[str, Any]) -> None:
+    is_for_cuda = torch.version.cuda is not None
+
+    assert loaded["has_current_stream"] is is_for_cuda
+    assert loaded["reason"] == ("" if is_for_cuda else "this torch is built without CUDA")
+
+
+def test_libtorch_is_a_dependency_of_the_extension(extension: Path) -> None:
+    require("compiler", shutil.which("readelf") is not None, "readelf, which comes with g++, lists the dependencies")
+    listed = subprocess.run(["readelf", "--dynamic", extension], capture_output=True, text=True, check=True).stdout
+
+    assert "libtorch.so" in re.findall(r"\(NEEDED\).*\[(.*)\]", listed)
 
 
 def test_code_for_every_architecture_is_inside(extension: Path) -> None:

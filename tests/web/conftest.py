@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.helpers.canned_analyses import analysis_answers
+from tests.helpers.canned_analyses import analysis_responses
 from tests.helpers.canned_dashboard import CannedDashboard, canned_dashboard
-from tests.helpers.canned_job import job_answers
-from tests.helpers.canned_pictures import picture_answers
-from tests.helpers.canned_records import record_answers
+from tests.helpers.canned_job import job_responses
+from tests.helpers.canned_pictures import picture_responses
+from tests.helpers.canned_records import record_responses
 from tests.helpers.require import require, require_module
 
 CHROMIUM = "/usr/bin/chromium"
@@ -90,14 +90,19 @@ class Pages:
         page.wait_for_function("() => document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
     def accessibility_problems(self, page: object) -> list[str]:
-        """Return what axe finds against WCAG 2.1 A and AA."""
+        """Return what axe finds against WCAG 2.1 A and AA in the light and in the dark theme."""
         axe = require_module("axe_playwright_python.sync_playwright").Axe()
-        found = axe.run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]})
-        return [
-            f"{one['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:300]}"
-            for one in found.response["violations"]
-            for node in one["nodes"][:3]
-        ]
+        problems: list[str] = []
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            page.locator(f"html[data-theme={theme}]").wait_for()
+            found = axe.run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]})
+            problems += [
+                f"{theme}: {one['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:300]}"
+                for one in found.response["violations"]
+                for node in one["nodes"][:3]
+            ]
+        return problems
 
     def screenshot(self, page: object, name: str) -> Path:
         """Keep a picture of what is seen."""
@@ -130,13 +135,13 @@ def pages(browser: object, screenshots: Path) -> Iterator[Pages]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., CannedDashboard]]:
-    """Return what serves the page with answers that are laid out: serve(health="bad", can_act=True, token="...")."""
+    """Return what serves the page with responses that are laid out: serve(health="bad", can_act=True, token="...")."""
     opened = []
 
     def begin(*, health: str = "warning", can_act: bool = False, **changes: object) -> CannedDashboard:
-        answers = {**job_answers(health=health, can_act=can_act), **record_answers(), **analysis_answers()}
-        answers.update(picture_answers())
-        opened.append(canned_dashboard(answers, **changes))
+        responses = {**job_responses(health=health, can_act=can_act), **record_responses(), **analysis_responses()}
+        responses.update(picture_responses())
+        opened.append(canned_dashboard(responses, **changes))
         return opened[-1].__enter__()
 
     yield begin

@@ -54,7 +54,7 @@ def test_an_incident_is_a_war_room(serve: Serve, pages) -> None:
     page.get_by_role("dialog").get_by_text("host-011").first.wait_for()
     page.keyboard.press("Escape")
 
-    page.get_by_text("email: not told").wait_for()
+    page.get_by_text("email: not notified").wait_for()
     text = _copied(page, page.get_by_role("button", name="Copy for ticket"))
     for part in (
         f"**Incident 000001 of {JOB}: a worker ended (recovered)**",
@@ -62,8 +62,8 @@ def test_an_incident_is_a_war_room(serve: Serve, pages) -> None:
         "**What happened (UTC)**",
         "**Evidence**\n- the log of rank 91 names the device",
         "**Log lines of rank 91 on host-011 (UTC)**\n```\n",
-        "**Who was told**",
-        "email: not told that it began, after 3 tries: 535",
+        "**Notifications**",
+        "email: not notified that it began, after 3 tries: 535",
         f"- incident: {dashboard.url}#/incidents/000001",
         f"- logs: {dashboard.url}#/logs?round=1",
         "#/runbooks/worker-ended.md?incident=000001",

@@ -84,7 +84,7 @@ def test_jobs_are_found_and_new_steps_are_seen(url: str, runs: Path, pages) -> N
     expect(page.locator("table.jobs tbody tr")).to_have_count(1)
     expect(row(page, "run-damaged")).to_contain_text("config.toml is damaged", ignore_case=True)
     page.get_by_label("Find").fill("nothing of this name")
-    page.get_by_text("No job is like that").wait_for()
+    page.get_by_text("No matching jobs").wait_for()
     page.get_by_role("button", name="Show all").click()
     late = write_run(runs / "run-late", num_steps=10, exit_code=None, began_s=time.time())
     with held(late):

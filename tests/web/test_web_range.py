@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from megatrain.contracts.action_log import ActionLog
 from megatrain.contracts.config_changes import CHANGES_NAME, ChangedKey, ConfigChange, append_change
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.notes import Author, NoteBook, log_path
+from megatrain.jobs.notes import Author, NoteWriter, log_path
 from tests.helpers.canned_job import SLOW_HOST
 from tests.helpers.recorded_run import FAILED_S, end_s, write_recorded_run
 from tests.helpers.served_run import served_run
@@ -22,9 +22,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Serve a recorded run on which people wrote, and whose configuration changed."""
     run = RunDirectory(tmp_path_factory.mktemp("noted"))
     write_recorded_run(run.root)
-    book = NoteBook(ActionLog(log_path(run.root)))
-    book.add("learning rate lowered", Author("ada", "operator"), step=100)
-    book.add("somebody pulled a cable", Author("bob", "operator"), at_unix_s=FAILED_S)
+    writer = NoteWriter(ActionLog(log_path(run.root)))
+    writer.add("learning rate lowered", Author("ada", "operator"), step=100)
+    writer.add("somebody pulled a cable", Author("bob", "operator"), at_unix_s=FAILED_S)
     key = ChangedKey("optimizer.lr", "0.0003", "0.001")
     append_change(run.diagnosis / CHANGES_NAME, ConfigChange(2, 50, end_s(2, 50), (key,)))
     with served_run(run.root) as found:

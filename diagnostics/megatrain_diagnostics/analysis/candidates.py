@@ -1,9 +1,9 @@
 """Which ranks take longer than their peers, by aspect: robust scores over a window of steps, with persistence.
 
 Two kinds of slowness differ in time. Own compute is slow in most steps: its median over the window is judged. Waiting
-for data and garbage collection come now and then and hurt when they do: their mean is judged. The score divides by the
-spread of the peers and by the uncertainty of the rank's own median, whichever is more (ours, after Greyhound's check of
-10 % and the peer classes that fault-tolerant trainers lack).
+for data and garbage collection occur now and then: their mean is judged. The score divides the excess by the spread of
+the peers or by the uncertainty of the rank's own median, whichever is larger (ours, after Greyhound's check of 10 %;
+comparing ranks only with peers of the same work is not found in fault-tolerant trainers).
 """
 
 from __future__ import annotations
@@ -13,52 +13,59 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain_diagnostics.analysis.findings import Thresholds
-from megatrain_diagnostics.analysis.history import Trace, Window
+from megatrain_diagnostics.analysis.history import ComparedSteps, Trace
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.peers import MAD_TO_SIGMA, Flags, Floats, Indices, Peers
 
 _FLOOR = 0.01
-"""Of what a stage computes: peers are never taken to agree better than this."""
+"""Least spread of peers, as a fraction of a stage's compute."""
 _MEDIAN_ERROR = 1.2533
-"""Standard error of a median, of that of a mean."""
-_MOST = 0.625
-"""In so many of the steps a slow rank is seen to be slow: 5 of 8."""
-_SOME = 0.125
-_BEGINNING = 4
-"""Of the first so many steps of a slowness all but one show it."""
-_AGREES = 0.4
-"""Of its excess a culprit waits at least this part less than its peers do."""
-_CONTRADICTS = -0.25
-"""Who waits so much longer than its peers is a victim, whatever else it does."""
+"""Ratio of the standard error of a median to that of a mean."""
+_MIN_PART_STEADY = 0.625
+"""Fraction of the steps in which a rank must be slow, for own compute: 5 of 8."""
+_MIN_PART_NOW_AND_THEN = 0.125
+"""The same for waiting for data and for garbage collection."""
+_NUM_ONSET_STEPS = 4
+"""Number of first steps of a slowness, of which all except one must show it."""
+_MIN_CULPRIT_DEFICIT = 0.4
+"""A culprit waits less than its peers by at least this fraction of its excess."""
+_MAX_VICTIM_DEFICIT = -0.25
+"""A rank that waits longer than its peers by this fraction of its excess is a victim, whatever else it does. Negative,
+because a deficit is how much less a rank waits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """One aspect of all ranks. Shapes: all [ranks]. Units: seconds a step."""
+    """One aspect of all ranks over a window of steps. Shapes: all [ranks]. Units: `_s` is seconds per step."""
 
     aspect: Aspect
     excess_s: Floats
+    """How much longer the rank takes than its peers; negative: it takes less."""
     scale_s: Floats
+    """The typical own compute of the rank's stage, else the step; positive. The excess is judged as a share of it."""
     score: Floats
+    """The excess divided by its noise: a number without unit, negative where the excess is."""
     deficit_s: Floats
-    """Waits so much less than the peers."""
+    """How much less the rank waits than its peers; negative: it waits longer."""
     num_seen: Indices
+    """Number of steps in which the excess reaches its threshold."""
     num_peers: Indices
+    """Number of ranks that each rank is compared with."""
     is_slow: Flags
 
     @property
     def ranks(self) -> Indices:
-        """Return the slow ones, the worst first."""
+        """Return the slow ranks, the worst first."""
         found = np.flatnonzero(self.is_slow)
         return found[np.argsort(-self.excess_s[found] / self.scale_s[found], kind="stable")]
 
     def agrees(self, rank: int) -> bool:
-        """Return whether the second signal says the same: others wait for this rank."""
-        return bool(self.deficit_s[rank] >= _AGREES * self.excess_s[rank])
+        """Return whether the second signal agrees: others wait for this rank."""
+        return bool(self.deficit_s[rank] >= _MIN_CULPRIT_DEFICIT * self.excess_s[rank])
 
 
-def candidates(window: Window, aspect: Aspect, peers: Peers, thresholds: Thresholds) -> Candidates:
-    """Return how far each rank is from its peers in this aspect, and who is slow."""
+def candidates(window: ComparedSteps, aspect: Aspect, peers: Peers, thresholds: Thresholds) -> Candidates:
+    """Return how far each rank is from its peers in this aspect, and which ranks are slow."""
     is_steady = aspect is Aspect.COMPUTE
     excess = window.excess[:, aspect].astype(np.float64)
     scale = np.median(window.scale, axis=0).astype(np.float64)
@@ -70,34 +77,36 @@ def candidates(window: Window, aspect: Aspect, peers: Peers, thresholds: Thresho
         middle, deficit = excess.mean(axis=0), -window.excess[:, Aspect.WAIT].mean(axis=0)
         error = np.zeros_like(middle)
     typical = np.median(window.own[:, aspect], axis=0)[None].astype(np.float64)
-    reference = peers.reference(typical, window.anybody_came)
+    reference = peers.reference(typical, window.any_reported)
     noise = np.maximum(np.maximum(reference.spread[0], error), _FLOOR * scale)
     num_seen = (excess >= thresholds.excess * scale).sum(axis=0)
     score = middle / noise
     is_slow = (middle >= thresholds.excess * scale) & (score >= least_score(thresholds, peers.num_ranks))
-    is_slow &= num_seen >= max(2.0, count * (_MOST if is_steady else _SOME))
-    is_slow &= (reference.num_peers > 0) & (deficit > _CONTRADICTS * middle)
+    is_slow &= num_seen >= max(2.0, count * (_MIN_PART_STEADY if is_steady else _MIN_PART_NOW_AND_THEN))
+    is_slow &= (reference.num_peers > 0) & (deficit > _MAX_VICTIM_DEFICIT * middle)
     return Candidates(aspect, middle, scale, score, deficit.astype(np.float64), num_seen, reference.num_peers, is_slow)
 
 
 def least_score(thresholds: Thresholds, num_ranks: int) -> float:
-    """Return the score that chance alone does not reach with so many ranks to look at (the greatest of n normals)."""
+    """Return the score that chance does not reach among this many ranks (the greatest of n normals)."""
     return max(thresholds.score, float(np.sqrt(2.0 * np.log(max(num_ranks, 1)))) + 1.0)
 
 
 def first_seen(trace: Trace, aspect: Aspect, thresholds: Thresholds) -> tuple[int, int, int]:
-    """Return since which step a rank is slow, the steps compared since then, and in how many of these it was seen.
+    """Return the step since which a rank is slow, the number of steps compared since, and in how many it was slow.
 
-    Going back, the beginning is the earliest slow step from which on most steps are, the next few among them.
+    The beginning is the earliest slow step from which most steps are slow, and nearly all of the next few.
     """
     is_seen = trace.excess >= thresholds.excess * trace.scale
     lasting = np.cumsum(is_seen[::-1])
     lengths = np.arange(1, len(is_seen) + 1)
-    share = _MOST if aspect is Aspect.COMPUTE else _SOME
+    share = _MIN_PART_STEADY if aspect is Aspect.COMPUTE else _MIN_PART_NOW_AND_THEN
     may_begin = is_seen[::-1] & (lasting >= share * lengths)
     if aspect is Aspect.COMPUTE:
-        before = np.concatenate([np.zeros(_BEGINNING, dtype=lasting.dtype), lasting[:-_BEGINNING]])[: len(lasting)]
-        may_begin &= lasting - before >= np.minimum(lengths, _BEGINNING - 1)
+        before = np.concatenate([np.zeros(_NUM_ONSET_STEPS, dtype=lasting.dtype), lasting[:-_NUM_ONSET_STEPS]])[
+            : len(lasting)
+        ]
+        may_begin &= lasting - before >= np.minimum(lengths, _NUM_ONSET_STEPS - 1)
     begins = np.flatnonzero(may_begin)
     if not len(begins):
         return int(trace.steps[-1]), 1, int(is_seen[-1])

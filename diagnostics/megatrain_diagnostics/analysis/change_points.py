@@ -1,10 +1,10 @@
 """When the level of a noisy series changed: Bayesian online change-point detection, verified by the size of the shift.
 
 Detection is that of Adams and MacKay (2007) for Gaussian data of unknown mean and variance: a posterior over how many
-points ago the level began. Alone it gives many false alarms, so a change counts only where its posterior is above 0.9
-AND the means before and after differ by 10 % (Greyhound, ATC'25). Single outliers are pulled in first, for one slow
-step is no change of level; the shift is measured against the last reported level, so that a decline in small
-steps is seen too.
+points ago the level began. By itself it gives many false alarms, so a change counts only where its posterior is above
+0.9 AND the means before and after differ by 10 % (Greyhound, ATC'25). Single outliers are pulled in first, because one
+slow step is no change of level. The shift is measured against the last reported level, so that a decline in small
+steps is detected too.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from megatrain_diagnostics.events.tables import Float64
 
 POSTERIOR = 0.9
 SHIFT = 0.1
-LEAST_POINTS = 6
-"""A level holds so long before it is one: also the delay with which a change is reported."""
+MIN_POINTS = 6
+"""Points for which a level must hold; also the delay with which a change is reported."""
 _HAZARD = 1.0 / 250.0
-"""Changes are expected once in so many points; the result hardly depends on it."""
+"""One change is expected in 250 points; the result hardly depends on this number."""
 _LOG_HAZARD = math.log(_HAZARD)
 _LOG_NO_HAZARD = math.log1p(-_HAZARD)
-_MOST_RUN_LENGTHS = 60
-"""Ages that are kept: the likeliest, whenever there are twice as many."""
+_MAX_RUN_LENGTHS = 60
+"""Number of ages that are kept: the likeliest ones, whenever there are twice as many."""
 _OUTLIER_SPREADS = 3.0
 _CERTAIN = 4.0
 """Standard errors of a level that a shift must exceed."""
 _NEIGHBOURS = 4
-"""On each side of a point, by which it is judged: up to that many slow steps in a row are no new level."""
+"""Points on each side by which a point is judged: up to this many slow steps in a row are no new level."""
 _CLOSE_LOOK = 40
-"""Points that say how noisy a level is."""
-_LEAST_SPREAD = 0.005
-"""Of the level: a series quieter than that is not looked at more closely."""
+"""Number of points from which the noise of a level is estimated."""
+_MIN_SPREAD = 0.005
+"""Least noise, as a fraction of the level."""
 _MEMORY = 200
-"""Points of a level that its mean is taken over, the newest."""
+"""Number of newest points of a level over which its mean is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class ChangePoint:
     place: int
     posterior: float
     before: float
-    """Mean of the level before, outliers pulled in."""
+    """Mean of the level before, after outliers are pulled in."""
     after: float
     """Median of the level that begins here."""
-    first_after: int
+    seen_at: int
     """Index of the point at which the change was seen."""
 
     @property
@@ -59,18 +59,18 @@ class ChangePoint:
         return self.after / self.before - 1.0
 
 
-def change_points(values: Float64, *, shift: float = SHIFT, posterior: float = POSTERIOR) -> tuple[ChangePoint, ...]:
+def change_points(values: Float64) -> tuple[ChangePoint, ...]:
     """Return the changes of level of a positive series, oldest first.
 
     Raises: ValueError for values that are not finite and positive.
     """
     if not (np.isfinite(values).all() and (values > 0).all()):
-        raise ValueError("change points are sought in finite, positive values")
+        raise ValueError("change points need finite, positive values")
     calm = _without_outliers(values)
     seen: list[tuple[int, float, int]] = []
     begin = 0
-    while len(calm) - begin >= 2 * LEAST_POINTS:
-        change = _first_change(calm[begin:], posterior)
+    while len(calm) - begin >= 2 * MIN_POINTS:
+        change = _first_change(calm[begin:])
         if change is None:
             break
         seen.append((begin + change[0], change[1], begin + change[2]))
@@ -78,39 +78,39 @@ def change_points(values: Float64, *, shift: float = SHIFT, posterior: float = P
     bounds = [0, *(place for place, _, _ in seen), len(calm)]
     levels = [_level(calm[first:last]) for first, last in pairwise(bounds)] if len(calm) else []
     found: list[ChangePoint] = []
-    told = levels[0] if levels else 0.0
+    last_level = levels[0] if levels else 0.0
     noise = _noise(calm) if len(calm) else 0.0
     for (place, probability, at), level, last in zip(seen, levels[1:], bounds[2:], strict=True):
         error = noise / math.sqrt(min(last - place, _MEMORY))
-        if abs(level / told - 1.0) >= shift and abs(level - told) > _CERTAIN * error:
-            found.append(ChangePoint(place, probability, told, level, at))
-            told = level
-    return _measured(calm, found, shift)
+        if abs(level / last_level - 1.0) >= SHIFT and abs(level - last_level) > _CERTAIN * error:
+            found.append(ChangePoint(place, probability, last_level, level, at))
+            last_level = level
+    return _measured(calm, found)
 
 
-def _measured(calm: Float64, found: list[ChangePoint], shift: float) -> tuple[ChangePoint, ...]:
-    """Measure each new level by all of its points up to the next change; what was not to last is no change."""
+def _measured(calm: Float64, found: list[ChangePoint]) -> tuple[ChangePoint, ...]:
+    """Measure each new level by all of its points up to the next change; drop changes that did not last."""
     ends = [*(one.place for one in found), len(calm)][1:]
     measured = [
         replace(one, after=float(np.median(calm[one.place : end][:_MEMORY])))
         for one, end in zip(found, ends, strict=True)
     ]
-    return tuple(one for one in measured if abs(one.shift) >= shift)
+    return tuple(one for one in measured if abs(one.shift) >= SHIFT)
 
 
-def _first_change(values: Float64, posterior: float) -> tuple[int, float, int] | None:
-    """Return (index of the new level's first point, posterior, index at which it was seen), None: no change."""
-    scale = _level(values[: 2 * LEAST_POINTS])
+def _first_change(values: Float64) -> tuple[int, float, int] | None:
+    """Return (index of the new level's first point, posterior, index at which it was seen); None without a change."""
+    scale = _level(values[: 2 * MIN_POINTS])
     run = _RunLengths(_noise(values[:_CLOSE_LOOK]) / scale)
     for index, value in enumerate((values / scale).tolist()):
         run.add(value)
         age = run.likeliest_age()
         place = index + 1 - age
-        if age < LEAST_POINTS or place < LEAST_POINTS:
+        if age < MIN_POINTS or place < MIN_POINTS:
             continue
-        # that it began at about the likeliest place: neighbours can hardly be distinguished
-        probability = run.probability_up_to(age + LEAST_POINTS - 1)
-        if probability > posterior:
+        # the level began at about the likeliest place: neighbouring places can hardly be distinguished
+        probability = run.probability_up_to(age + MIN_POINTS - 1)
+        if probability > POSTERIOR:
             return place, probability, index
     return None
 
@@ -125,7 +125,7 @@ class _RunLengths:
         self._mean, self._weight, self._shape, self._scale = (np.array([value]) for value in self._prior)
 
     def add(self, value: float) -> None:
-        """Take the next point in."""
+        """Add the next point."""
         degrees = 2.0 * self._shape
         variance = self._scale * (self._weight + 1.0) / (self._shape * self._weight)
         distance = (value - self._mean) ** 2 / (variance * degrees)
@@ -144,12 +144,12 @@ class _RunLengths:
         self._scale = np.concatenate(([priors[3]], scale))
         self._ages = np.concatenate(([0], self._ages + 1))
         self._log_weights = weights
-        if len(weights) > 2 * _MOST_RUN_LENGTHS:
+        if len(weights) > 2 * _MAX_RUN_LENGTHS:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop the least likely ages, but never that of the first point: it says that nothing has changed."""
-        keep = np.sort(np.argsort(self._log_weights[:-1])[-_MOST_RUN_LENGTHS:])
+        """Drop the least likely ages, but never that of the first point: it stands for no change at all."""
+        keep = np.sort(np.argsort(self._log_weights[:-1])[-_MAX_RUN_LENGTHS:])
         keep = np.append(keep, len(self._log_weights) - 1)
         for name in ("_log_weights", "_ages", "_mean", "_weight", "_shape", "_scale"):
             setattr(self, name, getattr(self, name)[keep])
@@ -160,7 +160,7 @@ class _RunLengths:
         return int(self._ages[int(np.argmax(self._log_weights))])
 
     def probability_up_to(self, age: int) -> float:
-        """Return how likely the present level has no more points than this."""
+        """Return the probability that the present level has at most this many points."""
         return float(np.exp(self._log_weights[self._ages <= age]).sum())
 
 
@@ -179,7 +179,7 @@ def _log_gamma_ratio(shape: Float64) -> Float64:
 
 
 def _without_outliers(values: Float64) -> Float64:
-    """Return the values, those far from the median of their neighbours on both sides pulled in to the edge of noise.
+    """Return the values; those far from the median of their neighbours on both sides are pulled in to the noise.
 
     A median keeps the edges of a change of level, so its place stays where it is.
     """
@@ -187,7 +187,7 @@ def _without_outliers(values: Float64) -> Float64:
         return values
     padded = np.pad(values, _NEIGHBOURS, mode="reflect")
     middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEIGHBOURS + 1), axis=1)
-    limit = _OUTLIER_SPREADS * max(_noise(values), _LEAST_SPREAD * float(np.median(values)))
+    limit = _OUTLIER_SPREADS * max(_noise(values), _MIN_SPREAD * float(np.median(values)))
     calm: Float64 = np.clip(values, middle - limit, middle + limit)
     return calm
 
@@ -198,8 +198,8 @@ def _level(values: Float64) -> float:
 
 
 def _noise(values: Float64) -> float:
-    """Return the standard deviation of the noise: from differences, which a change of level hardly moves."""
+    """Return the standard deviation of the noise, from differences: a change of level hardly affects them."""
     differences = np.abs(np.diff(values))
     # the median of |a - b| of two normal values is 0.954 standard deviations
     noise = float(np.median(differences)) / 0.954 if len(differences) else 0.0
-    return max(noise, _LEAST_SPREAD * float(np.median(values)))
+    return max(noise, _MIN_SPREAD * float(np.median(values)))

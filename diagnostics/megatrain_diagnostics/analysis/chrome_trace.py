@@ -1,9 +1,9 @@
 """A timeline as Chrome's JSON trace format, which Perfetto and chrome://tracing open.
 
-Times are microseconds with three decimals, exact to the ns; a base is subtracted, because a double holds unix time only
-to a quarter of a microsecond, and stands in `otherData`. Complete events (X), flows from a send (s) to its receive
-(f, binding the slice that encloses it), counters (C), notes of people (i), and metadata (M). Written in pieces: the
-whole may be large.
+Times are microseconds with three decimals, exact to the ns. A base is subtracted, because a double holds unix time only
+to a quarter of a microsecond; `otherData` holds the base. The trace has complete events (X), flows from a send (s) to
+its receive (f, binding the slice that encloses it), counters (C), people's notes (i), and metadata (M). It is written
+in pieces, because the whole may be large.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from megatrain.contracts.black_box_values import RecordFlag
 from megatrain.contracts.operations import MAX_OPERATIONS, operation_name
-from megatrain.contracts.printable import printable
+from megatrain.formatting.terminal import printable
 from megatrain.jobs.notes import Note
 from megatrain_diagnostics.analysis.timeline import LANES, Timeline, counter_names, rank_name
 from megatrain_diagnostics.events.tables import NO_DURATION
@@ -24,9 +24,9 @@ _FLOW_NAME = "pipeline"
 
 
 def chrome_trace(timeline: Timeline, notes: Iterable[Note] = ()) -> Iterator[str]:
-    """Yield the text of the file in pieces. `notes` of people that stand in the timeline's time are marks in it."""
+    """Yield the text of the file in pieces. People's `notes` within the timeline's time become marks."""
     yield '{"displayTimeUnit":"ns","otherData":' + json.dumps(_other_data(timeline)) + ',"traceEvents":[\n'
-    # metadata come first and there is always one, so that commas need no thought
+    # metadata comes first and is never empty, so a comma can precede every later event
     yield ",\n".join(_encoded(event) for event in (*_metadata(timeline), *_marks(timeline, notes)))
     pending: list[str] = []
     for line in _lines(timeline):
@@ -68,7 +68,7 @@ def _metadata(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _marks(timeline: Timeline, notes: Iterable[Note]) -> Iterator[dict[str, Any]]:
-    """Yield an instant for each note that holds; one at a step stands where that begins."""
+    """Yield an instant for each note that is in force; a note at a step stands at the begin of that step."""
     if not timeline.num_slices:
         return
     end_ns = int((timeline.begin_ns + timeline.length_ns).max())
@@ -137,7 +137,7 @@ def _flows(timeline: Timeline) -> Iterator[str]:
         start, finish = timeline.tracks[track_of[send]], timeline.tracks[track_of[receive]]
         same = f'"cat":"{_FLOW_NAME}","name":"{_FLOW_NAME}","id":{number}'
         yield f'{{"ph":"s",{same},"pid":{start.rank},"tid":{start.number},"ts":{_us(int(begin[send]))}}}'
-        # inside the slice: its end is already the next one's
+        # one ns earlier, inside the slice: its end already belongs to the next slice
         arrived = int(begin[receive] + length[receive]) - 1
         yield f'{{"ph":"f","bp":"e",{same},"pid":{finish.rank},"tid":{finish.number},"ts":{_us(arrived)}}}'
 

@@ -1,12 +1,15 @@
-"""How fast communication is, where it is slow, and how much of it compute hides.
+"""How fast communication is, where it is slow, and how much of it is overlapped with compute.
 
 Transfer time of an exchange is from the latest start among its peers to the first end: waiting for a late peer is not
-slowness of a network (OSDI'25). Where hosts time the work and no thread watches it, an end is when the host looked, so
-only ends count that a host was waiting for: what compute hid has no transfer time. The end of the member that began
-last does not count either: its peers' data may lie in its host's buffers already. Bandwidths are those of nccl-tests
-(doc/PERFORMANCE.md): algorithm bandwidth is the size of the whole vector over time; bus bandwidth multiplies by what
-each link must carry, 2(n-1)/n of it in an all-reduce, (n-1)/n in an all-gather or reduce-scatter, all of it from rank
-to rank. Groups and links more than 10 % slower than the median of their kind are reported (Greyhound).
+slowness of a network (OSDI'25). Where the CPU clock times the work and no thread watches it, the recorded end is the
+moment at which the rank's CPU thread checked. Then only ends for which the CPU thread was waiting count: an exchange
+that was overlapped has no known transfer time. The end of the member that began last does not count either: its peers'
+data may already lie in the receive buffers.
+
+Bandwidths are those of nccl-tests (doc/PERFORMANCE.md): algorithm bandwidth is the size of the whole vector over time;
+bus bandwidth multiplies it by the part that each link must carry: 2(n-1)/n in an all-reduce, (n-1)/n in an all-gather
+or reduce-scatter, all of it from rank to rank. Groups and links more than 10 % slower than the median of their kind are
+reported (Greyhound).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from megatrain.contracts.black_box_values import RecordFlag
 from megatrain.contracts.operations import AXIS_ALL_REDUCES, Operation, operation_name
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns, find_exchanges
 from megatrain_diagnostics.analysis.exposure import COMMUNICATION, Category, expose
-from megatrain_diagnostics.analysis.overlap import Overlap, knows_end, overlaps
+from megatrain_diagnostics.analysis.overlap import Overlap, has_known_end, overlaps
 from megatrain_diagnostics.analysis.slow_links import SlowLinks, find_slow_links
 from megatrain_diagnostics.analysis.step_windows import StepEvents, step_windows
 from megatrain_diagnostics.events.tables import Float64, Int64, Spans, select
@@ -37,20 +40,20 @@ _KNOWN = (*_GATHERS, *_SCATTERS, *_SUMS, *_LINKS)
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Exchanges of one kind of group, operation and size. Units: bytes a second; seconds; medians unless said."""
+    """Exchanges of one kind of group, operation and size. Units: bytes a second; seconds; medians unless noted."""
 
     group: str
     operation: str
     size: str
     num_ranks: int
-    """Members of the largest of the groups."""
+    """Number of members of the largest group."""
     count: int
     median_bytes: int
-    """Of the whole vector."""
+    """Size of the whole vector."""
     transfer_s: float
     transfer_p90_s: float
     wait_s: float
-    """Mean over the members, from the own start to the last peer's."""
+    """Mean over the members, from a member's own start to the last peer's."""
     algorithm_bandwidth: float
     bus_bandwidth: float
     bus_bandwidth_p10: float
@@ -66,16 +69,16 @@ class Communication:
     bandwidths: tuple[Bandwidth, ...]
     overlaps: tuple[Overlap, ...]
     exposed_percent: float
-    """Of the steps' time, waiting for communication, without the bubble."""
+    """Part of the steps' time spent waiting for communication, without the bubble."""
     bubble_percent: float
     slow: SlowLinks
     num_exchanges: int
     num_incomplete: int
-    """Exchanges of which some member's span is missing: their transfer time is not known."""
+    """Exchanges with a missing span of some member: their transfer time is not known."""
     num_too_short: int
-    """Over before the last member began, by clocks that do not agree well enough."""
+    """Exchanges that ended before the last member began, because clocks do not agree well enough."""
     num_hidden: int
-    """Timed by hosts of which none that came before the last waited for its end: their transfer time is not known."""
+    """Exchanges timed by hosts, where no earlier member waited for the end: their transfer time is not known."""
     notes: tuple[str, ...]
 
 
@@ -98,7 +101,7 @@ def analyse_communication(events: StepEvents, first_step: int, last_step: int) -
     notes = list(events.notes)
     notes += exchanges.problems()
     if not len(windows):
-        notes.append("no step of these was recorded span by span: nothing can be said of communication")
+        notes.append("none of these steps was recorded span by span: communication is not known")
     return Communication(
         steps=tuple(np.unique(windows.step).tolist()),
         num_ranks=len(np.unique(windows.rank)),
@@ -118,10 +121,10 @@ def analyse_communication(events: StepEvents, first_step: int, last_step: int) -
 
 
 def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tuple[NDArray[np.bool_], Int64]:
-    """Return of each exchange whether some member knows its end, and the time from the latest start to the first such.
+    """Return for each exchange whether its end is known, and the time from the latest start to the first known end.
 
-    `held_up_ns` says of each span how long its host did nothing but wait for it while the data moved. Where hosts time
-    the work, the member that began last knows no end, unless all began together.
+    `held_up_ns` is how long the CPU thread only waited for a span while the data moved. Where the CPU clock times the
+    work, the end of the member that began last is not known, unless all began together.
     """
     if not len(exchanges):
         return np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64)
@@ -131,15 +134,15 @@ def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tup
     is_of_device = (spans.flags[parts] & int(RecordFlag.DEVICE_CLOCK)) != 0
     is_earlier = spans.start_ns[parts] < latest_ns
     any_earlier = np.repeat(np.logical_or.reduceat(is_earlier, exchanges.first[:-1]), exchanges.num_parts)
-    waits = knows_end(select(spans, parts), held_up_ns[parts], after_ns)
-    knows = is_of_device | (waits & (is_earlier | ~any_earlier))
-    first = np.minimum.reduceat(np.where(knows, after_ns, np.iinfo(np.int64).max), exchanges.first[:-1])
-    has_end: NDArray[np.bool_] = np.logical_or.reduceat(knows, exchanges.first[:-1])
+    waits = has_known_end(select(spans, parts), held_up_ns[parts], after_ns)
+    is_known = is_of_device | (waits & (is_earlier | ~any_earlier))
+    first = np.minimum.reduceat(np.where(is_known, after_ns, np.iinfo(np.int64).max), exchanges.first[:-1])
+    has_end: NDArray[np.bool_] = np.logical_or.reduceat(is_known, exchanges.first[:-1])
     return has_end, np.where(has_end, first, 0)
 
 
 def whole_bytes(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Int64:
-    """Return the size of each exchange's whole vector: all shards of a gather, else what one member gives."""
+    """Return the size of each exchange's whole vector: all shards of a gather, else what one member contributes."""
     given = (
         np.maximum.reduceat(spans.num_bytes[exchanges.parts], exchanges.first[:-1])[chosen] if len(chosen) else chosen
     )
@@ -149,7 +152,7 @@ def whole_bytes(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Int64:
 
 
 def bus_factor(operation: int, num_ranks: int) -> float:
-    """Return what part of the vector each link carries, by nccl-tests' doc/PERFORMANCE.md."""
+    """Return the part of the vector that each link carries, by nccl-tests' doc/PERFORMANCE.md."""
     if operation in [one.number for one in _SUMS]:
         return 2.0 * (num_ranks - 1) / num_ranks
     if operation in [one.number for one in (*_GATHERS, *_SCATTERS)]:
@@ -158,7 +161,7 @@ def bus_factor(operation: int, num_ranks: int) -> float:
 
 
 def classes_of(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Int64:
-    """Return a number for each exchange: equal for those of equal kind of group, members, operation and size."""
+    """Return a number for each exchange, equal for exchanges of the same kind of group, members, operation and size."""
     names = {name: place for place, name in enumerate(sorted({group.name for group in exchanges.groups}))}
     of_group = np.array([names[group.name] for group in exchanges.groups], dtype=np.int64)
     size = np.digitize(whole_bytes(spans, exchanges, chosen), _LIMITS_BYTES)

@@ -1,7 +1,8 @@
 """Which operations a step waited for: the chain from its last end back to its begin, each held up by the one before.
 
-Shorten an operation of the chain and the step is shorter; shorten any other and nothing changes, until the chain is
-another one. Read off a replay, where an operation starts exactly when the last one that it waits for has ended.
+A shorter operation of the chain makes the step shorter, until another chain is the longest; any other operation changes
+nothing. The chain is read from a replay, where an operation starts exactly when the last operation that it waits for
+has ended.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from megatrain.replay.replicas import Matrix, Node
 def critical_path(graph: ReplicaGraph, ends: Matrix) -> tuple[tuple[int, int], ...]:
     """Return (operation, replica) along the chain, the first of the step first.
 
-    An operation that starts together with others is held up by the last of them to come: that one is in the chain, too.
-    Of several that are equally late the one of the same replica counts, then the lowest number.
+    Operations that start together are held up by the last of them to arrive: that one is in the chain too. Of several
+    that are equally late, the one of the same replica counts, then the lowest number.
     Shapes: ends [operation, replica], of one column of `evaluate_replicas`.
     """
     node_of = {operation: node for node in graph.nodes for operation in node.operations}
@@ -36,7 +37,7 @@ def critical_path(graph: ReplicaGraph, ends: Matrix) -> tuple[tuple[int, int], .
 def _held_up_by(
     node: Node, operation: int, replica: int, ends: Matrix
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the rank that came last to the start of an operation, and what it had waited for; None: no rank waited."""
+    """Return the operation that reached the common start last, and the one that it waited for; None: there is none."""
     replicas = range(ends.shape[1]) if node.is_shared else (replica,)
     best: tuple[tuple[int, int], tuple[int, int]] | None = None
     best_rank: tuple[float, bool, bool, int, int] | None = None

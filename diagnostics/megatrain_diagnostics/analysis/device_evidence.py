@@ -1,4 +1,4 @@
-"""What GPUs and links say beside a straggler: the clock that fell, and why; or that it is not the clock."""
+"""Evidence of GPUs and links for a straggler: the clock that fell and why, or that the clock is not the reason."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from numpy.typing import NDArray
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.host_verdict import Cause
 from megatrain.devices.gpu_readings import FAULTY_REASONS, throttle_text
-from megatrain_diagnostics.analysis.device_limits import LIMITS, DeviceLimits, gpu_name, mhz_text
+from megatrain_diagnostics.analysis.device_limits import LIMITS, gpu_name, mhz_text
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.events.source import EventSource, Where
-from megatrain_diagnostics.events.tables import Float64, Gpus, Links, num_rows, select
+from megatrain_diagnostics.events.tables import Float64, Gpus, NetworkLinks, num_rows, select
 
 _logger = logging.getLogger(__name__)
-MOST_RANKS = 4
-"""Of a finding, the worst first: of so many the GPU is named."""
+MAX_RANKS = 4
+"""Number of ranks of a finding, the worst first, whose GPU is named."""
 _NUM_NOW = 3
-"""Readings that say how it is now: a clock changes from moment to moment."""
+"""Number of newest readings that stand for the present: a clock changes from moment to moment."""
 _OF_GPU = frozenset({Cause.COMPUTE, Cause.STAGE, Cause.UNKNOWN})
 _ERRORS = ("rx_errors", "tx_errors", "symbol_errors")
 
 
 def with_devices(events: EventSource, finding: Finding, round_number: int, first_ns: int | None = None) -> Finding:
-    """Return a finding of a round with what GPUs and links say behind its evidence.
+    """Return a finding of a round with the evidence of GPUs and links appended.
 
-    `first_ns`: readings before are not looked at. Where none can be read the finding is as it was.
+    `first_ns`: earlier readings are ignored. The finding is unchanged where no reading can be read.
     """
     where = Where((round_number,), first_ns=first_ns)
     try:
-        gpus = events.read(Gpus, replace(where, ranks=finding.ranks[:MOST_RANKS]))
-        links = events.read(Links, replace(where, hosts=finding.hosts[:MOST_RANKS]))
+        gpus = events.read(Gpus, replace(where, ranks=finding.ranks[:MAX_RANKS]))
+        links = events.read(NetworkLinks, replace(where, hosts=finding.hosts[:MAX_RANKS]))
     except DataError as error:
-        _logger.warning("nothing is known of the devices beside a finding: %s", error)
+        _logger.warning("the device readings for a finding cannot be read: %s", error)
         return finding
-    said = device_evidence(finding, gpus, links)
-    return replace(finding, evidence=(*finding.evidence, *said)) if said else finding
+    sentences = device_evidence(finding, gpus, links)
+    return replace(finding, evidence=(*finding.evidence, *sentences)) if sentences else finding
 
 
-def device_evidence(finding: Finding, gpus: Gpus, links: Links, limits: DeviceLimits = LIMITS) -> tuple[str, ...]:
+def device_evidence(finding: Finding, gpus: Gpus, links: NetworkLinks) -> tuple[str, ...]:
     """Return sentences with figures; none where nothing is known. Rows: of the round, its ranks and hosts, by time."""
     if finding.cause is Cause.NETWORK:
-        return _of_links(finding, links, limits)
+        return _of_links(finding, links)
     if finding.cause not in _OF_GPU:
         return ()
-    said = []
-    for rank in finding.ranks[:MOST_RANKS]:
+    sentences = []
+    for rank in finding.ranks[:MAX_RANKS]:
         rows = select(gpus, (gpus.rank == rank) & (gpus.gpu >= 0))
         if num_rows(rows):
-            said.append(_of_gpu(select(rows, np.argsort(rows.at_ns, kind="stable")), finding.first_step, limits))
-    return tuple(said)
+            sentences.append(_of_gpu(select(rows, np.argsort(rows.at_ns, kind="stable")), finding.first_step))
+    return tuple(sentences)
 
 
-def _of_gpu(rows: Gpus, first_step: int, limits: DeviceLimits) -> str:
+def _of_gpu(rows: Gpus, first_step: int) -> str:
     who = f"its {gpu_name(int(rows.gpu[-1]), str(rows.host[-1]), int(rows.rank[-1]))}"
     if rows.error[-1]:
         return f"{who} does not answer its driver: {rows.error[-1]}"
@@ -64,22 +64,22 @@ def _of_gpu(rows: Gpus, first_step: int, limits: DeviceLimits) -> str:
     usual = before if not np.isnan(before) else _median(rows.max_sm_clock_mhz)
     now = _median(rows.sm_clock_mhz[~is_before][-_NUM_NOW:])
     if np.isnan(now) or np.isnan(usual):
-        return f"{who}: its clock is not known; {_state(rows)}"
+        return f"{who}: its SM clock is not known; {_state(rows)}"
     share = 1.0 - now / usual
-    if share < limits.clock_drop:
+    if share < LIMITS.clock_drop:
         what = "as before" if not np.isnan(before) else f"of {mhz_text(usual)}"
-        return f"{who}: SM clock {mhz_text(now)} {what}, {_state(rows)}: the clock is not the reason"
-    is_low = ~(rows.sm_clock_mhz >= (1.0 - limits.clock_drop) * usual) & ~np.isnan(rows.sm_clock_mhz)
+        return f"{who}: SM clock {mhz_text(now)} {what}, {_state(rows)}: the clock is not the cause"
+    is_low = ~(rows.sm_clock_mhz >= (1.0 - LIMITS.clock_drop) * usual) & ~np.isnan(rows.sm_clock_mhz)
     since = rows.step[is_low & ((~is_before) | (rows.step < 0))]
     when = f" since step {since[0]}" if len(since) and not np.isnan(before) and since[0] >= 0 else ""
-    told = f"told from {100 * limits.clock_drop:.0f} % less on"
-    return f"{who}: SM clock {mhz_text(usual)} -> {mhz_text(now)}{when} ({told}), {_state(rows)}"
+    limit = f"reported from a drop of {100 * LIMITS.clock_drop:.0f} % on"
+    return f"{who}: SM clock {mhz_text(usual)} -> {mhz_text(now)}{when} ({limit}), {_state(rows)}"
 
 
 def _state(rows: Gpus) -> str:
-    """Return how hot the GPU is and what holds it down, by the newest reading."""
+    """Return how hot the GPU is and what throttles it, by the newest reading."""
     bits = rows.throttle_reasons[-1]
-    reasons = "why it is held down is not known" if np.isnan(bits) else throttle_text(int(bits) & ~1) or "not held down"
+    reasons = "throttle reasons not known" if np.isnan(bits) else throttle_text(int(bits) & ~1) or "not throttled"
     heat, limit = rows.temperature_c[-1], rows.slowdown_temperature_c[-1]
     if np.isnan(heat):
         return reasons
@@ -88,34 +88,34 @@ def _state(rows: Gpus) -> str:
     return f"{reasons}, {heat:.0f} C{own}"
 
 
-def _of_links(finding: Finding, links: Links, limits: DeviceLimits) -> tuple[str, ...]:
-    said = []
-    for host in finding.hosts[:MOST_RANKS]:
+def _of_links(finding: Finding, links: NetworkLinks) -> tuple[str, ...]:
+    sentences = []
+    for host in finding.hosts[:MAX_RANKS]:
         for name in sorted(set(links.link[links.host == host].tolist())):
             rows = select(links, (links.host == host) & (links.link == name))
-            text = _of_link(select(rows, np.argsort(rows.at_ns, kind="stable")), limits)
+            text = _of_link(select(rows, np.argsort(rows.at_ns, kind="stable")))
             if text:
-                said.append(f"link {name} of {host} {text}")
-    return tuple(said)
+                sentences.append(f"link {name} of {host} {text}")
+    return tuple(sentences)
 
 
-def _of_link(rows: Links, limits: DeviceLimits) -> str:
+def _of_link(rows: NetworkLinks) -> str:
     best, now = np.nanmax(np.append(rows.speed_mbps, 0.0)), rows.speed_mbps[-1]
     grown = {name: int(_grown(getattr(rows, name))) for name in (*_ERRORS, "downs")}
     errors = sum(grown[name] for name in _ERRORS)
     if rows.is_up[-1] != 1.0 and (rows.is_up == 1.0).any():
         return f"is {rows.state[-1]}"
     if now < best:
-        return f"runs at {now / 1000:g} Gbit/s, before at {best / 1000:g}"
-    if grown["downs"] or errors >= limits.link_errors:
+        return f"runs at {now / 1000:g} Gbit/s, down from {best / 1000:g}"
+    if grown["downs"] or errors >= LIMITS.link_errors:
         return (
-            f"had {errors:,} errors (told from {limits.link_errors:,} on) and {grown['downs']:,} changes of its state"
+            f"had {errors:,} errors (threshold: {LIMITS.link_errors:,}) and changed its state {grown['downs']:,} times"
         )
     return ""
 
 
 def _grown(values: Float64) -> float:
-    """Return by how much a counter grew; where it began again, from zero."""
+    """Return by how much a counter grew; a counter that was reset counts from zero."""
     known = values[~np.isnan(values)]
     steps = np.diff(known)
     return float(np.where(steps >= 0.0, steps, known[1:]).sum())

@@ -1,4 +1,4 @@
-"""From which values on a GPU or a link is in trouble, and who they are in words."""
+"""Limits beyond which a GPU or a link is in trouble, and the names of GPUs in sentences."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Ours, unless they say otherwise. Errors are counted over the last hour."""
+    """Ours, unless another source is given. Errors are counted over the last hour."""
 
     clock_drop: float = 0.05
-    """Fraction of its earlier clock: a drop of this size is shown beside a straggler."""
+    """Fraction of its earlier clock: a drop of this size is shown as evidence for a straggler."""
     throttled_s: float = 30.0
-    """So long a GPU may be slowed down by heat or its supply."""
+    """How long heat or the power supply may throttle a GPU."""
     corrected_errors: int = 1000
     nvlink_errors: int = 100
     pcie_replays: int = 480
-    """Eight a minute, as the health watch of NVIDIA's DCGM has it."""
+    """Eight a minute, the limit of the health watch of NVIDIA's DCGM."""
     link_errors: int = 100
-    """Of what a link received or sent, symbols included."""
+    """Errors of received and sent data, symbol errors included."""
     silent_s: float = 60.0
     silent_intervals: float = 5.0
-    """Nothing of a host's devices for longer than both."""
+    """A host's devices are silent when there was no reading for longer than both."""
 
     def silent_after_s(self, interval_s: float) -> float:
         return max(self.silent_s, self.silent_intervals * interval_s)

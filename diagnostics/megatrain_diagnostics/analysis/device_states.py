@@ -1,6 +1,6 @@
-"""One GPU, or one link, from reading to reading: what has grown, since when it is held down, what is wrong. Pure.
+"""One GPU, or one link, from reading to reading: which counters grew, since when it is throttled, what is wrong. Pure.
 
-Counters begin again when a driver is loaded anew: one that is less than before counts from zero.
+Counters restart when a driver is loaded anew: a counter that is less than before counts from zero.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from megatrain.contracts.diag_records import DeviceTrouble, DeviceTroubleKind
 from megatrain.devices.gpu_readings import FAULTY_REASONS, throttle_text
 from megatrain.failures.xids import XidKind, xid_of
-from megatrain_diagnostics.analysis.device_limits import DeviceLimits, gpu_name, mhz_text
+from megatrain_diagnostics.analysis.device_limits import LIMITS, gpu_name, mhz_text
 
 WINDOW_S = 3600.0
 """How long an error is reported."""
-_MOST_TIMES = 60
+_MAX_TIMES = 60
 _GPU_COUNTERS = ("uncorrected_errors", "corrected_errors", "nvlink_errors", "pcie_replays")
 _LINK_COUNTERS = ("rx_errors", "tx_errors", "symbol_errors", "downs")
 
@@ -32,19 +32,19 @@ class Counter:
     times: tuple[tuple[float, float], ...] = ()
 
     def at(self, now_s: float, value: float) -> Counter:
-        """Return it with a newer value; NaN: it was not said."""
+        """Return the counter with a newer value; NaN: the value was not reported."""
         times = tuple(one for one in self.times if one[0] > now_s - WINDOW_S)
         if math.isnan(value):
             return replace(self, times=times)
         grown = 0.0 if math.isnan(self.value) else value if value < self.value else value - self.value
         if grown > 0.0:
-            last = times[-1] if len(times) == _MOST_TIMES else None
+            last = times[-1] if len(times) == _MAX_TIMES else None
             times = (*times[:-1], (now_s, last[1] + grown)) if last is not None else (*times, (now_s, grown))
         return Counter(value, times)
 
     @property
     def grown(self) -> int:
-        """By so much within the hour."""
+        """How much the counter grew within the hour."""
         return int(sum(one for _, one in self.times))
 
     @property
@@ -60,10 +60,10 @@ class GpuState:
     counters: Mapping[str, Counter] = field(default_factory=dict)
     throttled_since_s: float | None = None
     faulty_since_s: float | None = None
-    """It does not answer, or asks for something, since then."""
+    """Since when it does not answer, or asks for an action."""
 
     def at(self, row: Row) -> GpuState:
-        """Return it after a newer row. A GPU that does not answer keeps what was known of it."""
+        """Return the state after a newer row. A GPU that does not answer keeps its last known state."""
         now_s = row["at_ns"] / 1e9
         counters = {name: self.counters.get(name, Counter()).at(now_s, row[name]) for name in _GPU_COUNTERS}
         is_throttled = bool(_bits(row["throttle_reasons"]) & FAULTY_REASONS)
@@ -75,15 +75,15 @@ class GpuState:
             (self.faulty_since_s or now_s) if is_faulty else None,
         )
 
-    def troubles(self, limits: DeviceLimits) -> Iterator[DeviceTrouble]:
+    def troubles(self) -> Iterator[DeviceTrouble]:
         """Yield what is wrong with it, the worst first."""
         row = self.row
         if row["gpu"] < 0:
-            text = f"nothing is known of the GPUs of {row['host']}: {row['error']}"
+            text = f"no readings of the GPUs of {row['host']}: {row['error']}"
             yield DeviceTrouble(DeviceTroubleKind.TELEMETRY_SILENT, row["host"], text, self.faulty_since_s)
             return
         who = gpu_name(row["gpu"], row["host"], row["rank"])
-        for kind, text, since_s in (*self._failures(), *self._weaknesses(limits)):
+        for kind, text, since_s in (*self._failures(), *self._weaknesses()):
             ranks = (int(row["rank"]),) if row["rank"] >= 0 else ()
             yield DeviceTrouble(kind, row["host"], f"{who} {text}", since_s, ranks)
 
@@ -94,7 +94,7 @@ class GpuState:
         if row["recovery"]:
             yield failing, f"is broken: the driver asks for {row['recovery']}", since_s
         if row["has_remap_failed"] == 1.0:
-            yield failing, "has a row of bad memory that could not be remapped: replace it", since_s
+            yield failing, "has a bad memory row that could not be remapped: replace the GPU", since_s
         errors = self.counters["uncorrected_errors"]
         if errors.grown:
             yield (
@@ -103,20 +103,20 @@ class GpuState:
                 errors.since_s,
             )
 
-    def _weaknesses(self, limits: DeviceLimits) -> Iterator[tuple[DeviceTroubleKind, str, float | None]]:
+    def _weaknesses(self) -> Iterator[tuple[DeviceTroubleKind, str, float | None]]:
         row, degraded, now_s = self.row, DeviceTroubleKind.GPU_DEGRADED, self.row["at_ns"] / 1e9
-        if self.throttled_since_s is not None and now_s - self.throttled_since_s >= limits.throttled_s:
+        if self.throttled_since_s is not None and now_s - self.throttled_since_s >= LIMITS.throttled_s:
             yield degraded, f"is slowed down: {slowdown_text(row)}", self.throttled_since_s
         if row["is_reset_pending"] == 1.0:
-            yield degraded, "has bad memory that a reset will take out of use", None
+            yield degraded, "has bad memory that a reset of the GPU will retire", None
         for name, most, words in (
-            ("corrected_errors", limits.corrected_errors, "corrected memory errors"),
-            ("nvlink_errors", limits.nvlink_errors, "NVLink errors"),
-            ("pcie_replays", limits.pcie_replays, "PCIe replays"),
+            ("corrected_errors", LIMITS.corrected_errors, "corrected memory errors"),
+            ("nvlink_errors", LIMITS.nvlink_errors, "NVLink errors"),
+            ("pcie_replays", LIMITS.pcie_replays, "PCIe replays"),
         ):
             counter = self.counters[name]
             if counter.grown >= most:
-                text = f"had {counter.grown:,} {words} within the hour (told from {most:,} on)"
+                text = f"had {counter.grown:,} {words} within the hour (threshold: {most:,})"
                 yield degraded, text, counter.since_s
 
 
@@ -141,37 +141,37 @@ class LinkState:
             None if is_up else self.down_since_s or now_s,
         )
 
-    def troubles(self, limits: DeviceLimits) -> Iterator[DeviceTrouble]:
+    def troubles(self) -> Iterator[DeviceTrouble]:
         """Yield what is wrong with it. A link that was never up is not in use and is left out."""
         row = self.row
         if not self.was_up:
             return
-        for text, since_s in self._texts(limits):
+        for text, since_s in self._texts():
             kind = DeviceTroubleKind.NETWORK_DEGRADED
             yield DeviceTrouble(kind, row["host"], f"link {row['link']} of {row['host']} {text}", since_s)
 
-    def _texts(self, limits: DeviceLimits) -> Iterator[tuple[str, float | None]]:
+    def _texts(self) -> Iterator[tuple[str, float | None]]:
         row, downs = self.row, self.counters["downs"]
         if row["is_up"] != 1.0:
-            yield f"is {row['state']}, it was up before", self.down_since_s
+            yield f"is {row['state']}; it was up before", self.down_since_s
         elif row["speed_mbps"] < self.best_mbps:
-            yield f"runs at {row['speed_mbps'] / 1000:g} Gbit/s, before at {self.best_mbps / 1000:g}", None
+            yield f"runs at {row['speed_mbps'] / 1000:g} Gbit/s, down from {self.best_mbps / 1000:g}", None
         elif downs.grown:
             yield f"lost its connection within the hour: {downs.grown} changes", downs.since_s
         errors = [self.counters[name] for name in ("rx_errors", "tx_errors", "symbol_errors")]
         count = sum(one.grown for one in errors)
-        if count >= limits.link_errors:
+        if count >= LIMITS.link_errors:
             since_s = min(one.since_s for one in errors if one.since_s is not None)
-            yield f"had {count:,} errors within the hour (told from {limits.link_errors:,} on)", since_s
+            yield f"had {count:,} errors within the hour (threshold: {LIMITS.link_errors:,})", since_s
 
 
 def xid_trouble(row: Row) -> DeviceTrouble | None:
-    """Return what an Xid error means for the job; None where it is not the hardware's."""
+    """Return what an Xid error means for the job; None where the hardware is not the cause."""
     xid = xid_of(int(row["xid"]))
-    if xid.kind not in (XidKind.HARDWARE, XidKind.MENDED):
+    if xid.kind not in (XidKind.HARDWARE, XidKind.HANDLED):
         return None
-    is_mended = xid.kind is XidKind.MENDED
-    kind = DeviceTroubleKind.GPU_DEGRADED if is_mended else DeviceTroubleKind.GPU_FAILING
+    is_handled = xid.kind is XidKind.HANDLED
+    kind = DeviceTroubleKind.GPU_DEGRADED if is_handled else DeviceTroubleKind.GPU_FAILING
     who = gpu_name(row["gpu"], row["host"], row["rank"]) if row["gpu"] >= 0 else f"a GPU of {row['host']}"
     text = f"{who} reported Xid {xid.number}, {xid.meaning}: {xid.advice}"
     return DeviceTrouble(kind, row["host"], text, row["at_ns"] / 1e9, (int(row["rank"]),) if row["rank"] >= 0 else ())
@@ -179,15 +179,16 @@ def xid_trouble(row: Row) -> DeviceTrouble | None:
 
 def slowdown_text(row: Row) -> str:
     """Return why and how far a GPU is slowed down: "hardware thermal slowdown, 91 C, SM clock 1,050 of 1,980 MHz"."""
-    said = [throttle_text(_bits(row["throttle_reasons"]) & FAULTY_REASONS)]
+    parts = [throttle_text(_bits(row["throttle_reasons"]) & FAULTY_REASONS)]
     if not math.isnan(row["temperature_c"]):
         limit = row["slowdown_temperature_c"]
         own = "" if math.isnan(limit) else f", it slows down at {limit:.0f} C"
-        said.append(f"{row['temperature_c']:.0f} C{own}")
+        parts.append(f"{row['temperature_c']:.0f} C{own}")
     if not math.isnan(row["sm_clock_mhz"]):
         most = row["max_sm_clock_mhz"]
-        said.append(f"SM clock {mhz_text(row['sm_clock_mhz'])}" + ("" if math.isnan(most) else f" of {mhz_text(most)}"))
-    return ", ".join(part for part in said if part)
+        of_most = "" if math.isnan(most) else f" of {mhz_text(most)}"
+        parts.append(f"SM clock {mhz_text(row['sm_clock_mhz'])}{of_most}")
+    return ", ".join(part for part in parts if part)
 
 
 def _bits(value: float) -> int:

@@ -1,8 +1,8 @@
 """How the pace of a job changes with time: sudden changes of level, slow trends, and what moved with them.
 
-Reads in stages, for all events of a long job would fill the memory: the pace from the sums of a few ranks, the causes
-of each change from the sums of all ranks around it, and launch stagger, issue latency and void from a few sampled
-steps. Sources: Greyhound (change points), MegaScale sec. 5.1 (stagger), XPUTimer (issue latency, void).
+The analysis reads in stages, because all events of a long job would fill the memory: the pace from the sums of a few
+ranks, the causes of each change from the sums of all ranks around it, and launch stagger, issue latency and void from a
+few sampled steps. Sources: Greyhound (change points), MegaScale sec. 5.1 (stagger), XPUTimer (issue latency, void).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.change_points import ChangePoint, change_points
 from megatrain_diagnostics.analysis.drift_causes import Moved, moved_operations
 from megatrain_diagnostics.analysis.hours import Hours, hours_of_day
-from megatrain_diagnostics.analysis.launching import (
+from megatrain_diagnostics.analysis.launch_stagger import (
     IssueLatency,
     LaunchSample,
     Stagger,
@@ -25,7 +25,7 @@ from megatrain_diagnostics.analysis.launching import (
     stagger_of,
 )
 from megatrain_diagnostics.analysis.step_series import SERIES_OPERATIONS, StepSeries, step_series
-from megatrain_diagnostics.analysis.step_windows import fit_spans, full_steps, read_step_events
+from megatrain_diagnostics.analysis.step_windows import full_steps, plausible_spans, read_step_events
 from megatrain_diagnostics.analysis.trends import Trend, trend
 from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.source import EventSource, Where
@@ -34,13 +34,13 @@ from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals
 _NUM_PACE_RANKS = 16
 _NUM_SAMPLED_STEPS = 40
 _AROUND = 50
-"""Steps before and after a change that are compared."""
+"""Number of steps before and after a change that are compared."""
 _SAME_PLACE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LevelChange:
-    """The pace changed for good. Units: s, unix s."""
+    """A lasting change of pace. Units: s, unix s."""
 
     step: int
     seen_at_step: int
@@ -49,7 +49,7 @@ class LevelChange:
     before_s: float
     after_s: float
     work_shift: float
-    """Change of the work of a step, relative: a step that does more takes longer, and nothing is wrong."""
+    """Relative change of the work of a step: a step with more work takes longer, and nothing is wrong."""
     moved: tuple[Moved, ...]
     """What moved with it, likeliest cause first."""
 
@@ -59,7 +59,7 @@ class LevelChange:
 
     @property
     def is_of_work(self) -> bool:
-        """Whether the change of the step's work is at least half of it."""
+        """Whether the step's work accounts for at least half of the change."""
         return abs(self.work_shift) >= 0.5 * abs(self.shift) and self.work_shift * self.shift > 0
 
 
@@ -73,18 +73,18 @@ class Drift:
     num_steps: int
     num_left_out: int
     step_s: float
-    """Median."""
+    """Median step time."""
     step_trend: Trend | None
     changes: tuple[LevelChange, ...]
     rate: float
-    """Work a second and rank, median; 0: not known."""
+    """Work per second and rank, median; 0: not known."""
     rate_name: str
     """"FLOP/s of a rank" or "tokens/s"."""
     peak_flops: float
-    """What a device could do in a second, as the trainer knew it; 0: not known."""
+    """Peak of a device in FLOP/s, as the trainer knew it; 0: not known."""
     rate_trend: Trend | None
     rate_changes: tuple[LevelChange, ...]
-    """Changes of the rate at which work is done: those of MFU, whose peak is a constant. In s for the median work."""
+    """Changes of the rate of work: those of MFU, whose peak is constant. In s for the median work."""
     gc_share: float
     gc_trend: Trend | None
     stagger: Stagger | None
@@ -114,8 +114,8 @@ def analyse_drift(
     )
     if not len(series):
         raise DataError(
-            f"round {round_number} has no step whose time is known"
-            + (f", but for {series.num_left_out} of warm-up or after checkpoints" if series.num_left_out else "")
+            f"round {round_number} has no step of known duration"
+            + (f", except {series.num_left_out} at the beginning or after checkpoints" if series.num_left_out else "")
         )
     rate = np.where(series.work > 0, series.work / series.seconds, 0.0)
     has_rate = bool(series.work_name)
@@ -152,7 +152,7 @@ def analyse_drift(
 
 
 def _spread_out(numbers: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return at most so many of the numbers, evenly spread, the ends included."""
+    """Return at most `most` of the numbers, evenly spread, the ends included."""
     if len(numbers) <= most:
         return numbers
     return tuple(numbers[place] for place in np.linspace(0, len(numbers) - 1, most).astype(int).tolist())
@@ -178,7 +178,7 @@ def _change(
     work_shift = float(np.median(work[after]) / np.median(work[before]) - 1.0) if series.work_name else 0.0
     return LevelChange(
         step=int(series.step[place]),
-        seen_at_step=int(series.step[point.first_after]),
+        seen_at_step=int(series.step[point.seen_at]),
         at_unix_s=float(series.at_ns[place] / 1e9),
         posterior=point.posterior,
         before_s=point.before,
@@ -206,7 +206,7 @@ def _rate_changes(
     changes: tuple[LevelChange, ...],
     roster: Roster,
 ) -> tuple[LevelChange, ...]:
-    """Return changes of the time that the same work takes, those apart that the step time shows as well."""
+    """Return changes of the time that the same work takes, without those that the step time shows as well."""
     same_work_s = series.seconds / series.work * median_work
     known = [np.searchsorted(series.step, change.step) for change in changes if not change.is_of_work]
     found = _changes(source, replace(series, seconds=same_work_s), roster)
@@ -218,7 +218,7 @@ def _rate_changes(
 
 
 def _samples(source: EventSource, roster: Roster, some: Where) -> tuple[list[LaunchSample], tuple[str, ...]]:
-    """Look at a few of the steps that were recorded in full: their reduce-scatters, and all of some ranks."""
+    """Read a few of the steps that were recorded in full: the reduce-scatters of all ranks, all spans of some ranks."""
     steps = full_steps(source.read(Spans, replace(some, operations=(Operation.STEP.number,))))
     notes: list[str] = []
     if not len(steps):
@@ -235,6 +235,6 @@ def _samples(source: EventSource, roster: Roster, some: Where) -> tuple[list[Lau
                 operations=(Operation.GRADS_REDUCE_SCATTER.number,),
             ),
         )
-        found.append(sample_step(fit_spans(source, roster, scatters)[0], everything, step))
+        found.append(sample_step(plausible_spans(source, roster, scatters)[0], everything, step))
         notes += [note for note in everything.notes if note not in notes]
     return found, tuple(notes)

@@ -1,10 +1,11 @@
 """Which operation's time moved when the level of the step time changed.
 
-A rank that computes longer makes all others wait in their collectives, so the longest sums are the victims'. Therefore
-work that a rank does alone is judged by the rank where it grew the most, and communication by the member of each group
-that waits least. Own work explains a change first, then collectives, then the pipeline's links; where none does, ranks
-begin at different moments from step to step (MegaScale sec. 5.1: irregular garbage collection and slow operators).
-Left out is what hosts look at long after it has ended: sends, and the small all-reduces of counts and norms.
+A rank that computes longer makes all others wait in their collectives, so the victims have the longest sums. Therefore
+work that a rank does by itself is judged by the rank where it grew the most, and communication by the member of each
+group that waits least. Own work explains a change first, then collectives, then the pipeline's links. Where none does,
+ranks begin at different moments from step to step (MegaScale sec. 5.1: irregular garbage collection and slow
+operators). Operations whose end the host notices late are left out: sends, and the small all-reduces of counts and
+norms.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from megatrain_diagnostics.events.roster import Roster, places_along
 from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
 
 EXPLAINS = 0.4
-"""Part of the change of the step time that an operation must account for to be its cause."""
+"""Fraction of the change of the step time for which an operation must account to be its cause."""
 COMPUTE = "forward-compute and backward-compute"
-"""Named where neither alone explains a change, and both may."""
+"""Named where neither of the two explains a change, and both together may."""
 _OWN_WORK = (
     *(*MODEL_COMPUTES, Operation.DATA_WAIT, Operation.GC),
     Operation.OPTIMIZER,
@@ -29,7 +30,7 @@ _OWN_WORK = (
 _OF_TP = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
 _OF_DP = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
 _OF_PP = (Operation.FORWARD_RECV, Operation.BACKWARD_RECV, Operation.EMBEDDING_ALL_REDUCE)
-_MOST_RANKS = 16
+_MAX_RANKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class Moved:
     before_s: float
     after_s: float
     explained: float
-    """Part of the change of the step time."""
+    """Fraction of the change of the step time."""
     ranks: tuple[int, ...]
-    """Where it changed, 16 at most."""
+    """Ranks where it changed, 16 at most."""
     num_ranks: int
     hosts: tuple[str, ...]
 
@@ -73,7 +74,7 @@ def moved_operations(before: StepTotals, after: StepTotals, roster: Roster, delt
     ]
     both = _sum([changes[operation] for operation in MODEL_COMPUTES])
     if np.isfinite(both).any() and all(one.explained < EXPLAINS for order, one in found if order == 0):
-        # a device that slows down slows both
+        # a device that becomes slower slows both
         found.append((0, _moved(COMPUTE, _sum([sums[one][0] for one in MODEL_COMPUTES]), both, roster, delta_s)))
     likely = sorted(
         (one for one in found if one[1].explained > 0.05),
@@ -83,7 +84,7 @@ def moved_operations(before: StepTotals, after: StepTotals, roster: Roster, delt
 
 
 def _take_tp_out(changes: dict[Operation, Float64]) -> None:
-    """Take the collectives of tp, which lie inside compute, out of its change."""
+    """Subtract the tp collectives, which lie inside compute, from the change of compute."""
     of_tp = sum(np.nan_to_num(changes[operation]) for operation in _OF_TP)
     total = sum(np.nan_to_num(changes[operation]) for operation in MODEL_COMPUTES)
     for operation in MODEL_COMPUTES:
@@ -98,12 +99,12 @@ def _sum(of_operations: Sequence[Float64]) -> Float64:
 
 
 def _order(operation: Operation) -> int:
-    """Return how early an operation is considered the cause of others' waiting."""
+    """Return how early an operation is considered as the cause of others' waiting."""
     return 0 if operation in _OWN_WORK else 1 if operation not in _OF_PP else 2
 
 
 def _rank_medians(totals: StepTotals, operation: Operation, world_size: int) -> Float64:
-    """Return each rank's median sum a step in s; 0 for the steps in which it did none, NaN for a rank not seen."""
+    """Return each rank's median sum per step in s; 0 for steps without the operation, NaN for a rank not seen."""
     ranks = np.unique(totals.rank)
     steps = np.unique(totals.step)
     found = np.full(world_size, np.nan)
@@ -116,13 +117,13 @@ def _rank_medians(totals: StepTotals, operation: Operation, world_size: int) -> 
         (np.searchsorted(ranks, totals.rank[rows]), np.searchsorted(steps, totals.step[rows])),
         totals.sum_ns[rows] / 1e9,
     )
-    # collections and other things that do not come every step would have a median of 0
+    # collections, and other operations that do not occur in every step, would have a median of 0
     found[ranks] = sums.mean(axis=1) if operation is Operation.GC else np.median(sums, axis=1)
     return found
 
 
 def _groups_of(operation: Operation, roster: Roster) -> Int64:
-    """Return a number for each rank: equal for those who exchange by this operation."""
+    """Return a number for each rank, equal for ranks that exchange by this operation."""
     layout = roster.layout
     axis = "tp" if operation in _OF_TP else "dp" if operation in _OF_DP else "pp"
     first: Int64 = np.arange(layout.world_size) - places_along(layout, axis) * layout.stride(axis)
@@ -130,7 +131,7 @@ def _groups_of(operation: Operation, roster: Roster) -> Int64:
 
 
 def _of_groups(change: Float64, groups: Int64, delta_s: float) -> Float64:
-    """Return for each rank the change of that member of its group which waits least."""
+    """Return for each rank the change of the member of its group that waits least."""
     sign = 1.0 if delta_s >= 0 else -1.0
     least = np.full(int(groups.max()) + 1, np.inf)
     known = np.isfinite(change)
@@ -151,11 +152,11 @@ def _moved(name: str, old: Float64, change: Float64, roster: Roster, delta_s: fl
         before_s=float(old[worst]),
         after_s=float(old[worst] + change[worst]),
         explained=max(0.0, most / abs(delta_s)) if delta_s else 0.0,
-        ranks=tuple(ranks[:_MOST_RANKS].tolist()),
+        ranks=tuple(ranks[:_MAX_RANKS].tolist()),
         num_ranks=len(ranks),
         hosts=_hosts(ranks.tolist(), roster),
     )
 
 
 def _hosts(ranks: Sequence[int], roster: Roster) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(host for host in map(roster.host_of, ranks) if host))[:_MOST_RANKS]
+    return tuple(dict.fromkeys(host for host in map(roster.host_of, ranks) if host))[:_MAX_RANKS]

@@ -1,9 +1,9 @@
 """How much of a job's time went into steps that count: over all of it, and over any part of it.
 
-Lost is the time from each failure to the next completed step, and that of steps that were done again, when they were
-done first; what is lost twice over counts once. It is the driver's definition (megatrain.jobs.lost_time), which knows
-of steps only how many were lost. Where events tell of the last step that counts and of the first one after it, all that
-lies between is lost: so the ratio of the last hour holds what was lost within it, and launches may lie apart.
+The terms are those of megatrain.jobs.lost_time, with which the driver computes the ratio of the whole job. Incidents
+have only the number of steps that were repeated. Events have more: where they give the last step that counts and the
+first one after it, all time between them is lost. So the ratio of the last hour contains the time that was lost within
+it, and long gaps between launches count too.
 Source: MegaScale sec. 6.3.
 """
 
@@ -18,10 +18,10 @@ from megatrain.jobs.lost_time import Interval, covered_s, median_of, once_a_roun
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A restart as events tell of it, in unix seconds."""
+    """A restart as seen in events, in unix seconds."""
 
     round: int
-    """That ended."""
+    """The round that ended."""
     begin_s: float
     """End of its last step that counts."""
     end_s: float
@@ -31,7 +31,7 @@ class Restart:
 def effective_time_ratio(
     incidents: Sequence[Incident], restarts: Iterable[Restart], begin_s: float, end_s: float
 ) -> float | None:
-    """Return the part of the time from `begin_s` to `end_s` that was not lost; None where that is no time."""
+    """Return the fraction of the time from `begin_s` to `end_s` that was training time; None for an empty interval."""
     if end_s <= begin_s:
         return None
     lost = covered_s(lost_times(incidents, restarts, end_s), begin_s, end_s)
@@ -39,7 +39,7 @@ def effective_time_ratio(
 
 
 def lost_times(incidents: Sequence[Incident], restarts: Iterable[Restart], now_s: float) -> list[Interval]:
-    """Return the times in which nothing was done that counts; they may overlap."""
+    """Return the times in which no step that counts was done; they may overlap."""
     seen = list(restarts)
     known = {one.round for one in seen}
     lost = recoveries(incidents, now_s)

@@ -1,9 +1,9 @@
 """Which spans of different ranks are parts of one exchange: a collective's members, a send and its receive.
 
-The parts of an exchange have one group (by name and members) and one number in that group's order. From the moment the
-last of them arrived the data moves; what a rank spent before it waited for a peer ("Understanding Stragglers", OSDI'25:
-transfer time is the own end minus the latest start among the peers). Numbers may drift apart where recording was
-switched while ranks ran, so parts that contradict each other make no exchange and are counted.
+The parts of an exchange have one group (by name and members) and one number in that group's order. The data moves from
+the moment at which the last part began; the time of a rank before it was spent waiting for a peer ("Understanding
+Stragglers", OSDI'25: transfer time is the own end minus the latest start among the peers). Numbers may drift apart
+where recording was switched while ranks ran, so parts that contradict each other make no exchange and are counted.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Exchanges:
     first: Int64
     groups: tuple[GroupMembers, ...]
     group_of: Int64
-    """Of each exchange, its index in `groups`."""
+    """Index in `groups` of each exchange."""
     operation: Int8
-    """Of each exchange its number; of a send and its receive that of the send."""
+    """Operation number of each exchange; for a send and its receive, that of the send."""
     step: Int32
     num_parts: Int64
     is_whole: NDArray[np.bool_]
-    """Every member of the group is there, and all parts have ended."""
+    """Whether every member of the group is there and all parts have ended."""
     latest_start_ns: Int64
     last_part: Int64
-    """The row that began last."""
+    """Row that began last, of each exchange."""
     exchange_of: Int64
-    """Of each row of the table of spans its exchange, -1: none."""
+    """Exchange of each row of the table of spans; -1: none."""
     num_contradicting: int
-    """Rows of exchanges whose parts do not fit together."""
+    """Rows of exchanges whose parts contradict each other."""
     num_unknown: int
     """Rows whose group is unknown."""
 
@@ -52,18 +52,19 @@ class Exchanges:
         return len(self.group_of)
 
     def problems(self) -> tuple[str, ...]:
-        """Return in sentences what could not be joined."""
+        """Return sentences about the rows that could not be joined."""
         found = []
         if self.num_contradicting:
             found.append(
-                f"{self.num_contradicting} spans of communication fit no peer's: who waited there is not known"
+                f"{self.num_contradicting} communication spans match no span of a peer: which rank waited "
+                "there is not known"
             )
         if self.num_unknown:
             found.append(f"{self.num_unknown} spans of unknown groups: which rank waited there is not known")
         return tuple(found)
 
     def arrived_ns(self, spans: Spans) -> Int64:
-        """Return for each span when the last of its peers had begun too; its own start where no peer is known."""
+        """Return for each span when the last of its peers had begun; its own start where no peer is known."""
         arrived = spans.start_ns.copy()
         has = np.flatnonzero(self.exchange_of >= 0)
         arrived[has] = self.latest_start_ns[self.exchange_of[has]]
@@ -71,12 +72,12 @@ class Exchanges:
 
 
 def end_ns(spans: Spans) -> Int64:
-    """Return when each span ended; its start where it has not."""
+    """Return when each span ended; its start where it has not ended."""
     return spans.start_ns + np.maximum(spans.duration_ns, 0)
 
 
 def find_exchanges(spans: Spans, roster: Roster) -> Exchanges:
-    """Return the exchanges among spans of one round, whose times are of one clock."""
+    """Return the exchanges among spans of one round, whose times share one clock."""
     groups, group_of_span = _identify_groups(spans, roster)
     rows = np.flatnonzero((group_of_span >= 0) & (spans.collective > 0))
     rows = rows[np.lexsort((spans.rank[rows], spans.collective[rows], group_of_span[rows]))]
@@ -91,9 +92,9 @@ def find_exchanges(spans: Spans, roster: Roster) -> Exchanges:
 
 
 def _identify_groups(spans: Spans, roster: Roster) -> tuple[tuple[GroupMembers, ...], Int64]:
-    """Return the distinct groups, and for each span which of them it is in; negative: none, or none that is known."""
+    """Return the distinct groups, and for each span the index of its group; negative: no group, or an unknown one."""
     index: dict[GroupMembers, int] = {}
-    # one look-up for each pair of rank and group number that occurs, not for each span
+    # one look-up for each pair of rank and group number, not for each span
     pairs, of_span = np.unique(spans.rank.astype(np.int64) << 16 | spans.group, return_inverse=True)
     found = np.full(len(pairs), _NO_EXCHANGE, dtype=np.int64)
     for place, pair in enumerate(pairs.tolist()):
@@ -108,7 +109,7 @@ def _identify_groups(spans: Spans, roster: Roster) -> tuple[tuple[GroupMembers, 
 
 
 def _boundaries(*keys: Int64) -> Int64:
-    """Return where each run of equal keys begins, and the end of all."""
+    """Return where each run of equal keys begins, and the end of the last run."""
     length = len(keys[0])
     is_new = np.ones(length, dtype=bool)
     if length:
@@ -119,7 +120,7 @@ def _boundaries(*keys: Int64) -> Int64:
 def _fitting(
     spans: Spans, rows: Int64, first: Int64, groups: tuple[GroupMembers, ...], group_of_span: Int64
 ) -> NDArray[np.bool_]:
-    """Say which runs of rows are one exchange: one step, one operation, each rank once and no more than members."""
+    """Return which runs of rows are one exchange: one step, one operation, each rank once and no more than members."""
     num = len(first) - 1
     if not num:
         return np.zeros(0, dtype=bool)
@@ -134,7 +135,7 @@ def _fitting(
     fits &= ~np.logical_or.reduceat(twice, begins)
     sizes = np.array([group.num_ranks for group in groups], dtype=np.int64)
     fits &= np.diff(first) <= sizes[group_of_span[rows[begins]]]
-    # a link carries one way: two sends, or two receives, are of different exchanges
+    # a link has one direction: two sends, or two receives, belong to different exchanges
     is_send = np.isin(spans.operation[rows], [operation.number for operation in _SENDS])
     is_receive = np.isin(spans.operation[rows], [operation.number for operation in _RECEIVES])
     for side in (is_send, is_receive):
@@ -143,7 +144,7 @@ def _fitting(
 
 
 def _exchange_operation() -> Int8:
-    """Return the table that maps an operation's number to the one its exchange is known by."""
+    """Return the table that maps an operation's number to that of its exchange."""
     table = np.arange(MAX_OPERATIONS, dtype=np.uint8)
     for send, receive in zip(_SENDS, _RECEIVES, strict=True):
         table[receive.number] = send.number

@@ -1,7 +1,7 @@
-"""Where a step went: compute, communication that was waited for, bubble, data and the rest, adding up to 100 %.
+"""Where the time of a step went: compute, exposed communication, bubble, data and the rest, adding up to 100 %.
 
-For a step of which all spans are there this is exact (exposure.py). Of other steps only sums by operation are known:
-the overlap is unknown, so communication, bubble and untimed work remain together as "not-split".
+For a step with all its spans this is exact (exposure.py). For other steps only sums by operation are known: the overlap
+is unknown, so communication, bubble and untimed work remain together as "not-split".
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Int64, Spans, StepTotals, select
 
 NOT_SPLIT = "not-split"
-_MOST_LATE = 10
+_MAX_LATE = 10
 _LINKS = tuple(operation.number for operation in Operation if operation.is_point_to_point)
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where the time of some ranks' step went. Units: ns, summed over the ranks."""
+    """Where the step time of some ranks went. Units: ns, summed over the ranks."""
 
     name: str
     num_ranks: int
@@ -35,54 +35,54 @@ class Breakdown:
     spent_ns: Mapping[str, int]
     """By category; the sum is `wall_ns`."""
     waiting_ns: Mapping[str, int]
-    """The part of a category in which a peer had not begun yet; for the bubble all of it is."""
+    """The part of a category in which a peer had not begun yet; for the bubble, all of it."""
 
     @property
     def percent(self) -> dict[str, float]:
-        """Return the shares in hundredths of a percent, rounded so that they add up to 100."""
+        """Return the shares in percent with two decimals; they add up to exactly 100.00."""
         return shares(self.spent_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class LastArrival:
-    """How long others waited for a rank that came last to their collectives."""
+    """How long others waited for a rank that arrived last at their collectives."""
 
     rank: int
     host: str
     num_collectives: int
     waited_ns: int
-    """Summed over those who waited."""
+    """Summed over the ranks that waited."""
     operation: str
-    """Where the most of it was waited."""
+    """The operation with the most waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepExplanation:
-    """Where one step went."""
+    """Where the time of one step went."""
 
     step: int
     is_full: bool
-    """Whether it is known span by span; else only sums are."""
+    """Whether its spans are known; else only its sums are."""
     wall_ns: int
     """Median over the ranks."""
     job: Breakdown
     stages: tuple[Breakdown, ...]
     ranks: tuple[Breakdown, ...]
     num_missing: int
-    """Ranks of the layout of which nothing of this step is known."""
+    """Ranks of the layout without any event of this step."""
     last: tuple[LastArrival, ...]
     """The ranks that others waited for, the worst first."""
     overlaps: tuple[Overlap, ...]
-    """What of each kind of communication was waited for and what was hidden; none where only sums are known."""
+    """Exposed and overlapped time of each kind of communication; none where only sums are known."""
     overlaps_by_stage: tuple[tuple[Overlap, ...], ...]
-    """The same of each of `stages`."""
+    """The same for each of `stages`."""
     notes: tuple[str, ...]
 
 
 def explain_step(events: StepEvents, step: int) -> StepExplanation:
-    """Return where `step` went, by all of its spans where they are there, else by its sums.
+    """Return where the time of `step` went: by its spans where all are there, else by its sums.
 
-    Raises: DataError when nothing of this step is known.
+    Raises: DataError when no event of this step is stored.
     """
     windows = step_windows(events.spans, events.totals, step, step)
     if len(windows):
@@ -111,7 +111,9 @@ def explain_step(events: StepEvents, step: int) -> StepExplanation:
     found = [_of_totals(rank, totals, after) for rank in numbers]
     whole = [(rank, one) for rank, one in zip(numbers, found, strict=True) if one.wall_ns > 0]
     if not whole:
-        raise DataError(f"step {step}: its sums have no duration: the operations step and data-wait are not recorded")
+        raise DataError(
+            f"step {step}: its duration is not known, because the operations step and data-wait are not recorded"
+        )
     return _explanation(events.roster, step, [one for _, one in whole], [rank for rank, _ in whole], notes)
 
 
@@ -122,7 +124,7 @@ def _explanation(
     numbers: Sequence[int],
     notes: Iterable[str],
 ) -> StepExplanation:
-    """Return what sums and spans both tell."""
+    """Return the parts that explanations by sums and by spans have in common."""
     breakdowns = dict(zip(numbers, found, strict=True))
     return StepExplanation(
         step=step,
@@ -143,7 +145,7 @@ def _explanation(
 
 
 def _ranks_by_stage(roster: Roster, ranks: Sequence[int]) -> dict[int, list[int]]:
-    """Return the ranks of each stage that has some, the first stage first."""
+    """Return the ranks of each stage that has any, the first stage first."""
     by_stage: dict[int, list[int]] = {}
     for rank in sorted(ranks, key=lambda rank: int(roster.stage_of[rank])):
         by_stage.setdefault(int(roster.stage_of[rank]), []).append(rank)
@@ -164,7 +166,7 @@ def summed(name: str, parts: Sequence[Breakdown]) -> Breakdown:
 
 
 def shares(amounts: Mapping[str, int]) -> dict[str, float]:
-    """Return the percentages with two decimals, by largest remainder: they add up to 100.00 as they are printed."""
+    """Return the percentages with two decimals, by largest remainder: the printed values add up to 100.00."""
     total = sum(amounts.values())
     if total <= 0:
         return dict.fromkeys(amounts, 0.0)
@@ -188,7 +190,7 @@ def _of_window(exposure: Exposure, place: int) -> Breakdown:
 
 
 def _of_totals(rank: int, totals: StepTotals, after: StepTotals) -> Breakdown:
-    """Return what sums allow: `after` holds what came between this step and the next, and when that began."""
+    """Return what sums allow: `after` holds the sums between this step and the next, and when those began."""
     own, later = _sums(rank, totals), _sums(rank, after)
     step_ns = own.get(Operation.STEP.number, 0) + own.get(Operation.DATA_WAIT.number, 0)
     begin, end = totals.start_ns[totals.rank == rank], after.start_ns[after.rank == rank]
@@ -196,7 +198,7 @@ def _of_totals(rank: int, totals: StepTotals, after: StepTotals) -> Breakdown:
     left = {"step": step_ns, "between": between}
 
     def taken(place: str, wanted_ns: int) -> int:
-        """No more than there is: evaluation computes too, and collections in a step are reported with those after
+        """Take no more than is left: evaluation computes too, and collections in a step are reported with those after
         it."""
         amount = min(left[place], wanted_ns)
         left[place] -= amount
@@ -222,7 +224,7 @@ def _sums(rank: int, totals: StepTotals) -> dict[int, int]:
 
 
 def last_arrivals(spans: Spans, exchanges: Exchanges, exposure: Exposure, roster: Roster) -> tuple[LastArrival, ...]:
-    """Return the ranks that others waited for in collectives: only waits that delayed a rank count."""
+    """Return the ranks for which others waited in collectives; only waits that delayed a rank count."""
     is_link = np.isin(spans.operation, _LINKS)
     waited = np.flatnonzero((exposure.span_waiting_ns > 0) & (exchanges.exchange_of >= 0) & ~is_link)
     exchange = exchanges.exchange_of[waited]
@@ -231,7 +233,7 @@ def last_arrivals(spans: Spans, exchanges: Exchanges, exposure: Exposure, roster
     for rank in np.unique(culprit).tolist():
         own = culprit == rank
         found.append(_arrival(rank, spans, waited[own], exchange[own], exposure.span_waiting_ns, roster))
-    return tuple(sorted(found, key=lambda one: -one.waited_ns)[:_MOST_LATE])
+    return tuple(sorted(found, key=lambda one: -one.waited_ns)[:_MAX_LATE])
 
 
 def _arrival(rank: int, spans: Spans, rows: Int64, exchange: Int64, waiting_ns: Int64, roster: Roster) -> LastArrival:

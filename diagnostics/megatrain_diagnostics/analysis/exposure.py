@@ -1,12 +1,13 @@
 """Where the time of steps went: every moment of a rank's step belongs to exactly one category.
 
-A rank's window of a step is cut where anything begins or ends; the pieces are given away in layers: collector and
-checkpoint over data, data over compute, compute over clip and optimizer, and what is left to the communication that was
-waited for. Communication is waited for (exposed) where nothing else ran and it ended before something else began; of
-several the one that ended first held the rank up, but before all others that for which the host says it waited. Inside
-compute only tensor-parallel collectives are waited for, and inside clip and optimizer the all-reduces. Communication is
-hidden where one of the layers above ran and nothing was waited for. All times are integers, so the parts of a window
-add up to it exactly.
+A rank's window of a step is cut wherever a span begins or ends. The pieces are assigned in layers: garbage
+collection and checkpoint over data, data over compute, compute over clip and optimizer; the rest goes to the exposed
+communication.
+Communication is exposed where nothing else ran and it ended before something else began. Of several exchanges, the one
+for which the CPU thread reports that it waited counts first, then the one that ended first. Inside compute only
+tensor-parallel collectives can be exposed, and inside clip and optimizer only the all-reduces. Communication is
+overlapped where one of the layers above ran and nothing was waited for. All times are integers, so the parts of a
+window add up to it exactly.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ class Category(StrEnum):
     OTHER_COMMUNICATION = "other-communication"
     """All-reduces of counts and norms, embeddings, barriers."""
     BUBBLE = "bubble"
-    """Waiting for a neighbour stage that had nothing to send yet, or could not yet take what was sent."""
+    """Waiting for a neighbour stage that had nothing to send yet, or could not yet receive."""
     DATA = "data"
     OPTIMIZER = "optimizer"
     GC = "gc"
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
     OTHER = "other"
-    """Nothing that is timed ran, or nothing that was waited for."""
+    """No timed operation ran, or none that was waited for."""
 
 
 CATEGORIES = tuple(Category)
@@ -85,7 +86,7 @@ _NOBODY = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """The windows of steps, ordered by (rank, begin), those of one rank apart."""
+    """The windows of steps, ordered by (rank, begin); windows of one rank do not overlap."""
 
     rank: Int32
     step: Int32
@@ -98,7 +99,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exposure:
-    """Where the windows' time went. Units: ns."""
+    """Where the time of the windows went. Units: ns."""
 
     windows: Windows
     spent_ns: Int64
@@ -106,23 +107,23 @@ class Exposure:
     waiting_ns: Int64
     """[windows, CATEGORIES]: the part of exposed communication in which a peer had not begun yet."""
     exposed_ns: Int64
-    """Of each span: how much of it was waited for."""
+    """Exposed time of each span."""
     span_waiting_ns: Int64
-    """Of each span: how much of that passed before the last peer had begun; of links it is in the bubble."""
-    hidden_ns: Int64
-    """Of each span: how much of it overlapped with work of its rank."""
+    """Part of each span's exposed time before the last peer had begun; for links it is in the bubble."""
+    overlapped_ns: Int64
+    """Time of each span that overlapped with work of its rank."""
     inside_ns: Int64
-    """Of each span: how much of it passed in the windows."""
+    """Time of each span within the windows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grid:
-    """The windows' time, cut where anything changes: all ranks one after the other on one axis."""
+    """The windows' time, cut wherever anything changes: all ranks one after the other on one axis."""
 
     begin: Int64
     length: Int64
     window: Int64
-    """Of each piece."""
+    """Window of each piece."""
     rank_base: Int64
     rank_limit: Int64
     rank_offset: Int64
@@ -130,7 +131,7 @@ class _Grid:
 
 
 def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
-    """Return where the time of the windows went, by the spans of their ranks, whatever step these are of."""
+    """Return where the time of the windows went, by the spans of their ranks, of any step."""
     num = len(CATEGORIES)
     if not len(windows):
         none = np.zeros((0, num), dtype=np.int64)
@@ -147,7 +148,7 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
     at_ns = _piece_times(grid)
     exposed = np.flatnonzero(blamed != _NOBODY)
     waits = exposed[at_ns[exposed] < arrived[blamed[exposed]]]
-    # a neighbour stage that is not there yet is the bubble; what a collective's members wait for is reported beside it
+    # waiting for a late neighbour stage is the bubble; waiting for late members of a collective is reported separately
     span_waiting_ns = _totals(blamed[waits], grid.length[waits], len(spans.rank))
     is_link = category[waits] == _INDEX[Category.PP]
     category[waits[is_link]] = _INDEX[Category.BUBBLE]
@@ -163,15 +164,16 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
         waiting_ns=summed(waits),
         exposed_ns=_totals(blamed[exposed], grid.length[exposed], len(spans.rank)),
         span_waiting_ns=span_waiting_ns,
-        hidden_ns=_lengths(grid, is_worked & (grid.window != _NOBODY), low, high),
+        overlapped_ns=_lengths(grid, is_worked & (grid.window != _NOBODY), low, high),
         inside_ns=_lengths(grid, grid.window != _NOBODY, low, high),
     )
 
 
 def awaited_since_ns(spans: Spans) -> Int64:
-    """Return since when the host waited for each span's end; its start where that is not said, its end: it never did.
+    """Return when the CPU thread began to wait for each span's end.
 
-    What the host took to launch it counts as waiting, at its end.
+    That is the span's start where the CPU thread did not report it, and its end where the CPU thread never waited. The
+    time to launch the span counts as waiting, at its end.
     """
     share = ((spans.flags.astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK) - 1
     length = np.maximum(spans.duration_ns, 0)
@@ -181,28 +183,28 @@ def awaited_since_ns(spans: Spans) -> Int64:
 
 
 def _lengths(grid: _Grid, is_chosen: NDArray[np.bool_], low: Int64, high: Int64) -> Int64:
-    """Return how long the chosen ones of the pieces are that each span covers."""
+    """Return how much of the chosen pieces each span covers."""
     until = np.concatenate(([0], np.cumsum(np.where(is_chosen, grid.length, 0))))
     lengths: Int64 = until[np.maximum(high, low)] - until[low]
     return lengths
 
 
 def _totals(cells: Int64, amounts: Int64, num_cells: int) -> Int64:
-    """Sum amounts by cell, exactly: bincount would go through floats."""
+    """Sum amounts by cell, exactly: bincount would compute in floats."""
     found = np.zeros(num_cells, dtype=np.int64)
     np.add.at(found, cells, amounts)
     return found
 
 
 def _lanes(spans: Spans, windows: Windows) -> Int64:
-    """Return for each span the place of its rank among those with windows, -1: none."""
+    """Return for each span the place of its rank among those with windows; -1: none."""
     ranks = np.unique(windows.rank)
     place = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
     return np.where(ranks[place] == spans.rank, place, _NOBODY)
 
 
 def _cut(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Windows) -> _Grid:
-    """Return the grid that has a cut at each span's begin, its end and its moments."""
+    """Return the grid with a cut at each span's begin, its end and its moments."""
     ranks, first = np.unique(windows.rank, return_index=True)
     base = windows.begin_ns[first]
     limit = np.maximum.reduceat(windows.end_ns, first)
@@ -231,8 +233,8 @@ def _cut(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Wind
 
 
 def _pieces(spans: Spans, lane: Int64, grid: _Grid) -> tuple[Int64, Int64]:
-    """Return which pieces each span covers: from the first to before the second; none for those without a window."""
-    # an open span lasts, as far as anybody knows, to the end of its window
+    """Return the range of pieces that each span covers, [first, last); empty for spans without a window."""
+    # an open span lasts to the end of its window, as far as is known
     last = np.where(spans.duration_ns == NO_DURATION, grid.rank_limit[np.maximum(lane, 0)], end_ns(spans))
     return _places(spans.start_ns, lane, grid), _places(last, lane, grid)
 
@@ -246,7 +248,7 @@ def _places(times_ns: Int64, lane: Int64, grid: _Grid) -> Int64:
 
 
 def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int8]:
-    """Return the category of each piece before communication is looked at."""
+    """Return the category of each piece without communication."""
     owner = np.full(num_pieces, _INDEX[Category.OTHER], dtype=np.int8)
     for category, operations in _LAYERS:
         rows = np.flatnonzero(np.isin(spans.operation, [operation.number for operation in operations]) & (high > low))
@@ -258,9 +260,9 @@ def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDA
 def _held_up_by(
     spans: Spans, pieces: tuple[Int64, Int64, Int64], owner: NDArray[np.int8], grid: _Grid
 ) -> NDArray[np.int64]:
-    """Return for each piece the span of communication that was waited for, -1: none.
+    """Return for each piece the span of exposed communication; -1: none.
 
-    pieces: of each span the first, the first that was awaited, and the one after the last.
+    pieces: of each span the first piece, the first one that was awaited, and the one after the last.
     """
     low, awaited, high = pieces
     is_communication = np.isin(spans.operation, [operation.number for operation in _COMMUNICATION_OF])
@@ -268,10 +270,10 @@ def _held_up_by(
     last = end_ns(spans)
     rows = rows[np.argsort(-last[rows], kind="stable")]
     in_gaps = _painted(rows, low, high, len(owner))
-    # who the host says it waited for comes before whatever is on its way besides
-    is_said = (spans.flags[rows].astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK != 0
-    said = _painted(rows[is_said], awaited, high, len(owner))
-    in_gaps = np.where(said != _NOBODY, said, in_gaps)
+    # the exchange for which the CPU thread reports that it waited takes precedence over others under way
+    is_attended = (spans.flags[rows].astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK != 0
+    attended = _painted(rows[is_attended], awaited, high, len(owner))
+    in_gaps = np.where(attended != _NOBODY, attended, in_gaps)
     gap_end = _gap_ends(owner, grid)
     open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != _NOBODY) & (grid.window != _NOBODY))
     ends_within = last[in_gaps[open_there]] <= gap_end[open_there]
@@ -280,7 +282,7 @@ def _held_up_by(
     for category, operations in ((Category.COMPUTE, _IN_COMPUTE), (Category.OPTIMIZER, _IN_OPTIMIZER)):
         nested = rows[np.isin(spans.operation[rows], [operation.number for operation in operations])]
         index = _INDEX[category]
-        # what began before it, or goes on after it, was not waited for inside it
+        # an exchange that began before compute, or lasts beyond it, was not waited for inside it
         is_inside = (owner[low[nested]] == index) & (owner[high[nested] - 1] == index)
         inside = _painted(nested[is_inside], awaited, high, len(owner))
         chosen = np.flatnonzero((owner == index) & (inside != _NOBODY))
@@ -299,7 +301,7 @@ def _painted(rows: Int64, low: Int64, high: Int64, num_pieces: int) -> NDArray[n
 def _gap_ends(owner: NDArray[np.int8], grid: _Grid) -> Int64:
     """Return for each piece when the run of pieces of its owner and rank ends, in ns of its rank.
 
-    A run ends with a window that no other follows at once: what comes after it is not known.
+    A run ends with a window that no other window follows at once: the time after it is not known.
     """
     rank = _piece_ranks(grid)
     is_outside = grid.window == _NOBODY
@@ -329,7 +331,7 @@ def _categories(spans: Spans, owner: NDArray[np.int8], blamed: NDArray[np.int64]
     category = owner.copy()
     held = np.flatnonzero(blamed != _NOBODY)
     category[held] = of_operation[spans.operation[blamed[held]]]
-    # the norm of the gradients is summed along every axis: no tensor parallelism of layers
+    # the norm of the gradients is summed along every axis: it is not communication of tensor-parallel layers
     in_optimizer = held[owner[held] == _INDEX[Category.OPTIMIZER]]
     category[in_optimizer] = _INDEX[Category.OTHER_COMMUNICATION]
     return category

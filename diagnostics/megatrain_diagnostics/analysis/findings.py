@@ -1,4 +1,4 @@
-"""What the search for stragglers comes to."""
+"""The results of the search for stragglers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatrain.contracts.host_verdict import Cause, VerdictConfidence
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When something is called a straggler: from these values on. The meaning is that of section [diagnostics]."""
+    """Values from which something is called a straggler. Their meaning is that of section [diagnostics]."""
 
     excess: float = 0.1
     score: float = 3.5
@@ -25,45 +25,45 @@ def thresholds_of(config: DiagnosticsConfig) -> Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Somebody, or something, that makes the job slow. Units: seconds a step."""
+    """A rank, stage, host or network that makes the job slow. Units: seconds a step."""
 
     cause: Cause
     confidence: VerdictConfidence
     ranks: tuple[int, ...]
-    """Culprits, the worst first; of a whole stage its ranks."""
+    """Culprits, the worst first; for a slow stage, all of its ranks."""
     hosts: tuple[str, ...]
-    """Of those ranks, the worst first; of a slow network those that may be it."""
+    """Hosts of those ranks, the worst first; for a slow network, the hosts that may be the cause."""
     first_step: int
-    """It was first seen at."""
+    """The step at which it was first seen."""
     last_step: int
     num_steps: int
-    """Steps that were compared between these, of which it was seen in `num_seen`."""
+    """Number of compared steps between these two, of which `num_seen` showed it."""
     num_seen: int
     excess: float
-    """Of the worst over its peers, as a part of what the stage computes in a step."""
+    """Excess of the worst rank over its peers, as a fraction of the stage's compute in a step."""
     excess_s: float
     score: float
-    """Of the worst: excess over the spread of peers and of time."""
+    """Score of the worst rank: its excess over the spread of peers and of time."""
     wait_deficit_s: float
-    """The worst waits so much less for others than its peers do."""
+    """How much less the worst rank waits for others than its peers do."""
     num_peers: int
     victims: tuple[int, ...]
-    """Ranks that wait for it, a few of them; the worst off first."""
+    """Some of the ranks that wait for it, the one that waits longest first."""
     num_victims: int
     step_s: float
-    """A step takes so long now."""
+    """Present duration of a step."""
     gain_s: float
-    """A step would be shorter by so much at most, were the culprits as fast as their peers."""
+    """Upper bound of the time that a step would gain if the culprits were as fast as their peers."""
     evidence: tuple[str, ...]
     scores: Mapping[str, float] = field(default_factory=dict)
-    """By host of a culprit: the greatest score of those of `ranks` that are on it."""
+    """Host of a culprit -> greatest score of those of `ranks` that are on it."""
     rank_scores: tuple[float, ...] = ()
-    """Of `ranks`, in their order; empty where no rank is compared with its peers."""
+    """Scores of `ranks`, in their order; empty where no rank is compared with its peers."""
     stage: int | None = None
 
     @property
     def key(self) -> str:
-        """What makes it the same finding in a later step."""
+        """Identity of the finding over later steps."""
         return (
             straggler_key(self.cause, self.hosts, ())
             if self.stage is None
@@ -72,32 +72,32 @@ class Finding:
 
 
 def straggler_key(cause: Cause, hosts: Sequence[str], stage_ranks: Sequence[int]) -> str:
-    """Return what tells findings apart: the cause, and the culprit hosts in any order or a stage by its first rank."""
+    """Return a finding's identity: the cause, and the culprit hosts in any order, or a stage by its first rank."""
     of = ",".join(sorted(hosts)) if not stage_ranks else f"ranks from {min(stage_ranks)}"
     return f"{cause.value}:{of}"
 
 
 @dataclass(frozen=True, slots=True)
-class Assessment:
-    """What is known now."""
+class StragglerAssessment:
+    """What is known at present."""
 
     findings: tuple[Finding, ...] = ()
     unjudged_ranks: tuple[int, ...] = ()
-    """No other rank does the same work as these."""
+    """Ranks whose work no other rank shares."""
     silent_ranks: tuple[int, ...] = ()
-    """Nothing came from these in the steps that were looked at."""
+    """Ranks without any event in the steps of the search."""
     first_step: int | None = None
     last_step: int | None = None
     num_steps: int = 0
-    """That were compared."""
+    """Number of compared steps."""
     num_left_out: int = 0
-    """First steps, and those around checkpoints and evaluations."""
+    """Steps left out: the first ones, and those around checkpoints and evaluations."""
 
     is_enough: bool = False
-    """Enough was seen that an empty result means that no rank is slow."""
+    """Whether enough steps were seen that an empty result means that no rank is slow."""
     thresholds: Thresholds | None = None
-    """Those that held; `score` is the one that counts among so many ranks. None: nothing was looked at."""
+    """Thresholds that were applied; `score` is raised for the number of ranks. None: no step was compared."""
     scores: tuple[float, ...] = ()
-    """By rank, as `scores.rank_scores` has it; empty while too few steps are there."""
+    """By rank, from `scores.rank_scores`; empty while too few steps are there."""
     host_scores: Mapping[str, float] = field(default_factory=dict)
-    """As `scores.host_scores` has it."""
+    """By host, from `scores.host_scores`."""

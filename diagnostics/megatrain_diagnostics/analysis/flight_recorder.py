@@ -1,9 +1,10 @@
 """Dumps of torch's Flight Recorder, in their JSON form, as standings of ranks and disagreements about collectives.
 
 The dump's own summary of a group, `pg_status`, has precedence: on gloo no entry ever gets another state than
-"scheduled", and only `retired` and the summary tell what is over. On NCCL `pg_config` names the members; on gloo it is
-empty, and the members are those who mention the group. Of a group that ranks disagree about, what differs at the first
-sequence number is reported: another operation, or other sizes. Form: version 2.x of torch 2.5 to 2.13.
+"scheduled", and only `retired` and the summary show what is over. On NCCL `pg_config` names the members; on gloo it is
+empty, and the members are the ranks whose dumps contain the group. Where ranks disagree about a group, the difference
+at the first such sequence number is reported: another operation, or other sizes. Form: version 2.x of torch 2.5 to
+2.13.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from megatrain.failures.hang import Position
 from megatrain_diagnostics.analysis.hang import RankStanding
 
 _NONE_YET = -1
-_MOST_RANKS = 1_000_000
+_MAX_RANKS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,12 @@ class FlightCall:
 
 @dataclass(frozen=True, slots=True)
 class FlightDump:
-    """One rank's dump. `members` has no entry for a group whose members the dump does not say."""
+    """One rank's dump. `members` has no entry for a group whose members are not in the dump."""
 
     rank: int
     version: str
     titles: Mapping[str, str]
-    """By group, "1:dp" for instance."""
+    """Title of each group, "1:dp" for instance."""
     members: Mapping[str, tuple[int, ...]]
     positions: Mapping[str, Position]
     calls: tuple[FlightCall, ...]
@@ -52,21 +53,21 @@ class Disagreement:
     group: str
     sequence: int
     calls: Mapping[str, tuple[int, ...]]
-    """What was called, by whom."""
+    """Call -> the ranks that made it."""
 
 
 def parse_dump(raw: bytes, rank: int, place: str) -> FlightDump:
-    """Return a rank's dump. Raises: DataError naming the place and what is wrong, for anything else than a dump."""
+    """Return a rank's dump. Raises: DataError naming the place and the error, for anything that is no dump."""
     if raw[:1] == b"\x80":
-        raise DataError(f"{place}: a pickle; only the JSON form is read: dump it by _dump_fr_trace_json()")
+        raise DataError(f"{place}: a pickled dump; only JSON dumps can be read: write it with _dump_fr_trace_json()")
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not JSON ({error})") from error
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list) or "version" not in value:
-        raise DataError(f"{place}: no Flight Recorder dump: expected an object with version and entries")
+        raise DataError(f"{place}: not a Flight Recorder dump: expected an object with version and entries")
     if not str(value["version"]).startswith("2."):
-        raise DataError(f"{place}: version {value['version']!r} of the dump; 2.x can be read")
+        raise DataError(f"{place}: dump version {value['version']!r}; expected 2.x")
     calls, titles = _calls(value["entries"], place)
     status = {str(name): _status(one, place) for name, one in _object(value.get("pg_status"), place).items() if name}
     positions = {group: _position(group, status, calls) for group in sorted({*status, *(one.group for one in calls)})}
@@ -74,7 +75,7 @@ def parse_dump(raw: bytes, rank: int, place: str) -> FlightDump:
 
 
 def flight_groups(dumps: Iterable[FlightDump]) -> dict[str, tuple[int, ...]]:
-    """Return the members of each group: as the dumps say, else all who mention it."""
+    """Return the members of each group: by the dumps, else all ranks whose dumps contain it."""
     found: dict[str, set[int]] = {}
     for dump in dumps:
         for group, members in dump.members.items():
@@ -85,7 +86,7 @@ def flight_groups(dumps: Iterable[FlightDump]) -> dict[str, tuple[int, ...]]:
 
 
 def flight_standings(dumps: Iterable[FlightDump]) -> dict[int, RankStanding]:
-    """Return where each rank stands, and the newest call that is not over."""
+    """Return where each rank stands, and its newest call that is not over."""
     found = {}
     for dump in dumps:
         open_calls = [one for one in dump.calls if not one.is_over]
@@ -94,17 +95,17 @@ def flight_standings(dumps: Iterable[FlightDump]) -> dict[int, RankStanding]:
 
 
 def disagreements(dumps: Iterable[FlightDump]) -> tuple[Disagreement, ...]:
-    """Return of each group the first collective that its members called differently."""
+    """Return for each group the first collective that its members called differently."""
     calls: dict[tuple[str, int], dict[str, list[int]]] = {}
     for dump in dumps:
         for one in dump.calls:
-            said = f"{one.name} {one.sizes}".strip()
-            calls.setdefault((one.group, one.sequence), {}).setdefault(said, []).append(dump.rank)
+            call = f"{one.name} {one.sizes}".strip()
+            calls.setdefault((one.group, one.sequence), {}).setdefault(call, []).append(dump.rank)
     found: dict[str, Disagreement] = {}
     for (group, sequence), by_call in sorted(calls.items()):
         if len(by_call) > 1 and group not in found:
-            told = {said: tuple(sorted(ranks)) for said, ranks in sorted(by_call.items())}
-            found[group] = Disagreement(group, sequence, told)
+            ranks_of_call = {call: tuple(sorted(ranks)) for call, ranks in sorted(by_call.items())}
+            found[group] = Disagreement(group, sequence, ranks_of_call)
     return tuple(found.values())
 
 
@@ -118,7 +119,7 @@ def _calls(entries: list[Any], place: str) -> tuple[tuple[FlightCall, ...], dict
             raise DataError(f"{place}: entry {number}: process_group={group!r}, expected [name, description]")
         titles[group[0]] = ":".join(part for part in group if part)
         if entry.get("is_p2p"):
-            continue  # not every member takes part in these: they are no proof that somebody is missing
+            continue  # not every member takes part in these: they do not prove that a rank is missing
         calls.append(
             FlightCall(
                 group[0],
@@ -135,12 +136,12 @@ def _position(group: str, status: Mapping[str, tuple[int, int]], calls: Iterable
     own = [one for one in calls if one.group == group]
     entered = max((one.sequence for one in own), default=0)
     finished = max((one.sequence for one in own if one.is_over), default=0)
-    told_entered, told_finished = status.get(group, (_NONE_YET, _NONE_YET))
-    return Position(max(entered, told_entered, 0), max(finished, told_finished, 0))
+    status_entered, status_finished = status.get(group, (_NONE_YET, _NONE_YET))
+    return Position(max(entered, status_entered, 0), max(finished, status_finished, 0))
 
 
 def _status(value: object, place: str) -> tuple[int, int]:
-    """Return the last collective that was enqueued, and completed."""
+    """Return the numbers of the last collective that was enqueued and of the last that was completed."""
     fields = _object(value, place)
     return (
         _whole(fields.get("last_enqueued_collective", _NONE_YET), f"{place}: last_enqueued_collective"),
@@ -155,12 +156,12 @@ def _members(value: Mapping[str, Any], place: str) -> dict[str, tuple[int, ...]]
         try:
             ranks = json.loads(text) if isinstance(text, str) else text
         except ValueError as error:
-            raise DataError(f"{place}: pg_config[{name!r}].ranks={text!r}: no list of ranks") from error
+            raise DataError(f"{place}: pg_config[{name!r}].ranks={text!r}: not a list of ranks") from error
         if not isinstance(ranks, list):
-            raise DataError(f"{place}: pg_config[{name!r}].ranks={text!r}: no list of ranks")
+            raise DataError(f"{place}: pg_config[{name!r}].ranks={text!r}: not a list of ranks")
         members = tuple(sorted({_whole(rank, f"{place}: pg_config[{name!r}].ranks") for rank in ranks}))
         if name and members:
-            if members[0] < 0 or members[-1] >= _MOST_RANKS:
+            if members[0] < 0 or members[-1] >= _MAX_RANKS:
                 raise DataError(f"{place}: pg_config[{name!r}].ranks goes from {members[0]} to {members[-1]}")
             found[str(name)] = members
     return found

@@ -1,8 +1,9 @@
 """Which ranks hold up a job without progress, from each rank's state: which rank never entered which collective.
 
-The rule is megatrain.failures.hang's, which the driver acts by, too. Here it is fed from spans, black boxes or Flight
-Recorder dumps alike, and reported with hosts and coordinates. Spans say less than black boxes: not which of several
-open exchanges a rank waits for; so it matters there what rank computes. Source: MegaScale sec. 5.2 and fig. 8.
+The rule is megatrain.failures.hang's, by which the driver acts too. Here its input comes from spans, black boxes or
+Flight Recorder dumps, and its result is reported with hosts and coordinates. Spans, unlike black boxes, do not show for
+which of several open exchanges a rank waits; with spans it therefore matters which rank computes.
+Source: MegaScale sec. 5.2 and fig. 8.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from megatrain_diagnostics.events.tables import NO_DURATION, Selection, Spans
 
 @dataclass(frozen=True, slots=True)
 class RankStanding:
-    """Where one rank stands. `positions`: by the group's name that is unique in the job, as "dp:0+4x2"."""
+    """Where one rank stands. `positions`: by the group's name that is unique in the job, such as "dp:0+4x2"."""
 
     rank: int
     positions: Mapping[str, Position]
     in_flight: str = ""
-    """The operation that it is in, innermost."""
+    """The innermost operation that the rank is in."""
     step: int = -1
     phase: str = ""
     process_state: str | None = None
-    """The letter of /proc while the round ran, empty where there was no process; None: not read."""
+    """The letter of /proc while the round ran; empty where there was no process; None: not read."""
     is_busy: bool = False
-    """It was in a computation that began after all exchanges that are open."""
+    """Whether it was in a computation that began after all open exchanges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """One rank that is to blame, as far as the evidence goes."""
+    """One rank that is the cause, as far as the evidence goes."""
 
     rank: int
     host: str
@@ -50,38 +51,38 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class HangFinding:
-    """The culprit, and for each rank whether it waits. `report`: what the standings alone say."""
+    """The culprit, and for each rank whether it waits. `report`: what the standings by themselves show."""
 
     report: HangReport
     culprit: Culprit
-    """As an incident of the round says; where none does, as the standings do."""
+    """As in the incident of the round; where there is none, by the standings."""
     suspects: tuple[Suspect, ...]
     """The culprit's ranks; without a certain culprit, the suspects by the standings."""
     hosts: tuple[str, ...]
     waiting: frozenset[int]
     silent: frozenset[int]
     in_flight: Mapping[int, str]
-    """By rank, what it is in; none where that is not known."""
+    """Rank -> the operation that it is in; no entry where that is not known."""
 
 
 def group_key(name: str, first_rank: int, num_ranks: int, stride: int) -> str:
-    """Return the name that tells a group from all others of the job, as executors write it: "dp:0+4x2"."""
+    """Return the name that identifies a group in the job, as executors write it: "dp:0+4x2"."""
     return f"{name}:{first_rank}+{num_ranks}x{stride}"
 
 
 def roster_groups(roster: Roster) -> dict[str, tuple[int, ...]]:
     """Return the members of all groups that ranks reported, in order of rank."""
-    told = {
+    by_key = {
         group_key(one.name, one.first_rank, one.num_ranks, one.stride): one
         for one in set(roster.groups.values())
         if one.stride
     }
     world_size = roster.layout.world_size
-    return {key: tuple(rank for rank in sorted(one.ranks) if 0 <= rank < world_size) for key, one in told.items()}
+    return {key: tuple(rank for rank in sorted(one.ranks) if 0 <= rank < world_size) for key, one in by_key.items()}
 
 
 def standings_of_spans(spans: Spans, roster: Roster) -> dict[int, RankStanding]:
-    """Return where the ranks stand by their spans: the newest exchange of each group that was begun, and ended."""
+    """Return where the ranks stand by their spans: the newest exchange of each group that has begun, and has ended."""
     rows = np.flatnonzero((spans.round == roster.round) & (spans.group > 0))
     positions: dict[int, dict[str, Position]] = {int(rank): {} for rank in np.unique(spans.rank)}
     for rank, group, entered, finished in _newest_places(spans, rows):
@@ -109,22 +110,22 @@ def find_hang(
     silent: Iterable[int] = (),
     recorded: Culprit | None = None,
 ) -> HangFinding:
-    """Return who holds up the job. `silent`: ranks without data beside those that are in no standing.
+    """Return which ranks hold up the job. `silent`: ranks without data besides those that have no standing.
 
-    `recorded`: the culprit by an incident of this round; None without one. With it the standings are evidence only.
+    `recorded`: the culprit of an incident of this round; None without one. With it the standings are only evidence.
     """
     world = range(roster.layout.world_size)
-    mute = {*silent, *(rank for rank in world if rank not in standings)}
+    all_silent = {*silent, *(rank for rank in world if rank not in standings)}
     report = hang_suspects(
         {rank: one.positions for rank, one in standings.items()},
         groups,
-        mute,
+        all_silent,
         [rank for rank, one in standings.items() if one.is_busy],
         {rank: one.process_state for rank, one in standings.items() if one.process_state is not None},
     )
     culprit = culprit_of_positions(report, roster.host_of) if recorded is None else recorded
-    blamed = report.suspects if recorded is None else _blamed(recorded, roster)
-    suspects = tuple(_suspect(rank, standings, report, roster, culprit.reason) for rank in blamed if rank in world)
+    suspected = report.suspects if recorded is None else _ranks_of(recorded, roster)
+    suspects = tuple(_suspect(rank, standings, report, roster, culprit.reason) for rank in suspected if rank in world)
     return HangFinding(
         report=report,
         culprit=culprit,
@@ -137,12 +138,12 @@ def find_hang(
 
 
 def _newest_places(spans: Spans, rows: Selection) -> Iterable[tuple[int, int, int, int]]:
-    """Yield (rank, group, newest exchange begun, the last one before the first that is open)."""
+    """Yield (rank, group, newest exchange begun, the last one before the first open one)."""
     if not len(rows):
         return
     rank, group = spans.rank[rows].astype(np.int64), spans.group[rows].astype(np.int64)
     place = spans.collective[rows].astype(np.int64)
-    # of those before an open one none may have been streamed: that it is open is what counts
+    # the spans before an open one may not have been streamed, so the open one decides
     ended = np.where(spans.duration_ns[rows] != NO_DURATION, np.iinfo(np.int64).max, place - 1)
     order = np.lexsort((group, rank))
     rank, group, place, ended = rank[order], group[order], place[order], ended[order]
@@ -162,7 +163,7 @@ def _innermost(spans: Spans, round_number: int) -> dict[int, int]:
     return {int(spans.rank[row]): int(row) for row in rows[is_last]}
 
 
-def _blamed(culprit: Culprit, roster: Roster) -> tuple[int, ...]:
+def _ranks_of(culprit: Culprit, roster: Roster) -> tuple[int, ...]:
     return culprit.ranks or tuple(rank for host in culprit.hosts for rank in roster.ranks_on(host))
 
 

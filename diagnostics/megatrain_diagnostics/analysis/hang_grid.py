@@ -1,7 +1,7 @@
-"""All ranks of a job drawn as letters on the grid of its axes: who waits, who is suspected, who says nothing.
+"""All ranks of a job drawn as letters on the grid of its axes: waiting, suspected, outlier or silent.
 
-A line is one replica (dp), a block one stage, a letter one of the ranks that share both (MegaScale fig. 8). Lines that
-look alike are drawn once: of 12,288 ranks few are news.
+A line is one replica (dp), a block is one stage, a letter is one of the ranks that share both (MegaScale fig. 8). Equal
+lines are drawn once, because few of 12,288 ranks differ.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Collection
 from megatrain.contracts.layout import Layout
 
 SUSPECT, OUTLIER, SILENT, WAITING, OTHER = "X", "o", "?", "w", "."
-LEGEND = (
-    f"{SUSPECT} suspect, {OUTLIER} its stack is not like the others', {SILENT} silent, {WAITING} waits, {OTHER} other"
-)
+LEGEND = f"{SUSPECT} suspect, {OUTLIER} stack differs from the others, {SILENT} silent, {WAITING} waits, {OTHER} other"
 
 
 def rank_letters(
@@ -23,7 +21,7 @@ def rank_letters(
     silent: Collection[int],
     waiting: Collection[int],
 ) -> str:
-    """Return a letter for each rank, in order of rank; the worst that is true of it."""
+    """Return a letter for each rank, in order of rank: that of the worst state that applies to it."""
     letters = [OTHER] * layout.world_size
     for letter, ranks in ((WAITING, waiting), (SILENT, silent), (OUTLIER, outliers), (SUSPECT, suspects)):
         for rank in ranks:
@@ -33,7 +31,7 @@ def rank_letters(
 
 
 def grid_lines(layout: Layout, letters: str) -> list[str]:
-    """Return the drawing: a heading, then replicas, those in a row that look alike as one line."""
+    """Return the drawing: a heading, then the replicas; equal neighbours share one line."""
     block, num_replicas = layout.stride("dp"), layout.dp_size
     starts = [layout.ranks_along(replica * block, "pp") for replica in range(num_replicas)]
     rows = [[letters[start : start + block] for start in of_replica] for of_replica in starts]

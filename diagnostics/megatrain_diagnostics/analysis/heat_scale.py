@@ -1,9 +1,9 @@
-"""The colours of the heat map: what ranks took in steps as it is, or against peers who do the same work.
+"""The colours of the heat map: the time of ranks in steps as measured, or compared with peers of the same work.
 
-Peers are those of peers.py: the same stage, in a small job on other hosts. Against them a value is a ratio to their
-median, or a robust z: how many spreads (1.4826 x median absolute deviation) it is above that median. A spread is never
-taken to be less than a hundredth of the median: peers that agree to the microsecond make no straggler of anybody. What
-is put together, rows or columns, is put together by the greatest: a mean would hide one bad rank among many.
+Peers are those of peers.py: the same stage, in a small job on other hosts. Compared with them, a value is a ratio to
+their median, or a robust z: how many spreads (1.4826 x median absolute deviation) it is above that median. A spread is
+at least a hundredth of the median: else peers that agree to the microsecond would make any rank a straggler. Rows and
+columns are pooled by their maximum: a mean would hide one bad rank among many.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NO_VALUE = 255
-"""Code of a cell of which nothing is known."""
+"""Code of a cell without a value."""
 NUM_LEVELS = 255
 """Codes 0 to 254, from `low` to `high`."""
 LARGEST_Z = 1000.0
 _SPREAD_FLOOR = 0.01
 _TAIL = 0.001
-"""This part of the cells may lie beyond either end of the colours: one absurd value must not make all others alike."""
-_LEAST_ABOVE, _WIDTH_OF_NOISE, _BELOW, _Z_ABOVE = 0.2, 8.0, 0.25, 8.0
-"""Colours against peers reach from a little below them to values that chance does not produce: the map is for slow
-ranks. Three spreads above its peers a value is in the middle, and the page paints what is below that alike."""
+"""Fraction of the cells beyond each end of the colours: one absurd value must not make all others look alike."""
+_MIN_ABOVE, _WIDTH_OF_NOISE, _BELOW, _Z_ABOVE = 0.2, 8.0, 0.25, 8.0
+"""Colours compared with peers reach from a little below them to values that chance does not produce: the map is for
+slow ranks. A value three spreads above its peers is in the middle; the page paints all lower values alike."""
 
 
 class Scale(StrEnum):
-    """What a colour says."""
+    """What a colour stands for."""
 
     ABSOLUTE = "absolute"
     RELATIVE = "relative"
@@ -42,32 +42,32 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerValues:
-    """What the peers of each rank came to. Shapes: [steps, ranks]; NaN where no peer has a value."""
+    """Median and spread of the peers of each rank. Shapes: [steps, ranks]; NaN where no peer has a value."""
 
     median: Floats
     spread: Floats
 
 
 def peer_values(values: Floats, peers: Peers) -> PeerValues:
-    """Return median and spread of each rank's peers in each step. Shapes: values [steps, ranks], NaN: did not come."""
+    """Return median and spread of each rank's peers in each step. Shapes: values [steps, ranks]; NaN: no value."""
     median, spread = np.full_like(values, np.nan), np.zeros_like(values)
-    has_come = ~np.isnan(values)
+    is_known = ~np.isnan(values)
     by_pattern: dict[bytes, list[int]] = {}
-    for row in range(len(values)):  # steps in which the same ranks came are compared in one go
-        by_pattern.setdefault(np.packbits(has_come[row]).tobytes(), []).append(row)
+    for row in range(len(values)):  # steps with the same ranks are compared together
+        by_pattern.setdefault(np.packbits(is_known[row]).tobytes(), []).append(row)
     for rows in by_pattern.values():
-        came = has_come[rows[0]]
-        if not came.any():
+        has_value = is_known[rows[0]]
+        if not has_value.any():
             continue
-        found = peers.reference(values[rows], came)
+        found = peers.reference(values[rows], has_value)
         median[rows], spread[rows] = found.median, found.spread
     return PeerValues(median, spread)
 
 
 def scaled(values: Floats, against: PeerValues, scale: Scale, least_spread: float) -> Floats:
-    """Return what colours show. `least_spread`: of what a value is measured in, the least that counts as different.
+    """Return the values that colours show. `least_spread`: the least spread, in the unit of the values.
 
-    A value without peers is its own reference: ratio 1, z 0. NaN stays where a rank did not come, and is nowhere else.
+    A value without peers is its own reference: ratio 1, z 0. The result is NaN only where a rank has no value.
     """
     if scale is Scale.ABSOLUTE:
         return values
@@ -80,7 +80,7 @@ def scaled(values: Floats, against: PeerValues, scale: Scale, least_spread: floa
 
 
 def pooled(values: Floats, size: int, axis: int) -> Floats:
-    """Return the greatest of each `size` neighbours along an axis; NaN where all of them are."""
+    """Return the greatest of each `size` neighbours along an axis; NaN where all of them are NaN."""
     if size == 1:
         return values
     moved = np.where(np.isnan(values), -np.inf, values)
@@ -89,7 +89,7 @@ def pooled(values: Floats, size: int, axis: int) -> Floats:
 
 
 def pooled_by(values: Floats, groups: Ints, num_groups: int) -> Floats:
-    """Return the greatest of the ranks of each group. Shapes: values [steps, ranks]; result [steps, groups]."""
+    """Return the greatest value of the ranks of each group. Shapes: values [steps, ranks]; result [steps, groups]."""
     greatest = np.full((values.shape[0], num_groups), -np.inf)
     order = np.argsort(groups, kind="stable")
     present, first = np.unique(groups[order], return_index=True)
@@ -100,8 +100,8 @@ def pooled_by(values: Floats, groups: Ints, num_groups: int) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """The ends of the colours, and of the values: some lie beyond the colours."""
+class HeatRange:
+    """The ends of the colours, and of the values: some values lie beyond the colours."""
 
     low: float
     high: float
@@ -109,33 +109,33 @@ class Range:
     greatest: float
 
 
-def colour_range(values: Floats, scale: Scale) -> Range:
-    """Return where colours begin and end, never so near to each other that noise looks like news."""
+def colour_range(values: Floats, scale: Scale) -> HeatRange:
+    """Return where colours begin and end, never so close together that noise stands out."""
     found = values[~np.isnan(values)]
     if not len(found):
-        return Range(0.0, 1.0, 0.0, 0.0)
+        return HeatRange(0.0, 1.0, 0.0, 0.0)
     if scale is Scale.RELATIVE:
-        # as wide as the noise of nearly all cells asks for: a slow rank is bright, whatever its neighbours do
+        # as wide as the noise of nearly all cells requires: a slow rank is bright, whatever its neighbours do
         noise = MAD_TO_SIGMA * float(np.median(np.abs(found - 1.0)))
-        above = max(_LEAST_ABOVE, _WIDTH_OF_NOISE * noise)
+        above = max(_MIN_ABOVE, _WIDTH_OF_NOISE * noise)
         low, high = 1.0 - _BELOW * above, 1.0 + above
     elif scale is Scale.Z:
         low, high = -_BELOW * _Z_ABOVE, _Z_ABOVE
     else:
         low, high = _tails(found)
         high = high if high > low else low + max(abs(low) * _SPREAD_FLOOR, 1e-9)
-    return Range(low, high, float(found.min()), float(found.max()))
+    return HeatRange(low, high, float(found.min()), float(found.max()))
 
 
 def codes(values: Floats, low: float, high: float) -> NDArray[np.uint8]:
-    """Return each value's level between the ends, those beyond at the ends, NO_VALUE for NaN."""
+    """Return each value's level between the ends; values beyond get the end's level, NaN gets NO_VALUE."""
     is_known = ~np.isnan(values)
     level = np.clip((np.where(is_known, values, low) - low) * ((NUM_LEVELS - 1) / (high - low)), 0, NUM_LEVELS - 1)
     return np.where(is_known, np.rint(level), NO_VALUE).astype(np.uint8)
 
 
 def _tails(found: Floats) -> tuple[float, float]:
-    """Return the values that _TAIL of the values are below, and above: two of them."""
+    """Return two values: a fraction _TAIL of the values lies below the first, and above the second."""
     last = len(found) - 1
     places = (min(last, int(_TAIL * len(found))), max(0, last - int(_TAIL * len(found))))
     parted = np.partition(found, places)

@@ -1,7 +1,8 @@
 """When the slices of a timeline would be in a job without stragglers, and which of them the steps waited for.
 
-Each slice is a part of an operation of the what-if model; the model says when that begins and ends where everything
-takes its ideal time, counted from the step's own begin. The critical path is that of the steps replayed as measured.
+Each slice is a part of an operation of the what-if model. The model gives the operation's begin and end where every
+operation takes its ideal time, counted from the step's own begin. The critical path is that of the steps replayed as
+measured.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ class IdealTimes:
     """Shapes: begin_ns, length_ns, is_critical [slices]; steps and the figures of each [steps]."""
 
     begin_ns: Int64
-    """Unix ns; where length_ns is -1 there is no ideal."""
+    """Unix ns; a slice without an ideal has length_ns -1."""
     length_ns: Int64
     is_critical: NDArray[np.bool_]
     steps: Int64
     replayed_s: NDArray[np.float64]
-    """How long each step took, without gaps between operations."""
+    """Duration of each step without gaps between operations."""
     ideal_s: float
     notes: tuple[str, ...]
 
 
 def ideal_times(slices: Spans, whole: Spans, roster: Roster, job: str) -> IdealTimes:
-    """Return the ideal of each slice. `whole`: what the model is made of, the slices among it.
+    """Return the ideal of each slice. `whole`: the spans of which the model is made, including the slices.
 
     Raises: DataError where no step can be used.
     """
@@ -76,7 +77,7 @@ def _rows_in(slices: Spans, whole: Spans) -> Int64:
 
 
 def _key(spans: Spans) -> Int64:
-    # a record's number within 2^40: a rank that writes a million records a second gets there in 12 days of one round
+    # a record's number modulo 2^40: at a million records a second a rank reaches that after 12 days of one round
     return spans.rank.astype(np.int64) << 40 | spans.sequence & ((1 << 40) - 1)
 
 
@@ -107,7 +108,7 @@ def _step_begins(whole: Spans, places: SpanPlaces, steps: NDArray[np.int32]) -> 
 def _critical(
     slices: Spans, operation: Int64, dp_rank: Int64, model: ReplayModel, replayed: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Mark the slices of the critical path: of tensor-parallel ranks the one that ended last."""
+    """Mark the slices of the critical path: of tensor-parallel ranks, the one that ended last."""
     is_critical = np.zeros(len(operation), dtype=bool)
     ends = end_ns(slices)
     for column, step in enumerate(model.lanes.steps.tolist()):

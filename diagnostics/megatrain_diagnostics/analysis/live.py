@@ -1,7 +1,7 @@
-"""Live detection: who is slow, step by step, from the sums that all ranks stream.
+"""Live detection: which ranks are slow, step by step, from the sums that all ranks stream.
 
-Each step is compared once, when it is complete; only the newest steps are kept, so that a step costs the same on the
-first day as on the thirtieth. Whoever looks at a finished job feeds the same class with what the store holds.
+Each step is compared once, when it is complete. Only the newest steps are kept, so that a step costs the same on the
+first day as on the thirtieth. An analysis of a finished job feeds the same class with stored events.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from dataclasses import replace
 import numpy as np
 
 from megatrain_diagnostics.analysis.candidates import candidates, least_score
-from megatrain_diagnostics.analysis.findings import Assessment, Thresholds
-from megatrain_diagnostics.analysis.history import DP_TRANSFERS, TP_TRANSFERS, History, Window
+from megatrain_diagnostics.analysis.findings import StragglerAssessment, Thresholds
+from megatrain_diagnostics.analysis.history import DP_TRANSFERS, TP_TRANSFERS, ComparedSteps, StepHistory
 from megatrain_diagnostics.analysis.own_time import Aspect, is_only_training
 from megatrain_diagnostics.analysis.peers import Floats, Indices, Peers
 from megatrain_diagnostics.analysis.scores import host_scores, rank_scores
 from megatrain_diagnostics.analysis.step_ring import StepRing, StepRow
-from megatrain_diagnostics.analysis.stragglers import Evidence, find_stragglers
+from megatrain_diagnostics.analysis.stragglers import StragglerEvidence, find_stragglers
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import StepTotals, Values
 
-NUM_WARM_UP = 2
-"""First steps of a round, which compile, warm up and fill caches."""
+_NUM_FIRST_STEPS = 2
+"""The first steps of a round compile and fill caches. Ranks are compared within a step here, so what slows all of them
+equally does no harm; the drift analysis compares steps with each other, and leaves out one more."""
 _HISTORY_STEPS = 64
-_REMEMBERED_BREAKS = 16
+_REMEMBERED_STEPS = 16
 _RECHECK_STEPS = 4
-"""Without a suspect everything is looked at each so many steps."""
+"""Without a suspect the thorough check runs once in this many steps."""
 _ALL = 1 << 31
 
 
 class LiveDetection:
-    """The ranks of one round."""
+    """Detection of stragglers among the ranks of one round."""
 
     def __init__(self, roster: Roster, thresholds: Thresholds, deadline_s: float = 30.0) -> None:
         self.roster = roster
@@ -41,29 +42,29 @@ class LiveDetection:
         self.ring = StepRing(roster.layout.world_size)
         self.peers = Peers(roster)
         self.step: int | None = None
-        """The newest that was compared."""
-        self.assessment = Assessment()
+        """Newest compared step."""
+        self.assessment = StragglerAssessment()
         self.num_left_out = 0
         self.num_compared = 0
         self.correlations: Floats | None = None
-        """From whole spans, if anybody has looked: see workload.pass_correlations."""
+        """From whole spans, where they were read: see workload.pass_correlations."""
         num_first = 2 * thresholds.num_steps
-        self._history = History(roster.layout, max(_HISTORY_STEPS, 4 * thresholds.num_steps), num_first)
+        self._history = StepHistory(roster.layout, max(_HISTORY_STEPS, 4 * thresholds.num_steps), num_first)
         self._num_taken = 0
-        self._breaks: deque[bool] = deque(maxlen=_REMEMBERED_BREAKS)
+        self._had_other_work: deque[bool] = deque(maxlen=_REMEMBERED_STEPS)
 
     def set_roster(self, roster: Roster) -> None:
-        """Take what has become known of hosts. The layout must be the same."""
+        """Take the roster with more known hosts. The layout must be the same."""
         assert roster.layout == self.roster.layout
         self.roster, self.peers = roster, Peers(roster)
 
     def add_totals(self, totals: StepTotals, now_s: float) -> None:
-        """Enter rows of this round. Units: `now_s` on the clock that `advance` gets."""
+        """Enter rows of this round. Units: `now_s` on the clock of `advance`."""
         self.ring.add_totals(totals, now_s)
 
     @property
     def farthest_step(self) -> int:
-        """The last step that a rank may tell of now; what is beyond is nonsense of that rank."""
+        """The last step that a rank may report now; a later step is an error of that rank."""
         return self.ring.farthest_step
 
     def add_values(self, values: Values) -> None:
@@ -71,15 +72,15 @@ class LiveDetection:
         self.ring.add_values(values)
 
     def advance(self, now_s: float, at_most: int = _ALL) -> int:
-        """Judge the steps that are due and return how many there were."""
+        """Judge the steps that are due and return their number."""
         count = 0
         while count < at_most and (step := self.ring.due(now_s, self.deadline_s)) is not None:
-            self._judge(self.ring.take(step))
+            self._compare_step(self.ring.take(step))
             count += 1
         return count
 
     def silent_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that have sent nothing of the newest steps, as many as a straggler must last."""
+        """Return the ranks that sent nothing for as many of the newest steps as a straggler must last."""
         if self.ring.next_step is None:
             return ()
         is_silent = self.ring.newest < self.ring.next_step - self.thresholds.num_steps
@@ -88,15 +89,18 @@ class LiveDetection:
         found: Indices = np.flatnonzero(is_silent)
         return tuple(found.tolist())
 
-    def _judge(self, row: StepRow) -> None:
+    def _compare_step(self, row: StepRow) -> None:
         self._num_taken += 1
-        if not row.has_come.any():
+        if not row.has_reported.any():
             return
-        is_break = not is_only_training(row)
-        self._breaks.append(is_break)
-        # where every other step saves, those are the steps of this job
-        is_usual = sum(self._breaks) > len(self._breaks) // 2 and len(self._breaks) == _REMEMBERED_BREAKS
-        if self._num_taken <= NUM_WARM_UP or (is_break and not is_usual):
+        has_other_work = not is_only_training(row)
+        self._had_other_work.append(has_other_work)
+        # where most steps of a job save or evaluate, such steps are its normal ones
+        is_usual = (
+            sum(self._had_other_work) > len(self._had_other_work) // 2
+            and len(self._had_other_work) == _REMEMBERED_STEPS
+        )
+        if self._num_taken <= _NUM_FIRST_STEPS or (has_other_work and not is_usual):
             self.num_left_out += 1
             return
         self.step = row.step
@@ -108,13 +112,13 @@ class LiveDetection:
             self.assess()
 
     def assess(self) -> None:
-        """Look at the newest steps thoroughly. `advance` has it done where that may say something new."""
+        """Check the newest steps thoroughly. `advance` calls this when it may give a new result."""
         if not len(self._history):
             return
         window = self._history.window(2 * self.thresholds.num_steps)
         newest = window.last(self.thresholds.num_steps)
         compute = candidates(newest, Aspect.COMPUTE, self.peers, self.thresholds)
-        evidence = Evidence(
+        evidence = StragglerEvidence(
             window=newest,
             compute=compute,
             long_window=window,
@@ -128,7 +132,7 @@ class LiveDetection:
         )
         findings = find_stragglers(evidence)
         scores = rank_scores(compute, findings) if evidence.is_enough else ()
-        self.assessment = Assessment(
+        self.assessment = StragglerAssessment(
             findings=findings,
             unjudged_ranks=tuple(np.flatnonzero(self.peers.num_peers == 0).tolist()),
             silent_ranks=self.silent_ranks(),
@@ -149,8 +153,8 @@ class LiveDetection:
         return found
 
 
-def _is_suspicious(window: Window, thresholds: Thresholds) -> bool:
-    """Return whether a rank was slow in some of the newest steps: a cheap look before a thorough one."""
+def _is_suspicious(window: ComparedSteps, thresholds: Thresholds) -> bool:
+    """Return whether a rank was slow in some of the newest steps: a cheap check before the thorough one."""
     least = thresholds.excess * window.scale
     for aspect in (Aspect.COMPUTE, Aspect.DATA, Aspect.GC):
         seen = (window.excess[:, aspect] >= least).sum(axis=0)

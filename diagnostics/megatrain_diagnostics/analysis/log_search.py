@@ -1,7 +1,7 @@
-"""The output of all ranks: lines that match, and what failed, the root cause before what followed from it.
+"""The output of all ranks: lines that match, and what failed, with the root cause before its consequences.
 
-The incident of the round names the culprit. Where none does, megatrain.failures judges the logs: a rank whose
-own log names a cause comes before those who only lost it or waited.
+The incident of the round names the culprit. Without an incident, megatrain.failures judges the logs: a rank whose own
+log names a cause comes before ranks that only lost it or waited.
 """
 
 from __future__ import annotations
@@ -13,62 +13,63 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain.failures.bundle import RankLog, judge, read_rank
-from megatrain.failures.culprit import Culprit, Role, culprit_of_logs
+from megatrain.failures.culprit import Culprit, FailureRole, culprit_of_logs
 from megatrain.failures.verdict import NO_FAILURE, Verdict
 from megatrain_diagnostics.events.roster import Roster, newest_round
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, Selection, num_rows
 
 _TAIL_LINES = 2000
-"""Of a rank's lines so many of the newest are judged: what ended a rank is at the end."""
+"""Number of newest lines of a rank that are judged: the reason for a rank's end is in its last lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedFailure:
-    """What one rank's lines say."""
+    """What the lines of one rank show."""
 
     rank: int
     host: str
     label: str
     action: str
-    role: Role
+    role: FailureRole
     culprit: str
-    """The ranks or hosts that the line names, which need not be the culprit."""
+    """The ranks or hosts that the line names, which may differ from the culprit."""
     rule: str
     line: str
     at_ns: int
-    """Of the line that tells, by the host's clock; of the rank's last line where it is not found."""
+    """Time of the judged line, by the host's clock; of the rank's last line where that line is not found."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFinding:
-    """The culprit, and the ranks whose logs show a failure: the root first, then causes, then what followed.
+    """The culprit, and the ranks whose logs show a failure: the root first, then causes, then consequences.
 
-    `verdict`: on the line that tells most of it, of the root wherever that said something of its own.
+    `classification`: on the most telling line; a line of the root has precedence where it names a cause of its own.
     """
 
     culprit: Culprit
-    verdict: Verdict
+    classification: Verdict
     failures: tuple[LoggedFailure, ...]
     num_ranks: int
     num_lines: int
 
     @property
     def label(self) -> str:
-        return _label(self.culprit, self.verdict, is_own=bool(self.verdict.line))
+        return _label(self.culprit, self.classification, is_own=bool(self.classification.line))
 
     @property
     def action(self) -> str:
-        return str(self.verdict.action) if self.verdict.line else self.culprit.action or str(self.verdict.action)
+        own = str(self.classification.action)
+        return own if self.classification.line else self.culprit.action or own
 
 
-def _label(culprit: Culprit, verdict: Verdict, *, is_own: bool) -> str:
-    """Return what went wrong at the root: as its own words say, else as the incident does."""
-    return str(verdict.label) if is_own or culprit.kind is None else culprit.label or str(culprit.kind)
+def _label(culprit: Culprit, classification: Verdict, *, is_own: bool) -> str:
+    """Return what went wrong at the root: by its own lines, else by the incident."""
+    return str(classification.label) if is_own or culprit.kind is None else culprit.label or str(culprit.kind)
 
 
 def matching_lines(logs: LogLines, pattern: re.Pattern[str] | None) -> Selection:
-    """Return the rows whose line matches, in order of time; of equal times in order of rank and place."""
+    """Return the rows whose line matches, in order of time; at equal times, in order of rank and place."""
     rows = np.arange(len(logs.rank))
     if pattern is not None:
         rows = np.array([row for row in rows.tolist() if pattern.search(str(logs.line[row]))], dtype=np.int64)
@@ -76,7 +77,7 @@ def matching_lines(logs: LogLines, pattern: re.Pattern[str] | None) -> Selection
 
 
 def newest_logged(source: EventSource) -> int:
-    """Return the newest round that wrote anything: one that failed before it had ranks has lines only."""
+    """Return the newest round with any output: a round that failed before it had ranks has only lines."""
     ranks = source.read(Ranks)
     if not num_rows(ranks):
         return int(max(source.read(LogLines).round, default=0))
@@ -89,8 +90,8 @@ def newest_logged(source: EventSource) -> int:
 def classify_logs(logs: LogLines, roster: Roster | None = None, recorded: Culprit | None = None) -> LogFinding:
     """Return what failed, from the ends of all ranks' logs.
 
-    A rank of the roster without any line logs nothing, which may be the finding. `recorded`: the culprit that an
-    incident of this round blames; None where none does.
+    A rank of the roster without any line logged nothing, which may be the finding. `recorded`: the culprit of this
+    round's incident; None where there is no incident.
     """
     rows_of = _rows_by_rank(logs)
     known = set(rows_of) if roster is None else {*rows_of, *range(roster.layout.world_size)}
@@ -98,27 +99,27 @@ def classify_logs(logs: LogLines, roster: Roster | None = None, recorded: Culpri
     hosts = {rank: _host_of(rank, logs, rows_of.get(rank), roster) for rank in known}
     bundle = judge(read)
     culprit = recorded or culprit_of_logs(bundle, lambda rank: hosts.get(rank, ""))
-    verdict = bundle.verdict if recorded is None else _verdict_on(recorded, read, hosts)
+    classification = bundle.verdict if recorded is None else _classification_of(recorded, read, hosts)
     failures = [
         found
         for log in read
-        if (found := _failure(log, logs, rows_of.get(int(log.rank)), culprit, hosts[int(log.rank)], verdict))
+        if (found := _failure(log, logs, rows_of.get(int(log.rank)), culprit, hosts[int(log.rank)], classification))
         is not None
     ]
-    failures.sort(key=lambda one: (list(Role).index(one.role), one.at_ns, one.rank))
-    return LogFinding(culprit, verdict, tuple(failures), len(rows_of), len(logs.rank))
+    failures.sort(key=lambda one: (list(FailureRole).index(one.role), one.at_ns, one.rank))
+    return LogFinding(culprit, classification, tuple(failures), len(rows_of), len(logs.rank))
 
 
-def _verdict_on(culprit: Culprit, read: Sequence[RankLog], hosts: Mapping[int, str]) -> Verdict:
-    """Return the verdict on what the culprit itself wrote; none where it only tells what the others do, or nothing."""
+def _classification_of(culprit: Culprit, read: Sequence[RankLog], hosts: Mapping[int, str]) -> Verdict:
+    """Classify the culprit's own lines; NO_FAILURE where they only report on other ranks, or are missing."""
     own = [log for log in read if culprit.is_named and culprit.blames(int(log.rank), hosts[int(log.rank)])]
-    told = [log.evidence for log in own if log.is_own_cause and log.evidence is not None]
-    return max(told, key=lambda one: one.weight).verdict if told else NO_FAILURE
+    causes = [log.evidence for log in own if log.is_own_cause and log.evidence is not None]
+    return max(causes, key=lambda one: one.weight).verdict if causes else NO_FAILURE
 
 
 def _host_of(rank: int, logs: LogLines, rows: Selection | None, roster: Roster | None) -> str:
-    told = "" if roster is None else roster.host_of(rank)
-    return told or ("" if rows is None or not len(rows) else str(logs.host[rows[-1]]))
+    host = "" if roster is None else roster.host_of(rank)
+    return host or ("" if rows is None or not len(rows) else str(logs.host[rows[-1]]))
 
 
 def _rows_by_rank(logs: LogLines) -> dict[int, Selection]:
@@ -134,25 +135,25 @@ def _tail(logs: LogLines, rows: Selection | None) -> str:
 
 
 def _failure(
-    log: RankLog, logs: LogLines, rows: Selection | None, culprit: Culprit, host: str, verdict: Verdict
+    log: RankLog, logs: LogLines, rows: Selection | None, culprit: Culprit, host: str, classification: Verdict
 ) -> LoggedFailure | None:
-    """Return what a rank's log says; None where it is not to blame and tells of no failure."""
+    """Return the failure in a rank's log; None where it is not the culprit and shows no failure."""
     rank = int(log.rank)
     own = NO_FAILURE if log.evidence is None or not log.weight else log.evidence.verdict
     role = culprit.role(rank, host, str(own.label), is_victim=own.is_cascade)
-    if role is not Role.ROOT and not log.weight:
+    if role is not FailureRole.ROOT and not log.weight:
         return None
-    if role is Role.ROOT and not culprit.incident:
-        own = verdict  # of a root that logs nothing the others' words tell what happened
+    if role is FailureRole.ROOT and not culprit.incident:
+        own = classification  # where the root logs nothing, the other ranks' lines show what happened
     line = own.line.strip()
     at_ns = 0
     if rows is not None and len(rows):
-        told = [row for row in rows[-_TAIL_LINES:].tolist() if line and line in str(logs.line[row])]
-        at_ns = int(logs.at_ns[told[0] if told else rows[-1]])
+        matching = [row for row in rows[-_TAIL_LINES:].tolist() if line and line in str(logs.line[row])]
+        at_ns = int(logs.at_ns[matching[0] if matching else rows[-1]])
     return LoggedFailure(
         rank=rank,
         host=host,
-        label=str(own.label) if role is not Role.ROOT else _label(culprit, own, is_own=log.is_own_cause),
+        label=str(own.label) if role is not FailureRole.ROOT else _label(culprit, own, is_own=log.is_own_cause),
         action=str(own.action),
         role=role,
         culprit=own.culprit or "",

@@ -1,9 +1,9 @@
-"""Whether the network is slow although everybody had arrived.
+"""Whether the network is slow although every rank had arrived.
 
-The rank of a group that waits least in its collectives came last, and what it takes is nearly the transfer alone;
-this needs no clock. A group is slow against groups of the same kind and bytes, and against its own past. Where no group
-tells (pipeline links show only in receives), the network is what is left when steps became longer and nobody computes,
-loads or collects longer. A host is named where it is in all slow groups and in no other.
+The rank of a group that waits least in its collectives arrived last, and its time is nearly the transfer alone; this
+needs no clock. A group is compared with groups of the same kind and bytes, and with its own past. Where no group shows
+the slowness (pipeline links show only in receives), the network remains as the cause when steps became longer and no
+rank computes, loads or collects longer. A host is named where it is in all slow groups and in no other.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain_diagnostics.analysis.findings import Thresholds
-from megatrain_diagnostics.analysis.history import Window
+from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.peers import Floats, Peers
 from megatrain_diagnostics.events.roster import Roster, groups_along
 
 _TIMES = 1.5
-"""A transfer is slow that takes so many times what it did, or what that of its peers does."""
-_LEAST_PAST = 4
-"""Steps that make a past."""
+"""A transfer is slow when it takes this many times its past duration, or that of its peers."""
+_MIN_PAST = 4
+"""Number of past steps that are needed for a comparison with the past."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowNetwork:
-    """Units: seconds a step."""
+    """A kind of group with slow transfers. Units: seconds a step."""
 
     kind: str
-    """"data-parallel", "tensor-parallel", or "waiting": by elimination."""
+    """"data-parallel", "tensor-parallel", or "waiting", which is found by elimination."""
     hosts: tuple[str, ...]
-    """The hosts that it may be: one, where that is known."""
+    """Hosts that may be the cause: one, where it is known."""
     ranks: tuple[int, ...]
     excess_s: float
     now_s: float
     before_s: float
-    """Or what peers take, where there is no past."""
+    """Past duration, or that of the peers where there is no past."""
     is_against_peers: bool
     is_against_past: bool
     num_seen: int
-    """Steps of the longer window that were nearer to now than to before."""
+    """Steps of the longer window whose duration was nearer to `now_s` than to `before_s`."""
 
 
 def slow_groups(
-    window: Window,
-    longer: Window,
-    past: Window,
+    window: ComparedSteps,
+    longer: ComparedSteps,
+    past: ComparedSteps,
     bytes_of: dict[str, Floats],
     peers: Peers,
     roster: Roster,
     thresholds: Thresholds,
 ) -> tuple[SlowNetwork, ...]:
-    """Return the kinds of groups of which some are slow.
+    """Return the kinds of groups that contain slow ones.
 
-    `longer`: more of the newest steps, to see how long it lasts; `bytes_of`: of a kind, the bytes of each rank a step.
+    `longer`: more of the newest steps, to see how long it lasts; `bytes_of`: kind -> bytes of each rank a step.
     """
     layout = roster.layout
     of_tp = groups_along(layout, "tp")
@@ -70,15 +70,15 @@ def slow_groups(
         if members.shape[2] < 2 or not len(window.steps):
             continue
         if not _has_step_risen(window, past, thresholds):
-            before = before[:0]  # whatever takes longer than at first, it is hidden behind something else
+            before = before[:0]  # longer transfers are overlapped, because the step did not become longer
         one = _slow_kind(kind, now, lately, before, members, bytes_of[kind], stage_scale, roster, thresholds)
         if one is not None:
             found.append(one)
     return tuple(found)
 
 
-def _has_step_risen(window: Window, past: Window, thresholds: Thresholds) -> bool:
-    if len(past.steps) < _LEAST_PAST:
+def _has_step_risen(window: ComparedSteps, past: ComparedSteps, thresholds: Thresholds) -> bool:
+    if len(past.steps) < _MIN_PAST:
         return False
     return bool(np.median(window.step_s) >= (1.0 + thresholds.excess) * np.median(past.step_s))
 
@@ -97,7 +97,7 @@ def _slow_kind(
     seconds = np.median(now, axis=0)
     least = thresholds.excess * stage_scale[:, None]
     is_seen = (now >= least).mean(axis=0) >= 0.5
-    usual = np.median(before, axis=0) if len(before) >= _LEAST_PAST else seconds
+    usual = np.median(before, axis=0) if len(before) >= _MIN_PAST else seconds
     against_past = (seconds - usual >= least) & (seconds >= _TIMES * usual) & is_seen
     expected = _expected(seconds, bytes_of[members[:, :, 0]])
     against_peers = (seconds - expected >= least) & (seconds >= _TIMES * expected) & is_seen
@@ -123,7 +123,7 @@ def _slow_kind(
 
 
 def _expected(seconds: Floats, num_bytes: Floats) -> Floats:
-    """Return what each group would take at the typical speed of the OTHER groups; its own time where there are none."""
+    """Return each group's time at the typical speed of the OTHER groups; its own time where there are none."""
     speed = np.where(num_bytes > 0.0, seconds / np.maximum(num_bytes, 1.0), 0.0).ravel()
     known = np.flatnonzero(num_bytes.ravel() > 0.0)
     expected = seconds.ravel().copy()
@@ -135,17 +135,17 @@ def _expected(seconds: Floats, num_bytes: Floats) -> Floats:
 
 
 def _suspects(slow: list[tuple[str, ...]], sound: list[set[str]]) -> tuple[str, ...]:
-    """Return the hosts that all slow groups have and no sound one; without such a host, all of the slow groups."""
+    """Return the hosts that all slow groups share and no sound group has; without such a host, a wider choice."""
     everywhere = set(slow[0]).intersection(*slow[1:])
-    guilty = everywhere.difference(*sound)
-    return tuple(sorted(guilty or everywhere or set().union(*slow)))
+    never_sound = everywhere.difference(*sound)
+    return tuple(sorted(never_sound or everywhere or set().union(*slow)))
 
 
 def by_elimination(
-    window: Window, longer: Window, past: Window, peers: Peers, thresholds: Thresholds
+    window: ComparedSteps, longer: ComparedSteps, past: ComparedSteps, peers: Peers, thresholds: Thresholds
 ) -> SlowNetwork | None:
-    """Return what is left when steps became longer and no rank computes, loads or collects longer."""
-    if len(past.steps) < _LEAST_PAST or not len(window.steps):
+    """Return a slow network where steps became longer and no rank computes, loads or collects longer."""
+    if len(past.steps) < _MIN_PAST or not len(window.steps):
         return None
     now_s, before_s = float(np.median(window.step_s)), float(np.median(past.step_s))
     excess_s = now_s - before_s

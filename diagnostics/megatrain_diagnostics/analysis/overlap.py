@@ -1,9 +1,9 @@
-"""How much of each kind of communication compute hides, and how far that is known.
+"""How much of each kind of communication is overlapped with compute, and how accurately that is known.
 
-An exchange is exposed while its rank waited for it and did nothing else, and hidden while its rank worked; what is left
-passed while the rank waited for something else. When an exchange was over is known where a thread watched it (a lane of
-comm/queue.py), or where the rank waited until it was over. Else its span ends when the rank looked, or on a device when
-the stream that computes did: what seems hidden is the most that can have been.
+An exchange is exposed while its rank waited for it and did nothing else, and overlapped while its rank worked. In the
+rest of its time the rank waited for something else. The end of an exchange is known where a thread watched it (a lane
+of comm/lanes.py), or where the rank waited until it was over. Otherwise its span ends when the rank checked it, or on a
+device when the compute stream waited for it: then the overlapped time is an upper bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatrain_diagnostics.analysis.exposure import Exposure
 from megatrain_diagnostics.events.tables import Int64, Spans
 
 _HELD_UP = 0.1
-"""Part of the transfer time that a host must have waited: less is the time that it takes to look."""
+"""Fraction of the transfer time that the CPU thread must have waited: a shorter wait is only the check itself."""
 KINDS = tuple(
     operation
     for operation in Operation
@@ -38,19 +38,19 @@ class Overlap:
     total_ns: int
     exposed_ns: int
     waiting_ns: int
-    """The part of it in which the last peer had not begun."""
-    hidden_ns: int
+    """The part of it before the last peer had begun."""
+    overlapped_ns: int
     is_at_most: bool
-    """Whether total and hidden are upper bounds, as some of it may have been over before anybody looked."""
+    """Whether total and overlapped are upper bounds, because some exchanges may have ended before they were checked."""
 
     @property
     def elsewhere_ns(self) -> int:
-        """Return what passed while its rank waited for something else."""
-        return self.total_ns - self.exposed_ns - self.hidden_ns
+        """Return the time in which its rank waited for something else."""
+        return self.total_ns - self.exposed_ns - self.overlapped_ns
 
     @property
-    def hidden_percent(self) -> float:
-        return 100.0 * self.hidden_ns / self.total_ns if self.total_ns > 0 else 0.0
+    def overlapped_percent(self) -> float:
+        return 100.0 * self.overlapped_ns / self.total_ns if self.total_ns > 0 else 0.0
 
 
 def overlaps(spans: Spans, exposure: Exposure, ranks: Sequence[int] | None = None) -> tuple[Overlap, ...]:
@@ -59,7 +59,7 @@ def overlaps(spans: Spans, exposure: Exposure, ranks: Sequence[int] | None = Non
     is_chosen = (exposure.inside_ns > 0) & (spans.duration_ns >= 0)
     if ranks is not None:
         is_chosen &= np.isin(spans.rank, ranks)
-    is_vague = (exposure.hidden_ns > 0) & ~knows_end(spans, exposure.exposed_ns, exposure.inside_ns)
+    is_vague = (exposure.overlapped_ns > 0) & ~has_known_end(spans, exposure.exposed_ns, exposure.inside_ns)
     found = []
     for kind in KINDS:
         own = np.flatnonzero(is_chosen & (spans.operation == kind.number))
@@ -72,17 +72,17 @@ def overlaps(spans: Spans, exposure: Exposure, ranks: Sequence[int] | None = Non
                     total_ns=int(exposure.inside_ns[own].sum()),
                     exposed_ns=int(exposure.exposed_ns[own].sum()),
                     waiting_ns=int(exposure.span_waiting_ns[own].sum()),
-                    hidden_ns=int(exposure.hidden_ns[own].sum()),
+                    overlapped_ns=int(exposure.overlapped_ns[own].sum()),
                     is_at_most=bool(is_vague[own].any()),
                 )
             )
     return tuple(sorted(found, key=lambda one: -one.exposed_ns))
 
 
-def knows_end(spans: Spans, held_up_ns: Int64, lasting_ns: Int64) -> NDArray[np.bool_]:
-    """Say of each span whether its end is that of the exchange.
+def has_known_end(spans: Spans, held_up_ns: Int64, lasting_ns: Int64) -> NDArray[np.bool_]:
+    """Return for each span whether its end is that of the exchange.
 
-    held_up_ns: how long its host did nothing but wait for it; lasting_ns: of how long a stretch up to its end.
+    held_up_ns: how long the CPU thread only waited for it; lasting_ns: how much of the time before its end counts.
     """
     is_watched = (spans.flags & int(RecordFlag.WATCHED)) != 0
     known: NDArray[np.bool_] = is_watched | (held_up_ns > _HELD_UP * np.maximum(lasting_ns, 0)) | (lasting_ns <= 0)

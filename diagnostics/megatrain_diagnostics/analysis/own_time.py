@@ -1,7 +1,8 @@
-"""What of a step is a rank's own doing, and what is waiting: operations summed to a few aspects.
+"""Which part of a step is a rank's own work and which is waiting: operations summed to a few aspects.
 
-A pass of the model holds the tensor-parallel collectives inside, which wait for the neighbours in the same layer: they
-are taken out of own compute. Waiting is all that ends only when others have come: collectives and receives.
+A pass of the model contains the tensor-parallel collectives, which wait for the neighbours in the same layer: their
+time is subtracted from own compute. Operations that end only when other ranks have arrived are waiting: collectives and
+receives.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ NO_TRAINING = tuple(
     operation.number
     for operation in (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.INIT)
 )
-"""A step whose sums hold one of these is not compared: sums count what ended since the step before."""
+"""A step whose sums contain one of these is not compared: sums count what ended since the step before."""
 
-_LEAST_SCALE_S = 1e-9
+_MIN_SCALE_S = 1e-9
 
 
 def aspects(row: StepRow) -> Floats:
-    """Return seconds by aspect, 0 where no rank came. Shapes: [aspects, ranks]."""
+    """Return seconds by aspect; 0 for ranks that did not report. Shapes: [aspects, ranks]."""
     passes = row.sum_of(_PASSES)
     inside = np.minimum(row.sum_of(_INSIDE_PASSES), passes)
     found = np.stack([
@@ -55,7 +56,7 @@ def aspects(row: StepRow) -> Floats:
         row.of(Operation.GC.number),
         row.sum_of(_WAITS) + row.longest.sum(axis=0),
     ])  # fmt: skip
-    found[:, ~row.has_come] = 0.0
+    found[:, ~row.has_reported] = 0.0
     return found
 
 
@@ -65,16 +66,16 @@ def is_only_training(row: StepRow) -> bool:
 
 
 def typical_step_s(row: StepRow) -> float:
-    """Return the median duration of the step over the ranks that came; 0 where none did."""
-    found = row.of(Operation.STEP.number)[row.has_come]
+    """Return the median duration of the step over the ranks that reported; 0 where none did."""
+    found = row.of(Operation.STEP.number)[row.has_reported]
     return float(np.median(found)) if len(found) else 0.0
 
 
 def scale_of(stage_medians: Floats, stage_of: Indices, step_s: float) -> Floats:
-    """Return what excesses are parts of: the typical own compute of each rank's stage, else the step. Shapes: [ranks].
+    """Return the unit of excesses: the typical own compute of each rank's stage, else the step. Shapes: [ranks].
 
-    Never 0, so that no quotient is without a value.
+    Never 0, because excesses are divided by it.
     """
     typical = np.where(stage_medians > 0.0, stage_medians, step_s)
-    scale: Floats = np.maximum(typical, _LEAST_SCALE_S)[stage_of]
+    scale: Floats = np.maximum(typical, _MIN_SCALE_S)[stage_of]
     return scale

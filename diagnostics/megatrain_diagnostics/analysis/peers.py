@@ -1,9 +1,9 @@
-"""Who does the same work as a rank, and how far it is from them.
+"""Which ranks do the same work as a rank, and how far it is from them.
 
-Peers are the ranks of the same stage (a stage's chunks are the same on all of them). In a job of few hosts a rank is
-compared with the peers on OTHER hosts, because a slow host may hold half of a stage and would shift the median; among
-many hosts the median over all of them stands anyway. Spread is the median absolute deviation, and never less than a
-floor: peers that agree to the microsecond would make a straggler of whoever is two microseconds late.
+Peers are the ranks of the same stage (all of them hold the same chunks). In a job of few hosts a rank is compared with
+the peers on OTHER hosts, because a slow host may hold half of a stage and would shift the median. Among many hosts the
+median over all peers is robust anyway. Spread is the median absolute deviation, and at least a floor: else peers that
+agree to the microsecond would make a straggler of a rank that is two microseconds late.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Flags = NDArray[np.bool_]
 Indices = NDArray[np.int64]
 
 MAD_TO_SIGMA = 1.4826
-"""Of a normal distribution."""
+"""Median absolute deviation -> standard deviation of a normal distribution."""
 _FEW_HOSTS = 8
-"""With more hosts in a stage than this, one of them cannot shift the median of all by much."""
+"""With more hosts in a stage than this, one host cannot shift the median of all by much."""
 _FEW_RANKS = 16
 _MIN_ELSEWHERE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """These ranks are compared with those."""
+    """Ranks, and the ranks that they are compared with."""
 
     members: Indices
     references: Indices
@@ -37,7 +37,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """What peers come to. Shapes: median and spread [k, ranks]; num_peers [ranks]."""
+    """Median and spread of peers. Shapes: median and spread [k, ranks]; num_peers [ranks]."""
 
     median: Floats
     spread: Floats
@@ -55,20 +55,20 @@ class Peers:
         self.comparisons: list[Comparison] = []
         for stage in range(self.num_stages):
             self.comparisons += _comparisons(np.flatnonzero(self.stage_of == stage), hosts)
-        everybody = np.ones(self.num_ranks, dtype=bool)
-        self.num_peers = self.reference(np.zeros((1, self.num_ranks)), everybody).num_peers
-        """Of each rank, if everybody comes."""
+        all_ranks = np.ones(self.num_ranks, dtype=bool)
+        self.num_peers = self.reference(np.zeros((1, self.num_ranks)), all_ranks).num_peers
+        """Number of peers of each rank when all ranks report."""
 
-    def reference(self, values: Floats, has_come: Flags) -> Reference:
-        """Return what the peers of each rank come to, those left out that did not come.
+    def reference(self, values: Floats, has_reported: Flags) -> Reference:
+        """Return median and spread of the peers of each rank, without peers that did not report.
 
-        A rank without peers is its own reference. Shapes: values [k, ranks], has_come [ranks].
+        A rank without peers is its own reference. Shapes: values [k, ranks], has_reported [ranks].
         """
         median, spread = values.copy(), np.zeros_like(values)
         num_peers = np.zeros(self.num_ranks, dtype=np.int64)
-        is_whole = bool(has_come.all())
+        is_whole = bool(has_reported.all())
         for one in self.comparisons:
-            others = one.references if is_whole else one.references[has_come[one.references]]
+            others = one.references if is_whole else one.references[has_reported[one.references]]
             if not len(others):
                 continue
             found = values[:, others]
@@ -78,11 +78,11 @@ class Peers:
             num_peers[one.members] = len(others) - (one.members is one.references)
         return Reference(median, MAD_TO_SIGMA * spread, num_peers)
 
-    def stage_medians(self, values: Floats, has_come: Flags) -> Floats:
-        """Return the median of each stage, 0 where no rank came. Shapes: values [ranks]; result [stages]."""
+    def stage_medians(self, values: Floats, has_reported: Flags) -> Floats:
+        """Return the median of each stage; 0 where no rank reported. Shapes: values [ranks]; result [stages]."""
         medians = np.zeros(self.num_stages)
         for stage in range(self.num_stages):
-            found = values[(self.stage_of == stage) & has_come]
+            found = values[(self.stage_of == stage) & has_reported]
             medians[stage] = np.median(found) if len(found) else 0.0
         return medians
 

@@ -1,4 +1,4 @@
-"""Findings in words: each sentence holds the figures that it rests on."""
+"""Findings as sentences: each sentence holds the figures on which it rests."""
 
 from __future__ import annotations
 
@@ -18,20 +18,25 @@ _DOES = {
     Aspect.GC: "collects garbage",
 }
 _MEANS = {
-    Cause.LENGTHS: "its compute follows the squared lengths of its documents: the samples, not the host",
-    Cause.GC: "garbage collection: plan it for all ranks at once (train.gc_interval), another host does the same",
-    Cause.DATA: "its data comes late: look at the storage or the loader of that host",
+    Cause.LENGTHS: (
+        "its compute time follows the squared lengths of its documents: the cause is the samples, not the host"
+    ),
+    Cause.GC: (
+        "garbage collection: schedule it for all ranks at once (train.gc_interval); replacing the host does not help"
+    ),
+    Cause.DATA: "its data arrives late: check the storage and the data loader of that host",
 }
+_NOT_BY_PAST = "with a single peer, only the rank's own past can show which of the two is slow, and it does not"
 
 
 def place_of(rank: int, roster: Roster) -> str:
     """Return "rank 5 (stage 0, dp 1, tp 0) on host-2"."""
-    host = roster.host_of(rank) or "a host that is not known"
+    host = roster.host_of(rank) or "an unknown host"
     return f"rank {rank} ({roster.layout.place_text(rank)}) on {host}"
 
 
 def rank_sentences(finding: Finding, one: Candidates, roster: Roster) -> Finding:
-    """Return the finding with its evidence in words."""
+    """Return the finding with its evidence as sentences."""
     worst = finding.ranks[0]
     peers = "its only peer" if finding.num_peers == 1 else f"its {finding.num_peers} peers"
     first = (
@@ -39,30 +44,31 @@ def rank_sentences(finding: Finding, one: Candidates, roster: Roster) -> Finding
         f"{100 * finding.excess:.0f} % of the stage's compute, score {finding.score:.1f}, "
         f"in {finding.num_seen} of {finding.num_steps} steps"
     )
-    said = [first]
+    sentences = [first]
     if one.agrees(worst):
-        said.append(f"the others wait for it: it waits {_ms(finding.wait_deficit_s)} a step less than {peers}")
+        sentences.append(f"the others wait for it: it waits {_ms(finding.wait_deficit_s)} a step less than {peers}")
     else:
-        said.append(
+        sentences.append(
             f"the second signal does not agree: it waits only {_ms(max(0.0, finding.wait_deficit_s))} a step less "
             f"than {peers}"
         )
-    said += _of_hosts(finding, roster)
+    sentences += _of_hosts(finding, roster)
     if finding.cause in _MEANS:
-        said.append(_MEANS[finding.cause])
+        sentences.append(_MEANS[finding.cause])
     if finding.confidence is VerdictConfidence.LOW and one.agrees(worst) and finding.num_peers == 1:
-        said.append("with one peer only its own past could tell which of the two is at fault, and that does not")
-    return replace(finding, evidence=tuple(said))
+        sentences.append(_NOT_BY_PAST)
+    return replace(finding, evidence=tuple(sentences))
 
 
 def _of_hosts(finding: Finding, roster: Roster) -> list[str]:
-    said = []
+    sentences = []
     for host in finding.hosts:
         own = roster.ranks_on(host)
         slow = [rank for rank in finding.ranks if roster.host_of(rank) == host]
         if len(own) > 1:
-            said.append(f"of the {len(own)} ranks of {host} {'all are' if len(slow) == len(own) else _are(slow)} slow")
-    return said
+            which = "all are" if len(slow) == len(own) else _are(slow)
+            sentences.append(f"of the {len(own)} ranks of {host} {which} slow")
+    return sentences
 
 
 def _are(ranks: list[int]) -> str:
@@ -71,53 +77,56 @@ def _are(ranks: list[int]) -> str:
 
 
 def stage_sentences(finding: Finding, num_stages: int, has_risen: bool) -> Finding:
-    """Return the finding of a slow stage with its evidence in words."""
-    last = ", the last one with the loss" if finding.stage == num_stages - 1 else ""
+    """Return the finding of a slow stage with its evidence as sentences."""
+    last = " (the last stage, which also computes the loss)" if finding.stage == num_stages - 1 else ""
     first = (
         f"all {len(finding.ranks)} ranks of stage {finding.stage}{last} compute {_ms(finding.excess_s)} a step longer "
         f"than the other stages: {100 * finding.excess:.0f} %, in {finding.num_seen} of {finding.num_steps} steps"
     )
-    said = [first]
+    sentences = [first]
     if has_risen:
         hosts = ", ".join(finding.hosts) or "its hosts"
-        said.append(f"it was not so at first, and the partition has not changed: look at {hosts}")
+        sentences.append(f"the stage was not slow at first, and the partition has not changed: check {hosts}")
     else:
-        way_out = f"give stage {finding.stage} fewer layers and others more with parallel.layers_per_chunk"
-        said.append(f"the model is cut unevenly, measured in time: {way_out}")
-    return replace(finding, evidence=tuple(said))
+        hint = f"give stage {finding.stage} fewer layers and the others more with parallel.layers_per_chunk"
+        sentences.append(f"the layers are partitioned unevenly in terms of time: {hint}")
+    return replace(finding, evidence=tuple(sentences))
 
 
 def rotating_sentence(cause: Cause, num_ranks: int, excess_s: float, scale: float, correlation: float) -> str:
-    """Return what is said of a slowness that is another rank's each step."""
+    """Return the sentence about a slowness that moves to another rank each step."""
     share = f"{_ms(excess_s)} a step, {100 * excess_s / scale:.0f} % of a stage's compute, in turn on {num_ranks} ranks"
     if cause is Cause.GC:
-        return f"ranks collect garbage at different moments: {share}; plan it for all at once (train.gc_interval)"
+        return (
+            f"ranks collect garbage at different times: {share}; schedule it for all ranks at once (train.gc_interval)"
+        )
     return (
-        f"the slowest rank is another one each step: {share}; compute follows the samples (Pearson {correlation:.2f})"
+        f"the slowest rank changes from step to step: {share}; compute time follows the samples (Pearson "
+        f"{correlation:.2f})"
     )
 
 
 def network_sentences(one: SlowNetwork) -> tuple[str, ...]:
-    """Return the evidence of a slow network in words."""
+    """Return the evidence of a slow network as sentences."""
     if one.kind == "waiting":
-        waiting = f"{len(one.ranks)} ranks wait {_ms(one.excess_s)} longer for what is sent"
+        waiting = f"{len(one.ranks)} ranks wait {_ms(one.excess_s)} longer for communication"
         return (
-            f"steps take {_ms(one.now_s)}, at first {_ms(one.before_s)}",
+            f"steps take {_ms(one.now_s)}; at first they took {_ms(one.before_s)}",
             f"no rank computes, loads or collects longer: {waiting}",
         )
     against = " and ".join(
         text
-        for text, holds in (("at first", one.is_against_past), ("in groups like it", one.is_against_peers))
+        for text, holds in (("at first", one.is_against_past), ("in similar groups", one.is_against_peers))
         if holds
     )
-    said = [
-        f"{one.kind} transfers take {_ms(one.now_s)} a step when everybody has arrived, {_ms(one.before_s)} {against}"
+    sentences = [
+        f"{one.kind} transfers take {_ms(one.now_s)} a step once all have arrived, but {_ms(one.before_s)} {against}"
     ]
     if len(one.hosts) == 1:
-        said.append(f"all slow groups have {one.hosts[0]}, and no other group has it")
+        sentences.append(f"all slow groups include {one.hosts[0]}, and no other group does")
     else:
-        said.append(f"which of {len(one.hosts)} hosts it is does not follow from groups that all of them are in")
-    return tuple(said)
+        sentences.append(f"the slow groups do not show which of these {len(one.hosts)} hosts is slow")
+    return tuple(sentences)
 
 
 def _ms(seconds: float) -> str:
@@ -125,8 +134,8 @@ def _ms(seconds: float) -> str:
 
 
 def findings_headline(findings: Sequence[Finding], *, is_enough: bool) -> str:
-    """Return the finding as a sentence. `is_enough`: enough was seen that an empty result means that no rank is
-    slow."""
+    """Return the findings as one sentence. `is_enough`: enough steps were seen that an empty result means that no rank
+    is slow."""
     if findings:
         worst = findings[0]
         where = ", ".join(worst.hosts) or "no single host"

@@ -1,8 +1,8 @@
-"""Which groups, links and hosts are slower than their like, and which single exchanges were hot spots.
+"""Which groups, links and hosts are slower than others of their kind, and which single exchanges were hot spots.
 
-Compared are exchanges of equal kind, operation and size; a group or link is slow when its median transfer time is more
-than 10 % above the median over the groups of its kind (Greyhound), of which there must be three at least. A host is
-suspected when the most of its groups and links are slow, by more than those of the hosts beside it.
+Exchanges of equal kind, operation and size are compared. A group or link is slow when its median transfer time is more
+than 10 % above the median over the groups of its kind (Greyhound), of which there must be at least three. A host is
+suspected when most of its groups and links are slow, and no host has a larger fraction of slow ones.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from megatrain_diagnostics.events.roster import GroupMembers, Roster
 from megatrain_diagnostics.events.tables import Float64, Int64, Spans
 
 SLOW_EXCESS = 0.1
-_LEAST_GROUPS = 3
-_LEAST_EXCHANGES = 3
-_MOST_SLOW = 20
-_MOST_HOT = 10
-_MOST_UNEQUAL = 10
+_MIN_GROUPS = 3
+_MIN_EXCHANGES = 3
+_MAX_SLOW = 20
+_MAX_HOT = 10
+_MAX_UNEQUAL = 10
 _UNEQUAL_BYTES = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class SlowGroup:
-    """A group, or a link of two, whose transfers take longer than those of its like."""
+    """A group, or a link of two ranks, whose transfers take longer than those of its kind."""
 
     group: str
     operation: str
@@ -41,7 +41,7 @@ class SlowGroup:
 
     @property
     def excess(self) -> float:
-        """Return how much longer, 0.1: 10 %."""
+        """Return how much longer; 0.1 is 10 %."""
         return self.transfer_s / self.expected_s - 1.0
 
 
@@ -57,7 +57,7 @@ class SlowHost:
 
 @dataclass(frozen=True, slots=True)
 class HotSpot:
-    """One exchange that took far longer than its like."""
+    """One exchange that took far longer than others of its kind."""
 
     step: int
     group: str
@@ -70,7 +70,7 @@ class HotSpot:
 
 @dataclass(frozen=True, slots=True)
 class UnequalLoad:
-    """A member that gives or takes much more than the others of its group: a hot expert, an unequal cut."""
+    """A member that sends or receives much more than the others of its group: a hot expert, an unequal split."""
 
     rank: int
     group: str
@@ -81,20 +81,20 @@ class UnequalLoad:
 
 @dataclass(frozen=True, slots=True)
 class SlowLinks:
-    """What stands out."""
+    """The groups, hosts, exchanges and loads that stand out."""
 
     groups: tuple[SlowGroup, ...]
     hosts: tuple[SlowHost, ...]
     hot_spots: tuple[HotSpot, ...]
     unequal: tuple[UnequalLoad, ...]
     num_compared: int
-    """Groups and links that have enough of their like to be compared with."""
+    """Number of groups and links with enough others of their kind to compare with."""
 
 
 def find_slow_links(
     spans: Spans, exchanges: Exchanges, chosen: Int64, transfer_s: Float64, classes: Int64, roster: Roster
 ) -> SlowLinks:
-    """Return what stands out among the chosen exchanges; `classes` says of each which are its like."""
+    """Return what stands out among the chosen exchanges; `classes`: exchanges of equal number are comparable."""
     slow: list[SlowGroup] = []
     compared: list[GroupMembers] = []
     hot: list[HotSpot] = []
@@ -103,7 +103,7 @@ def find_slow_links(
         median = float(np.median(transfer_s[own]))
         hot += _hot_spots(exchanges, chosen[own], transfer_s[own], median, spans)
         by_group = _medians(exchanges.group_of[chosen[own]], transfer_s[own])
-        if len(by_group) < _LEAST_GROUPS:
+        if len(by_group) < _MIN_GROUPS:
             continue
         expected = float(np.median([seconds for seconds, _ in by_group.values()]))
         for group, (seconds, count) in by_group.items():
@@ -115,34 +115,34 @@ def find_slow_links(
                 slow.append(SlowGroup(members.name, operation, _shown(members), hosts, count, seconds, expected))
     slow.sort(key=lambda one: -one.excess)
     return SlowLinks(
-        groups=tuple(slow[:_MOST_SLOW]),
+        groups=tuple(slow[:_MAX_SLOW]),
         hosts=tuple(_slow_hosts(slow, compared, roster)),
-        hot_spots=tuple(sorted(hot, key=lambda one: one.expected_s - one.transfer_s)[:_MOST_HOT]),
+        hot_spots=tuple(sorted(hot, key=lambda one: one.expected_s - one.transfer_s)[:_MAX_HOT]),
         unequal=tuple(_unequal_loads(spans, exchanges, chosen)),
         num_compared=len(compared),
     )
 
 
 def _medians(group_of: Int64, transfer_s: Float64) -> dict[int, tuple[float, int]]:
-    """Return the median transfer time and the number of exchanges of each group that has enough."""
+    """Return the median transfer time and the number of exchanges of each group that has enough exchanges."""
     order = np.argsort(group_of, kind="stable")
     groups, first = np.unique(group_of[order], return_index=True)
     parts = np.split(transfer_s[order], first[1:])
     return {
         int(group): (float(np.median(part)), len(part))
         for group, part in zip(groups, parts, strict=True)
-        if len(part) >= _LEAST_EXCHANGES
+        if len(part) >= _MIN_EXCHANGES
     }
 
 
 def _hot_spots(
     exchanges: Exchanges, chosen: Int64, transfer_s: Float64, median: float, spans: Spans
 ) -> Sequence[HotSpot]:
-    """Return the exchanges far off: twice the median, and as far from it as no noise of their like is."""
+    """Return the outliers: more than twice the median, and farther from it than noise explains."""
     spread = float(np.median(np.abs(transfer_s - median)))
     limit = median + max(median, 10.0 * spread)
     places = np.flatnonzero(transfer_s > limit)
-    worst = places[np.argsort(-transfer_s[places])][:_MOST_HOT]
+    worst = places[np.argsort(-transfer_s[places])][:_MAX_HOT]
     found = []
     for place in worst.tolist():
         number = int(chosen[place])
@@ -171,7 +171,7 @@ def _slow_hosts(slow: Sequence[SlowGroup], compared: Sequence[GroupMembers], ros
         for host in one.hosts:
             excesses.setdefault(host, []).append(one.excess)
     shares = {host: len(found) / num_groups[host] for host, found in excesses.items()}
-    # a slow host slows the links to it too: their other ends share some slow ones, it alone has most of its own slow
+    # a slow host also slows the links to it: their other ends have some slow links, only this host has mostly slow ones
     worst = max(shares.values(), default=0.0)
     found = [
         SlowHost(host, len(its), num_groups[host], float(np.mean(its)))
@@ -201,7 +201,7 @@ def _unequal_loads(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Sequenc
         group_index, operation, rank = members[place].tolist()
         name = exchanges.groups[group_index].name
         found.append(UnequalLoad(rank, name, operation_name(operation), int(loads[place]), int(mean)))
-    return sorted(found, key=lambda one: one.mean_bytes - one.num_bytes)[:_MOST_UNEQUAL]
+    return sorted(found, key=lambda one: one.mean_bytes - one.num_bytes)[:_MAX_UNEQUAL]
 
 
 def _hosts(members: GroupMembers, roster: Roster) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
-"""Stacks of many ranks as a few groups: the large ones are healthy, what is left points at the culprit.
+"""Stacks of many ranks as a few groups: the large groups are healthy, the rest points at the culprit.
 
-Stacks are made alike (no line numbers, no paths above the package, no numbers), grouped by equality, then groups of
-nearly the same frames are put together. Ranks that wait in an exchange are victims; the others, if they are few, are
-the outliers; where all wait, or none, the small groups are. A rank that has no dump is an outlier too: it could not
-even write one. The smallest parallel group that holds all outliers is what one would evict (ByteRobust sec. 5, stack
-aggregation and over-eviction).
+Stacks are normalised (no line numbers, no paths above the package, no numbers) and grouped by equality; then groups of
+nearly the same frames are merged. Ranks that wait in an exchange are victims. The others, if they are few, are the
+outliers; where all ranks wait, or none, the small groups are the outliers. A rank without a dump is an outlier too: it
+could not even write one. The smallest parallel group that holds all outliers is what one would evict (ByteRobust sec.
+5, stack aggregation and over-eviction).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from megatrain_diagnostics.events.tables import Stacks
 
 MAIN_THREAD = "MainThread"
 _ALIKE = 0.9
-"""Part of the frames that two stacks must share to be one group: waits differ in how deep the library is."""
+"""Fraction of the frames that two stacks must share to be one group: waits differ in the depth of library frames."""
 _DOMINANT = 0.5
-"""A group of more than this part of the largest one is healthy where waiting does not tell."""
+"""A group larger than this fraction of the largest one is healthy where waiting does not separate them."""
 _MAX_DISTINCT = 512
-"""Stacks that are compared for likeness: beyond it the rarest stay groups of their own."""
+"""Number of stacks that are compared for similarity: beyond it the rarest remain groups of their own."""
 _LINE = re.compile(r"^(?P<file>.+?):\d+ (?P<name>.+)$")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_WAITS = re.compile(r"(comm/(queue|group|channel|host_groups)\.py|distributed/distributed_c10d\.py|threading\.py) ")
-_OF_COMMUNICATION = re.compile(r"(comm/(queue|group|channel|host_groups)\.py|distributed/distributed_c10d\.py) ")
+_WAITS = re.compile(r"(comm/\w+\.py|distributed/distributed_c10d\.py|(\S+/)?threading\.py) ")
+_OF_COMMUNICATION = re.compile(r"(comm/\w+\.py|distributed/distributed_c10d\.py) ")
 
 
 @dataclass(frozen=True, slots=True)
 class StackCluster:
-    """Ranks with one kind of stack. `frames`: of the most common one, outermost first, as "comm/group.py wait"."""
+    """Ranks with one kind of stack. `frames`: those of the most common stack, outermost first: "comm/group.py wait"."""
 
     ranks: tuple[int, ...]
     frames: tuple[str, ...]
     is_waiting: bool
-    """The innermost frames wait for other ranks."""
+    """Whether the innermost frames wait for other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,18 @@ class SharedGroup:
 
 @dataclass(frozen=True, slots=True)
 class StackFinding:
-    """Groups, the largest first; outliers; what they share, None where only the whole job holds them."""
+    """Groups, the largest first; outliers; the group that they share, None where only the whole job holds them."""
 
     clusters: tuple[StackCluster, ...]
     outliers: tuple[int, ...]
     undumped: tuple[int, ...]
-    """Ranks without a dump, of which others have one."""
+    """Ranks without a dump, where other ranks have one."""
     shared: SharedGroup | None
     reason: str
 
 
 def normalised(stack: str) -> tuple[str, ...]:
-    """Return the frames of a stack ("file:line function" a line) without what differs between equal ranks."""
+    """Return the frames of a stack (one "file:line function" per line) without details that differ between ranks."""
     frames = []
     for line in stack.splitlines():
         match = _LINE.match(line.strip())
@@ -78,7 +78,7 @@ def normalised(stack: str) -> tuple[str, ...]:
 
 
 def newest_main_stacks(stacks: Stacks, round_number: int) -> dict[int, str]:
-    """Return by rank the newest stack of its main thread, or of its first thread where none has that name."""
+    """Return by rank the newest stack of its main thread; of its first thread where none has that name."""
     found: dict[int, tuple[tuple[int, bool], str]] = {}
     for row in range(len(stacks.rank)):
         if stacks.round[row] != round_number:
@@ -90,9 +90,9 @@ def newest_main_stacks(stacks: Stacks, round_number: int) -> dict[int, str]:
 
 
 def find_outliers(stacks: Mapping[int, str], roster: Roster, asked: Iterable[int] | None = None) -> StackFinding:
-    """Return the groups of the ranks' main stacks, and who is not where the others are.
+    """Return the groups of the ranks' main stacks, and the outliers.
 
-    `asked`: the ranks that ought to have a stack; None: all, where any has one.
+    `asked`: the ranks that should have a stack; None: all ranks, if any rank has one.
     """
     clusters = cluster(stacks)
     expected = range(roster.layout.world_size) if asked is None else sorted(asked)
@@ -106,7 +106,7 @@ def find_outliers(stacks: Mapping[int, str], roster: Roster, asked: Iterable[int
 
 
 def cluster(stacks: Mapping[int, str]) -> tuple[StackCluster, ...]:
-    """Return the groups of alike stacks, the largest first."""
+    """Return the groups of similar stacks, the largest first."""
     by_text: dict[str, list[int]] = {}
     for rank in sorted(stacks):
         by_text.setdefault(stacks[rank], []).append(rank)
@@ -125,14 +125,14 @@ def cluster(stacks: Mapping[int, str]) -> tuple[StackCluster, ...]:
 
 
 def is_waiting(frames: tuple[str, ...]) -> bool:
-    """Say whether a stack ends in a wait for other ranks: in the files of communication, or a lock below them."""
+    """Return whether a stack ends in a wait for other ranks: in the files of communication, or a lock below them."""
     if not frames or not _WAITS.match(frames[-1]):
         return False
     return any(_OF_COMMUNICATION.match(frame) for frame in frames[-4:])
 
 
 def smallest_group(ranks: Iterable[int], roster: Roster) -> SharedGroup | None:
-    """Return the smallest parallel group that holds all these ranks, None where there is none but the whole job."""
+    """Return the smallest parallel group that holds all these ranks; None where only the whole job does."""
     wanted = set(ranks)
     first = min(wanted)
     layout = roster.layout
@@ -159,7 +159,7 @@ def _are_alike(left: tuple[str, ...], right: tuple[str, ...]) -> bool:
     if is_waiting(left) != is_waiting(right):
         return False
     shared = sum((Counter(left) & Counter(right)).values())
-    if 2 * shared < _ALIKE * (len(left) + len(right)):  # a bound of the ratio, and much cheaper
+    if 2 * shared < _ALIKE * (len(left) + len(right)):  # an upper bound of the ratio, and much cheaper
         return False
     return SequenceMatcher(None, left, right, autojunk=False).ratio() >= _ALIKE
 
@@ -168,9 +168,9 @@ def _odd_ones(clusters: tuple[StackCluster, ...]) -> tuple[set[int], str]:
     waiting = sum(len(one.ranks) for one in clusters if one.is_waiting)
     working = {rank for one in clusters if not one.is_waiting for rank in one.ranks}
     if waiting and working and len(working) <= waiting:
-        return working, f"{waiting} ranks wait in an exchange, {len(working)} do not"
+        return working, f"{waiting} ranks wait in a collective or a transfer, {len(working)} do not"
     sizes = [len(one.ranks) for one in clusters]
     small = {rank for one in clusters if len(one.ranks) < _DOMINANT * max(sizes) for rank in one.ranks}
     if small:
-        return small, f"{len(small)} ranks are not where most are"
-    return set(), "no stack stands out"
+        return small, f"{len(small)} ranks have another stack than most"
+    return set(), "no stack differs from the others"

@@ -1,8 +1,8 @@
-"""The newest steps of all ranks in memory: seconds by step, operation and rank, as they come in any order and late.
+"""The newest steps of all ranks in memory: seconds by step, operation and rank, from rows in any order and late.
 
-A step is due when every rank has sent something of a later one (so that all its own rows are here), or when the
-deadline since its first row has passed; a rank that has sent nothing until then is missing. A rank that sends garbage
-moves nothing: rows beyond the ring are left out until half of the ranks have come as far.
+A step is due when every rank has sent rows of a later one (so that all its own rows are here), or when the deadline
+since its first row has passed; a rank that has sent nothing until then is missing. A rank that sends garbage does not
+move the ring: rows beyond the ring are dropped until half of the ranks have reached them.
 """
 
 from __future__ import annotations
@@ -18,58 +18,59 @@ from megatrain_diagnostics.analysis.peers import Flags, Floats, Indices
 from megatrain_diagnostics.events.tables import StepTotals, Values
 
 WORK_KINDS = (StepValue.SQUARED_LENGTHS, StepValue.LABEL_TOKENS)
-"""How much a rank had to do in a step, by what its samples are."""
+"""How much work a rank had in a step, measured by its samples."""
 OVERLAPPED = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
-"""Many of these are under way at once, so that their sum counts the same waiting many times; the longest does not."""
+"""Many of these are under way at once, so that their sum counts the same wait many times; the longest does not."""
 _FIRST_OPERATIONS = 8
 LAST_STEP = 2**31 - 1
-_MOST_AHEAD = 10_000
-"""Steps that a rank may be ahead of those that are judged: rows come in batches, and steps wait for silent ranks."""
+_MAX_AHEAD = 10_000
+"""Number of steps that a rank may be ahead of the judged ones: rows arrive in batches, and steps wait for silent
+ranks."""
 _LONGEST_STEP_NS = 7 * 86400 * 10**9
 
 
 @dataclass(slots=True)
 class RingCounters:
-    """What was left out."""
+    """Numbers of rows that were dropped."""
 
     num_late: int = 0
-    """Of steps that were already judged, or have left the ring."""
+    """Rows of steps that were already judged, or have left the ring."""
     num_ahead: int = 0
-    """Of steps far ahead of the other ranks."""
+    """Rows of steps far ahead of the other ranks."""
     num_wrong: int = 0
-    """No such rank, operation or duration."""
+    """Rows with an impossible rank, operation or duration."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRow:
-    """One step of all ranks. Shapes: seconds [operations, ranks], work [kinds, ranks], has_come [ranks]."""
+    """One step of all ranks. Shapes: seconds [operations, ranks], work [kinds, ranks], has_reported [ranks]."""
 
     step: int
     operations: tuple[int, ...]
-    """Their numbers."""
+    """Numbers of the operations."""
     seconds: Floats
     longest: Floats
-    """Of OVERLAPPED, the longest span. Shapes: [OVERLAPPED, ranks]."""
+    """Longest span of each of OVERLAPPED. Shapes: [OVERLAPPED, ranks]."""
     work: Floats
-    has_come: Flags
+    has_reported: Flags
 
     def of(self, number: int) -> Floats:
-        """Return the seconds of an operation, zeros where it was never seen."""
+        """Return the seconds of an operation; zeros where it was never seen."""
         if number in self.operations:
             found: Floats = self.seconds[self.operations.index(number)]
             return found
-        return np.zeros(len(self.has_come))
+        return np.zeros(len(self.has_reported))
 
     def sum_of(self, numbers: tuple[int, ...]) -> Floats:
         chosen = [self.operations.index(number) for number in numbers if number in self.operations]
         if not chosen:
-            return np.zeros(len(self.has_come))
+            return np.zeros(len(self.has_reported))
         found: Floats = self.seconds[chosen].sum(axis=0)
         return found
 
 
 class StepRing:
-    """Shapes: arrays are [slots, operations, ranks]; a step lies in slot step mod slots."""
+    """Shapes: arrays are [slots, operations, ranks]; step s is in slot s mod slots."""
 
     def __init__(self, num_ranks: int, num_steps: int = 64) -> None:
         self.num_ranks = num_ranks
@@ -78,15 +79,15 @@ class StepRing:
         self.next_step: int | None = None
         """The oldest step that is not yet judged; None before the first row."""
         self.newest = np.full(num_ranks, -1, dtype=np.int64)
-        """Newest step that each rank has reported, whether it was kept or not; -1: none."""
+        """Newest step that each rank has reported, kept or not; -1: none."""
         self.bytes_of = np.zeros((_FIRST_OPERATIONS, num_ranks))
-        """Bytes a step by operation, as the newest rows say."""
+        """Bytes per step by operation, from the newest rows."""
         self._index = np.full(MAX_OPERATIONS, -1, dtype=np.int64)
         self._numbers: list[int] = []
         self._seconds: NDArray[np.float32] = np.zeros((num_steps, _FIRST_OPERATIONS, num_ranks), dtype=np.float32)
         self._longest: NDArray[np.float32] = np.zeros((num_steps, len(OVERLAPPED), num_ranks), dtype=np.float32)
         self._work = np.zeros((num_steps, len(WORK_KINDS), num_ranks))
-        self._has_come = np.zeros((num_steps, num_ranks), dtype=bool)
+        self._has_reported = np.zeros((num_steps, num_ranks), dtype=bool)
         self._first_seen_s = np.full(num_steps, np.inf)
 
     @property
@@ -96,11 +97,11 @@ class StepRing:
 
     @property
     def farthest_step(self) -> int:
-        """The last step that a rank may tell of now; what is beyond is nonsense of that rank."""
-        return LAST_STEP if self.next_step is None else self.next_step + _MOST_AHEAD
+        """The last step that a rank may report now; a later step is an error of that rank."""
+        return LAST_STEP if self.next_step is None else self.next_step + _MAX_AHEAD
 
     def add_totals(self, totals: StepTotals, now_s: float) -> None:
-        """Enter rows. Units: `now_s` is any clock that goes forward, the one that `due` is asked with."""
+        """Enter rows. Units: `now_s` is any clock that goes forward, the same that `due` receives."""
         step, rank = totals.step.astype(np.int64), totals.rank.astype(np.int64)
         is_right = (rank >= 0) & (rank < self.num_ranks) & (totals.operation < MAX_OPERATIONS) & (step >= 0)
         is_right &= (totals.sum_ns >= 0) & (totals.sum_ns < _LONGEST_STEP_NS)
@@ -118,12 +119,12 @@ class StepRing:
             of_it = totals.operation[kept] == operation.number
             longest = np.clip(totals.max_ns[kept][of_it], 0, totals.sum_ns[kept][of_it])
             self._longest[slot[of_it], place, rank[of_it]] = longest / 1e9
-        self._has_come[slot, rank] = True
+        self._has_reported[slot, rank] = True
         seen = np.unique(slot)
         self._first_seen_s[seen] = np.minimum(self._first_seen_s[seen], now_s)
 
     def add_values(self, values: Values) -> None:
-        """Enter what ranks had to do; other values are none of the ring's business."""
+        """Enter the work of ranks; other values are ignored."""
         for row, kind in enumerate(WORK_KINDS):
             chosen = (values.kind == kind) & (values.rank >= 0) & (values.rank < self.num_ranks)
             chosen &= np.isfinite(values.value) & (values.value >= 0)
@@ -133,18 +134,18 @@ class StepRing:
                 self._work[step[here] % self.num_steps, row, rank[here]] = values.value[chosen][here]
 
     def due(self, now_s: float, deadline_s: float) -> int | None:
-        """Return the step that is to be judged next, None where it is not yet complete."""
+        """Return the step that is to be judged next; None where it is not yet complete."""
         if self.next_step is None or not np.isfinite(self._first_seen_s).any():
             return None
         if (self.newest > self.next_step).all():
             return self.next_step
         waited_since = self._first_seen_s[self.next_step % self.num_steps]
         if np.isinf(waited_since):
-            waited_since = self._first_seen_s.min()  # a step of which nothing came, and later ones did
+            waited_since = self._first_seen_s.min()  # no row of this step has arrived, but rows of later ones have
         return self.next_step if now_s - waited_since >= deadline_s else None
 
     def take(self, step: int) -> StepRow:
-        """Return a step that is due, and make room for another."""
+        """Return a step that is due, and free its slot."""
         assert step == self.next_step
         slot = step % self.num_steps
         row = StepRow(
@@ -153,20 +154,20 @@ class StepRing:
             seconds=self._seconds[slot, : len(self._numbers)].astype(np.float64),
             longest=self._longest[slot].astype(np.float64),
             work=self._work[slot].copy(),
-            has_come=self._has_come[slot].copy(),
+            has_reported=self._has_reported[slot].copy(),
         )
         self._clear(slice(slot, slot + 1))
         self.next_step = step + 1
         return row
 
     def _within(self, step: Indices, rank: Indices, is_right: Flags) -> Indices:
-        """Return the rows that belong into the ring, which moves on where most ranks have."""
+        """Return the rows that belong in the ring, after it has moved on with most of the ranks."""
         if not is_right.any():
             return np.zeros(0, dtype=np.int64)
         if self.next_step is not None:
-            # what a rank made up before holds no longer when it says something else
-            told_now = np.unique(rank[is_right])
-            self.newest[told_now[self.newest[told_now] > self.farthest_step]] = -1
+            # an impossible step of a rank is forgotten when the rank reports another one
+            reporting_now = np.unique(rank[is_right])
+            self.newest[reporting_now[self.newest[reporting_now] > self.farthest_step]] = -1
         np.maximum.at(self.newest, rank[is_right], step[is_right])
         if self.next_step is None:
             typical = np.median(step[is_right])
@@ -179,10 +180,10 @@ class StepRing:
         return np.flatnonzero(is_right & ~is_ahead & ~is_late)
 
     def _follow(self) -> None:
-        """Go to where most ranks are, if that is outside of the ring: one that says nonsense is not the measure."""
+        """Move to where most ranks are, if that is outside of the ring: impossible steps of one rank do not move it."""
         assert self.next_step is not None
-        heard = self.newest[self.newest >= 0]
-        typical = int(np.partition(heard, (len(heard) - 1) // 2)[(len(heard) - 1) // 2])
+        steps_of_ranks = self.newest[self.newest >= 0]
+        typical = int(np.partition(steps_of_ranks, (len(steps_of_ranks) - 1) // 2)[(len(steps_of_ranks) - 1) // 2])
         if typical >= self.next_step + self.num_steps:
             begin = typical - self.num_steps // 2
             self._clear(np.arange(self.next_step, min(begin, self.next_step + self.num_steps)) % self.num_steps)
@@ -195,7 +196,7 @@ class StepRing:
         self._seconds[slots] = 0.0
         self._longest[slots] = 0.0
         self._work[slots] = 0.0
-        self._has_come[slots] = False
+        self._has_reported[slots] = False
         self._first_seen_s[slots] = np.inf
 
     def _enter_operation(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""When each rank's steps began and ended, and what of its events is fit to be looked at."""
+"""When each rank's steps began and ended, and which of its events are plausible."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from megatrain_diagnostics.events.tables import (
 )
 
 _FARTHEST_NS = 3600 * 10**9
-"""A span so far from the others of its step was timed by a clock that jumped."""
-_MOST_NAMED = 12
+"""A span this far from the others of its step was timed by a clock that jumped."""
+_MAX_NAMED = 12
 _LONGEST_NS = 24 * 3600 * 10**9
-PROVES_FULL = (Operation.STEP, *MODEL_COMPUTES)
-# what the thread of the step loop does itself: communication may go on into the next step
+OPERATIONS_OF_FULL_STEPS = (Operation.STEP, *MODEL_COMPUTES)
+# operations of the step loop's own thread: communication may continue into the next step
 _OF_THE_LOOP = (
-    *(*PROVES_FULL, Operation.DATA_WAIT, Operation.CLIP, Operation.OPTIMIZER, Operation.GC),
+    *(*OPERATIONS_OF_FULL_STEPS, Operation.DATA_WAIT, Operation.CLIP, Operation.OPTIMIZER, Operation.GC),
     *(Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.BARRIER),
 )
 
@@ -44,7 +44,7 @@ class StepEvents:
     spans: Spans
     totals: StepTotals
     notes: tuple[str, ...]
-    """What was left out, a sentence each."""
+    """A sentence for each kind of rows that were left out."""
 
 
 def read_step_events(
@@ -56,7 +56,7 @@ def read_step_events(
 ) -> StepEvents:
     """Read spans and totals of steps, and of the steps before and after, which overlap with them.
 
-    Raises: DataError for a round without ranks, and as the source does.
+    Raises: DataError for a round without ranks, and the errors of the source.
     """
     of_round = Where(rounds=(round_number,))
     roster = make_roster(source.read(Ranks, of_round), source.read(Groups, of_round), round_number)
@@ -66,24 +66,24 @@ def read_step_events(
         last_step=None if last_step is None else last_step + 1,
         ranks=ranks,
     )
-    spans, notes = fit_spans(source, roster, source.read(Spans, where))
+    spans, notes = plausible_spans(source, roster, source.read(Spans, where))
     totals = align(source.read(StepTotals, where), source.read(Clocks), roster.hosts)
     is_known = (totals.rank >= 0) & (totals.rank < roster.layout.world_size)
     return StepEvents(roster, spans, select(totals, is_known), notes)
 
 
-def fit_spans(source: EventSource, roster: Roster, spans: Spans) -> tuple[Spans, tuple[str, ...]]:
-    """Return the spans that can be true, by the daemon's clock, and what was left out, a sentence each."""
+def plausible_spans(source: EventSource, roster: Roster, spans: Spans) -> tuple[Spans, tuple[str, ...]]:
+    """Return the plausible spans, by the daemon's clock, and a sentence for each kind that was left out."""
     return _fit(align(spans, source.read(Clocks), roster.hosts), roster)
 
 
 def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
-    """Return the rows that can be true, and what is said of the others."""
+    """Return the plausible rows, and sentences about the others."""
     notes: list[str] = []
     is_known = (spans.rank >= 0) & (spans.rank < roster.layout.world_size)
     is_known &= (spans.duration_ns >= NO_DURATION) & (spans.duration_ns < _LONGEST_NS)
     if not is_known.all():
-        notes.append(f"{int((~is_known).sum())} spans of no rank of the layout, or of no possible duration, left out")
+        notes.append(f"left out {int((~is_known).sum())} spans of ranks outside the layout or of impossible duration")
         spans = select(spans, is_known)
     steps, of_step = np.unique(spans.step, return_inverse=True)
     of_step = of_step.reshape(-1)
@@ -91,12 +91,12 @@ def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
     first = np.searchsorted(of_step[order], np.arange(len(steps)))
     counts = np.diff(np.concatenate((first, [len(order)])))
     middle = spans.start_ns[order[first + counts // 2]] if len(steps) else np.zeros(0, dtype=np.int64)
-    # step -1 is all that was before the first
+    # step -1 holds everything before the first step
     is_near = (np.abs(spans.start_ns - middle[of_step]) < _FARTHEST_NS) | (spans.step < 0)
     if not is_near.all():
         ranks = sorted(set(spans.rank[~is_near].tolist()))
         notes.append(
-            f"{int((~is_near).sum())} spans more than an hour from the others of their step left out: the clock of "
+            f"left out {int((~is_near).sum())} spans more than an hour away from the rest of their step: the clock of "
             f"rank {', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''} jumped"
         )
         spans = select(spans, is_near)
@@ -104,7 +104,7 @@ def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
 
 
 def known_steps(source: EventSource, round_number: int) -> str:
-    """Return in words which steps the events tell of."""
+    """Return as text which steps have events."""
     where = Where(rounds=(round_number,), operations=(Operation.STEP.number,))
     full, summed = (
         full_steps(source.read(Spans, where)).tolist(),
@@ -112,36 +112,36 @@ def known_steps(source: EventSource, round_number: int) -> str:
     )
     parts = []
     for what, steps in (("all spans of", full), ("sums of", summed)):
-        shown = ", ".join(map(str, steps[-_MOST_NAMED:]))
-        parts.append(f"{what} steps {'..., ' if len(steps) > _MOST_NAMED else ''}{shown}" if steps else f"{what} none")
+        shown = ", ".join(map(str, steps[-_MAX_NAMED:]))
+        parts.append(f"{what} steps {'..., ' if len(steps) > _MAX_NAMED else ''}{shown}" if steps else f"{what} none")
     return "; ".join(parts)
 
 
 def full_steps(spans: Spans) -> Int64:
     """Return the steps that some rank recorded with all their spans, ascending."""
-    proof = _is_any(spans, PROVES_FULL) & (spans.duration_ns >= 0) & (spans.step >= 0)
+    proof = _is_any(spans, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0) & (spans.step >= 0)
     return np.unique(spans.step[proof]).astype(np.int64)
 
 
 def newest_steps(spans: Spans, count: int) -> Int64:
     """Return the newest steps that were recorded in full, ascending.
 
-    A number that one rank alone tells of, where others tell of other steps, is nonsense of that rank.
+    A step that only one rank reports, where other steps have several reporters, is dropped as an error of that rank.
     """
-    proof = _is_any(spans, PROVES_FULL) & (spans.duration_ns >= 0) & (spans.step >= 0)
-    told = np.unique(_key(spans.rank[proof], spans.step[proof]))
-    steps, num_ranks = np.unique(told & 0xFFFFFFFF, return_counts=True)
-    told_by_some: Int64 = steps[num_ranks >= min(2, num_ranks.max(initial=1))]
-    return told_by_some[-count:]
+    proof = _is_any(spans, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0) & (spans.step >= 0)
+    proven = np.unique(_key(spans.rank[proof], spans.step[proof]))
+    steps, num_ranks = np.unique(proven & 0xFFFFFFFF, return_counts=True)
+    reported_by_several: Int64 = steps[num_ranks >= min(2, num_ranks.max(initial=1))]
+    return reported_by_several[-count:]
 
 
 def step_windows(spans: Spans, totals: StepTotals, first_step: int, last_step: int) -> Windows:
-    """Return the windows of the steps that ranks recorded in full: each from its step's begin to that of the next.
+    """Return the windows of the steps that ranks recorded in full: each from its step's begin to the next step's.
 
-    Where the next step's begin is not known the window ends with the last thing that the step loop did itself.
+    Where the next step's begin is not known, the window ends with the last operation of the step loop's own thread.
     """
     begin_key, begin_ns = _first_times(totals)
-    is_full = _is_any(spans, PROVES_FULL) & (spans.duration_ns >= 0)
+    is_full = _is_any(spans, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0)
     is_full &= (spans.step >= max(0, first_step)) & (spans.step <= last_step)
     keys = np.unique(_key(spans.rank[is_full], spans.step[is_full]))
     of_loop = select(spans, _is_any(spans, _OF_THE_LOOP) & (spans.step >= 0))
@@ -153,7 +153,7 @@ def step_windows(spans: Spans, totals: StepTotals, first_step: int, last_step: i
     rank, step = (keys >> 32).astype(np.int32), (keys & 0xFFFFFFFF).astype(np.int32)
     order = np.lexsort((begin, rank))
     rank, step, begin, end = rank[order], step[order], begin[order], end[order]
-    # windows of one rank stay apart
+    # windows of one rank do not overlap
     same_rank = rank[1:] == rank[:-1]
     end[:-1] = np.where(same_rank, np.minimum(end[:-1], begin[1:]), end[:-1])
     is_fit = (end > begin) & (end - begin < _LONGEST_NS)
@@ -170,7 +170,7 @@ def _key(rank: NDArray[np.int32], step: NDArray[np.int32]) -> Int64:
 
 
 def _first_times(totals: StepTotals) -> tuple[Int64, Int64]:
-    """Return (rank, step) as keys, ascending, and when each of these steps began."""
+    """Return (rank, step) as keys, ascending, and the begin of each of these steps."""
     keys, first = np.unique(_key(totals.rank, totals.step), return_index=True)
     return keys, totals.start_ns[first]
 
@@ -183,7 +183,7 @@ def _look_up(keys: Int64, values: Int64, wanted: Int64) -> tuple[NDArray[np.bool
 
 
 def _extent(spans: Spans, keys: Int64) -> tuple[Int64, Int64]:
-    """Return when the first span of each (rank, step) began and the last ended."""
+    """Return the begin of the first span and the end of the last span of each (rank, step)."""
     earliest = np.full(len(keys), np.iinfo(np.int64).max)
     latest = np.full(len(keys), np.iinfo(np.int64).min)
     is_known, place = _look_up(keys, np.arange(len(keys)), _key(spans.rank, spans.step))

@@ -1,6 +1,6 @@
-"""Who made a job slow, from what is stored: which steps are looked at, and how they are read a few at a time.
+"""Which ranks made a job slow, from stored events: the choice of steps, read a few at a time.
 
-It is what live detection would have said; the newest 500 steps are looked at, unless others are asked for.
+The result is what live detection would have reported. It covers the newest 500 steps, unless others are asked for.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from megatrain_diagnostics.events.tables import Spans, StepTotals, Values
 
 NEWEST_STEPS = 500
 _LONGEST_GAP = 64
-"""Between two steps that a rank tells of, one after the other: beyond it the later one is nonsense."""
+"""Largest gap between two successive steps of a rank: beyond it the later number is an error."""
 _PROBES = 8
-"""Ranks that are asked which steps there are."""
+"""Number of ranks whose rows show which steps exist."""
 _ROWS_AT_ONCE = 1_000_000
 _ROWS_OF_RANK = 10
-"""Sums that a rank streams of a step, about."""
+"""Approximate number of sums that a rank streams per step."""
 
 
 def stored_stragglers(
@@ -37,10 +37,10 @@ def stored_stragglers(
     *,
     most: int = NEWEST_STEPS,
 ) -> StragglerHistory:
-    """Return who made the job slow in the steps that are asked for, or in the newest `most` of them.
+    """Return what made the job slow in the steps asked for, or in the newest `most` of them.
 
-    Beside each finding is what the devices of its ranks said.
-    Raises: DataError where no sums of such steps are there.
+    Each finding includes the evidence of the devices of its ranks.
+    Raises: DataError where no sums of such steps are stored.
     """
     first, last = step_range(source, roster, asked, most)
     round_number = roster.round
@@ -56,9 +56,9 @@ def stored_stragglers(
 def step_range(
     source: EventSource, roster: Roster, asked: tuple[int | None, int | None], most: int = NEWEST_STEPS
 ) -> tuple[int, int]:
-    """Return the first and last step to look at: the newest, unless others are asked for.
+    """Return the first and last step to analyse: the newest, unless others are asked for.
 
-    Raises: DataError where no sums of such steps are there.
+    Raises: DataError where no sums of such steps are stored.
     """
     known = sorted(roster.hosts)
     probes = tuple(known[:: max(1, len(known) // _PROBES)])
@@ -71,18 +71,18 @@ def step_range(
 
 
 def newest_step(rows: StepTotals) -> int:
-    """Return how far ranks have come; numbers that are nonsense, of one rank or now and then, move nothing."""
+    """Return the newest step of the ranks; wrong numbers, of one rank or now and then, do not move the result."""
     newest = []
     for rank in np.unique(rows.rank).tolist():
         steps = np.unique(rows.step[rows.rank == rank]).astype(np.int64)
         near = np.flatnonzero(np.diff(steps) <= _LONGEST_GAP)
         newest.append(int(steps[near[-1] + 1] if len(near) else steps[0]))
-    # a quarter of the ranks may be wrong; of few all may be silent but one
+    # a quarter of the ranks may report wrong numbers; of three or fewer, all except one may be silent
     return sorted(newest)[(len(newest) - 1) * 3 // 4 if len(newest) > 3 else -1]
 
 
 def _steps(source: EventSource, roster: Roster, first: int, last: int) -> Iterator[tuple[StepTotals, Values]]:
-    # each reading costs the same however little it finds
+    # each read costs the same, however little it finds
     at_once = max(STEPS_AT_ONCE, _ROWS_AT_ONCE // (_ROWS_OF_RANK * max(1, roster.layout.world_size)))
     for begin in range(first, last + 1, at_once):
         where = Where((roster.round,), begin, min(begin + at_once - 1, last))

@@ -1,4 +1,4 @@
-"""What live detection would have said of stored steps, from the first to the last."""
+"""What live detection would have reported on stored steps, from the first to the last."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from megatrain.contracts.host_verdict import Cause, VerdictConfidence
-from megatrain_diagnostics.analysis.findings import Assessment, Finding, Thresholds
+from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
-from megatrain_diagnostics.analysis.workload import FOLLOWS, pass_correlations
+from megatrain_diagnostics.analysis.workload import MIN_WORK_CORRELATION, pass_correlations
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Spans, StepTotals, Values, num_rows, select
 
@@ -20,16 +20,16 @@ _FOREVER_S = 1e18
 
 @dataclass(frozen=True, slots=True)
 class StragglerHistory:
-    """`findings`: those that held for long enough at any time, each with the first and last step it was seen at."""
+    """`findings`: those that held for long enough at any time, each with the first and last step that showed it."""
 
     findings: tuple[Finding, ...]
     ended: frozenset[str]
-    """Keys of those that no longer hold at the end."""
-    assessment: Assessment
-    """At the end."""
+    """Keys of the findings that no longer hold at the end."""
+    assessment: StragglerAssessment
+    """The assessment after the last step."""
     num_compared: int
     num_wrong: int
-    """Rows that were rejected: no such rank, or an impossible duration."""
+    """Rows that were rejected: an impossible rank or duration."""
 
 
 Steps = Iterable[tuple[StepTotals, Values]]
@@ -38,17 +38,17 @@ Steps = Iterable[tuple[StepTotals, Values]]
 def straggler_history(
     roster: Roster, thresholds: Thresholds, steps: Callable[[], Steps], spans_of: Callable[[tuple[int, ...]], Spans]
 ) -> StragglerHistory:
-    """Return who made the job slow. `steps` yields parts in the order of steps, and may be asked twice.
+    """Return what made the job slow. `steps` yields parts in the order of steps, and may be called twice.
 
-    `spans_of` returns the passes of some ranks, as far as whole spans of them are there: a rank whose forward and
-    backward agree is slow by its samples, which only then is known.
+    `spans_of` returns the passes of some ranks, as far as their whole spans are stored: a rank whose forward and
+    backward times correlate is slow by its samples, which only these spans show.
     """
     found = _run(roster, thresholds, steps(), np.zeros(roster.layout.world_size))
     suspects = tuple(sorted({rank for one in found.findings if one.cause is Cause.COMPUTE for rank in one.ranks}))
     if not suspects:
         return found
     correlations = pass_correlations(spans_of(suspects), roster.layout.world_size)
-    return _run(roster, thresholds, steps(), correlations) if (correlations >= FOLLOWS).any() else found
+    return _run(roster, thresholds, steps(), correlations) if (correlations >= MIN_WORK_CORRELATION).any() else found
 
 
 def _run(roster: Roster, thresholds: Thresholds, steps: Steps, correlations: np.ndarray) -> StragglerHistory:
@@ -78,7 +78,7 @@ def _run(roster: Roster, thresholds: Thresholds, steps: Steps, correlations: np.
 
 
 def _by_steps(totals: StepTotals, values: Values) -> Iterable[tuple[StepTotals, Values]]:
-    """Cut into parts of a few steps: the ring holds no more than so many."""
+    """Split into parts of a few steps: the ring holds no more at a time."""
     if not num_rows(totals):
         return
     first, last = int(totals.step.min()), int(totals.step.max())
@@ -92,7 +92,7 @@ def _by_steps(totals: StepTotals, values: Values) -> Iterable[tuple[StepTotals, 
         )
 
 
-def _note(seen: dict[str, Finding], assessment: Assessment, thresholds: Thresholds) -> None:
+def _note(seen: dict[str, Finding], assessment: StragglerAssessment, thresholds: Thresholds) -> None:
     for one in assessment.findings:
         is_high = one.confidence is VerdictConfidence.HIGH
         if not is_high and one.num_seen < 2 * thresholds.num_steps:

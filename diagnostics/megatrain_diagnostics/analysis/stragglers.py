@@ -1,8 +1,8 @@
-"""Who makes a job slow, and why: findings from a window of compared steps (DESIGN decision 14).
+"""Which ranks make a job slow, and why: findings from a window of compared steps.
 
-A culprit of own compute has two signals: it is long against peers that do the same work, and others wait for it. Ranks
-that wait are victims. Then the cause: samples, garbage collection, data, the host itself; and where no rank stands
-out, the partition of the model, samples that make another rank slow each step, or the network.
+A rank whose own compute is slow shows two signals: it computes longer than peers with the same work, and others wait.
+Ranks that wait are victims. Then follows the cause: samples, garbage collection, data or the host itself; and where no
+rank stands out, the partition of the model, samples that make another rank slow in each step, or the network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from megatrain.contracts.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.candidates import Candidates, candidates, first_seen
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
-from megatrain_diagnostics.analysis.history import History, Window
+from megatrain_diagnostics.analysis.history import ComparedSteps, StepHistory
 from megatrain_diagnostics.analysis.network import SlowNetwork, by_elimination, slow_groups
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.peers import Floats, Indices, Peers
@@ -25,38 +25,38 @@ from megatrain_diagnostics.analysis.sentences import (
     rotating_sentence,
     stage_sentences,
 )
-from megatrain_diagnostics.analysis.workload import FOLLOWS, is_explained, work_correlation
+from megatrain_diagnostics.analysis.workload import MIN_WORK_CORRELATION, is_explained, work_correlation
 from megatrain_diagnostics.events.roster import Roster
 
 _MAX_NAMED = 16
-"""Victims, and ranks of rotating findings, that are named."""
+"""Most victims, and most ranks of rotating findings, that are named."""
 _SHARE_OF_WORST = 0.3
-"""Who has so much of the excess of the worst is named beside it."""
+"""A rank with at least this fraction of the worst rank's excess is named with it."""
 _VICTIM = 0.5
 _MOSTLY_ONE = 0.6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
-    """What findings are made of."""
+class StragglerEvidence:
+    """The input of the findings."""
 
-    window: Window
+    window: ComparedSteps
     """The newest `Thresholds.num_steps` compared steps."""
-    long_window: Window
-    """Twice as many: what comes now and then."""
-    history: History
-    """All that is kept: since when."""
-    past: Window
-    """How it was at first; no steps where that is not known."""
+    long_window: ComparedSteps
+    """Twice as many steps: for slowness that occurs now and then."""
+    history: StepHistory
+    """All kept steps: they show since when a rank is slow."""
+    past: ComparedSteps
+    """The first steps of the round; empty where they are not known."""
     peers: Peers
     roster: Roster
     thresholds: Thresholds
     compute: Candidates
-    """Of own compute, in `window`."""
+    """Candidates by own compute, in `window`."""
     bytes_of: dict[str, Floats] = field(default_factory=dict)
-    """By kind of group: bytes of each rank a step."""
+    """Kind of group -> bytes of each rank per step."""
     correlations: Floats | None = None
-    """From whole spans: how forward and backward of a micro-batch agree. Shapes: [ranks]."""
+    """From whole spans: the correlation of forward and backward of a micro-batch. Shapes: [ranks]."""
 
     @property
     def is_enough(self) -> bool:
@@ -64,8 +64,8 @@ class Evidence:
         return len(self.window.steps) >= max(2, self.thresholds.num_steps // 2)
 
 
-def find_stragglers(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return what makes the job slow, the greatest gain first; nothing while there is too little to judge by."""
+def find_stragglers(evidence: StragglerEvidence) -> tuple[Finding, ...]:
+    """Return what makes the job slow, the greatest gain first; nothing while there are too few steps."""
     if not evidence.is_enough:
         return ()
     found = [*_of_ranks(evidence)]
@@ -77,7 +77,7 @@ def find_stragglers(evidence: Evidence) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda one: -one.gain_s))
 
 
-def _of_ranks(evidence: Evidence) -> Iterator[Finding]:
+def _of_ranks(evidence: StragglerEvidence) -> Iterator[Finding]:
     compute, peers, thresholds = evidence.compute, evidence.peers, evidence.thresholds
     late = [candidates(evidence.long_window, aspect, peers, thresholds) for aspect in (Aspect.GC, Aspect.DATA)]
     collecting = late[0]
@@ -95,23 +95,23 @@ def _of_ranks(evidence: Evidence) -> Iterator[Finding]:
             yield _finding(evidence, one, cause, _confidence(evidence, one, named[0]), named)
 
 
-def _cause(evidence: Evidence, compute: Candidates, collecting: Candidates, rank: int) -> Cause | None:
+def _cause(evidence: StragglerEvidence, compute: Candidates, collecting: Candidates, rank: int) -> Cause | None:
     """Return why a rank computes long; None where another aspect reports it."""
     window, thresholds = evidence.window, evidence.thresholds
     collected_s = float(window.excess[:, Aspect.GC, rank].mean())
     mean_s = float(window.excess[:, Aspect.COMPUTE, rank].mean())
     if collecting.is_slow[rank] and mean_s - collected_s < thresholds.excess * compute.scale_s[rank]:
-        return None  # collections within passes are all of it
+        return None  # collections within passes explain the whole excess
     own_stage = np.flatnonzero(evidence.peers.stage_of == evidence.peers.stage_of[rank])
     if is_explained(window, rank, own_stage[own_stage != rank], float(compute.excess_s[rank] / compute.scale_s[rank])):
         return Cause.LENGTHS
-    if evidence.correlations is not None and evidence.correlations[rank] >= FOLLOWS:
+    if evidence.correlations is not None and evidence.correlations[rank] >= MIN_WORK_CORRELATION:
         return Cause.LENGTHS
     return Cause.COMPUTE
 
 
-def _confidence(evidence: Evidence, one: Candidates, rank: int) -> VerdictConfidence:
-    """Return HIGH where two signals agree for long enough; with a single peer its own past has to agree too."""
+def _confidence(evidence: StragglerEvidence, one: Candidates, rank: int) -> VerdictConfidence:
+    """Return HIGH where two signals agree for long enough; with a single peer, the rank's own past must agree too."""
     _, _, num_seen = first_seen(evidence.history.trace(one.aspect, rank), one.aspect, evidence.thresholds)
     is_long = num_seen >= (evidence.thresholds.num_steps if one.aspect is Aspect.COMPUTE else 2)
     if not is_long or not one.agrees(rank):
@@ -121,8 +121,8 @@ def _confidence(evidence: Evidence, one: Candidates, rank: int) -> VerdictConfid
     return VerdictConfidence.HIGH if has_risen_alone(evidence, rank) else VerdictConfidence.LOW
 
 
-def has_risen_alone(evidence: Evidence, rank: int) -> bool:
-    """Return whether a rank became slower than it was, and its peers did not."""
+def has_risen_alone(evidence: StragglerEvidence, rank: int) -> bool:
+    """Return whether a rank became slower than it was, while its peers did not."""
     if not len(evidence.past.steps):
         return False
     now, before = (np.median(one.own[:, Aspect.COMPUTE], axis=0) for one in (evidence.window, evidence.past))
@@ -135,7 +135,7 @@ def has_risen_alone(evidence: Evidence, rank: int) -> bool:
 
 
 def _finding(
-    evidence: Evidence, one: Candidates, cause: Cause, confidence: VerdictConfidence, ranks: list[int]
+    evidence: StragglerEvidence, one: Candidates, cause: Cause, confidence: VerdictConfidence, ranks: list[int]
 ) -> Finding:
     worst = ranks[0]
     first_step, num_steps, num_seen = first_seen(
@@ -173,10 +173,10 @@ def _finding(
     return rank_sentences(finding, one, evidence.roster)
 
 
-def _gain(window: Window, one: Candidates, ranks: list[int]) -> float:
-    """Return the seconds a step that the slowest of these has over the slowest of all others of its stage.
+def _gain(window: ComparedSteps, one: Candidates, ranks: list[int]) -> float:
+    """Return by how many seconds per step the worst excess of `ranks` exceeds the worst excess of all other ranks.
 
-    No more than others wait for it: overlapped time delays no rank. An upper bound, where no replay is at hand.
+    It is at most the time that others wait for it: overlapped time delays no rank. An upper bound, without a replay.
     """
     excess = one.excess_s.copy()
     others = np.ones(len(excess), dtype=bool)
@@ -188,18 +188,18 @@ def _gain(window: Window, one: Candidates, ranks: list[int]) -> float:
     return min(bound, float(np.median(window.step_s)))
 
 
-def _victims(window: Window, culprit: int, excess_s: float) -> Indices:
-    """Return who waits for the culprit: at least half of its excess longer than it does, the worst off first."""
+def _victims(window: ComparedSteps, culprit: int, excess_s: float) -> Indices:
+    """Return the ranks that wait longer than the culprit by at least half of its excess, the longest wait first."""
     waits = np.median(window.own[:, Aspect.WAIT], axis=0)
     longer = waits - waits[culprit]
-    longer[~window.anybody_came] = 0.0
+    longer[~window.any_reported] = 0.0
     longer[culprit] = 0.0
     found = np.flatnonzero(longer >= max(_VICTIM * excess_s, 1e-9))
     return found[np.argsort(-longer[found], kind="stable")]
 
 
-def _rotating(evidence: Evidence) -> Iterator[Finding]:
-    """Yield the slowness that is another rank's each step: samples of many lengths, or collections at odd times."""
+def _rotating(evidence: StragglerEvidence) -> Iterator[Finding]:
+    """Yield the slowness that moves to another rank each step: samples of many lengths, or irregular collections."""
     window, thresholds = evidence.long_window, evidence.thresholds
     scale = float(np.median(window.scale))
     for aspect, cause in ((Aspect.COMPUTE, Cause.LENGTHS), (Aspect.GC, Cause.GC)):
@@ -209,12 +209,12 @@ def _rotating(evidence: Evidence) -> Iterator[Finding]:
         if worst.mean() < thresholds.excess * scale or is_seen.mean() < 0.25:
             continue
         correlation = work_correlation(window, np.arange(evidence.peers.num_ranks)) if aspect is Aspect.COMPUTE else 0.0
-        if aspect is Aspect.COMPUTE and correlation < FOLLOWS:
+        if aspect is Aspect.COMPUTE and correlation < MIN_WORK_CORRELATION:
             continue
         culprits, times = np.unique(excess.argmax(axis=1)[is_seen], return_counts=True)
         ranks = culprits[np.argsort(-times, kind="stable")].tolist()
         if times.max() > _MOSTLY_ONE * is_seen.sum():
-            continue  # that is a slow rank, and needs what a slow rank needs to be called so
+            continue  # one rank is slow most of the time: the rules for a slow rank apply
         yield Finding(
             cause=cause,
             confidence=VerdictConfidence.LOW if aspect is Aspect.GC else VerdictConfidence.HIGH,
@@ -237,13 +237,13 @@ def _rotating(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _of_stages(evidence: Evidence, known: set[int]) -> Iterator[Finding]:
+def _of_stages(evidence: StragglerEvidence, known: set[int]) -> Iterator[Finding]:
     """Yield the stages whose ranks all compute longer than those of other stages."""
     window, peers, thresholds = evidence.window, evidence.peers, evidence.thresholds
     if peers.num_stages < 2:
         return
-    came = window.anybody_came
-    by_step = np.stack([peers.stage_medians(own.astype(np.float64), came) for own in window.own[:, Aspect.COMPUTE]])
+    of_steps, has_reported = window.own[:, Aspect.COMPUTE].astype(np.float64), window.any_reported
+    by_step = np.stack([peers.stage_medians(own, has_reported) for own in of_steps])
     typical = np.median(by_step, axis=0)
     for stage in range(peers.num_stages):
         others = np.delete(by_step, stage, axis=1)
@@ -257,7 +257,7 @@ def _of_stages(evidence: Evidence, known: set[int]) -> Iterator[Finding]:
         if excess_s < thresholds.excess * scale or num_seen < 0.625 * len(by_step):
             continue
         if known & set(ranks.tolist()) and len(ranks) <= 2 * len(known & set(ranks.tolist())):
-            continue  # the stage is slow by its slow ranks
+            continue  # only some ranks of the stage are slow
         next_worst = float(np.delete(typical, stage).max())
         finding = Finding(
             cause=Cause.STAGE,
@@ -283,8 +283,8 @@ def _of_stages(evidence: Evidence, known: set[int]) -> Iterator[Finding]:
         yield stage_sentences(finding, peers.num_stages, _has_stage_risen(evidence, stage))
 
 
-def _has_stage_risen(evidence: Evidence, stage: int) -> bool:
-    """Return whether a stage became slower than it was at first: the partition of the model cannot have done that."""
+def _has_stage_risen(evidence: StragglerEvidence, stage: int) -> bool:
+    """Return whether a stage became slower than it was at first: the partition of the model cannot cause that."""
     if not len(evidence.past.steps):
         return False
     ranks = evidence.peers.stage_of == stage
@@ -296,7 +296,7 @@ def _has_stage_risen(evidence: Evidence, stage: int) -> bool:
     return bool(np.median(rise[ranks]) >= least and np.median(rise[~ranks]) < least / 2)
 
 
-def _of_network(evidence: Evidence) -> Iterator[Finding]:
+def _of_network(evidence: StragglerEvidence) -> Iterator[Finding]:
     windows = evidence.window, evidence.long_window, evidence.past
     found: list[SlowNetwork] = list(
         slow_groups(*windows, evidence.bytes_of, evidence.peers, evidence.roster, evidence.thresholds)
@@ -330,7 +330,7 @@ def _of_network(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _exposed(evidence: Evidence) -> float:
-    """Return by how much steps became longer; where that is not known, all that they take."""
+def _exposed(evidence: StragglerEvidence) -> float:
+    """Return by how much steps became longer; where that is not known, their whole duration."""
     now_s = float(np.median(evidence.window.step_s))
     return max(0.0, now_s - float(np.median(evidence.past.step_s))) if len(evidence.past.steps) else now_s

@@ -1,8 +1,8 @@
 """The timeline of ranks x steps as tracks of slices, flows from send to receive, and counters (MegaScale sec. 5.1).
 
-Each rank has a track for each lane (LANES): what may run beside the others. Viewers draw slices of
-one track as a stack of calls, so on a track they must nest; what overlaps without nesting goes to a further track of
-the same name. Communication never nests: a slice inside another would look like a part of it.
+Each rank has a track for each lane (LANES); operations of different lanes may run at the same time. Viewers draw slices
+of one track as a stack of calls, so slices of a track must nest; a slice that overlaps without nesting goes to a
+further track of the same name. Communication never nests: a slice inside another would look like a part of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import NO_DURATION, Int64, Spans, Values, select
 
 MAX_SLICES = 2_000_000
-"""More is beyond what a viewer in a browser holds (2 GB)."""
+"""A browser's viewer cannot hold more (2 GB)."""
 LANES = ("compute", "tp", "pp-send", "pp-recv", "dp", "host")
 _NESTING = ("compute", "host")
 _LANE_OF: dict[Operation, str] = {
@@ -59,7 +59,7 @@ class Track:
     rank: int
     lane: str
     overflow: int
-    """0: the lane itself; else the so-manieth further track."""
+    """0: the lane itself; n: its n-th further track."""
 
     @property
     def name(self) -> str:
@@ -68,24 +68,24 @@ class Track:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """What is drawn. Slices are rows of `spans`, by rank and begin."""
+    """The content of the drawing. Slices are rows of `spans`, by rank and begin."""
 
     roster: Roster
     spans: Spans
     begin_ns: Int64
-    """Of each span, relative to `base_ns`."""
+    """Begin of each span, relative to `base_ns`."""
     length_ns: Int64
-    """At least 1; of an open span up to the end of what is drawn."""
+    """Length of each span, at least 1; an open span lasts to the end of the drawing."""
     track_of: Int64
-    """Of each span, index in `tracks`."""
+    """Index in `tracks` of each span."""
     tracks: tuple[Track, ...]
     flows: Int64
-    """[n, 2]: the rows of a send and of its receive."""
+    """[n, 2]: the rows of a send and its receive."""
     values: Values
     base_ns: int
     """Unix ns by the daemon's clock."""
     left_out: tuple[str, ...]
-    """What the limit kept out, a sentence each."""
+    """A sentence for each part that the limit left out."""
     notes: tuple[str, ...]
 
     @property
@@ -113,7 +113,7 @@ def lay_out(events: StepEvents, values: Values, first_step: int, last_step: int,
         notes.append(f"{int(is_open.sum())} slices have no end: they are drawn to the end of the timeline")
     if len(finite.value) < len(values.value):
         notes.append(
-            f"{len(values.value) - len(finite.value)} values that are no numbers, or of ranks not drawn, left out"
+            f"left out {len(values.value) - len(finite.value)} values that are not finite, or of ranks not drawn"
         )
     notes += exchanges.problems()
     return Timeline(
@@ -132,7 +132,7 @@ def lay_out(events: StepEvents, values: Values, first_step: int, last_step: int,
 
 
 def _within(spans: Spans, max_slices: int) -> tuple[Spans, tuple[str, ...]]:
-    """Return what the limit allows, whole steps from the first on; of a step that is too large alone, whole ranks."""
+    """Return the spans within the limit: whole steps from the first on; of a step that exceeds it, whole ranks."""
     if len(spans.rank) <= max_slices:
         return spans, ()
     steps, counts = np.unique(spans.step, return_counts=True)
@@ -153,7 +153,7 @@ def _within(spans: Spans, max_slices: int) -> tuple[Spans, tuple[str, ...]]:
 
 
 def _tracks(spans: Spans, begin: Int64, length: Int64) -> tuple[tuple[Track, ...], Int64]:
-    """Give each slice a track; slices come by rank, begin and falling length."""
+    """Assign each slice to a track; slices are ordered by rank, begin and falling length."""
     lane_of = np.full(MAX_OPERATIONS, LANES.index("host"), dtype=np.int64)
     for operation, lane in _LANE_OF.items():
         lane_of[operation.number] = LANES.index(lane)
@@ -170,13 +170,13 @@ def _tracks(spans: Spans, begin: Int64, length: Int64) -> tuple[tuple[Track, ...
         begins, lengths = begin[rows].tolist(), length[rows].tolist()
         places = _places(zip(begins, lengths, strict=True), may_nest=lane in _NESTING)
         track_of[rows] = len(tracks) + np.array(places, dtype=np.int64)
-        # 0 is the idle thread to some viewers
+        # track 0 is the idle thread in some viewers
         tracks += [Track(len(tracks) + 1 + more, rank, lane, more) for more in range(max(places) + 1)]
     return tuple(tracks), track_of
 
 
 def _places(slices: Iterable[tuple[int, int]], *, may_nest: bool) -> list[int]:
-    """Return for each slice the first track of its lane that has room for it."""
+    """Return for each slice the first track of its lane where it fits."""
     open_ends: list[list[int]] = []
     places: list[int] = []
     for begin, length in slices:
@@ -206,7 +206,7 @@ def _flows(spans: Spans, exchanges: Exchanges) -> Int64:
 
 
 def rank_name(roster: Roster, rank: int) -> str:
-    """Return "rank 00777 pp=5 dp=3 tp=1 host-2": padded, so that sorting by name is sorting by rank."""
+    """Return "rank 00777 pp=5 dp=3 tp=1 host-2": padded, so that sorting by name sorts by rank."""
     place = " ".join(f"{axis}={index}" for axis, index in roster.coordinate(rank).items())
     width = max(2, len(str(roster.layout.world_size - 1)))
     return f"rank {rank:0{width}d} {place} {roster.host_of(rank)}".rstrip()

@@ -1,4 +1,4 @@
-"""Whether a series rises or falls, as distinct from noise: the slope of Theil and Sen, the test of Mann and Kendall."""
+"""Whether a series rises or falls beyond noise: the slope of Theil and Sen, the test of Mann and Kendall."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from megatrain_diagnostics.events.tables import Float64
 
-_MOST_POINTS = 400
-"""Longer series are taken in medians of neighbours: every pair of points is looked at."""
-_LEAST_POINTS = 8
+_MAX_POINTS = 400
+"""Longer series are reduced to medians of neighbours, because every pair of points is compared."""
+_MIN_POINTS = 8
 _CERTAIN = 3.0
-"""Standard deviations of Mann and Kendall's statistic: one series in 370 without a trend goes so far by chance."""
-_LEAST_CHANGE = 0.05
+"""Standard deviations of Mann and Kendall's statistic: by chance, one series in 370 without a trend exceeds it."""
+_MIN_CHANGE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +25,25 @@ class Trend:
     first: float
     last: float
     per_1000: float
-    """Change in 1000 of the places."""
+    """Change over 1000 places."""
     certainty: float
-    """Standard deviations from no trend, negative for a fall."""
+    """Distance from no trend in standard deviations, negative for a fall."""
 
     @property
     def is_rising(self) -> bool:
-        return self.certainty > _CERTAIN and self.last - self.first > _LEAST_CHANGE * abs(self.first)
+        return self.certainty > _CERTAIN and self.last - self.first > _MIN_CHANGE * abs(self.first)
 
     @property
     def is_falling(self) -> bool:
-        return self.certainty < -_CERTAIN and self.first - self.last > _LEAST_CHANGE * abs(self.first)
+        return self.certainty < -_CERTAIN and self.first - self.last > _MIN_CHANGE * abs(self.first)
 
 
 def trend(places: Float64, values: Float64) -> Trend | None:
-    """Return the trend of finite values over ascending places; None of fewer than 8."""
-    if len(values) < _LEAST_POINTS:
+    """Return the trend of finite values over ascending places; None for fewer than 8 values."""
+    if len(values) < _MIN_POINTS:
         return None
-    if len(values) > _MOST_POINTS:
-        parts = np.array_split(np.arange(len(values)), _MOST_POINTS)
+    if len(values) > _MAX_POINTS:
+        parts = np.array_split(np.arange(len(values)), _MAX_POINTS)
         places = np.array([np.median(places[part]) for part in parts])
         values = np.array([np.median(values[part]) for part in parts])
     earlier, later = np.triu_indices(len(values), k=1)

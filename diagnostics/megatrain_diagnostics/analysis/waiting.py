@@ -1,7 +1,7 @@
 """Which rank waits for which in a hang, as arrows for a picture: few enough to be readable.
 
-In a large job thousands of ranks wait for one. Then those of a stage of one replica, or of a whole stage, become one
-arrow with their number: what matters is where the arrows end.
+In a large job thousands of ranks wait for one. Then the ranks of a stage of one replica, or of a whole stage, become
+one arrow with their number: the ends of the arrows matter most.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from enum import IntEnum
 
 from megatrain.contracts.layout import Layout
 
-MOST_ARROWS = 200
-"""More than this is a carpet and no picture."""
+MAX_ARROWS = 200
+"""More arrows are not readable."""
 
 
 class Awaited(IntEnum):
-    """What the one is that is waited for."""
+    """State of the rank that is waited for."""
 
     SUSPECT = 0
     SILENT = 1
     WAITING = 2
-    """It waits itself: a link of a chain."""
+    """It waits too: a link of a chain."""
     OTHER = 3
 
 
@@ -41,24 +41,24 @@ def waiting_arrows(
     suspects: Collection[int],
     silent: Collection[int],
     layout: Layout,
-    most: int = MOST_ARROWS,
+    most: int = MAX_ARROWS,
 ) -> tuple[Arrow, ...]:
-    """Return the arrows, those to suspects first: rank by rank if that is `most` at most, else put together.
+    """Return the arrows, those to suspects first: one per rank if that gives at most `most`, else merged.
 
-    Where even whole stages make too many, those that most wait for are drawn.
+    Where even whole stages give too many, those with the most waiting ranks are drawn.
     """
-    culprits, mute = frozenset(suspects), frozenset(silent)
+    suspect_ranks, silent_ranks = frozenset(suspects), frozenset(silent)
 
     def kind_of(rank: int) -> Awaited:
-        if rank in culprits:
+        if rank in suspect_ranks:
             return Awaited.SUSPECT
-        if rank in mute:
+        if rank in silent_ranks:
             return Awaited.SILENT
         return Awaited.WAITING if rank in waits_for else Awaited.OTHER
 
     groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for together in (_alone, _by_replica, _by_stage):
-        # ranks that wait in one collective wait for the same others: these identify them
+        # ranks that wait in one collective wait for the same ranks, which identify it
         groups = {}
         for rank in sorted(waits_for):
             groups.setdefault((together(layout, rank), tuple(waits_for[rank])), []).append(rank)

@@ -1,7 +1,7 @@
-"""Whether own compute follows what the samples are: the sequence-length imbalance of OSDI'25 sec. 5.
+"""Whether own compute follows the samples: the sequence-length imbalance of OSDI'25 sec. 5.
 
 Attention costs the sum of the squared lengths of the documents, so a rank with longer ones computes longer on any host.
-Compute cannot grow by more than that sum does, which tells a slow host with somewhat longer sequences from it.
+Compute cannot grow by more than that sum does: this distinguishes a slow host that also has longer sequences.
 """
 
 from __future__ import annotations
@@ -10,42 +10,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.operations import Operation
-from megatrain_diagnostics.analysis.history import Window
+from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.peers import Floats, Indices
 from megatrain_diagnostics.events.tables import Spans
 
-FOLLOWS = 0.9
-"""Pearson correlation of OSDI'25."""
+MIN_WORK_CORRELATION = 0.9
+"""Least Pearson correlation (OSDI'25)."""
 _EXPLAINS = 0.8
-"""The sum of squared lengths exceeds that of the peers by at least this part of what compute does."""
-_LEAST_VARIATION = 0.05
-"""Of durations: below, a correlation is one of noise."""
-_LEAST_PAIRS = 8
+"""The sum of squared lengths must exceed that of the peers by at least this fraction of the excess of compute."""
+_MIN_VARIATION = 0.05
+"""Least relative variation of durations: below it, a correlation is one of noise."""
+_MIN_PAIRS = 8
 
 
 def pearson(first: NDArray[np.floating], second: NDArray[np.floating]) -> float:
-    """Return the correlation of two series, 0 where one of them does not vary."""
+    """Return the correlation of two series; 0 where one of them does not vary."""
     first, second = np.ravel(first) - np.mean(first), np.ravel(second) - np.mean(second)
     size = float(np.sqrt((first**2).sum() * (second**2).sum()))
     return float((first * second).sum() / size) if size > 0.0 else 0.0
 
 
-def work_correlation(window: Window, ranks: Indices) -> float:
-    """Return how compute follows what these ranks have to do, over steps and ranks: the best of the kinds of work."""
+def work_correlation(window: ComparedSteps, ranks: Indices) -> float:
+    """Return how well compute follows the work of these ranks, over steps and ranks: the best of the kinds of work."""
     compute = window.own[:, Aspect.COMPUTE][:, ranks]
-    came = window.has_come[:, ranks]
+    has_reported = window.has_reported[:, ranks]
     found = [0.0]
     for kind in range(window.work.shape[1]):
         work = window.work[:, kind][:, ranks]
-        known = came & (work > 0.0)
-        if known.sum() >= _LEAST_PAIRS:
+        known = has_reported & (work > 0.0)
+        if known.sum() >= _MIN_PAIRS:
             found.append(pearson(compute[known], work[known]))
     return max(found)
 
 
-def work_excess(window: Window, rank: int, peers: Indices) -> float:
-    """Return how much more than its peers a rank has to do, as a part; 0 where that is not known."""
+def work_excess(window: ComparedSteps, rank: int, peers: Indices) -> float:
+    """Return by which fraction a rank's work exceeds that of its peers; 0 where that is not known."""
     found = 0.0
     for kind in range(window.work.shape[1]):
         if not len(peers):
@@ -57,23 +57,26 @@ def work_excess(window: Window, rank: int, peers: Indices) -> float:
     return found
 
 
-def is_explained(window: Window, rank: int, peers: Indices, excess: float) -> bool:
-    """Return whether a rank's excess of compute is that of its samples."""
-    everybody = np.append(peers, rank)
-    return work_excess(window, rank, peers) >= _EXPLAINS * excess and work_correlation(window, everybody) >= FOLLOWS
+def is_explained(window: ComparedSteps, rank: int, peers: Indices, excess: float) -> bool:
+    """Return whether its samples explain a rank's excess of compute."""
+    compared = np.append(peers, rank)
+    return (
+        work_excess(window, rank, peers) >= _EXPLAINS * excess
+        and work_correlation(window, compared) >= MIN_WORK_CORRELATION
+    )
 
 
 def pass_correlations(spans: Spans, num_ranks: int) -> Floats:
-    """Return for each rank how forward and backward of the same micro-batch agree, 0 where too little is known.
+    """Return for each rank the correlation of forward and backward of the same micro-batch; 0 with too little data.
 
-    Long sequences are long in both; what makes a host slow is not the same at the two moments. Each chunk's and step's
-    own mean is taken out first, so that a step that was slow as a whole says nothing. Shapes: [ranks].
+    Long sequences are long in both; the slowness of a host differs between the two moments. The mean of each chunk and
+    step is subtracted first, so that a step that was slow as a whole does not count. Shapes: [ranks].
     """
     found = np.zeros(num_ranks)
     pairs = _passes(spans)
     for rank in np.unique(pairs[:, 0]).astype(np.int64).tolist():
         own = pairs[pairs[:, 0] == rank]
-        if not 0 <= rank < num_ranks or len(own) < _LEAST_PAIRS:
+        if not 0 <= rank < num_ranks or len(own) < _MIN_PAIRS:
             continue
         _, part = np.unique(own[:, 1:3], axis=0, return_inverse=True)
         part = part.reshape(-1)
@@ -81,13 +84,13 @@ def pass_correlations(spans: Spans, num_ranks: int) -> Floats:
         sums = np.stack([np.bincount(part, times[:, column]) for column in (0, 1)], axis=1)
         means = sums / np.bincount(part)[:, None]
         rest = times - means[part]
-        if (rest.std(axis=0) >= _LEAST_VARIATION * times.mean(axis=0)).all():
+        if (rest.std(axis=0) >= _MIN_VARIATION * times.mean(axis=0)).all():
             found[rank] = pearson(rest[:, 0], rest[:, 1])
     return found
 
 
 def _passes(spans: Spans) -> Floats:
-    """Return rows of (rank, step, chunk, forward, backward) for the micro-batches of which both are known."""
+    """Return rows of (rank, step, chunk, forward, backward) for the micro-batches with both known."""
     by_key: list[dict[tuple[int, int, int, int], int]] = []
     for operation in (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE):
         rows = np.flatnonzero((spans.operation == operation.number) & (spans.duration_ns >= 0))

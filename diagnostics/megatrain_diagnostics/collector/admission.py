@@ -1,7 +1,7 @@
-"""Which rows of a batch are events: what cannot be is left out, counted by reason, and harms no other row.
+"""Which rows of a batch are valid events: an impossible row is left out, counted by reason, and affects no other row.
 
-Nothing downstream repeats these checks: rows in the store have ranks that exist, and durations and counts that add up
-without an overflow. Rows of a round that is over are stored, and never judged.
+Later stages do not repeat these checks: rows in the store have existing ranks, and durations and counts whose sums do
+not overflow. Rows of a round that is over are stored, and never judged.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import SIZED_AXES
 from megatrain.contracts.operations import MAX_OPERATIONS
-from megatrain_diagnostics.collector.counters import Reason
-from megatrain_diagnostics.collector.flood import FloodGate
+from megatrain_diagnostics.collector.counters import RejectionReason
+from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import MAX_RANKS, KnownRounds
 from megatrain_diagnostics.columns.schema import table_named, time_column, to_arrow
 from megatrain_diagnostics.events.tables import DEVICE_TABLES, Ranks, Table, columns_of, num_rows, select, world_sizes
@@ -55,7 +55,7 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "error_ns": (0, _LARGE),
     "offset_ns": (-_LARGE, _LARGE),
 }
-"""Of each column of integers, inclusive."""
+"""Bounds of each column of integers, inclusive."""
 _DEVICE_BOUNDS: Mapping[str, tuple[int, int]] = {
     **_BOUNDS,
     "round": (-1, 2**31 - 1),
@@ -63,58 +63,58 @@ _DEVICE_BOUNDS: Mapping[str, tuple[int, int]] = {
     "gpu": (-1, 4096),
     "xid": (0, 2**31 - 1),
 }
-"""Of tables of devices: a host may have no round yet, and a GPU no rank."""
+"""Bounds in tables of devices: a host may have no round yet, and a GPU no rank."""
 
 Mask = NDArray[np.bool_]
 
 
 class RefusedBatchError(Exception):
-    """A batch of which nothing can be taken."""
+    """A batch without any usable row."""
 
-    def __init__(self, reason: Reason, text: str) -> None:
+    def __init__(self, reason: RejectionReason, text: str) -> None:
         super().__init__(text)
         self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What a batch holds that is fit for the store, and what of that is to be judged."""
+    """The rows of a batch that may be stored, and those of them that are to be judged."""
 
     kind: type[Table]
     stored: pa.RecordBatch
     live: Table
-    """The rows that are not of a round that is over."""
-    refused: Mapping[Reason, int]
+    """The rows that do not belong to a round that is over."""
+    refused: Mapping[RejectionReason, int]
     old_rows: int
 
 
 class Admission:
-    """Judges batches. For one thread at a time."""
+    """Checks batches. For one thread at a time."""
 
-    def __init__(self, rounds: KnownRounds, flood: FloodGate) -> None:
-        self._rounds, self._flood = rounds, flood
+    def __init__(self, rounds: KnownRounds, limiter: RowRateLimiter) -> None:
+        self._rounds, self._limiter = rounds, limiter
 
     def admit(self, host: str, header: BatchHeader, content: pa.Buffer) -> Admitted:
-        """Return what can be taken of a batch. Raises: RefusedBatchError when nothing can be read of it."""
+        """Return the valid rows of a batch. Raises: RefusedBatchError when the batch cannot be read."""
         kind: Any = table_named(header.table)
         if kind is None:
-            raise RefusedBatchError(Reason.UNKNOWN_TABLE, f"table {header.table[:40]!r}")
+            raise RefusedBatchError(RejectionReason.UNKNOWN_TABLE, f"table {header.table[:40]!r}")
         try:
             batch, table = read_batch(kind, content)
         except DataError as error:
-            raise RefusedBatchError(Reason.NO_BATCH, str(error)[:300]) from error
+            raise RefusedBatchError(RejectionReason.NO_BATCH, str(error)[:300]) from error
         masks = {
-            Reason.FOREIGN_HOST: _of_host(table, host),
-            Reason.OUT_OF_RANGE: self._in_range(table),
-            Reason.FROM_THE_FUTURE: _at_most(table, time_column(kind), header.made_unix_ns + _FUTURE_NS),
-            Reason.UNKNOWN_ROUND: _at_most(table, "round", self._rounds.latest_possible),
+            RejectionReason.FOREIGN_HOST: _of_host(table, host),
+            RejectionReason.OUT_OF_RANGE: self._in_range(table),
+            RejectionReason.FROM_THE_FUTURE: _at_most(table, time_column(kind), header.made_unix_ns + _FUTURE_NS),
+            RejectionReason.UNKNOWN_ROUND: _at_most(table, "round", self._rounds.latest_possible),
         }
         kept = np.ones(num_rows(table), dtype=bool)
-        refused: dict[Reason, int] = {}
+        refused: dict[RejectionReason, int] = {}
         for reason, mask in masks.items():
             _narrow(kept, mask, reason, refused)
         if "rank" in columns_of(kind):
-            _narrow(kept, self._not_flooding(host, table, kept, header), Reason.FLOOD, refused)
+            _narrow(kept, self._within_rate(host, table, kept, header), RejectionReason.FLOOD, refused)
         if refused:
             table = _selected(table, kept)
             batch = to_arrow(table)
@@ -128,7 +128,7 @@ class Admission:
             if name in bounds:
                 values = _column(table, name)
                 least, most = bounds[name]
-                # most batches are good: one look at the extremes is cheaper than a mask a column
+                # most batches are good: a check of the extremes is cheaper than a mask per column
                 if len(values) and (values.min() < least or values.max() > most):
                     good &= (values >= least) & (values <= most)
         if "operation" in columns_of(type(table)):
@@ -138,7 +138,7 @@ class Admission:
         return good
 
     def _check_ranks(self, table: Table, good: Mask) -> None:
-        """Narrow to ranks that their round has, and to layouts that are as large as it."""
+        """Restrict `good` to ranks that their round has, and to layouts of the round's size."""
         rounds, ranks = _column(table, "round"), _column(table, "rank")
         sizes = self._rounds.world_sizes()
         for round_number in np.unique(rounds):
@@ -151,9 +151,9 @@ class Admission:
             for axis in SIZED_AXES:
                 good &= _column(table, axis.rank_name) < _column(table, axis.size_name)
 
-    def _not_flooding(self, host: str, table: Table, kept: Mask, header: BatchHeader) -> Mask | None:
+    def _within_rate(self, host: str, table: Table, kept: Mask, header: BatchHeader) -> Mask | None:
         rows = np.flatnonzero(kept)
-        passed = self._flood.let_through(host, _column(table, "rank")[rows], header.made_unix_ns)
+        passed = self._limiter.let_through(host, _column(table, "rank")[rows], header.made_unix_ns)
         if passed is None:
             return None
         mask = np.ones(len(kept), dtype=bool)
@@ -162,7 +162,7 @@ class Admission:
 
     def _live(self, table: Table) -> Table:
         if "round" not in columns_of(type(table)) or isinstance(table, DEVICE_TABLES):
-            return table  # a broken GPU is news, whatever round its host is in
+            return table  # a broken GPU matters, whatever round its host is in
         if isinstance(table, Ranks):
             self._rounds.note_ranks(table)
         is_live = _column(table, "round") >= self._rounds.newest
@@ -186,8 +186,8 @@ def _selected(table: Any, rows: Mask) -> Table:
     return chosen
 
 
-def _narrow(kept: Mask, mask: Mask | None, reason: Reason, refused: dict[Reason, int]) -> None:
-    """Take the rows that break a rule out of those that are kept, and count those that broke no other before."""
+def _narrow(kept: Mask, mask: Mask | None, reason: RejectionReason, refused: dict[RejectionReason, int]) -> None:
+    """Remove the rows that break a rule from the kept ones, and count those that broke no earlier rule."""
     if mask is None:
         return
     lost = int(np.count_nonzero(kept & ~mask))

@@ -1,4 +1,4 @@
-"""Passes committed rows to the live analyses in a separate thread, so that they delay nothing."""
+"""Passes committed rows to the live analyses in a separate thread, so that analyses do not delay commits."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from megatrain_diagnostics.events.tables import Table, num_rows
 _logger = logging.getLogger(__name__)
 _TICK_S = 1.0
 _MAX_ROWS = 4_000_000
-_COMPLAINT_S = 60.0
+_WARNING_PAUSE_S = 60.0
 
 
 class Consumer(Protocol):
-    """Judges rows as they come. Both methods are called from one thread, and their errors are logged."""
+    """Judges rows as they arrive. Both methods are called from one thread, and their errors are logged."""
 
     def consume(self, kind: type[Table], table: Table) -> None:
-        """Take rows that are on disk, of a round that is not over."""
+        """Receive rows that are on disk, of a round that is not over."""
 
     def tick(self, now_s: float) -> None:
-        """Be called about once a second, with the unix time, whether or not rows came."""
+        """Called about once a second, with the unix time, whether or not rows arrived."""
 
 
 class ConsumerThread:
@@ -39,34 +39,33 @@ class ConsumerThread:
         ahead: RowsAhead,
         *,
         tick_s: float = _TICK_S,
-        max_rows: int = _MAX_ROWS,
     ) -> None:
-        """`ahead` holds rows of rounds back that there are not yet."""
+        """`ahead` holds back the rows of rounds that do not exist yet."""
         self._ahead = ahead
-        self._consumers, self._ledger, self._tick_s, self._max_rows = tuple(consumers), ledger, tick_s, max_rows
+        self._consumers, self._ledger, self._tick_s = tuple(consumers), ledger, tick_s
         self._changed = threading.Condition()
         self._waiting: deque[tuple[type[Table], Table]] = deque()
         self._num_rows = 0
         self._is_closed = False
-        self._next_complaint_s = float("-inf")
+        self._next_warning_s = float("-inf")
         self._thread = threading.Thread(target=self._run, name="consumers of events", daemon=True)
         self._thread.start()
 
     def put(self, kind: type[Table], table: Table) -> None:
-        """Have rows judged. Never waits."""
+        """Queue rows for judgement. Never waits."""
         if not self._consumers or not num_rows(table):
             return
         with self._changed:
             self._waiting.append((kind, table))
             self._num_rows += num_rows(table)
-            while self._num_rows > self._max_rows and len(self._waiting) > 1:
+            while self._num_rows > _MAX_ROWS and len(self._waiting) > 1:
                 _, passed_over = self._waiting.popleft()
                 self._num_rows -= num_rows(passed_over)
                 self._ledger.note_unjudged_rows(num_rows(passed_over))
             self._changed.notify()
 
     def close(self) -> None:
-        """Judge what waits, and end."""
+        """Judge the queued rows, and end."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -100,7 +99,7 @@ class ConsumerThread:
             else:
                 consumer.consume(kind, table)
         except Exception:
-            # a judge that fails must not end the stream of events, and says so without filling the disk
-            if time.monotonic() >= self._next_complaint_s:
-                self._next_complaint_s = time.monotonic() + _COMPLAINT_S
-                _logger.exception("%s failed; events are stored all the same", type(consumer).__name__)
+            # a failing consumer must not end the stream of events; it is logged without filling the disk
+            if time.monotonic() >= self._next_warning_s:
+                self._next_warning_s = time.monotonic() + _WARNING_PAUSE_S
+                _logger.exception("%s failed; events are still stored", type(consumer).__name__)

@@ -1,8 +1,8 @@
-"""The server of event streams: only peers that know the token may stream; others get neither memory nor time.
+"""The server of event streams: only authenticated peers may stream; others cost little memory and time.
 
 A connection has a thread that reads it and, once it is admitted, one that answers: a host that does not read its
-answers must delay nobody. Until it has proved that it knows the token a connection is a stranger's: it may send frames
-of 4,096 bytes, for ten seconds, beside 128 others, the oldest of which goes when one more comes.
+answers must not delay other hosts. Until a connection has proved that it has the token, it is a stranger: it may send
+frames of 4,096 bytes for ten seconds. At most 128 strangers are connected; the oldest is closed when another one comes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from contextlib import suppress
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import decode, encode
-from megatrain_diagnostics.collector.ingest import Ingest, Session
+from megatrain_diagnostics.collector.ingest import Ingest, SenderSession
 from megatrain_diagnostics.wire.authentication import SenderName, admit
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, Acknowledgement, ClockAnswer, ClockQuestion
 
 _logger = logging.getLogger(__name__)
 _BACKLOG = 1024
-"""All hosts of a large job come at once when a daemon is replaced."""
+"""All hosts of a large job connect at once when a daemon is replaced."""
 MAX_STRANGERS = 128
 HANDSHAKE_S = 10.0
 _ACCEPT_S = 0.5
-_GONE_AGAIN = (errno.ECONNABORTED, errno.EPROTO)
-"""What `accept` says of a connection that its peer has ended before we came to it."""
+_ENDED_BY_PEER = (errno.ECONNABORTED, errno.EPROTO)
+"""Errors of `accept` for a connection that its peer has already ended."""
 _HEARTBEAT_S = 5.0
-"""Hosts give a daemon up that says nothing for four times as long."""
+"""Hosts give up on a daemon that is silent for four times as long."""
 _SILENCE_S = 120.0
 """Hosts ask for the clock every half minute."""
 _SEND_S = 10.0
@@ -40,21 +40,21 @@ _LAST_WAIT_S = 5.0
 
 
 class EventServer:
-    """Serves from construction on, until `stop`."""
+    """Serves from construction until `stop`."""
 
     def __init__(
         self, ingest: Ingest, address: str, port: int, token: str, clock_ns: Callable[[], int] = time.time_ns
     ) -> None:
-        """Listen. Port 0: any that is free. Raises: OSError when the address cannot be had."""
+        """Listen. Port 0: any free port. Raises: OSError when the address is not available."""
         self._ingest, self._token, self._clock_ns = ingest, token, clock_ns
         self.address = address
         self._closing = threading.Event()
         self._changed = threading.Condition()
         self._strangers: OrderedDict[FrameSocket, float] = OrderedDict()
-        """Since when, by the monotonic clock; the oldest first."""
+        """Connection -> begin by the monotonic clock; the oldest first."""
         self._streams: set[FrameSocket] = set()
         self._refused: int | None = None
-        """The last reported reason why no connection could be accepted."""
+        """Errno of the last reported reason why no connection could be accepted."""
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         self._listening = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
         self._listening.settimeout(_ACCEPT_S)
@@ -63,7 +63,7 @@ class EventServer:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ask all hosts to end their streams, and end those that have not after the time."""
+        """Ask all hosts to end their streams, and after the time end those that remain."""
         self._closing.set()
         self._thread.join()
         self._listening.close()
@@ -78,21 +78,21 @@ class EventServer:
         while not self._closing.is_set():
             connected = self._next()
             if connected is not None:
-                with suppress(OSError, RuntimeError):  # it is gone again, or there is no thread for it
+                with suppress(OSError, RuntimeError):  # it has closed already, or no thread can start for it
                     self._begin(connected)
-            self._let_strangers_go(time.monotonic() - HANDSHAKE_S, MAX_STRANGERS)
+            self._close_strangers(time.monotonic() - HANDSHAKE_S, MAX_STRANGERS)
 
     def _next(self) -> socket.socket | None:
-        """Return the next connection; None where none came, or none can be had now."""
+        """Return the next connection; None where there is none, or none can be accepted now."""
         try:
             return self._listening.accept()[0]
         except TimeoutError:
             return None
         except OSError as error:
-            if error.errno not in _GONE_AGAIN:
-                # nothing but time makes room: asked again at once, this thread would take a core
+            if error.errno not in _ENDED_BY_PEER:
+                # only time frees resources: an immediate retry would keep a core busy
                 if error.errno != self._refused:
-                    _logger.warning("no stream of a host can be accepted: %s", error.strerror)
+                    _logger.warning("event streams of hosts cannot be accepted: %s", error.strerror)
                 self._refused = error.errno
                 self._closing.wait(_ACCEPT_S)
             return None
@@ -104,8 +104,8 @@ class EventServer:
             self._strangers[connection] = time.monotonic()
         threading.Thread(target=self._converse, args=(connection,), name="event stream", daemon=True).start()
 
-    def _let_strangers_go(self, oldest_s: float, most: int) -> None:
-        """End the handshakes that began before a moment, and the oldest ones of more than so many."""
+    def _close_strangers(self, oldest_s: float, most: int) -> None:
+        """End the handshakes that began before a moment, and the oldest ones beyond `most`."""
         with self._changed:
             for connection, since_s in list(self._strangers.items()):
                 if since_s > oldest_s and len(self._strangers) <= most:
@@ -138,14 +138,14 @@ class EventServer:
                 self._streams.discard(connection)
                 self._changed.notify_all()
 
-    def _serve(self, connection: FrameSocket, session: Session) -> None:
+    def _serve(self, connection: FrameSocket, session: SenderSession) -> None:
         connection.limit_silence(receive_s=_SILENCE_S)
         has_ended = threading.Event()
         answers = threading.Thread(target=self._answer, args=(session, connection, has_ended), daemon=True)
         answers.start()
         try:
             self._read(session, connection)
-            # the host has said all: it waits for the last acknowledgement
+            # the host has sent everything: it waits for the last acknowledgement
             deadline = time.monotonic() + _LAST_WAIT_S
             while session.acknowledged < session.received and (left_s := deadline - time.monotonic()) > 0:
                 session.wait(session.acknowledged, left_s)
@@ -154,8 +154,8 @@ class EventServer:
             session.wake()
             answers.join()
 
-    def _read(self, session: Session, connection: FrameSocket) -> None:
-        """Take what comes until the host says that it has ended, or is gone."""
+    def _read(self, session: SenderSession, connection: FrameSocket) -> None:
+        """Take batches until the host reports the end, or is gone."""
         try:
             while (frame := connection.receive(MAX_FRAME_BYTES)) is not None:
                 if frame.kind is FrameKind.BATCH:
@@ -167,18 +167,18 @@ class EventServer:
                 elif frame.kind is FrameKind.END:
                     return
                 else:
-                    raise WireError(f"a frame {frame.kind.name} of a host that streams")
+                    raise WireError(f"unexpected frame {frame.kind.name} in a host's stream")
         except (CoordinationError, OSError) as error:
             connection.refuse(str(error))
 
-    def _answer(self, session: Session, connection: FrameSocket, has_ended: threading.Event) -> None:
+    def _answer(self, session: SenderSession, connection: FrameSocket, has_ended: threading.Event) -> None:
         while True:
             is_last, is_closing = has_ended.is_set(), self._closing.is_set()
             through = session.acknowledged
             try:
                 connection.send(FrameKind.ACKNOWLEDGEMENT, encode(Acknowledgement(through, is_closing)))
             except OSError:
-                connection.shut()  # it is gone, and learns of it on its next stream
+                connection.shut()  # it is gone, and gets the answer on its next stream
                 return
             if is_last:
                 return

@@ -1,6 +1,6 @@
 """From batches to the disk: each once, in order, acknowledged when a commit has made it durable.
 
-Streams only put batches in a list. One thread appends the list to the store and commits, so that all streams share one
+Streams only append batches to a list. One thread moves the list to the store and commits, so that all streams share one
 fsync: at most `commit_interval_s` after a batch came, earlier when there are many rows.
 """
 
@@ -17,11 +17,11 @@ from typing import Protocol
 import pyarrow as pa
 
 from megatrain.contracts.errors import CoordinationError, DataError, MegatrainError
-from megatrain.contracts.printable import printable
 from megatrain.contracts.record import decode
+from megatrain.formatting.terminal import printable
 from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError
 from megatrain_diagnostics.collector.consumers import ConsumerThread
-from megatrain_diagnostics.collector.counters import Ledger, Reason
+from megatrain_diagnostics.collector.counters import Ledger, RejectionReason
 from megatrain_diagnostics.events.tables import Table
 from megatrain_diagnostics.wire.authentication import SenderName
 from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, BatchHeader
@@ -29,36 +29,36 @@ from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, BatchHeader
 _logger = logging.getLogger(__name__)
 _MAX_SESSIONS = 20_000
 _RETRY_S = 1.0
-_COMPLAINT_S = 60.0
+_WARNING_PAUSE_S = 60.0
 
 
 class Store(Protocol):
-    """Where rows become durable."""
+    """Makes rows durable."""
 
     def append(self, kind: type[Table], batch: pa.RecordBatch) -> None:
         """Hold rows for the next commit. Raises: DataError."""
 
     def commit(self) -> int:
-        """Make all that was appended durable. Raises: MegatrainError; what was appended is then held."""
+        """Make all appended rows durable. Raises: MegatrainError; the rows are then held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestLimits:
-    """When to commit, and how much may wait for that."""
+    """When to commit, and how much may wait for a commit."""
 
     commit_interval_s: float = 0.5
     commit_rows: int = 1_000_000
     pending_bytes: int = 256 << 20
-    """Beyond it streams are not read, and wait in their hosts' spools."""
+    """Beyond it streams are not read, and batches wait in their hosts' spools."""
 
 
-class Session:
+class SenderSession:
     """One life of a host's sender, over all its streams."""
 
     def __init__(self, name: SenderName) -> None:
         self.name = name
         self.lock = threading.Lock()
-        """Held from the look at a number until the batch is in the list: two streams of a session keep their order."""
+        """Held from the check of a number until the batch is in the list: two streams of a session keep their order."""
         self.received = -1
         self._acknowledged = -1
         self._changed = threading.Condition()
@@ -72,26 +72,26 @@ class Session:
             self._acknowledged = max(self._acknowledged, through)
             self._changed.notify_all()
 
-    def wait(self, told: int, timeout_s: float, over: Sequence[threading.Event] = ()) -> None:
-        """Return when more than `told` is acknowledged, one of `over` is set and `wake` called, or after the time."""
+    def wait(self, known: int, timeout_s: float, over: Sequence[threading.Event] = ()) -> None:
+        """Return when more than `known` is acknowledged, when `over` is set and `wake` called, or at timeout."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._acknowledged > told or any(event.is_set() for event in over), timeout_s
+                lambda: self._acknowledged > known or any(event.is_set() for event in over), timeout_s
             )
 
     def wake(self) -> None:
-        """Let all who wait look again."""
+        """Wake all waiting threads to check again."""
         with self._changed:
             self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    session: Session
+    session: SenderSession
     number: int
     num_bytes: int
     admitted: Admitted | None
-    """None: there was nothing to take, and the host is to forget the batch."""
+    """None: there was no usable row, and the host may forget the batch."""
 
 
 class Ingest:
@@ -109,38 +109,38 @@ class Ingest:
         self._limits = limits
         self._admission_lock = threading.Lock()
         self._sessions_lock = threading.Lock()
-        self._sessions: OrderedDict[SenderName, Session] = OrderedDict()
+        self._sessions: OrderedDict[SenderName, SenderSession] = OrderedDict()
         self._changed = threading.Condition()
         self._pending: list[_Pending] = []
         self._pending_rows = self._pending_bytes = 0
         self._oldest_s = 0.0
         self._is_closed = False
-        self._next_complaint_s = float("-inf")
+        self._next_warning_s = float("-inf")
         self.trouble = ""
-        """Why nothing can be committed; empty when all is well."""
+        """Why nothing can be committed; empty when commits work."""
         self._thread = threading.Thread(target=self._run, name="commits of events", daemon=True)
         self._thread.start()
 
-    def session(self, name: SenderName) -> Session:
-        """Return what is known of a sender's life."""
+    def session(self, name: SenderName) -> SenderSession:
+        """Return the session of a sender's life."""
         with self._sessions_lock:
-            session = self._sessions.setdefault(name, Session(name))
+            session = self._sessions.setdefault(name, SenderSession(name))
             self._sessions.move_to_end(name)
             while len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
             return session
 
     def wake_sessions(self) -> None:
-        """Let the threads of all streams look whether there is something to tell."""
+        """Wake the threads of all streams to check for answers."""
         with self._sessions_lock:
             sessions = list(self._sessions.values())
         for session in sessions:
             session.wake()
 
-    def take(self, session: Session, metadata: bytes, content: pa.Buffer | None) -> None:
-        """Take one batch of a stream, valid or not; None: it was too long.
+    def take(self, session: SenderSession, metadata: bytes, content: pa.Buffer | None) -> None:
+        """Take one batch of a stream, valid or not; `content` None: it was too long.
 
-        Waits while too much waits to be committed.
+        Waits while too much data waits for a commit.
         """
         host = session.name.host
         try:
@@ -148,7 +148,7 @@ class Ingest:
             if header.number < 0:
                 raise CoordinationError(f"header of a batch: number={header.number}; expected at least 0")
         except CoordinationError as error:
-            self.ledger.note_refused_batch(Reason.BAD_HEADER, host, str(error))
+            self.ledger.note_refused_batch(RejectionReason.BAD_HEADER, host, str(error))
             return
         self.ledger.note_dropped(host, session.name.session, header.dropped_rows)
         with session.lock:
@@ -161,7 +161,7 @@ class Ingest:
                 session.received = header.number
 
     def close(self) -> None:
-        """Commit and acknowledge what came, and end. What comes later is not taken."""
+        """Commit and acknowledge the batches received, and end. Later batches are not taken."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -174,15 +174,15 @@ class Ingest:
             with self._admission_lock:
                 admitted = self._admission.admit(host, header, content)
         except DataError as error:
-            self.ledger.note_refused_batch(Reason.NO_BATCH, host, str(error))
+            self.ledger.note_refused_batch(RejectionReason.NO_BATCH, host, str(error))
             return None
         except RefusedBatchError as error:
             self.ledger.note_refused_batch(error.reason, host, str(error))
             return None
         except Exception as error:
-            # a defect of ours: the host would send this batch again and again, and nothing behind it
-            _logger.exception("a batch of host %s could not be judged", printable(host))
-            self.ledger.note_refused_batch(Reason.NO_BATCH, host, f"{type(error).__name__}: {error}")
+            # a defect of ours: else the host would send this batch again and again, and nothing behind it
+            _logger.exception("a batch of host %s could not be checked", printable(host))
+            self.ledger.note_refused_batch(RejectionReason.NO_BATCH, host, f"{type(error).__name__}: {error}")
             return None
         for reason, num_rows in admitted.refused.items():
             self.ledger.note_refused_rows(reason, host, num_rows)
@@ -224,7 +224,7 @@ class Ingest:
         return self._is_closed or self._pending_rows >= self._limits.commit_rows
 
     def _commit(self, taken: list[_Pending]) -> bool:
-        """Make batches durable, however often that fails, and acknowledge them; False: closed before that succeeded."""
+        """Make batches durable, with retries, and acknowledge them; False: closed before that succeeded."""
         rows: Counter[str] = Counter()
         for one in taken:
             if one.admitted is not None:
@@ -237,7 +237,7 @@ class Ingest:
         if self.trouble and not self._try_commit():
             return False
         self.ledger.note_commit(rows, time.monotonic() - began_s)
-        through: dict[Session, int] = {}
+        through: dict[SenderSession, int] = {}
         for one in taken:
             through[one.session] = max(one.number, through.get(one.session, -1))
             if one.admitted is not None:
@@ -251,7 +251,7 @@ class Ingest:
             self._store.append(admitted.kind, admitted.stored)
             rows[admitted.kind.NAME] += admitted.stored.num_rows
         except DataError as error:
-            self.ledger.note_refused_batch(Reason.NO_BATCH, host, str(error))
+            self.ledger.note_refused_batch(RejectionReason.NO_BATCH, host, str(error))
 
     def _try_commit(self) -> bool:
         try:
@@ -259,9 +259,9 @@ class Ingest:
         except (MegatrainError, OSError) as error:
             self.ledger.note_failed_commit()
             self.trouble = str(error)
-            if time.monotonic() >= self._next_complaint_s:
-                self._next_complaint_s = time.monotonic() + _COMPLAINT_S
-                _logger.error("events cannot be stored, hosts keep them in their spools: %s", error)
+            if time.monotonic() >= self._next_warning_s:
+                self._next_warning_s = time.monotonic() + _WARNING_PAUSE_S
+                _logger.error("events cannot be stored; hosts keep them in their spools: %s", error)
             return False
         if self.trouble:
             _logger.warning("events are stored again")

@@ -1,4 +1,4 @@
-"""What the daemon follows of its job in etcd: the rounds, and the record with the configuration."""
+"""Follows the daemon's job in etcd: the rounds, and the record with the configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JobWatch:
-    """Follows a job until `close`. `on_record` is called from its thread with each record that can be read."""
+    """Follows a job until `close`. `on_record` is called from its thread with each readable record."""
 
     def __init__(
         self, client: EtcdClient, keys: JobKeys, rounds: KnownRounds, on_record: Callable[[JobRecord], None]

@@ -1,7 +1,7 @@
 """Rows of rounds that are not in etcd yet: held back until they are.
 
-A host may see a new round before the daemon. But a rank that makes a round up must not end the judgement of the one
-that trains, so no consumer gets its rows before the round is there.
+A host may see a new round before the daemon. But a rank with an invented round must not end the judgement of the round
+that trains, so no consumer gets its rows before the round exists.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Part = tuple[type[Table], Table]
 
 
 class RowsAhead:
-    """For one thread. Beyond a million rows the oldest are forgotten: they are stored, only not judged."""
+    """For one thread. Beyond a million rows the oldest are dropped here: they are stored, only not judged."""
 
-    def __init__(self, latest_told: Callable[[], int], max_rows: int = _MAX_ROWS) -> None:
-        """`latest_told`: the newest round that there is."""
-        self._latest_told, self._max_rows = latest_told, max_rows
+    def __init__(self, latest_in_etcd: Callable[[], int], max_rows: int = _MAX_ROWS) -> None:
+        """`latest_in_etcd`: the newest existing round."""
+        self._latest_in_etcd, self._max_rows = latest_in_etcd, max_rows
         self._held: deque[Part] = deque()
         self._num_rows = 0
 
     def take(self, parts: list[Part]) -> list[Part]:
-        """Return the rows of rounds that there are: of those held so far, then of new ones, each in its order."""
-        latest = self._latest_told()
+        """Return the rows of existing rounds: first of the held rows, then of the new ones, each in its order."""
+        latest = self._latest_in_etcd()
         found: list[Part] = []
         waiting, self._held, self._num_rows = [*self._held, *parts], deque(), 0
         for kind, table in waiting:

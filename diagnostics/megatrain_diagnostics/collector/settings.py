@@ -1,4 +1,4 @@
-"""Whose daemon it is and where it listens; light to import, for the command line's sake."""
+"""The daemon's job and address; cheap to import, for the command line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from megatrain.coordination.settings import EtcdSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
-    """What a daemon is started with."""
+    """The settings that a daemon starts with."""
 
     run: Path
     job: str
     etcd: EtcdSettings
     address: str = ""
-    """Empty: as [diagnostics] daemon_address says, or by where etcd is."""
+    """Empty: [diagnostics] daemon_address, else loopback or this machine's address on the way to etcd."""
     port: int | None = None
-    """None: as [diagnostics] daemon_port says."""
+    """None: [diagnostics] daemon_port."""
 
 
 def add_daemon_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,1 +1,1 @@
-"""The tables of events in Arrow's form: as they travel, and as they lie in files."""
+"""The tables of events in Arrow's form, on the wire and in files."""

@@ -1,8 +1,8 @@
-"""What the head of an Arrow IPC message says of the batch behind it, read before the batch is.
+"""The size of a batch from the head of its Arrow IPC message, read before the batch is unpacked.
 
-Whoever unpacks a batch unpacks its compressed buffers too, to whatever length they say: a million zeros take a few
-bytes. pyarrow does not tell beforehand, so the few words that do are read here from the message's flatbuffer (Message
-and RecordBatch in Arrow's format/Message.fbs): an offset leads to a table, a slot of its vtable to a field.
+Unpacking a batch also unpacks its compressed buffers, to whatever length they claim: a million zeros take a few bytes.
+pyarrow does not expose these lengths, so they are read here from the message's flatbuffer (Message and RecordBatch in
+Arrow's format/Message.fbs): an offset leads to a table, a slot of its vtable to a field.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ _BATCH_LENGTH, _BATCH_COMPRESSION = 0, 3
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """What a record batch says of itself."""
+    """What a record batch claims about itself."""
 
     num_rows: int
     is_compressed: bool
 
 
 def batch_shape(metadata: pa.Buffer) -> BatchShape:
-    """Return what the metadata of an IPC message says. Raises: DataError when it is not that of a record batch."""
+    """Return the claims in the metadata of an IPC message. Raises: DataError when it is not that of a record batch."""
     raw = metadata.to_pybytes()
     try:
         message = _number("<I", raw, 0)
         kind = _field(raw, message, _MESSAGE_HEADER_TYPE)
         header = _field(raw, message, _MESSAGE_HEADER)
         if not kind or not header or raw[kind] != _RECORD_BATCH:
-            raise DataError("a message of Arrow's that is no batch")
+            raise DataError("an Arrow message that is not a record batch")
         batch = header + _number("<I", raw, header)
         length = _field(raw, batch, _BATCH_LENGTH)
         num_rows = _number("<q", raw, length) if length else 0
         return BatchShape(num_rows, bool(_field(raw, batch, _BATCH_COMPRESSION)))
     except (struct.error, IndexError) as error:
-        raise DataError(f"a damaged message of Arrow's: {error}") from error
+        raise DataError(f"a damaged Arrow message: {error}") from error
 
 
 def _field(raw: bytes, table: int, slot: int) -> int:
-    """Return where a field of a table lies; 0: it is not there, and has its default."""
+    """Return the place of a table's field; 0: the field is absent, and has its default."""
     vtable = table - _number("<i", raw, table)
     place = 4 + 2 * slot
     if place >= _number("<H", raw, vtable):

@@ -1,8 +1,8 @@
-"""The Arrow schema of each table of events, and the way from numpy to Arrow and back.
+"""The Arrow schema of each table of events, and the conversion from numpy to Arrow and back.
 
-Two forms. On the wire an operation is its number: nothing to look up a million times a second. In files it is its name,
-as text with a dictionary, and so is the kind of a value: strangers with no more than a Parquet reader can use them, and
-need no list of numbers. Both say which table they are, and of which version.
+There are two forms. On the wire an operation is its number: no look-up is needed a million times a second. In files it
+is its name, as text with a dictionary, and so is the kind of a value: other Parquet readers can use them without a list
+of numbers. Both forms name their table and its version.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SCHEMA_VERSION = 3
 TABLE_KEY = b"megatrain_table"
 VERSION_KEY = b"megatrain_schema_version"
 NOT_KNOWN = 0
-"""Number of an operation, or of a value's kind, whose name is from a newer program. No one is ever given it."""
+"""Number of an operation, or of a value's kind, whose name is from a newer program. It is never assigned."""
 
 FORMER_COLUMNS = {"incarnation": "round"}
-"""Of version 1, which is read too: former name -> name."""
+"""Columns of version 1, which is read too: former name -> name."""
 _VERSIONS_READ = ("1", "2", str(SCHEMA_VERSION))
 
 DataType = TypeVar("DataType", pa.RecordBatch, pa.Table)
@@ -61,12 +61,12 @@ def table_named(name: str) -> type[Table] | None:
 
 
 def names_of(column: str) -> tuple[str, ...] | None:
-    """Return the names of a column's numbers, 0 to 255, as files have them; None: the column holds no such numbers."""
+    """Return the names of a column's numbers, 0 to 255, as in files; None: the column holds no such numbers."""
     return _NAMES.get(column)
 
 
 def time_column(kind: type[Table]) -> str | None:
-    """Return the column that says when a row happened; None: the table has none."""
+    """Return the column with the time of a row; None: the table has none."""
     return next((name for name in ("start_ns", "at_ns") if name in columns_of(kind)), None)
 
 
@@ -86,28 +86,28 @@ def stored_schema(kind: type[Table]) -> pa.Schema:
 
 
 def kind_of(schema: pa.Schema) -> type[Table]:
-    """Return which table a schema says it is. Raises: DataError when it says nothing, or what we do not understand."""
+    """Return the table that a schema names. Raises: DataError when it names none, or is not understood."""
     metadata = schema.metadata or {}
     if TABLE_KEY not in metadata:
-        raise DataError("it does not say which table of events it is; not a file or stream of ours")
+        raise DataError("its schema does not name a table of events; it was not written by megatrain")
     name = metadata[TABLE_KEY].decode(errors="replace")
     kind = table_named(name)
     if kind is None:
-        raise DataError(f"table {name!r} is not known; there are {', '.join(_KINDS)}")
+        raise DataError(f"unknown table {name!r}; the known tables are {', '.join(_KINDS)}")
     version = metadata.get(VERSION_KEY, b"").decode(errors="replace")
     if version not in _VERSIONS_READ:
         raise DataError(f"table {name} of version {version!r}; this program reads 1, 2 and {SCHEMA_VERSION}")
     return kind
 
 
-def schema_of_now(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with the names that columns have in this version."""
+def current_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the column names of this version."""
     fields = [field.with_name(FORMER_COLUMNS.get(field.name, field.name)) for field in schema]
     return pa.schema(fields, metadata=schema.metadata)
 
 
 def to_arrow(table: Table) -> pa.RecordBatch:
-    """Return a table in its form on the wire. Numbers are not copied; text that is not Unicode is mended."""
+    """Return a table in wire form. Numbers are not copied; invalid Unicode is replaced."""
     kind = type(table)
     arrays = [
         _text_array(getattr(table, name)) if dtype == "text" else pa.array(getattr(table, name), _ARROW_TYPES[dtype])
@@ -117,9 +117,9 @@ def to_arrow(table: Table) -> pa.RecordBatch:
 
 
 def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableType:
-    """Return the numpy table of either form. Arrays of one chunk are not copied, and cannot be written to.
+    """Return the numpy table of either form. Arrays of one chunk are not copied, and are read-only.
 
-    Raises: DataError naming a column that is missing, too much, of another type, or that holds nulls.
+    Raises: DataError naming a column that is missing, unexpected, of another type, or that holds nulls.
     """
     data = completed(kind, data)
     columns: dict[str, Any] = {}
@@ -135,12 +135,12 @@ def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableT
 
 
 def completed(kind: type[Table], data: DataType) -> DataType:
-    """Return data with the columns of now in their order: what it was written without is added.
+    """Return data with the present columns in their order: missing newer columns are added.
 
     Raises: as check_columns.
     """
     check_columns(kind, data.schema)
-    names = schema_of_now(data.schema).names
+    names = current_schema(data.schema).names
     if names == list(columns_of(kind)):
         return data
     arrays = {name: data.column(place) for place, name in enumerate(names)}
@@ -157,9 +157,9 @@ def completed(kind: type[Table], data: DataType) -> DataType:
 def check_columns(kind: type[Table], schema: pa.Schema) -> None:
     """Raise DataError unless a schema has the table's columns, of their types, in either form.
 
-    Columns that came later may be missing.
+    Columns that were introduced later may be missing.
     """
-    wanted, names = columns_of(kind), schema_of_now(schema).names
+    wanted, names = columns_of(kind), current_schema(schema).names
     if sorted(names) != sorted(name for name in wanted if name in names or name not in absent_values(kind)):
         raise DataError(f"{kind.NAME}: columns {schema.names}; expected {list(wanted)}")
     for place, name in enumerate(names):
@@ -172,7 +172,7 @@ def check_columns(kind: type[Table], schema: pa.Schema) -> None:
 
 
 def to_stored(kind: type[Table], data: pa.RecordBatch | pa.Table) -> pa.Table:
-    """Return rows in the form that files have, of rows on the wire."""
+    """Return rows in file form, from rows in wire form."""
     table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
     arrays = [
         _named(name, table.column(name)) if name in _NAMES else table.column(name) for name in stored_schema(kind).names
@@ -212,7 +212,7 @@ def _numbers(column: str, names: pa.Array) -> Int8:
 
 
 def _named(column: str, numbers: pa.ChunkedArray) -> pa.Array:
-    """Return names for numbers; the dictionary has those that occur, so that a file's statistics are true."""
+    """Return names for numbers; the dictionary has only those that occur, so that a file's statistics are exact."""
     values = _one_chunk(numbers).to_numpy(zero_copy_only=True)
     used = np.flatnonzero(np.bincount(values, minlength=_NUM_NUMBERS))
     index_of = np.zeros(_NUM_NUMBERS, dtype=np.uint8)

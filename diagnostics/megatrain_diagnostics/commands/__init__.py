@@ -1,7 +1,7 @@
-"""`megatrain diag`: what a job's events say; the daemon; and what is recorded.
+"""`megatrain diag`: the analyses of a job's events; the daemon; and the settings of the recording.
 
-Every analysis reads the segments in <run>/events, of a job that runs as of one that is over: the daemon need not live.
-The one idea, as in megatrain.cli: only the verb that runs is imported, so that none waits for what others need.
+Every analysis reads the segments in <run>/events, of a running as of a finished job: the daemon need not run. As in
+megatrain.cli, only the module of the command that runs is imported, so that no command loads what only others need.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 else:
     _Action = argparse._SubParsersAction
 
-SUMMARY = "stragglers, hangs, timelines and what-if from the events of all ranks; the daemon; what is recorded"
+SUMMARY = (
+    "stragglers, hangs, timelines and what-if from the events of all ranks; the daemon; settings of what is recorded"
+)
 
 _VERBS = {
     "comm": "comm",
@@ -36,7 +38,7 @@ _VERBS = {
 
 
 class _Parsers(dict[str, argparse.ArgumentParser]):
-    """The verbs' parsers. A verb is declared when it is asked for, all are when they are listed."""
+    """The commands' parsers. A command is declared when it is used; all are when they are listed."""
 
     def __init__(self, action: _Action) -> None:
         super().__init__()
@@ -63,7 +65,7 @@ class _Parsers(dict[str, argparse.ArgumentParser]):
 
 
 class _VerbsAction(_Action):
-    """Sub-parsers that are declared late."""
+    """Sub-parsers that are declared lazily."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -71,7 +73,7 @@ class _VerbsAction(_Action):
         self.choices = self._name_parser_map = self._parsers
 
     def _get_subactions(self) -> list[argparse.Action]:
-        """Return what the help text lists."""
+        """Return the entries of the help text."""
         self._parsers.load_all()
         return super()._get_subactions()
 
@@ -82,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the parsed command line asks; return the exit code. Raises: MegatrainError."""
-    with importlib.import_module(f"{__name__}.arguments").told_problems(args):
+    """Run the parsed command line; return the exit code. Raises: MegatrainError."""
+    with importlib.import_module(f"{__name__}.arguments").problems_on_error(args):
         code: int = args.run_verb(args)
     return code

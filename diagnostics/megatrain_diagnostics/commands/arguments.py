@@ -1,4 +1,4 @@
-"""Arguments that several verbs of `megatrain diag` take: where the events are, and which of them."""
+"""Arguments that several commands of `megatrain diag` share: the place of the events, and a choice of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megatrain.commands.argument_types import former_word_of, utf8_text, whole_n
 from megatrain.commands.printing import print_note
 from megatrain.contracts.errors import DataError, MegatrainError, NotFoundError, UsageError
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.texts import names_text
 from megatrain.failures.culprit import Culprit, recorded_culprit
+from megatrain.formatting.lists import names_text
 from megatrain.jobs.recorded_incidents import read_incidents
 from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import EventSource
@@ -21,15 +21,15 @@ from megatrain_diagnostics.events.tables import Ranks
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 RUN_HELP = (
-    "a run directory, a job's name (runs/NAME), or any directory with segments of events (default: the only run that "
-    "there is)"
+    "a run directory, a job's name (runs/NAME), or any directory with segments of events (default: the only run below "
+    "runs/)"
 )
-_MOST_NUMBERS = 1_000_000
-"""Ranks that one argument may name: more is a mistake, and would only fill memory."""
+_MAX_NUMBERS = 1_000_000
+"""Most ranks in one argument: more is a mistake, and would only fill memory."""
 
 
 def add_run(parser: argparse.ArgumentParser, former: str = "") -> None:
-    """Declare [RUN], where the events are. `former`: the option that a second word stood for once."""
+    """Declare [RUN], the place of the events. `former`: the option that a second word used to stand for."""
     parser.add_argument("place", nargs="?", default="", type=utf8_text, metavar="RUN", help=RUN_HELP)
     if former:
         parser.add_argument("former", nargs="?", type=former_word_of(former), help=argparse.SUPPRESS)
@@ -53,18 +53,18 @@ def add_round(parser: argparse.ArgumentParser) -> None:
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:
-    """Declare --steps; args.steps is (first, last), None where it is open, as Where has them."""
+    """Declare --steps; args.steps is (first, last) as in Where, None for an open end."""
     parser.add_argument(
         "--steps",
         type=step_range,
         default=(None, None),
         metavar="FIRST:LAST",
-        help="only these steps, both ends included; either may be left out, and one number is one step",
+        help="only these steps, both ends included; either end may be omitted, and a single number is one step",
     )
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Declare --ranks; args.ranks is a tuple as Where has it, None: all."""
+    """Declare --ranks; args.ranks is a tuple as in Where; None: all."""
     parser.add_argument(
         "--ranks",
         type=rank_list,
@@ -96,15 +96,15 @@ def rank_list(text: str) -> tuple[int, ...]:
         last = number(last_text) if has_colon else first
         if first > last:
             raise argparse.ArgumentTypeError(f"{part!r} ends before it begins")
-        if last - first + len(ranks) >= _MOST_NUMBERS:
-            raise argparse.ArgumentTypeError(f"{text!r} names more than {_MOST_NUMBERS:,} ranks")
+        if last - first + len(ranks) >= _MAX_NUMBERS:
+            raise argparse.ArgumentTypeError(f"{text!r} names more than {_MAX_NUMBERS:,} ranks")
         ranks.update(range(first, last + 1))
     return tuple(sorted(ranks))
 
 
 def check_run(args: argparse.Namespace) -> None:
-    """Fill in the only run where the command line names none. Raises: UsageError, NotFoundError."""
-    from megatrain.commands.job_place import RUNS  # loaded late, as whatever else one verb needs and others do not
+    """Choose the only run where the command line names none. Raises: UsageError, NotFoundError."""
+    from megatrain.commands.job_place import RUNS  # loaded late, because only some commands need it
 
     if args.place:
         return
@@ -118,7 +118,7 @@ def check_run(args: argparse.Namespace) -> None:
 
 def events_directory(text: str) -> Path:
     """Return the directory of segments that RUN means. Raises: NotFoundError where there is none."""
-    # loaded late, as whatever else one verb needs and others do not
+    # loaded late, because only some commands need it
     from megatrain.commands.job_place import RUNS, run_at
 
     found = run_at(text)
@@ -134,23 +134,27 @@ def open_source(args: argparse.Namespace) -> EventSource:
     """Return the events of RUN. Raises: UsageError, NotFoundError; DataError where there are none."""
     check_run(args)
     try:
-        # loaded late: DuckDB takes a tenth of a second, and some verbs read other things
+        # loaded late: DuckDB takes a tenth of a second to load, and some commands do not need it
         from megatrain_diagnostics.store.reader import StoredEvents
     except ModuleNotFoundError as error:
-        raise DataError(f"{error.name} is missing, which reads events: pip install 'megatrain[diagnostics]'") from error
+        raise DataError(
+            f"reading events needs {error.name}, which is not installed: pip install 'megatrain[diagnostics]'"
+        ) from error
 
     source = StoredEvents(events_directory(args.place))
     source.check_not_empty()
-    args.source, args.num_told_problems = source, 0
+    args.source, args.num_reported_problems = source, 0
     return source
 
 
 def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
-    """Return the round that is meant. Raises: NotFoundError; DataError where there is none at all."""
+    """Return the round asked for. Raises: NotFoundError; DataError where there is none at all."""
     ranks = source.read(Ranks)
     known = sorted({int(number) for number in ranks.round})
     if not known:
-        raise DataError(f"{args.place}: no rank has sent anything: no segments of the table ranks; is it a job's?")
+        raise DataError(
+            f"{args.place}: no rank has sent anything: no segments of the table ranks; is this a run of a job?"
+        )
     chosen: int | None = args.round
     if chosen is None:
         return newest_round(ranks)
@@ -159,29 +163,29 @@ def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
     return chosen
 
 
-def told_culprit(args: argparse.Namespace, round_number: int) -> Culprit | None:
-    """Return the culprit of the incident of a round of PLACE; None where its directory keeps none."""
+def incident_culprit(args: argparse.Namespace, round_number: int) -> Culprit | None:
+    """Return the culprit of a round's incident in PLACE; None where its directory has no incident."""
     from megatrain.commands.job_place import run_at
 
     run = run_at(args.place)
     return None if run is None else recorded_culprit(read_incidents(RunDirectory(run))[0], round_number)
 
 
-def tell_problems(args: argparse.Namespace) -> None:
-    """Print to stderr the damage that was found while reading the opened events, and was not reported yet."""
+def report_problems(args: argparse.Namespace) -> None:
+    """Print to stderr the damage found in the opened events that was not reported yet."""
     source: EventSource | None = getattr(args, "source", None)
     if source is not None:
         problems = source.problems()
-        for problem in problems[args.num_told_problems :]:
+        for problem in problems[args.num_reported_problems :]:
             print_note(problem)
-        args.num_told_problems = len(problems)
+        args.num_reported_problems = len(problems)
 
 
 @contextmanager
-def told_problems(args: argparse.Namespace) -> Iterator[None]:
-    """Tell before an error of the block what is damaged: that is often why there is no answer."""
+def problems_on_error(args: argparse.Namespace) -> Iterator[None]:
+    """Print the damage before an error of the block: it is often the reason for the error."""
     try:
         yield
     except MegatrainError:
-        tell_problems(args)
+        report_problems(args)
         raise

@@ -1,4 +1,4 @@
-"""`megatrain diag comm RUN`: bandwidths, slow links and hosts, and what of communication compute hides."""
+"""`megatrain diag comm RUN`: bandwidths, slow links and hosts, and how much communication is overlapped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.texts import bytes_text
+from megatrain.formatting.quantities import bytes_text
 from megatrain_diagnostics.analysis.comm import Communication, analyse_communication
 from megatrain_diagnostics.analysis.slow_links import SLOW_EXCESS, SlowLinks
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
@@ -21,19 +21,19 @@ from megatrain_diagnostics.commands.arguments import (
     add_steps,
     chosen_round,
     open_source,
-    tell_problems,
+    report_problems,
 )
 from megatrain_diagnostics.commands.overlap_table import overlap_document, overlap_table
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Spans
 
 _NUM_DEFAULT_STEPS = 10
-_MOST_RANKS_NAMED = 8
+_MAX_RANKS_NAMED = 8
 
 
 def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser(
-        "comm", help="bandwidths, slow links and hosts, exposed and hidden communication", allow_abbrev=False
+        "comm", help="bandwidths, slow links and hosts, exposed and overlapped communication", allow_abbrev=False
     )
     add_run(parser)
     add_steps(parser)
@@ -43,7 +43,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse communication. Raises: DataError when no step of these was recorded span by span."""
+    """Analyse communication. Raises: DataError when none of these steps was recorded span by span."""
     source = open_source(args)
     round_number = chosen_round(args, source)
     first, last = args.steps
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         raise DataError(
             f"{args.place}: no such step was recorded span by span; there are {known_steps(source, round_number)}"
         )
-    # without a choice the newest: a long job's spans would not fit the memory
+    # without a choice, the newest steps: a long job's spans would not fit in memory
     chosen = known if args.steps != (None, None) else newest_steps(spans, _NUM_DEFAULT_STEPS).tolist()
     events = read_step_events(source, round_number, chosen[0], chosen[-1])
     found = analyse_communication(events, chosen[0], chosen[-1])
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"place": args.place, "round": round_number, **_document(found)})
     else:
         print_lines(_lines(found))
-    tell_problems(args)
+    report_problems(args)
     return int(ExitCode.OK)
 
 
@@ -82,14 +82,17 @@ def _lines(found: Communication) -> list[str]:
         ("steps", steps),
         ("ranks", str(found.num_ranks)),
         ("exposed", f"{found.exposed_percent:.2f} % of the time; bubble {found.bubble_percent:.2f} %"),
-        ("exchanges", f"{found.num_exchanges:,}, {found.num_incomplete:,} of them without some member's span"),
+        ("exchanges", f"{found.num_exchanges:,}, {found.num_incomplete:,} of them without the spans of all members"),
     ]
     if found.num_hidden:
-        why = "no host that came before the last waited for their end, so how long they took is not known"
-        pairs.append(("hidden", f"{found.num_hidden:,}: {why}"))
+        why = "no host that arrived before the last one waited for their end, so their duration is not known"
+        pairs.append(("overlapped", f"{found.num_hidden:,}: {why}"))
     if found.num_too_short:
         pairs.append(
-            ("too short", f"{found.num_too_short:,}: over before the last began; the clocks are not that exact")
+            (
+                "too short",
+                f"{found.num_too_short:,}: ended before the last rank began, within the error of the clocks",
+            )
         )
     lines = facts(pairs)
     if found.overlaps:
@@ -113,13 +116,13 @@ def _lines(found: Communication) -> list[str]:
 def _slow_lines(slow: SlowLinks) -> list[str]:
     lines = [""]
     if not slow.num_compared:
-        lines.append("slow links: not known; a group is compared with two others of its kind at least")
+        lines.append("slow links: not known; a group is compared only if there are two others of its kind")
     elif not slow.groups:
-        lines.append(f"slow links: none of {slow.num_compared} groups is {SLOW_EXCESS:.0%} slower than its like")
+        lines.append(f"slow links: none of {slow.num_compared} groups is {SLOW_EXCESS:.0%} slower than similar groups")
     for one in slow.groups:
         lines.append(
             f"slow: {one.group} of ranks {_ranks(one.ranks)} ({', '.join(one.hosts)}): {one.operation} "
-            f"{_ms(one.transfer_s)} where {_ms(one.expected_s)} is usual, {one.excess:+.0%}"
+            f"{_ms(one.transfer_s)} instead of {_ms(one.expected_s)}, {one.excess:+.0%}"
         )
     for host in slow.hosts:
         lines.append(
@@ -140,8 +143,8 @@ def _slow_lines(slow: SlowLinks) -> list[str]:
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
-    return shown if len(ranks) <= _MOST_RANKS_NAMED else f"{shown}, ... ({len(ranks)})"
+    shown = ", ".join(map(str, ranks[:_MAX_RANKS_NAMED]))
+    return shown if len(ranks) <= _MAX_RANKS_NAMED else f"{shown}, ... ({len(ranks)})"
 
 
 def _ms(seconds: float) -> str:

@@ -16,17 +16,17 @@ from megatrain_diagnostics.collector.settings import DaemonSettings, add_daemon_
 
 
 def add_verb(verbs: Any) -> None:
-    parser = verbs.add_parser("daemon", help="run the daemon of a job that runs", allow_abbrev=False)
+    parser = verbs.add_parser("daemon", help="run the diagnostics daemon of a running job", allow_abbrev=False)
     add_job(parser)
     parser.add_argument("--run", type=utf8_path, default=None, metavar="DIR",
-                        help="run directory as this machine sees it (default: what the job's record says)")  # fmt: skip
+                        help="path of the run directory on this machine (default: as in the job's record)")  # fmt: skip
     add_daemon_arguments(parser)
     parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes. Raises: MegatrainError."""
-    # what writes Parquet takes its time to load, and no other verb needs it
+    # loading the Parquet writer is slow, and no other command needs it
     from megatrain_diagnostics.daemon import serve
 
     with opened_job(args) as job:
@@ -34,13 +34,13 @@ def run(args: argparse.Namespace) -> int:
         if directory is None:
             item = job.client.get(job.keys.record)
             if item is None:
-                raise NoPlaceError(f"job {job.keys.job!r} has no record in etcd; say where its run is with --run DIR")
+                raise NoPlaceError(f"job {job.keys.job!r} has no record in etcd; name its run directory with --run DIR")
             directory = Path(decode(JobRecord, item.value, job.keys.record).run_directory)
-        # for the long time that a daemon lives, not for the short one that a command has
+        # a daemon lives long and needs the patient time limits, not the short ones of a command
         patient = EtcdSettings(job.client.settings.endpoints)
         etcd = replace(job.client.settings, attempt_s=patient.attempt_s, call_s=patient.call_s)
     if not directory.is_dir():
-        raise NoPlaceError(f"{directory}: no such run directory on this machine; say where it is with --run DIR")
+        raise NoPlaceError(f"{directory}: no such run directory on this machine; name its path here with --run DIR")
     settings = DaemonSettings(
         run=directory,
         job=job.keys.job,

@@ -9,7 +9,7 @@ from typing import Any
 from megatrain.commands.argument_types import real_number
 from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.texts import time_text
+from megatrain.formatting.quantities import time_text
 from megatrain_diagnostics.analysis.drift import Drift, LevelChange, analyse_drift
 from megatrain_diagnostics.analysis.drift_causes import EXPLAINS, Moved
 from megatrain_diagnostics.analysis.trends import Trend
@@ -21,11 +21,11 @@ from megatrain_diagnostics.commands.arguments import (
     add_steps,
     chosen_round,
     open_source,
-    tell_problems,
+    report_problems,
 )
 
-_MOST_RANKS_NAMED = 8
-_MOST_MOVED = 4
+_MAX_RANKS_NAMED = 8
+_MAX_MOVED = 4
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -38,7 +38,7 @@ def add_verb(verbs: Verbs) -> None:
         type=real_number("a number above 0", lambda value: 0.0 < value < 1e6),
         default=None,
         metavar="T",
-        help="of a device, for MFU; default: what the trainer knew of its device (telemetry.peak_tflops)",
+        help="peak of a device, for MFU (default: the peak that the trainer recorded, telemetry.peak_tflops)",
     )
     add_json(parser)
     parser.set_defaults(run_verb=run)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"place": args.place, **_document(found, args.peak_tflops)})
     else:
         print_lines(_lines(found, args.peak_tflops))
-    tell_problems(args)
+    report_problems(args)
     return int(ExitCode.OK)
 
 
@@ -81,7 +81,7 @@ def _mfu(found: Drift, peak_tflops: float | None) -> float | None:
 def _lines(found: Drift, peak_tflops: float | None) -> list[str]:
     pairs = [
         ("steps", f"{found.first_step} to {found.last_step}: {found.num_steps}"),
-        ("left out", f"{found.num_left_out} steps of warm-up, or after checkpoints and evaluations"),
+        ("left out", f"{found.num_left_out} steps at the beginning or after checkpoints and evaluations"),
         ("step time", f"{found.step_s * 1e3:.3f} ms, {_trend(found.step_trend, 1e3, 'ms')}"),
     ]  # fmt: skip
     if found.rate_name:
@@ -92,7 +92,7 @@ def _lines(found: Drift, peak_tflops: float | None) -> list[str]:
     pairs.append(("gc", f"{found.gc_share:.3%} of the time; a collection: {_trend(found.gc_trend, 1e3, 'ms')}"))
     if found.void >= 0:
         pairs.append(
-            ("void", f"{found.void:.2%} of the time nothing that is timed ran, {_trend(found.void_trend, 100, '%')}")
+            ("void", f"{found.void:.2%} of the time no timed operation ran, {_trend(found.void_trend, 100, '%')}")
         )
     pairs.append(("stagger", _stagger(found)))
     for one in found.latencies:
@@ -101,11 +101,11 @@ def _lines(found: Drift, peak_tflops: float | None) -> list[str]:
             f"{one.operation}: median {one.median_s * 1e3:.3f} ms, p99 {one.p99_s * 1e3:.3f} ms",
         ))  # fmt: skip
     if found.num_sampled and not found.latencies:
-        pairs.append(("issue latency", "not known: the host's clock timed the work itself"))
+        pairs.append(("issue latency", "not known: the work was timed by the host's clock, not on the device"))
     pairs.append(("hour of day", _hours(found)))
     lines = [*facts(pairs), ""]
     if not found.changes and not found.rate_changes:
-        lines.append("no change of level: nothing of 10 % that lasts")
+        lines.append("no lasting change of 10 % or more")
     for change in found.changes:
         lines += _change_lines("step time", change)
     for change in found.rate_changes:
@@ -118,18 +118,20 @@ def _change_lines(what: str, change: LevelChange) -> list[str]:
     when = f"step {change.step}, {time_text(change.at_unix_s)}"
     lines = [f"{what} changed at {when}: {levels} (posterior {change.posterior:.3f})"]
     if change.is_of_work:
-        lines.append(f"  the work of a step changed by {change.work_shift:+.1%}: the job does more, nothing is slow")
-    lines += [_moved(one) for one in change.moved[:_MOST_MOVED]]
+        lines.append(
+            f"  the work of a step changed by {change.work_shift:+.1%}: the steps do other work, nothing became slow"
+        )
+    lines += [_moved(one) for one in change.moved[:_MAX_MOVED]]
     if not change.is_of_work and not any(one.explained >= EXPLAINS for one in change.moved):
-        lines.append("  no operation's own time explains it: look whether ranks begin at different moments (stagger)")
+        lines.append("  no operation's own time explains it: check whether ranks begin at different times (stagger)")
     return lines
 
 
 def _moved(one: Moved) -> str:
     word = "because of" if one.explained >= EXPLAINS else "also moved:"
-    ranks = ", ".join(map(str, one.ranks[:_MOST_RANKS_NAMED]))
-    more = f", ... ({one.num_ranks})" if one.num_ranks > _MOST_RANKS_NAMED else ""
-    hosts = f" on {', '.join(one.hosts[:_MOST_RANKS_NAMED])}" if one.hosts else ""
+    ranks = ", ".join(map(str, one.ranks[:_MAX_RANKS_NAMED]))
+    more = f", ... ({one.num_ranks})" if one.num_ranks > _MAX_RANKS_NAMED else ""
+    hosts = f" on {', '.join(one.hosts[:_MAX_RANKS_NAMED])}" if one.hosts else ""
     return (
         f"  {word} {one.operation}: {one.before_s * 1e3:.3f} ms to {one.after_s * 1e3:.3f} ms a step, "
         f"{one.explained:.0%} of the change; rank {ranks}{more}{hosts}"
@@ -149,7 +151,7 @@ def _stagger(found: Drift) -> str:
 
 def _trend(one: Trend | None, factor: float, unit: str) -> str:
     if one is None:
-        return "too few to tell a trend"
+        return "too few for a trend"
     word = "rising" if one.is_rising else "falling" if one.is_falling else ""
     return f"{word} by {one.per_1000 * factor:+.4g} {unit}".rstrip() + " in 1000 steps" if word else "steady"
 

@@ -1,4 +1,4 @@
-"""`megatrain diag explain RUN --step N`: where a step went, adding up to 100 %."""
+"""`megatrain diag explain RUN --step N`: where the time of a step went, adding up to 100 %."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from megatrain_diagnostics.commands.arguments import (
     add_run,
     chosen_round,
     open_source,
-    tell_problems,
+    report_problems,
 )
-from megatrain_diagnostics.commands.overlap_table import hidden_share, overlap_document, overlap_table
+from megatrain_diagnostics.commands.overlap_table import overlap_document, overlap_table, overlapped_share
 
-_MOST_RANKS = 32
-_MOST_LATE = 5
+_MAX_RANKS = 32
+_MAX_LATE = 5
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -42,7 +42,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain. Raises: NotFoundError naming the steps that are known, when this one is not."""
+    """Explain a step. Raises: NotFoundError naming the known steps, when this one is not known."""
     source = open_source(args)
     round_number = chosen_round(args, source)
     events = read_step_events(source, round_number, args.step, args.step, args.ranks)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(_document(args.place, round_number, found))
     else:
         print_lines(_lines(found))
-    tell_problems(args)
+    report_problems(args)
     return int(ExitCode.OK)
 
 
@@ -111,36 +111,36 @@ def _lines(found: StepExplanation) -> list[str]:
     if len(found.stages) > 1:
         lines += ["", *_comparison(found.stages)]
     if len(found.ranks) > 1:
-        shown = sorted(found.ranks, key=lambda one: -_busy(one))[:_MOST_RANKS]
+        shown = sorted(found.ranks, key=lambda one: -_busy(one))[:_MAX_RANKS]
         if len(shown) < len(found.ranks):
             lines += ["", f"the {len(shown)} ranks of {len(found.ranks)} that computed longest:"]
         lines += ["", *_comparison(shown)]
     if found.overlaps:
         lines += ["", *overlap_table("communication of a rank", found.overlaps)]
-        lines += _hidden_by_stage(found)
+        lines += _overlapped_by_stage(found)
     if found.last:
-        lines += ["", "came last to collectives, and so held the others up:"]
+        lines += ["", "arrived last at collectives, so the others waited:"]
         lines += [
             f"  rank {one.rank} {one.host}: {one.num_collectives} collectives, {one.waited_ns / 1e6:,.3f} ms "
             f"of other ranks' time, most at {one.operation}"
-            for one in found.last[:_MOST_LATE]
+            for one in found.last[:_MAX_LATE]
         ]
     return lines + [f"note: {note}" for note in found.notes]
 
 
-def _hidden_by_stage(found: StepExplanation) -> list[str]:
-    """Return the shares of kinds of which the stages hide different parts."""
+def _overlapped_by_stage(found: StepExplanation) -> list[str]:
+    """Return the overlapped shares by stage, for kinds of communication whose shares differ between stages."""
     shares = [{one.operation: one for one in of_stage} for of_stage in found.overlaps_by_stage]
     differing = [
         kind.operation
         for kind in found.overlaps
-        if len({hidden_share(of_stage[kind.operation]) for of_stage in shares if kind.operation in of_stage}) > 1
+        if len({overlapped_share(of_stage[kind.operation]) for of_stage in shares if kind.operation in of_stage}) > 1
     ]
     if not differing:
         return []
-    rows: list[tuple[str, ...]] = [("share hidden", *differing)]
+    rows: list[tuple[str, ...]] = [("share overlapped", *differing)]
     for stage, of_stage in zip(found.stages, shares, strict=True):
-        rows.append((stage.name, *(hidden_share(of_stage[kind]) if kind in of_stage else "" for kind in differing)))
+        rows.append((stage.name, *(overlapped_share(of_stage[kind]) if kind in of_stage else "" for kind in differing)))
     return ["", *table(rows, left=(0,))]
 
 

@@ -1,8 +1,9 @@
-"""`megatrain diag hang RUN`: who never entered which collective, and where all ranks of a job stand.
+"""`megatrain diag hang RUN`: show which ranks never entered which collective, and the position of all ranks of a job.
 
-Of a run it reads what is kept of its newest broken round, else the events; with --blackbox the black boxes of a job
-that hangs now, which lie on its hosts; with --flight-recorder the JSON dumps of torch's Flight Recorder, whose names
-end in the rank. Stack dumps among the events are grouped: who is not where the others are is an outlier.
+For a run it reads the files kept of the newest broken round, or else the events. With --blackbox it reads the black
+boxes of a job that hangs now, on one of its hosts. With --flight-recorder it reads the JSON dumps of torch's Flight
+Recorder, whose names end in the rank. It groups the stack dumps among the events: a rank whose stack differs from the
+others' is an outlier.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from megatrain_diagnostics.commands.arguments import (
     check_run,
     chosen_round,
     events_directory,
+    incident_culprit,
     open_source,
-    told_culprit,
 )
 from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.source import EventSource, Where
@@ -51,17 +52,21 @@ from megatrain_diagnostics.store.hang_answer import (
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence, read_boxes, read_dumps, read_incident
 from megatrain_diagnostics.streamer.stacks import DumpTarget, collect_stacks
 
-_MOST_ROWS = 16
-_MOST_FRAMES = 4
+_MAX_ROWS = 16
+_MAX_FRAMES = 4
 
 
 def add_verb(verbs: Verbs) -> None:
     """Declare the verb."""
-    parser = verbs.add_parser("hang", help="who holds up a job that stands still", description=__doc__)
+    parser = verbs.add_parser("hang", help="which ranks hold up a hung job", description=__doc__)
     add_run(parser)
     add_round(parser)
     parser.add_argument(
-        "--blackbox", type=utf8_text, default="", metavar="DIR", help="black boxes, as /dev/shm of a job's hosts"
+        "--blackbox",
+        type=utf8_text,
+        default="",
+        metavar="DIR",
+        help="directory of black boxes, such as /dev/shm of a job's hosts",
     )
     parser.add_argument(
         "--flight-recorder",
@@ -74,14 +79,14 @@ def add_verb(verbs: Verbs) -> None:
         "--stacks",
         action="store_true",
         dest="has_stacks",
-        help="with --blackbox: have those ranks that run on this machine write their stacks now",
+        help="with --blackbox: also dump the stacks of the ranks that run on this machine now",
     )
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print who holds up the job. Raises: DataError where nothing is known of it."""
+    """Print which ranks hold up the job. Raises: DataError where nothing is known of it."""
     answer = _answer(args)
     if args.is_json:
         print_json(_as_json(answer))
@@ -94,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace) -> HangAnswer:
     if args.has_stacks and not args.blackbox:
-        raise UsageError("--stacks: name the directory of this machine's black boxes by --blackbox")
+        raise UsageError("--stacks: name the directory of this machine's black boxes with --blackbox")
     if args.flight_recorder:
         return _of_dumps(Path(args.flight_recorder), args)
     if not args.blackbox:
@@ -109,19 +114,22 @@ def _answer(args: argparse.Namespace) -> HangAnswer:
     elif run_directory is not None:
         filed = read_incident(RunDirectory(run_directory), args.round)
     if filed is not None:
-        place = f"black boxes in {args.blackbox}" if args.blackbox else f"what is kept of round {filed.round}"
+        place = f"black boxes in {args.blackbox}" if args.blackbox else f"files kept of round {filed.round}"
         stacks = _stacks_now(filed, evidence_roster(filed, source)) if args.has_stacks else None
-        return answer_of_evidence(filed, place, source, told_culprit(args, filed.round), stacks)
+        return answer_of_evidence(filed, place, source, incident_culprit(args, filed.round), stacks)
     if source is None:
-        raise DataError(f"{args.place}: neither events nor a broken round's files; name black boxes by --blackbox")
+        raise DataError(
+            f"{args.place} has neither events nor files of a broken round; name a directory of black boxes "
+            "with --blackbox"
+        )
     number = chosen_round(args, source)
     where = Where(rounds=(number,))
     roster = make_roster(source.read(Ranks, where), source.read(Groups, where), number)
-    return answer_of_spans(source, roster, told_culprit(args, number))
+    return answer_of_spans(source, roster, incident_culprit(args, number))
 
 
 def _box_directory(named: Path) -> Path:
-    """Return where the black boxes are, of their directory or of telemetry.black_box_directory above it."""
+    """Return the directory of the black boxes, given it or telemetry.black_box_directory above it."""
     own = own_box_directory(named)
     return own if own.is_dir() else named
 
@@ -148,10 +156,10 @@ def _source(args: argparse.Namespace) -> EventSource | None:
 
 
 def _stacks_now(filed: FiledEvidence, roster: Roster) -> StackFinding:
-    """Ask the ranks of this machine; those of others are not judged by having no dump."""
+    """Ask the ranks of this machine; a missing dump of another machine's rank is not counted."""
     targets = [DumpTarget(rank, filed.round, pid) for rank, pid in sorted(filed.pids.items())]
     if not targets:
-        raise DataError("--stacks: none of these black boxes is of a process that runs on this machine")
+        raise DataError("--stacks: none of these black boxes belongs to a process that runs on this machine")
     stacks = collect_stacks(targets, socket.gethostname(), 1, time.time_ns)
     return find_outliers(newest_main_stacks(stacks, filed.round), roster, [one.rank for one in targets])
 
@@ -192,7 +200,7 @@ def _as_text(answer: HangAnswer) -> list[str]:
             ("culprit", culprit.text or "nobody"),
             ("confidence", culprit.confidence or "-"),
             ("because", culprit.reason),
-            *([("told by", f"incident {culprit.incident}")] if culprit.incident else []),
+            *([("incident", culprit.incident)] if culprit.incident else []),
         ]
     )
     if answer.finding.suspects:
@@ -200,25 +208,25 @@ def _as_text(answer: HangAnswer) -> list[str]:
         rows = [("rank", "host", *axes, "step", "in", "evidence")]
         rows += [
             (str(one.rank), one.host, *(str(one.place[axis]) for axis in axes), str(one.step), one.doing, one.evidence)
-            for one in answer.finding.suspects[:_MOST_ROWS]
+            for one in answer.finding.suspects[:_MAX_ROWS]
         ]
         lines += [
             "",
             *table(rows, left=(1, len(axes) + 3, len(axes) + 4)),
-            *_more(len(answer.finding.suspects) - _MOST_ROWS, "suspects"),
+            *_more(len(answer.finding.suspects) - _MAX_ROWS, "suspects"),
         ]
     if report.missing:
-        lines += ["", "collectives that some wait in:"]
-        for entry in report.missing[:_MOST_ROWS]:
+        lines += ["", "collectives in which ranks wait:"]
+        for entry in report.missing[:_MAX_ROWS]:
             held = [("never entered by", entry.absent), ("silent", entry.silent), ("left behind by", entry.loitering)]
             words = "; ".join(f"{word} {_brief(ranks)}" for word, ranks in held if ranks)
             lines.append(
-                f"  {entry.sequence} of {entry.group}: {_brief(entry.waiting)} wait; {words or 'all are in it'}"
+                f"  {entry.sequence} of {entry.group}: {_brief(entry.waiting)} wait; {words or 'all ranks are in it'}"
             )
-        lines += _more(len(report.missing) - _MOST_ROWS, "collectives")
+        lines += _more(len(report.missing) - _MAX_ROWS, "collectives")
     for one in answer.disagreements:
-        lines.append(f"  {one.sequence} of {one.group} is not the same for all:")
-        lines += [f"    {said}: ranks {_brief(ranks)}" for said, ranks in one.calls.items()]
+        lines.append(f"  {one.sequence} of {one.group} differs between the ranks:")
+        lines += [f"    {call}: ranks {_brief(ranks)}" for call, ranks in one.calls.items()]
     return [*lines, *_stack_lines(answer.stacks), "", LEGEND, *grid_lines(roster.layout, answer.letters)]
 
 
@@ -226,10 +234,10 @@ def _stack_lines(stacks: StackFinding) -> list[str]:
     if not stacks.clusters:
         return []
     lines = ["", f"stacks: {stacks.reason}"]
-    for one in stacks.clusters[:_MOST_ROWS]:
+    for one in stacks.clusters[:_MAX_ROWS]:
         kind = "wait" if one.is_waiting else "do not wait"
-        lines.append(f"  {len(one.ranks)} {kind} ({_brief(one.ranks)}): {' < '.join(one.frames[-_MOST_FRAMES:][::-1])}")
-    lines += _more(len(stacks.clusters) - _MOST_ROWS, "kinds of stacks")
+        lines.append(f"  {len(one.ranks)} {kind} ({_brief(one.ranks)}): {' < '.join(one.frames[-_MAX_FRAMES:][::-1])}")
+    lines += _more(len(stacks.clusters) - _MAX_ROWS, "kinds of stacks")
     if stacks.shared is not None:
         lines.append(
             f"  the outliers {_brief(stacks.outliers)} share {stacks.shared.name} ({len(stacks.shared.ranks)} ranks)"

@@ -1,4 +1,4 @@
-"""`megatrain logs [RUN]`: search the output of all ranks; lines come in order of time."""
+"""`megatrain logs [RUN]`: search the output of all ranks; lines are in order of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from megatrain.commands.argument_types import FormerOption, utf8_text, whole_num
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import DataError, NotFoundError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.texts import names_text, time_text
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import time_text
 from megatrain_diagnostics.analysis.log_search import matching_lines, newest_logged
 from megatrain_diagnostics.commands.arguments import (
     add_json,
@@ -17,14 +18,14 @@ from megatrain_diagnostics.commands.arguments import (
     add_round,
     add_run,
     open_source,
-    tell_problems,
-    told_problems,
+    problems_on_error,
+    report_problems,
 )
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import LogLines, num_rows, select
 
 _NS = 1_000_000_000
-SUMMARY = "search the output of all ranks; `logs classify` says what failed, and where it began"
+SUMMARY = "search the output of all ranks; `logs classify` reports what failed and where the failure began"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,25 +39,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--classify", action=FormerOption, new="megatrain logs classify RUN")
     parser.add_argument(
-        "--last", type=whole_number(1), default=1000, metavar="N", help="newest N lines at the most (default: 1000)"
+        "--last",
+        type=whole_number(1),
+        default=1000,
+        metavar="N",
+        help="print at most the newest N lines (default: 1000)",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print lines. Raises: UsageError, NotFoundError; DataError where no line was ever streamed."""
-    with told_problems(args):
+    with problems_on_error(args):
         source, round_number, logs = open_logs(args)
         if args.host:
             logs = of_host(logs, args.host)
     if not args.is_json:
-        tell_problems(args)
+        report_problems(args)
     _print_lines(logs, round_number, source, args)
     return int(ExitCode.OK)
 
 
 def open_logs(args: argparse.Namespace) -> tuple[EventSource, int, LogLines]:
-    """Return the lines of the round that is meant, and where they are from. Raises: as `run`."""
+    """Return the events, the round asked for and its lines. Raises: as `run`."""
     source = open_source(args)
     round_number = newest_logged(source) if args.round is None else int(args.round)
     logs = source.read(LogLines, Where(rounds=(round_number,), ranks=args.ranks))
@@ -67,10 +72,10 @@ def open_logs(args: argparse.Namespace) -> tuple[EventSource, int, LogLines]:
 
 
 def of_host(logs: LogLines, host: str) -> LogLines:
-    """Return the lines of a host. Raises: NotFoundError naming those that there are."""
+    """Return the lines of a host. Raises: NotFoundError naming the existing hosts."""
     chosen = logs.host == host
     if not chosen.any():
-        raise NotFoundError(f"no line is of host {host!r}; there are {names_text(sorted(set(map(str, logs.host))))}")
+        raise NotFoundError(f"no line is from host {host!r}; there are {names_text(sorted(set(map(str, logs.host))))}")
     return select(logs, chosen)
 
 
@@ -78,7 +83,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid regular expression: {error}") from error
 
 
 def _print_lines(logs: LogLines, round_number: int, source: EventSource, args: argparse.Namespace) -> None:
@@ -113,4 +118,4 @@ def _print_lines(logs: LogLines, round_number: int, source: EventSource, args: a
         ]
     )
     if len(shown) < len(rows):
-        print_note(f"{len(rows) - len(shown)} older lines match, too; see --last")
+        print_note(f"{len(rows) - len(shown)} older lines match too; --last shows more")

@@ -1,9 +1,9 @@
-"""`megatrain logs classify FILE|RUN`: what failed, what to do about it, and whose fault it was, from logs.
+"""`megatrain logs classify FILE|RUN`: report from logs what failed, what to do about it, and which rank caused it.
 
-FILE is JSON lines: objects with `id` and `log`, or with `id` and `ranks` = {rank: end of its log}; - is stdin. With
---text it is one log as it was printed. A directory, or a job's name, is a RUN: then all ranks of its newest round are
-judged. The round's incident names the culprit; without one, a rank whose own log names a cause is blamed
-before those who lost it or waited for it.
+FILE has JSON lines: objects with `id` and `log`, or with `id` and `ranks` = {rank: end of its log}; - is stdin. With
+--text, FILE is one log as it was printed. A directory, or a job's name, is a RUN: then all ranks of its newest round
+are judged. The round's incident names the culprit. Without an incident, a rank whose own log names a cause is blamed
+before the ranks that lost the connection to it or waited for it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,24 @@ from megatrain.commands.job_place import run_at
 from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.errors import DataError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.printable import printable
-from megatrain.contracts.texts import short
 from megatrain.failures.bundle import classify_bundle
 from megatrain.failures.classifier import LogClassifier, classify
-from megatrain_diagnostics.commands.arguments import add_ranks, add_round, tell_problems, told_culprit, told_problems
+from megatrain.formatting.terminal import printable, short
+from megatrain_diagnostics.commands.arguments import (
+    add_ranks,
+    add_round,
+    incident_culprit,
+    problems_on_error,
+    report_problems,
+)
 
 if TYPE_CHECKING:
     from megatrain_diagnostics.analysis.log_search import LogFinding
 
-SUMMARY = "say what failed, what to do about it, and whose fault it was, from logs"
+SUMMARY = "report from logs what failed, what to do about it, and which rank or host caused it"
 
 _CHUNK_BYTES = 1 << 20
-_MOST_FAILURES = 32
+_MAX_FAILURES = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("place", metavar="FILE|RUN", type=utf8_text, help="JSON lines, - for stdin; or a run")
-    parser.add_argument(
-        "--text", action="store_true", dest="is_text", help="FILE is one log as it was printed, not JSON lines"
-    )
+    parser.add_argument("--text", action="store_true", dest="is_text", help="FILE is a plain log, not JSON lines")
     add_round(parser)
     add_ranks(parser)
-    parser.add_argument("--json", action="store_true", dest="is_json", help="print JSON, of a FILE one object a line")
+    parser.add_argument(
+        "--json", action="store_true", dest="is_json", help="print JSON; for a FILE, one object per line"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.place != "-" and not Path(args.place).is_file() and run_at(args.place) is not None:
         if args.is_text:
             raise UsageError(f"--text is for a FILE, and {args.place} is a run; leave it out")
-        with told_problems(args):
+        with problems_on_error(args):
             _classify_run(args)
         return int(ExitCode.OK)
     if args.round is not None or args.ranks is not None:
@@ -75,7 +80,7 @@ def _classify_file(args: argparse.Namespace) -> None:
 
 
 def _classify_run(args: argparse.Namespace) -> None:
-    # loaded late: a file is read without what reads events
+    # loaded late: classifying a file does not need the reader of events
     from megatrain_diagnostics.analysis.log_search import classify_logs
     from megatrain_diagnostics.commands.logs import open_logs
     from megatrain_diagnostics.events.roster import make_roster
@@ -83,20 +88,20 @@ def _classify_run(args: argparse.Namespace) -> None:
     from megatrain_diagnostics.events.tables import Groups, Ranks, num_rows
 
     source, round_number, logs = open_logs(args)
-    tell_problems(args)
+    report_problems(args)
     where = Where(rounds=(round_number,))
     ranks = source.read(Ranks, where)
     is_known = args.ranks is None and num_rows(ranks) > 0
     roster = make_roster(ranks, source.read(Groups, where), round_number) if is_known else None
-    found = classify_logs(logs, roster, told_culprit(args, round_number))
-    _print_verdict(found, round_number, is_json=args.is_json)
+    found = classify_logs(logs, roster, incident_culprit(args, round_number))
+    _print_finding(found, round_number, is_json=args.is_json)
 
 
-def _print_verdict(found: LogFinding, round_number: int, *, is_json: bool) -> None:
-    verdict, culprit = found.verdict, found.culprit
+def _print_finding(found: LogFinding, round_number: int, *, is_json: bool) -> None:
+    classification, culprit = found.classification, found.culprit
     if is_json:
         values = {
-            **verdict.to_dict(),
+            **classification.to_dict(),
             "label": found.label,
             "action": found.action,
             "root_rank": min(culprit.ranks, default=None),
@@ -113,18 +118,18 @@ def _print_verdict(found: LogFinding, round_number: int, *, is_json: bool) -> No
             ("verdict", f"{found.label}; action {found.action}"),
             ("began at", culprit.text or "no rank"),
             ("because", culprit.reason),
-            *([("told by", f"incident {culprit.incident}")] if culprit.incident else []),
-            ("names", verdict.culprit or "-"),
-            ("line", short(verdict.line.strip()) or "-"),
+            *([("incident", culprit.incident)] if culprit.incident else []),
+            ("names", classification.culprit or "-"),
+            ("line", short(classification.line.strip()) or "-"),
         ]
     )
     if found.failures:
         rows = [("rank", "host", "", "label", "line")]
-        for one in found.failures[:_MOST_FAILURES]:
+        for one in found.failures[:_MAX_FAILURES]:
             rows.append((str(one.rank), one.host, str(one.role), one.label, short(one.line)))
         lines += ["", *table(rows, left=(1, 2, 3, 4))]
-        if len(found.failures) > _MOST_FAILURES:
-            lines.append(f"and {len(found.failures) - _MOST_FAILURES} more")
+        if len(found.failures) > _MAX_FAILURES:
+            lines.append(f"and {len(found.failures) - _MAX_FAILURES} more")
     print_lines(lines)
 
 
@@ -154,7 +159,7 @@ def _of_lines(file: BinaryIO, name: str, problems: list[str]) -> Iterator[dict[s
 
 
 def answer(case: object) -> dict[str, Any]:
-    """Return the answer to one object. Raises: ValueError when it is not of the agreed form."""
+    """Return the answer to one object. Raises: ValueError when it does not have the documented form."""
     if not isinstance(case, dict):
         raise ValueError(f"a {type(case).__name__}, expected an object with id and log, or id and ranks")
     if "id" not in case:

@@ -1,4 +1,4 @@
-"""`megatrain diag stragglers`: who makes the job slow, why, and how sure that is."""
+"""`megatrain diag stragglers`: which ranks make the job slow, why, and with which confidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatrain.commands.argument_types import real_number, whole_number
 from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.texts import seconds_text
+from megatrain.formatting.quantities import seconds_text
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 from megatrain_diagnostics.analysis.sentences import findings_headline
 from megatrain_diagnostics.analysis.stored_stragglers import stored_stragglers
@@ -24,7 +24,7 @@ from megatrain_diagnostics.commands.arguments import (
     add_steps,
     chosen_round,
     open_source,
-    tell_problems,
+    report_problems,
 )
 from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.source import Where
@@ -36,7 +36,7 @@ _MAX_SHOWN = 12
 def add_verb(verbs: Verbs) -> None:
     """Declare the verb."""
     config = DiagnosticsConfig()
-    parser = verbs.add_parser("stragglers", help="who makes the job slow, and why", allow_abbrev=False)
+    parser = verbs.add_parser("stragglers", help="which ranks and hosts make the job slow, and why", allow_abbrev=False)
     add_run(parser)
     add_round(parser)
     add_steps(parser)
@@ -58,20 +58,20 @@ def add_verb(verbs: Verbs) -> None:
         type=whole_number(2, 1024),
         default=config.straggler_steps,
         metavar="STEPS",
-        help="it must last so long (default: %(default)s)",
+        help="least number of steps that it lasts (default: %(default)s)",
     )
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print. Raises: DataError where there are no such events."""
+    """Print the findings. Raises: DataError where there are no such events."""
     source = open_source(args)
     round_number = chosen_round(args, source)
     of_round = Where(rounds=(round_number,))
     roster = make_roster(source.read(Ranks, of_round), source.read(Groups, of_round), round_number)
     found = stored_stragglers(source, roster, Thresholds(args.excess, args.score, args.lasting), args.steps)
-    tell_problems(args)
+    report_problems(args)
     if args.is_json:
         print_json({"place": args.place, "round": round_number, **_document(found)})
     else:
@@ -110,24 +110,24 @@ def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
     for one in found.findings:
         lines += ["", *_of_finding(one, one.key in found.ended)]
     lines.append("")
-    said = [
+    pairs = [
         ("steps", f"{found.num_compared} compared, {end.num_left_out} left out (first steps, checkpoints, evaluations)")
     ]
     if end.thresholds is not None:
-        said.append(("thresholds", _thresholds(end.thresholds)))
+        pairs.append(("thresholds", _thresholds(end.thresholds)))
     if end.host_scores:
-        said.append(("hosts", _highest(end.host_scores)))
+        pairs.append(("hosts", _highest(end.host_scores)))
     if end.unjudged_ranks:
-        said.append(("not judged", f"{_ranks(end.unjudged_ranks)}: no other rank does the same work"))
+        pairs.append(("not judged", f"{_ranks(end.unjudged_ranks)}: no other rank does the same work"))
     if end.silent_ranks:
-        said.append(("0 samples", f"from {_ranks(end.silent_ranks)} in the newest steps"))
+        pairs.append(("silent", f"{_ranks(end.silent_ranks)} sent no telemetry for the newest steps"))
     if found.num_wrong:
-        said.append(("skipped", f"{found.num_wrong} impossible rows"))
-    return [*lines, *facts([("ranks", f"{roster.layout.world_size} ({roster.layout})"), *said])]
+        pairs.append(("skipped", f"{found.num_wrong} impossible rows"))
+    return [*lines, *facts([("ranks", f"{roster.layout.world_size} ({roster.layout})"), *pairs])]
 
 
 def _of_finding(one: Finding, is_over: bool) -> list[str]:
-    ended = ", and no longer" if is_over else ""
+    ended = ", ended since" if is_over else ""
     pairs = [
         (
             "cause",

@@ -1,7 +1,7 @@
 """`megatrain diag on|off|set`: what the ranks of a running job record, and which steps are streamed in full.
 
-The setting is in etcd; the executor of each host follows it and passes it to its ranks, later ones too. A rank
-obeys when it begins its next step. `set` without a wish only says what holds.
+The setting is in etcd; the executor of each host follows it and passes it to its ranks, including later ones. A rank
+applies it when it begins its next step. `set` without options only prints the present settings.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.record import to_plain
-from megatrain.contracts.texts import seconds_text
-from megatrain.jobs.asking import asker
+from megatrain.formatting.quantities import seconds_text
 from megatrain.jobs.recording import change_recording, configured_period, read_recording, switched
+from megatrain.jobs.send_request import asker
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-_MOST_STEPS = 2**31 - 1
-_MOST_S = 7 * 86400.0
+_MAX_STEPS = 2**31 - 1
+_MAX_S = 7 * 86400.0
 
 
 def add_verb(verbs: Verbs) -> None:
     """Declare on, off and set."""
-    _add(verbs, "on", "time all operations again, with the sample period of the configuration")
-    _add(verbs, "off", "time nothing; progress is still seen, and hangs are still found")
-    chosen = _add(verbs, "set", "change what is recorded and streamed; without options: say what holds")
+    _add(verbs, "on", "record operations again as configured; this undoes `off` and `set`")
+    _add(verbs, "off", "time no operations; progress is still recorded, and hangs are still detected")
+    chosen = _add(verbs, "set", "change what is recorded and streamed; without options: print the current settings")
     chosen.add_argument(
         "--sample-period",
-        type=whole_number(1, _MOST_STEPS),
+        type=whole_number(1, _MAX_STEPS),
         metavar="N",
-        help="stream one step in N with all its spans, of the others only the sums",
+        help="stream one step in N with all its spans, and only the totals of the others",
     )
     chosen.add_argument(
         "--full-for",
-        type=real_number(f"seconds from 0 to {_MOST_S:.0f}", lambda value: 0 <= value <= _MOST_S),
+        type=real_number(f"seconds from 0 to {_MAX_S:.0f}", lambda value: 0 <= value <= _MAX_S),
         dest="full_for_s",
         metavar="SECONDS",
-        help="for so long stream every step with all its spans; 0: end that now",
+        help="stream every step with all its spans for this time; 0: stop that now",
     )
     chosen.add_argument(
         "--without",
@@ -60,7 +60,7 @@ def operation_list(text: str) -> tuple[str, ...]:
     known = [operation.value for operation in Operation]
     for name in names:
         if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is no operation; use {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"{name!r} is not an operation; use {', '.join(known)}")
     return tuple(sorted(set(names)))
 
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         is_wish = args.diag_verb != "set" or (args.sample_period, args.full_for_s, args.without) != (None, None, None)
         if is_wish:
             settings = change_recording(
-                job.client, job.keys, period, lambda before: wished(before, args, period, time.time())
+                job.client, job.keys, period, lambda before: requested_settings(before, args, period, time.time())
             )
         else:
             settings = read_recording(job.client, job.keys, period)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def wished(before: DiagSettings, args: argparse.Namespace, period: int, now_unix_s: float) -> DiagSettings:
+def requested_settings(before: DiagSettings, args: argparse.Namespace, period: int, now_unix_s: float) -> DiagSettings:
     """Return the settings that the command line asks for; `period` is that of the configuration."""
     if args.diag_verb in ("on", "off"):
         changed = switched(before, is_on=args.diag_verb == "on", period=period)
@@ -112,7 +112,7 @@ def _print(job: str, settings: DiagSettings, *, is_json: bool) -> None:
     burst = f"; every step for the next {seconds_text(left_s)}" if left_s > 0 else ""
     lines = [
         ("job", job),
-        ("spans", "timed" if settings.is_on else "not timed: megatrain diag on"),
+        ("spans", "timed" if settings.is_on else "not timed (`megatrain diag on` times them)"),
         ("streamed in full", steps + burst),
         ("not timed", ", ".join(settings.off_operations) or "none"),
     ]

@@ -13,7 +13,7 @@ from megatrain.commands.printing import facts, print_json, print_lines, print_no
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.texts import bytes_text
+from megatrain.formatting.quantities import bytes_text
 from megatrain.jobs.notes import Note, read_notes
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
@@ -27,7 +27,7 @@ from megatrain_diagnostics.commands.arguments import (
     add_steps,
     chosen_round,
     open_source,
-    tell_problems,
+    report_problems,
 )
 from megatrain_diagnostics.events.clocks import align
 from megatrain_diagnostics.events.source import EventSource, Where
@@ -37,9 +37,7 @@ _NUM_DEFAULT_STEPS = 2
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser(
-        "timeline", help="write what ranks did as a trace that Perfetto opens", allow_abbrev=False
-    )
+    parser = verbs.add_parser("timeline", help="write the spans of ranks as a trace for Perfetto", allow_abbrev=False)
     add_run(parser)
     add_ranks(parser)
     add_steps(parser)
@@ -56,14 +54,14 @@ def add_verb(verbs: Verbs) -> None:
         type=whole_number(1),
         default=MAX_SLICES,
         metavar="N",
-        help=f"draw no more than this; what is left out is reported (default: {MAX_SLICES:,})",
+        help=f"draw at most this number; the command reports what it leaves out (default: {MAX_SLICES:,})",
     )
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the timeline. Raises: DataError when no span of these is known, or FILE cannot be written."""
+    """Write the timeline. Raises: DataError when no span of these steps is known, or FILE cannot be written."""
     source = open_source(args)
     round_number = chosen_round(args, source)
     first, last = _steps(args.steps, source, round_number)
@@ -99,12 +97,12 @@ def run(args: argparse.Namespace) -> int:
         print_lines(_lines(timeline, args.output, num_bytes, first, last))
     for text in timeline.left_out:
         print_note(f"left out: {text}; choose fewer --ranks or --steps, or raise --max-slices")
-    tell_problems(args)
+    report_problems(args)
     return int(ExitCode.OK)
 
 
 def _steps(chosen: tuple[int | None, int | None], source: EventSource, round_number: int) -> tuple[int, int]:
-    """Return the bounds; the newest two steps that were recorded in full, where none was said."""
+    """Return the first and last step: the chosen ones, else the newest two steps that were recorded in full."""
     first, last = chosen
     if first is not None and last is not None:
         return first, last
@@ -119,7 +117,7 @@ def _steps(chosen: tuple[int | None, int | None], source: EventSource, round_num
 
 
 def _notes(place: str) -> Sequence[Note]:
-    """Return what people wrote on a run; nothing where `place` is none."""
+    """Return people's notes on a run; none where `place` is no run."""
     try:
         return read_notes(RunDirectory(Path(place)))
     except OSError as error:
@@ -133,7 +131,7 @@ def _write(timeline: Timeline, path: Path, notes: Sequence[Note]) -> int:
     try:
         with open(temporary, "wb") as raw:
             if path.suffix == ".gz":
-                # without a time and a name in it, the same events give the same bytes
+                # without a time and a name in the file, the same events give the same bytes
                 with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=5, mtime=0) as packed:
                     packed.writelines(piece.encode() for piece in chrome_trace(timeline, notes))
             else:

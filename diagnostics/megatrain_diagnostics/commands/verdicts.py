@@ -1,6 +1,6 @@
-"""`megatrain diag verdicts [JOB]`: what the diagnosis said, and what the driver made of it.
+"""`megatrain diag verdicts [JOB]`: the verdicts of the diagnosis, and the driver's outcomes.
 
-etcd has the newest verdicts; where it is gone with its job, the audit in <run>/incidents says the same.
+etcd has the newest verdicts; after etcd has ended with its job, the audit in <run>/incidents holds the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import PlaceError, add_job, opened_job, run_at, told_job
+from megatrain.commands.job_place import PlaceError, add_job, named_job, opened_job, run_at
 from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
 from megatrain.contracts.errors import (
@@ -25,17 +25,21 @@ from megatrain.contracts.errors import (
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.record import to_plain
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.texts import age_text, count_text, names_text, ranks_text, short, time_text
-from megatrain.jobs.verdict_cases import Case, cases_of_audit, read_cases
+from megatrain.formatting.lists import names_text, ranks_text
+from megatrain.formatting.quantities import age_text, count_text, time_text
+from megatrain.formatting.terminal import short
+from megatrain.jobs.verdict_cases import VerdictWithOutcome, cases_of_audit, read_cases
 from megatrain_diagnostics.commands.arguments import Verbs, add_json
 
 
 def add_verb(verbs: Verbs) -> None:
     """Declare the verb and its arguments."""
-    text = "what the diagnosis said of hosts and of the training, and what the driver made of it"
+    text = "verdicts of the diagnosis on hosts and on the training, each with the driver's outcome"
     verb = verbs.add_parser("verdicts", help=text, description=text, allow_abbrev=False)
     add_job(verb, former_option="--id")
-    verb.add_argument("--id", default="", type=utf8_text, metavar="ID", help="only this one; the beginning is enough")
+    verb.add_argument(
+        "--id", default="", type=utf8_text, metavar="ID", help="only this verdict; a unique prefix is enough"
+    )
     add_json(verb)
     verb.set_defaults(run_verb=run)
 
@@ -57,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def cases_lines(job: str, cases: Sequence[Case], now_s: float) -> list[str]:
+def cases_lines(job: str, cases: Sequence[VerdictWithOutcome], now_s: float) -> list[str]:
     """Return a table of verdicts, the newest first."""
     lines = [f"{job}: {count_text(len(cases), 'verdict')}"]
     if not cases:
@@ -69,13 +73,13 @@ def cases_lines(job: str, cases: Sequence[Case], now_s: float) -> list[str]:
         words = ["?"] * 4
         if verdict is not None:
             words = [verdict.kind, verdict.cause, names_text(verdict.hosts, most=3) or "-", verdict.confidence]
-        said = ["-", "not answered yet"] if outcome is None else [str(outcome.kind), short(outcome.reason)]
-        rows.append([case.verdict_id, age_text(at_s, now_s), *map(str, words), *said])
+        decision = ["-", "no outcome yet"] if outcome is None else [str(outcome.kind), short(outcome.reason)]
+        rows.append([case.verdict_id, age_text(at_s, now_s), *map(str, words), *decision])
     return [*lines, "", *table(rows, left=(0, 2, 3, 4, 5, 6, 7))]
 
 
-def case_lines(case: Case) -> list[str]:
-    """Return all that is known of one verdict."""
+def case_lines(case: VerdictWithOutcome) -> list[str]:
+    """Return all details of one verdict."""
     verdict, outcome = case.verdict, case.outcome
     found: list[tuple[str, str]] = []
     if verdict is not None:
@@ -103,7 +107,7 @@ def case_lines(case: Case) -> list[str]:
     return lines
 
 
-def _document(case: Case) -> dict[str, Any]:
+def _document(case: VerdictWithOutcome) -> dict[str, Any]:
     return {
         "verdict_id": case.verdict_id,
         "verdict": None if case.verdict is None else to_plain(case.verdict),
@@ -111,20 +115,20 @@ def _document(case: Case) -> dict[str, Any]:
     }
 
 
-def _one(job: str, cases: Sequence[Case], wanted: str) -> Case:
-    """Raises: NotFoundError, or UsageError where several are meant."""
+def _one(job: str, cases: Sequence[VerdictWithOutcome], wanted: str) -> VerdictWithOutcome:
+    """Return the wanted verdict. Raises: NotFoundError, or UsageError where several match."""
     matches = [one for one in cases if one.verdict_id == wanted]
     matches = matches or [one for one in cases if one.verdict_id.startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
     names = names_text([one.verdict_id for one in (matches or cases)]) or "none"
     if matches:
-        raise UsageError(f"{len(matches)} verdicts begin with {wanted!r}: {names}; write more of it")
+        raise UsageError(f"{len(matches)} verdicts begin with {wanted!r}: {names}; give more characters")
     raise NotFoundError(f"{job} has no verdict {wanted!r}; it has {names}")
 
 
-def _find(args: argparse.Namespace) -> tuple[str, str, list[Case]]:
-    """Return the job, where its verdicts were read, and these, the oldest first."""
+def _find(args: argparse.Namespace) -> tuple[str, str, list[VerdictWithOutcome]]:
+    """Return the job, the place of its verdicts, and the verdicts, the oldest first."""
     try:
         with opened_job(args) as job:
             cases, unreadable = read_cases(job.client, job.keys)
@@ -134,10 +138,10 @@ def _find(args: argparse.Namespace) -> tuple[str, str, list[Case]]:
     except CoordinationRefusedError:
         raise
     except (CoordinationError, PlaceError) as error:
-        return _on_disk(told_job(args), error)
+        return _on_disk(named_job(args), error)
 
 
-def _on_disk(place: str, error: MegatrainError) -> tuple[str, str, list[Case]]:
+def _on_disk(place: str, error: MegatrainError) -> tuple[str, str, list[VerdictWithOutcome]]:
     run_directory = run_at(place)
     directory = None if run_directory is None else RunDirectory(run_directory).incidents
     if directory is None or not directory.is_dir():

@@ -1,4 +1,4 @@
-"""`megatrain diag whatif`: what stragglers cost, and who they are, by replaying steps with other durations."""
+"""`megatrain diag whatif`: the cost of stragglers, and which ranks cause it, by replaying steps with other times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatrain.contracts.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from megatrain_diagnostics.analysis.whatif import JobShape, OperationTable, WhatIf
-    from megatrain_diagnostics.analysis.whatif.metrics import Parts
+    from megatrain_diagnostics.analysis.whatif.metrics import PartSlowdowns
     from megatrain_diagnostics.commands.arguments import Verbs
 
 _SHOWN_PARTS = 8
@@ -23,17 +23,27 @@ def add_verb(verbs: Verbs) -> None:
     """Declare `whatif`."""
     from megatrain_diagnostics.commands.arguments import add_json, add_round, add_steps
 
-    parser = verbs.add_parser("whatif", help="what stragglers cost, and who they are, by replaying recorded steps")
-    parser.add_argument(
-        "place", type=utf8_text, nargs="?", metavar="RUN", help="a run, or a directory of events; or use --trace"
+    parser = verbs.add_parser(
+        "whatif", help="what stragglers cost, and which ranks they are, by replaying recorded steps"
     )
-    parser.add_argument("--trace", type=utf8_path, metavar="FILE", help="analyse a trace in the public Parquet format")
-    parser.add_argument("--meta", type=utf8_path, metavar="FILE", help="its metadata (default: FILE.yaml beside it)")
+    parser.add_argument(
+        "place",
+        type=utf8_text,
+        nargs="?",
+        metavar="RUN",
+        help="a run or a directory of events; use --trace for a trace file",
+    )
+    parser.add_argument(
+        "--trace", type=utf8_path, metavar="FILE", help="analyse this trace in the public Parquet format"
+    )
+    parser.add_argument(
+        "--meta", type=utf8_path, metavar="FILE", help="metadata of the trace (default: FILE.yaml beside it)"
+    )
     parser.add_argument(
         "--export-trace",
         type=utf8_path,
         metavar="FILE",
-        help="also write the steps in the public format, and FILE.yaml",
+        help="also write the steps in the public format, with FILE.yaml beside it",
     )
     add_steps(parser)
     add_round(parser)
@@ -47,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from megatrain_diagnostics.analysis.whatif.figures import public_figures
 
     if (args.trace is None) == (args.place is None):
-        raise UsageError("name either RUN or --trace FILE: the events of a job, or a trace in the public format")
+        raise UsageError("name either RUN (the events of a job) or --trace FILE (a trace in the public format)")
     if args.export_trace is not None:
         _check_export(args)
     operations, shape = _from_trace(args) if args.trace is not None else _from_events(args)
@@ -65,21 +75,21 @@ def _from_trace(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
     from megatrain_diagnostics.store.public_trace import read_meta, read_trace
 
     if args.round is not None:
-        raise UsageError("--round: a trace holds one run only")
+        raise UsageError("--round: a trace contains a single round; leave the option out")
     meta = args.meta or args.trace.with_suffix(".yaml")
     return read_trace(args.trace).between(*args.steps), read_meta(meta)
 
 
 def _from_events(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
     from megatrain_diagnostics.analysis.whatif.from_spans import SPAN_OPERATIONS, operations_of
-    from megatrain_diagnostics.commands.arguments import chosen_round, open_source, tell_problems
+    from megatrain_diagnostics.commands.arguments import chosen_round, open_source, report_problems
     from megatrain_diagnostics.events.clocks import align
     from megatrain_diagnostics.events.roster import make_roster
     from megatrain_diagnostics.events.source import Where
     from megatrain_diagnostics.events.tables import Clocks, Groups, Ranks, Spans
 
     if args.meta is not None:
-        raise DataError("--meta belongs to --trace; a job's events say themselves who ran")
+        raise DataError("--meta is for --trace only; the events of a job already contain its layout")
     source = open_source(args)
     round_number = chosen_round(args, source)
     where = Where(rounds=(round_number,))
@@ -87,18 +97,23 @@ def _from_events(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
     first, last = args.steps
     spans = source.read(Spans, Where((round_number,), first, last, operations=SPAN_OPERATIONS))
     spans = align(spans, source.read(Clocks), roster.hosts)
-    tell_problems(args)
+    report_problems(args)
     return operations_of(spans, roster, args.place)
 
 
 def _check_export(args: argparse.Namespace) -> None:
-    """Raise DataError where the export would be written over its own metadata, or over what it is made from."""
+    """Raise DataError where the export would overwrite its own metadata, or its source."""
     written = {args.export_trace.absolute(), args.export_trace.with_suffix(".yaml").absolute()}
     if len(written) == 1:
-        raise DataError(f"--export-trace={args.export_trace}: its metadata would have that name; end it in .parquet")
+        raise DataError(
+            f"--export-trace={args.export_trace}: its metadata file would have the same name; use a name that "
+            "ends in .parquet"
+        )
     read = {path.absolute() for path in (args.trace, args.meta) if path is not None}
     if read & written:
-        raise DataError(f"--export-trace={args.export_trace}: that would overwrite what is analysed; name another file")
+        raise DataError(
+            f"--export-trace={args.export_trace}: this would overwrite the trace that is analysed; name another file"
+        )
 
 
 def _export(path: Path, operations: OperationTable, shape: JobShape) -> None:
@@ -120,27 +135,29 @@ def _summary(result: WhatIf, shape: JobShape) -> list[str]:
         ("steps", f"{len(steps)}, from {min(steps)} to {max(steps)}; {measured:.3f} s on average"),
         ("S", f"{result.slowdown:.3f} times as long as without stragglers; {result.waste:.1%} of the time wasted"),
         ("gaps", f"{result.launch_slowdown:.3f} times as long as without gaps between operations"),
-        ("M_W", f"{result.workers.rem:.1%} of the slowdown goes with the slowest 3 % of the workers"),
+        ("M_W", f"{result.workers.rem:.1%} of the slowdown disappears without the slowest 3 % of the workers"),
     ]
     if result.has_stages:
-        pairs.append(("M_S", f"{result.last_stage.rem:.1%} of the slowdown goes with the last stage"))
+        pairs.append(
+            ("M_S", f"{result.last_stage.rem:.1%} of the slowdown disappears without the last stage's slowness")
+        )
     lines = facts(pairs)
     for title, parts in (
         ("operation", result.parts.by_optype),
         ("dp rank", result.parts.by_dp_rank),
         ("stage", result.parts.by_stage),
     ):
-        if len(parts.overall) > 1:  # the only one has all of S
+        if len(parts.overall) > 1:  # a single part has all of S
             lines += ["", *_slowest(title, parts)]
     lines += ["", advice(result)]
     lines += [f"note: {note}" for note in result.notes[:_SHOWN_NOTES]]
     if len(result.notes) > _SHOWN_NOTES:
-        lines.append(f"note: and {len(result.notes) - _SHOWN_NOTES} more of the kind")
+        lines.append(f"note: and {len(result.notes) - _SHOWN_NOTES} more notes")
     return lines
 
 
-def _slowest(title: str, parts: Parts) -> list[str]:
-    """Return the slowest parts: how long a step would take if all but this one were ideal."""
+def _slowest(title: str, parts: PartSlowdowns) -> list[str]:
+    """Return the slowest parts: the duration of a step if all except this part were ideal."""
     shown = list(parts.overall.items())[:_SHOWN_PARTS]
     rows = [(title, "slowdown"), *((name, f"{slowdown:.3f}") for name, slowdown in shown)]
     lines = table(rows, left=(0,))

@@ -1,1 +1,1 @@
-"""From findings to verdicts: what the driver gets, how often, and what is withheld."""
+"""From findings to verdicts: which the driver gets, how often, and which are withheld."""

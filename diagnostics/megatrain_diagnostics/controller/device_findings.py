@@ -1,4 +1,4 @@
-"""Puts what GPUs and links say beside findings. Readings come every few seconds: what was read is kept for a while."""
+"""Adds the evidence of GPUs and links to findings. A result is reused for ten seconds."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from megatrain_diagnostics.events.source import EventSource
 
 _FRESH_S = 10.0
 _BACK_NS = 2 * 3600 * 10**9
-_MOST_KNOWN = 64
+_MAX_KNOWN = 64
 
 
 class DeviceFindings:
-    """For one thread."""
+    """Adds the evidence, and keeps it for a while. For one thread."""
 
     def __init__(self, events: EventSource, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._events, self._now_ns = events, now_ns
         self._known: dict[tuple[int, str], tuple[float, tuple[str, ...]]] = {}
 
-    def beside(self, finding: Finding, round_number: int) -> Finding:
-        """Return the finding with what devices say behind its evidence."""
+    def with_devices(self, finding: Finding, round_number: int) -> Finding:
+        """Return the finding with the evidence of devices appended."""
         key = (round_number, finding.key)
-        at_s, said = self._known.get(key, (float("-inf"), ()))
+        at_s, evidence = self._known.get(key, (float("-inf"), ()))
         if time.monotonic() - at_s > _FRESH_S:
             found = with_devices(self._events, finding, round_number, self._now_ns() - _BACK_NS)
-            said = found.evidence[len(finding.evidence) :]
-            while len(self._known) >= _MOST_KNOWN:
+            evidence = found.evidence[len(finding.evidence) :]
+            while len(self._known) >= _MAX_KNOWN:
                 self._known.pop(next(iter(self._known)))
-            self._known[key] = (time.monotonic(), said)
-        return replace(finding, evidence=(*finding.evidence, *said)) if said else finding
+            self._known[key] = (time.monotonic(), evidence)
+        return replace(finding, evidence=(*finding.evidence, *evidence)) if evidence else finding

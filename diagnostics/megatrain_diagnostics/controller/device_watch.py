@@ -1,4 +1,4 @@
-"""What is wrong with the GPUs and links of the job's hosts now, kept up with every committed row."""
+"""The present troubles of GPUs and links of the job's hosts, updated with every committed row."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from megatrain.contracts.diag_records import DeviceTrouble, DeviceTroubleKind
-from megatrain.contracts.texts import age_text
-from megatrain_diagnostics.analysis.device_limits import LIMITS, DeviceLimits
+from megatrain.formatting.quantities import age_text
+from megatrain_diagnostics.analysis.device_limits import LIMITS
 from megatrain_diagnostics.analysis.device_states import WINDOW_S, GpuState, LinkState, Row, xid_trouble
-from megatrain_diagnostics.events.tables import Gpus, Links, Table, Xids, columns_of
+from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Table, Xids, columns_of
 
 _FORGOTTEN_S = 2 * WINDOW_S
-_MOST_XIDS = 1000
+_MAX_XIDS = 1000
 
 Key = tuple[str, str]
 """Host, and UUID or name."""
@@ -22,26 +22,26 @@ Key = tuple[str, str]
 class DeviceWatch:
     """A consumer of committed rows. `consume` and `tick` are called from one thread, `troubles` from any."""
 
-    def __init__(self, interval_s: Callable[[], float], limits: DeviceLimits = LIMITS) -> None:
-        """`interval_s`: between two readings of a host; 0: there are none."""
-        self._interval_s, self._limits = interval_s, limits
+    def __init__(self, interval_s: Callable[[], float]) -> None:
+        """`interval_s`: time between two readings of a host; 0: there are none."""
+        self._interval_s = interval_s
         self._lock = threading.Lock()
         self._gpus: dict[Key, GpuState] = {}
         self._links: dict[Key, LinkState] = {}
         self._xids: dict[tuple[str, str, int], DeviceTrouble] = {}
         self._found: dict[Key, tuple[DeviceTrouble, ...]] = {}
         self._uuids: dict[Key, str] = {}
-        """By host and number."""
+        """(host, number) -> UUID."""
         self._heard_s: dict[str, float] = {}
         self._now_s = 0.0
 
     def consume(self, kind: type[Table], table: Table) -> None:
-        """Take rows that are on disk."""
+        """Receive rows that are on disk."""
         with self._lock:
             if isinstance(table, Gpus):
                 for row in _rows(table):
                     self._take_gpu(row)
-            elif isinstance(table, Links):
+            elif isinstance(table, NetworkLinks):
                 for row in _rows(table):
                     key = (row["host"], row["link"])
                     self._take(key, self._links, self._links.get(key, LinkState()).at(row))
@@ -50,7 +50,7 @@ class DeviceWatch:
                     self._take_xid(row)
 
     def tick(self, now_s: float) -> None:
-        """Forget what is long over. Units: unix seconds."""
+        """Forget troubles that are long over. Units: unix seconds."""
         with self._lock:
             self._now_s = now_s
             gone = {host for host, heard_s in self._heard_s.items() if now_s - heard_s > _FORGOTTEN_S}
@@ -65,7 +65,7 @@ class DeviceWatch:
                 self._found = {key: one for key, one in self._found.items() if key[0] not in gone}
 
     def troubles(self, connected: Collection[str]) -> tuple[DeviceTrouble, ...]:
-        """Return what is wrong, the worst first. `connected`: hosts whose streamers are connected."""
+        """Return the troubles, the worst first. `connected`: hosts whose streamers are connected."""
         with self._lock:
             found = [one for troubles in self._found.values() for one in troubles]
             found += [*self._xids.values(), *self._silent(connected)]
@@ -79,13 +79,13 @@ class DeviceWatch:
             self._found.pop((host, "-1"), None)
         if row["uuid"]:
             self._uuids[host, number] = row["uuid"]
-        uuid = self._uuids.get((host, number), number)  # one that is lost cannot say it any more
+        uuid = self._uuids.get((host, number), number)  # a lost GPU cannot report its UUID
         self._take((host, uuid), self._gpus, self._gpus.get((host, uuid), GpuState()).at(row))
 
     def _take(self, key: Key, held: dict[Key, Any], state: GpuState | LinkState) -> None:
         held[key] = state
         self._heard_s[key[0]] = max(self._now_s, self._heard_s.get(key[0], 0.0))
-        troubles = tuple(state.troubles(self._limits))
+        troubles = tuple(state.troubles())
         if troubles:
             self._found[key] = troubles
         else:
@@ -93,21 +93,21 @@ class DeviceWatch:
 
     def _take_xid(self, row: Row) -> None:
         trouble = xid_trouble(row)
-        if trouble is not None and len(self._xids) < _MOST_XIDS:
+        if trouble is not None and len(self._xids) < _MAX_XIDS:
             self._xids[row["host"], row["uuid"], int(row["xid"])] = trouble
 
     def _silent(self, connected: Collection[str]) -> Iterator[DeviceTrouble]:
         interval_s = self._interval_s()
         if not interval_s:
             return
-        limit_s = self._limits.silent_after_s(interval_s)
+        limit_s = LIMITS.silent_after_s(interval_s)
         for host, heard_s in self._heard_s.items():
             if host in connected and heard_s and self._now_s - heard_s > limit_s and (host, "-1") not in self._found:
-                text = f"nothing was received about the GPUs and links of {host} for {age_text(heard_s, self._now_s)}"
+                text = f"no readings of the GPUs and links of {host} for {age_text(heard_s, self._now_s)}"
                 yield DeviceTrouble(DeviceTroubleKind.TELEMETRY_SILENT, host, text, heard_s)
 
 
-def _rows(table: Gpus | Links | Xids) -> Iterator[Mapping[str, Any]]:
+def _rows(table: Gpus | NetworkLinks | Xids) -> Iterator[Mapping[str, Any]]:
     names = list(columns_of(type(table)))
     columns = [getattr(table, name).tolist() for name in names]
     for values in zip(*columns, strict=True):

@@ -1,4 +1,4 @@
-"""Asking ranks for all their spans for a while, when a suspicion begins: the way out is the end that is asked for."""
+"""Requests all spans of the ranks for a limited time when a suspicion begins; the request includes its end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from megatrain.coordination.wire import Compare, Put
 _logger = logging.getLogger(__name__)
 BURST_S = 30.0
 PAUSE_S = 600.0
-"""Between two bursts: full spans of every step are ten times the usual traffic."""
+"""Time between two bursts: full spans of every step are ten times the usual traffic."""
 
 
 class FullSpans:
-    """Writes DiagSettings, with no more than that one field changed."""
+    """Writes DiagSettings, changing only that one field."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys, session: str, sample_period: Callable[[], int]) -> None:
         self._client = client
@@ -29,7 +29,7 @@ class FullSpans:
         self._next_s = float("-inf")
 
     def ask(self, now_s: float, steady_s: float, reason: str) -> bool:
-        """Return whether a burst begins. None does soon after another, nor where a person has switched spans off.
+        """Return whether a burst begins: not soon after another one, and not where a person has switched spans off.
 
         `now_s` is the unix time, `steady_s` of a monotonic clock.
         Raises: CoordinationError while etcd is away; ask again then.
@@ -47,9 +47,9 @@ class FullSpans:
             return False
         wanted = replace(settings, full_until_unix_s=now_s + BURST_S, by=self._by, reason=reason, at_unix_s=now_s)
         revision = 0 if item is None else item.mod_revision
-        answer = self._client.txn([Compare.mod_revision(self._key, revision)], [Put(self._key, encode(wanted))])
-        if not answer.is_met:
-            return False  # somebody else has just changed it
+        response = self._client.txn([Compare.mod_revision(self._key, revision)], [Put(self._key, encode(wanted))])
+        if not response.succeeded:
+            return False  # another writer has just changed it
         self._next_s = steady_s + PAUSE_S
         _logger.info("all spans are recorded for %g s: %s", BURST_S, reason)
         return True

@@ -1,4 +1,4 @@
-"""The newest whole spans that came, a bounded number of rows: what refines a suspicion."""
+"""The newest whole spans, a bounded number of rows: they refine a suspicion."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from megatrain_diagnostics.events.source import in_order
 from megatrain_diagnostics.events.tables import Clocks, Spans, joined, num_rows, select
 
 _MAX_ROWS = 200_000
-"""What-if of so many takes about a second."""
+"""What-if analysis of this many rows takes about a second."""
 _MAX_CLOCK_ROWS = 20_000
 
 
 class SpanWindow:
-    """Of one round; only what passes and what-if ask for."""
+    """Spans of one round; only those that `passes` and what-if need."""
 
     def __init__(self) -> None:
         self._parts: deque[Spans] = deque()
@@ -48,13 +48,13 @@ class SpanWindow:
             self._num_clock_rows -= num_rows(self._clocks.popleft())
 
     def correlations(self, num_ranks: int) -> Floats:
-        """Return how forward and backward of the same micro-batch agree, by rank."""
+        """Return the correlation of forward and backward of the same micro-batch, by rank."""
         if self._correlations is None:
             self._correlations = pass_correlations(joined(Spans, list(self._parts)), num_ranks)
         return self._correlations
 
     def gain_without(self, ranks: Sequence[int], first_step: int, roster: Roster) -> float | None:
-        """Return how much shorter a step since `first_step` would be, were these ranks as fast as the others.
+        """Return how much shorter a step since `first_step` would be if these ranks were as fast as the others.
 
         None where no such step was recorded in full. Units: seconds a step.
         """
@@ -66,4 +66,4 @@ class SpanWindow:
             spans = align(spans, joined(Clocks, list(self._clocks)), roster.hosts)
             return gain_without(make_model(*operations_of(spans, roster, "")), ranks)
         except DataError:
-            return None  # some of the ranks' spans are not there
+            return None  # spans of some of the ranks are missing

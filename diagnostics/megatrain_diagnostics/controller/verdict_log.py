@@ -10,7 +10,7 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.wire import Compare, KeyRange, Put
-from megatrain_diagnostics.controller.verdict_rules import Told, key_of
+from megatrain_diagnostics.controller.verdict_rules import WrittenVerdicts, key_of
 
 _logger = logging.getLogger(__name__)
 
@@ -22,9 +22,9 @@ class VerdictLog:
         self._client = client
         self._keys = keys
 
-    def told(self, round_number: int) -> Told:
-        """Return what is written already, perhaps by a daemon before this one. Other content is skipped."""
-        found = Told(round_number)
+    def written(self, round_number: int) -> WrittenVerdicts:
+        """Return the verdicts written so far, perhaps by an earlier daemon. Other content is skipped."""
+        found = WrittenVerdicts(round_number)
         for item in self._client.read_all(KeyRange.prefix(self._keys.directory("verdicts"))).items:
             place = item.key.decode("utf-8", errors="replace")
             try:
@@ -37,6 +37,6 @@ class VerdictLog:
         return found
 
     def write(self, verdict: HostVerdict) -> None:
-        """Create a verdict. One of this id that is there was written by an earlier try."""
+        """Create a verdict. An existing verdict of this id was written by an earlier try."""
         key = self._keys.verdict(verdict.verdict_id)
         self._client.txn([Compare.is_absent(key)], [Put(key, encode(verdict))], is_repeatable=True)

@@ -1,7 +1,7 @@
-"""What of the findings becomes a verdict: a pure decision. The driver decides what follows from one.
+"""Which findings become verdicts: a pure decision. The driver decides what follows from a verdict.
 
-A finding is written once for each confidence in a round: first perhaps as LOW, which is only shown, and when both
-signals have agreed for long enough as HIGH. Nothing is ever taken back: verdicts are the audit.
+A finding is written once per confidence in a round: first perhaps as LOW, which is only shown, and as HIGH when both
+signals have agreed for long enough. No verdict is ever withdrawn: verdicts are the audit.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from megatrain_diagnostics.analysis.findings import Finding, straggler_key
 from megatrain_diagnostics.analysis.numerics import NumericsAlarm
 
 MAX_PER_HOUR = 20
-"""Verdicts that the driver and people are asked to look at."""
+"""Most verdicts per hour that the driver and people have to read."""
 _HOUR_S = 3600.0
 _LOW_LASTS = 2
 """A finding of low confidence is written when it lasts this many times as long as a straggler must."""
 _MAX_RANKS = 64
-_MAX_TOLD = 500
+_MAX_TIMES = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Verdicts of a round that were written."""
+class WrittenVerdicts:
+    """Written verdicts of a round."""
 
     round: int
     keys: frozenset[tuple[str, VerdictConfidence]] = frozenset()
     times_s: tuple[float, ...] = field(default=())
-    """Unix times of the newest, of all rounds."""
+    """Unix times of the newest verdicts, of all rounds."""
 
-    def with_verdict(self, key: str, verdict: HostVerdict) -> Told:
-        times = (*self.times_s, verdict.created_unix_s)[-_MAX_TOLD:]
+    def with_verdict(self, key: str, verdict: HostVerdict) -> WrittenVerdicts:
+        times = (*self.times_s, verdict.created_unix_s)[-_MAX_TIMES:]
         return replace(self, keys=self.keys | {(key, verdict.confidence)}, times_s=times)
 
-    def for_round(self, number: int) -> Told:
-        """Return what holds in another round: of what was said of another one nothing holds, but the pace does."""
-        return self if number == self.round else Told(number, times_s=self.times_s)
+    def for_round(self, number: int) -> WrittenVerdicts:
+        """Return the record for another round: the verdicts do not carry over, but their times limit the pace."""
+        return self if number == self.round else WrittenVerdicts(number, times_s=self.times_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """Whose verdicts they are."""
+class VerdictAuthor:
+    """The author of verdicts."""
 
     session: str
     num_steps: int
@@ -51,26 +51,30 @@ class Writer:
     next_number: int = 0
 
 
-def judge(
-    now_s: float, findings: Sequence[Finding], alarms: Iterable[NumericsAlarm], told: Told, writer: Writer
+def verdicts_to_write(
+    now_s: float,
+    findings: Sequence[Finding],
+    alarms: Iterable[NumericsAlarm],
+    written: WrittenVerdicts,
+    author: VerdictAuthor,
 ) -> tuple[tuple[str, HostVerdict], ...]:
-    """Return the verdicts to write now, each with its key. Alarms come first, then what costs most."""
-    wanted = [*(_of_alarm(alarm) for alarm in alarms), *(_of_finding(one) for one in findings if _is_told(one, writer))]
-    room = MAX_PER_HOUR - sum(now_s - _HOUR_S < at_s for at_s in told.times_s)
+    """Return the verdicts to write now, each with its key: alarms first, then the finding with the greatest cost."""
+    wanted = [*(_of_alarm(alarm) for alarm in alarms), *(_of_finding(one) for one in findings if _is_due(one, author))]
+    num_left = MAX_PER_HOUR - sum(now_s - _HOUR_S < at_s for at_s in written.times_s)
     chosen: list[tuple[str, HostVerdict]] = []
-    keys = set(told.keys)
+    keys = set(written.keys)
     for key, verdict in wanted:
         surer = VerdictConfidence.HIGH
-        if (key, verdict.confidence) in keys or (key, surer) in keys or len(chosen) >= room:
+        if (key, verdict.confidence) in keys or (key, surer) in keys or len(chosen) >= num_left:
             continue
         keys.add((key, verdict.confidence))
-        number = writer.next_number + len(chosen)
-        chosen.append((key, _signed(verdict, now_s, told.round, writer.session, number)))
+        number = author.next_number + len(chosen)
+        chosen.append((key, _stamped(verdict, now_s, written.round, author.session, number)))
     return tuple(chosen)
 
 
 def key_of(verdict: HostVerdict) -> str:
-    """Return the key of a verdict that was written before, by this daemon or by one before it."""
+    """Return the key of an earlier verdict, written by this daemon or an earlier one."""
     if verdict.kind is VerdictKind.NUMERICS:
         return f"{verdict.kind.value}:{verdict.first_step}"
     if verdict.cause is Cause.STAGE:
@@ -79,15 +83,15 @@ def key_of(verdict: HostVerdict) -> str:
 
 
 def verdict_id(now_s: float, number: int, round_number: int) -> str:
-    """Return an id that sorts by time, as incidents have it."""
+    """Return an id that sorts by time, like the ids of incidents."""
     at = datetime.fromtimestamp(now_s, UTC)
     return f"{at:%Y%m%d-%H%M%S}-{at.microsecond // 1000:03d}-r{round_number}-{number}"
 
 
-def _is_told(finding: Finding, writer: Writer) -> bool:
+def _is_due(finding: Finding, author: VerdictAuthor) -> bool:
     if finding.confidence is VerdictConfidence.HIGH:
         return True
-    return finding.confidence is VerdictConfidence.LOW and finding.num_seen >= _LOW_LASTS * writer.num_steps
+    return finding.confidence is VerdictConfidence.LOW and finding.num_seen >= _LOW_LASTS * author.num_steps
 
 
 def _of_finding(finding: Finding) -> tuple[str, HostVerdict]:
@@ -129,7 +133,8 @@ def _of_alarm(alarm: NumericsAlarm) -> tuple[str, HostVerdict]:
     return key_of(verdict), verdict
 
 
-def _signed(verdict: HostVerdict, now_s: float, round_number: int, session: str, number: int) -> HostVerdict:
+def _stamped(verdict: HostVerdict, now_s: float, round_number: int, session: str, number: int) -> HostVerdict:
+    """Return a verdict with its id, round, time and author."""
     return replace(
         verdict,
         verdict_id=verdict_id(now_s, number, round_number),

@@ -1,4 +1,4 @@
 """The dashboard: a web page for those who run a job, and its HTTP API.
 
-Reads etcd and the run directory; acts only when a person asks, and then through the driver.
+It reads etcd and the run directory. It acts only when a person asks, and then through the driver.
 """

@@ -1,7 +1,7 @@
-"""`python -m megatrain_diagnostics.dashboard`: the dashboard as a launch starts it, for a running job.
+"""`python -m megatrain_diagnostics.dashboard`: the dashboard of a running job. A launch starts it.
 
-The page's settings are those of its command line, else those of the job's record; where there is none, or it cannot be
-read it, the usual ones.
+The settings come from the command line, else from the job's record. The defaults apply where there is no record or it
+cannot be read.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
-from megatrain_diagnostics.dashboard.arguments import add_dashboard_arguments, said_settings
+from megatrain_diagnostics.dashboard.arguments import add_dashboard_arguments, given_settings
 from megatrain_diagnostics.dashboard.command import ended
 from megatrain_diagnostics.dashboard.program import checked_settings, serve_live
 
 _logger = logging.getLogger(__name__)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return the exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve the dashboard that the command line describes, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.dashboard", allow_abbrev=False)
     parser.add_argument("--run", required=True, type=utf8_path, metavar="DIR", help="the run directory")
     parser.add_argument("--job", required=True, type=utf8_text, metavar="NAME")
@@ -40,18 +40,18 @@ def main(words: Sequence[str] | None = None) -> int:
         "--section",
         default="",
         metavar="JSON",
-        help="[dashboard] of the configuration (default: as the job's record says)",
+        help="section [dashboard] of the configuration (default: as in the job's record)",
     )
     add_etcd_arguments(parser)
     add_dashboard_arguments(parser)
-    args = parser.parse_args(words)
+    args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     stop = stopped_by_signals()
     try:
         keys = JobKeys(args.job)
         with EtcdClient(etcd_flags(args).settings(os.environ)) as client:
             section = decode(DashboardConfig, args.section, "--section") if args.section else _section(client, keys)
-            settings = checked_settings(section, said_settings(args))
+            settings = checked_settings(section, given_settings(args))
             return ended(serve_live(client, keys, RunDirectory(args.run), settings, stop, _logger.info))
     except MegatrainError as error:
         print(f"megatrain dashboard: {error}", file=sys.stderr)
@@ -59,14 +59,14 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _section(client: EtcdClient, keys: JobKeys) -> DashboardConfig:
-    """Return the section of the job's record; the usual one, which is the most careful, where it cannot be read."""
+    """Return the section of the job's record; where it cannot be read, the defaults, which are the most restrictive."""
     try:
         item = client.get(keys.record)
         record = None if item is None else decode(JobRecord, item.value, keys.record)
         # a job that torchrun started has no configuration
         return config_of_values(record.config, record.job).dashboard if record and record.config else DashboardConfig()
     except (CoordinationError, ConfigError) as error:
-        _logger.warning("the job's configuration is not known, the page has its usual settings: %s", error)
+        _logger.warning("the job's configuration cannot be read, the dashboard uses default settings: %s", error)
         return DashboardConfig()
 
 

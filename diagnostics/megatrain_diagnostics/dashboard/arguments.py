@@ -1,4 +1,4 @@
-"""The section [dashboard] on the command line: an option for each key. Loads nothing that serves."""
+"""Command-line options for the keys of the section [dashboard]. The module imports no web server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from megatrain.config.options import options_of
 
 
 def add_dashboard_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare an option for each key of the section; `said_settings` reads those that were given."""
-    group = parser.add_argument_group("the page (over the section [dashboard] of the job's configuration)")
+    """Declare an option for each key of the section; `given_settings` returns the ones that were given."""
+    group = parser.add_argument_group(
+        "the dashboard (these options override the section [dashboard] of the job's configuration)"
+    )
     for name, option in _options().items():
         words: dict[str, Any] = {"dest": f"page_{name}", "default": None, "help": option.doc.replace("%", "%%")}
         spelling = f"--{name.replace('_', '-')}"
@@ -24,12 +26,12 @@ def add_dashboard_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(spelling, type=utf8_text, metavar=name.rpartition("_")[2].upper(), **words)
 
 
-def said_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return key -> value of what the command line says about the page."""
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return key -> value of the options that the command line gives."""
     found = {name: getattr(args, f"page_{name}") for name in _options()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _options() -> dict[str, Any]:
-    """Return the keys that are of use here: whoever starts a page by hand wants it served."""
+    """Return the options, without `is_served`: a page that is started by hand is always served."""
     return {name: option for name, option in options_of(DashboardConfig).items() if name != "is_served"}

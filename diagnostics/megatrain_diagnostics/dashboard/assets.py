@@ -1,4 +1,4 @@
-"""The page and its files: a table made at start of what is installed. No path of a request touches the file system."""
+"""The page and its files: a table of the installed files, made at start. No request path reaches the file system."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from megatrain_diagnostics.dashboard.answers.errors import not_found, shown, unavailable
+from megatrain_diagnostics.dashboard.responses.errors import not_found, shown, unavailable
 from megatrain_diagnostics.dashboard.security.headers import IMMUTABLE
 
 _PAGE = "index.html"
-_VIEW = re.compile(r"[a-z0-9-]{0,40}")
-"""What may stand in the place of the page's name: relative addresses of its files hold for one level only."""
+_PAGE_PATH = re.compile(r"[a-z0-9-]{0,40}")
+"""Paths that return the page. They have one level only, because the page names its files by relative addresses."""
 _REVALIDATED = "no-cache"
-_LEAST_COMPRESSED_BYTES = 1024
+_MIN_COMPRESSED_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file as it is sent. `compressed`: None where that gains nothing."""
+    """A file as it is sent. `compressed`: None where compression gains nothing."""
 
     body: bytes
     compressed: bytes | None
@@ -37,7 +37,7 @@ class Asset:
 
 
 def installed_assets() -> dict[str, Asset]:
-    """Return path -> file of all that is built, below the page's own place."""
+    """Return path -> file of all built files; paths are relative to the page."""
     root = resources.files("megatrain_diagnostics.dashboard") / "static"
     return {path: _asset(path, file.read_bytes()) for path, file in _below(root, "")} if root.is_dir() else {}
 
@@ -54,38 +54,38 @@ def _below(directory: Traversable, prefix: str) -> Iterator[tuple[str, Traversab
 def _asset(path: str, body: bytes) -> Asset:
     guessed = mimetypes.guess_type(path)[0] or "application/octet-stream"
     is_text = guessed.startswith("text/") or guessed in ("application/javascript", "image/svg+xml", "application/json")
-    compressed = gzip.compress(body, 9, mtime=0) if is_text and len(body) >= _LEAST_COMPRESSED_BYTES else None
+    compressed = gzip.compress(body, 9, mtime=0) if is_text and len(body) >= _MIN_COMPRESSED_BYTES else None
     return Asset(
         body=body,
         compressed=compressed,
         media_type=f"{guessed}; charset=utf-8" if is_text else guessed,
         etag=f'"{hashlib.sha256(body).hexdigest()[:32]}"',
-        # names below assets/ hold a hash of the content
+        # names below assets/ contain a hash of the content
         cache_control=IMMUTABLE if path.startswith("assets/") else _REVALIDATED,
     )
 
 
 def router(assets: Mapping[str, Asset], base_path: str) -> APIRouter:
-    """Return the route of everything that is not the API."""
+    """Return the route of all paths outside the API."""
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/{path:path}")
     async def page_or_file(request: Request, path: str) -> Response:
         if base_path and f"/{path}" == base_path:
             return RedirectResponse(f"{base_path}/", 308)
-        name = _PAGE if _VIEW.fullmatch(path) else path
+        name = _PAGE if _PAGE_PATH.fullmatch(path) else path
         asset = assets.get(name)
         if asset is None and name == _PAGE:
-            raise unavailable("the files of the page are not in this installation; the API is below api/v1/")
+            raise unavailable("this installation does not contain the files of the page; the API is below api/v1/")
         if asset is None:
-            way_out = "; api/v1/openapi.json tells what there is" if path.startswith("api/") else ""
-            raise not_found(f"{shown(f'/{path}')}: there is nothing of that name{way_out}")
-        return _answer(request, asset)
+            hint = "; api/v1/openapi.json lists the API" if path.startswith("api/") else ""
+            raise not_found(f"{shown(f'/{path}')}: no such file or path{hint}")
+        return _response(request, asset)
 
     return routes
 
 
-def _answer(request: Request, asset: Asset) -> Response:
+def _response(request: Request, asset: Asset) -> Response:
     headers = {"etag": asset.etag, "cache-control": asset.cache_control, "vary": "Accept-Encoding"}
     if asset.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)

@@ -1,8 +1,8 @@
-"""One connection of a client: uvicorn's, with what it lacks. A client that is slow, or sends nonsense, costs little.
+"""One client connection: uvicorn's protocol with limits that it lacks, so that slow or malformed clients cost little.
 
-The head of a request must be there within its time, answers must be read, and there is an end to how many connections
-there may be, and to what all of them leave unread. What the parser refuses gets the answer that all refusals get, with
-the security headers.
+The head of a request must arrive within a time limit, and the client must read its responses. The number of connections
+and the unread bytes of all connections are limited. A request that the parser rejects gets the same response as any
+other refusal, with the security headers.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from megatrain_diagnostics.dashboard.answers.errors import RefusalError, refusal_answer, unavailable
+from megatrain_diagnostics.dashboard.responses.errors import RefusalError, refusal_response, unavailable
 from megatrain_diagnostics.dashboard.security.headers import secured
 from megatrain_diagnostics.dashboard.settings import Limits
 
 _LINGER_S = 1.0
-"""After a refusal so long is read and thrown away what a client still sends: else it would never see the refusal."""
+"""How long the server reads and discards data after a refusal. Otherwise the client would never see the refusal."""
 
 
 def connection_class(limits: Limits) -> type[H11Protocol]:
     """Return the protocol of connections with these limits."""
 
-    class Connection(GuardedConnection):
+    class LimitedConnection(GuardedConnection):
         pass
 
-    Connection.limits = limits
-    return Connection
+    LimitedConnection.limits = limits
+    return LimitedConnection
 
 
 class GuardedConnection(H11Protocol):
@@ -86,15 +86,15 @@ class GuardedConnection(H11Protocol):
         self._refuse(RefusalError(400, text))
 
     def pause_writing(self) -> None:
-        """Begin to watch a client that does not read as fast as we write."""
+        """Begin to watch a client that reads more slowly than the server writes."""
         super().pause_writing()
         self._num_unread = self.transport.get_write_buffer_size()
         self._stall_timer = self.loop.call_later(self.limits.stall_s, self._check_stall)
         self._paused_s = self.loop.time()
-        self._make_room()
+        self._drop_slow_readers()
 
-    def _make_room(self) -> None:
-        """Drop those who do not take their answers while there is too much of these, the oldest first."""
+    def _drop_slow_readers(self) -> None:
+        """While there are too many unread bytes, drop connections that do not read, the longest paused first."""
         waiting = [one for one in self.connections if isinstance(one, GuardedConnection) and one._stall_timer]
         sizes = {one: one.transport.get_write_buffer_size() for one in waiting}
         excess = sum(sizes.values()) - self.limits.max_unread_bytes
@@ -119,7 +119,7 @@ class GuardedConnection(H11Protocol):
         self._stall_timer = self.loop.call_later(self.limits.stall_s, self._check_stall)
 
     def _watch_head(self) -> None:
-        """Have the timer run while the head of a request is there in part."""
+        """Run the timer while only a part of a request's head has arrived."""
         is_partial = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
         if is_partial and not self._is_refused:
             self._start_head_timer()
@@ -128,17 +128,17 @@ class GuardedConnection(H11Protocol):
             self._head_timer = None
 
     def _start_head_timer(self) -> None:
-        # a byte does not restart it: a client that sends one now and then would never end
+        # new bytes do not restart the timer: otherwise a client that sends one now and then would never time out
         if self._head_timer is None:
-            text = f"the head of the request did not come within {self.limits.head_s:g} s"
+            text = f"the head of the request did not arrive within {self.limits.head_s:g} s"
             self._head_timer = self.loop.call_later(self.limits.head_s, self._refuse, RefusalError(408, text))
 
     def _refuse(self, refusal: RefusalError) -> None:
-        """Answer without any application, and end."""
+        """Answer without the application, and end the connection."""
         if self.transport.is_closing() or self._is_refused:
             return
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.abort()  # in the middle of an answer there is no other way to say it
+            self.transport.abort()  # a response has begun, so a refusal can no longer be sent
             return
         self._is_refused = True
         self._unset_keepalive_if_required()
@@ -148,12 +148,12 @@ class GuardedConnection(H11Protocol):
         self._end_soon(_LINGER_S)
 
     def _end_soon(self, seconds: float) -> None:
-        """End the connection then, whatever is still to be sent."""
+        """End the connection after `seconds`, even if data is still to be sent."""
         if self._end_timer is None:
             self._end_timer = self.loop.call_later(seconds, self._drop)
 
     def _drop(self) -> None:
-        """End the connection at once, and have the system forget what the client never took."""
+        """End the connection at once, and make the system discard the data that the client did not read."""
         connected = self.transport.get_extra_info("socket")
         with suppress(OSError):  # it may have ended by itself
             if connected is not None:
@@ -162,8 +162,8 @@ class GuardedConnection(H11Protocol):
 
 
 def _refusal_bytes(refusal: RefusalError) -> bytes:
-    answer = refusal_answer(refusal)
-    headers = secured([*answer.raw_headers, (b"connection", b"close")])
+    response = refusal_response(refusal)
+    headers = secured([*response.raw_headers, (b"connection", b"close")])
     phrase = http.HTTPStatus(refusal.status).phrase
     head = [f"HTTP/1.1 {refusal.status} {phrase}".encode(), *(name + b": " + value for name, value in headers)]
-    return b"\r\n".join(head) + b"\r\n\r\n" + bytes(answer.body)
+    return b"\r\n".join(head) + b"\r\n\r\n" + bytes(response.body)

@@ -1,7 +1,6 @@
-"""The description of the HTTP API: <prefix>/openapi.json, and `python -m megatrain_diagnostics.dashboard.openapi`; with
---jobs of a server of many jobs.
+"""Print or write the description of the HTTP API: `python -m megatrain_diagnostics.dashboard.openapi`.
 
-Made from the routes and the documents of the pages: it cannot differ from what is answered.
+With --jobs it describes the API of a server of many jobs. No job is needed.
 """
 
 from __future__ import annotations
@@ -13,46 +12,29 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fastapi import Depends, FastAPI
-from starlette.responses import Response
+from fastapi import FastAPI
 
 from megatrain.commands.argument_types import utf8_path
-from megatrain_diagnostics.dashboard.answers.answer import JSON_TYPE
-from megatrain_diagnostics.dashboard.answers.errors import check_query
-
-
-def add_openapi(app: FastAPI, prefix: str) -> None:
-    """Have `app` describe itself. To be called after all routes of the API are there."""
-
-    @app.get(f"{prefix}/openapi.json", include_in_schema=False, dependencies=[Depends(check_query)])
-    async def openapi_json() -> Response:
-        return Response(json.dumps(description(app)), media_type=JSON_TYPE)
-
-
-def description(app: FastAPI) -> dict[str, object]:
-    """Return the OpenAPI document."""
-    document: dict[str, object] = app.openapi()
-    return document
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.jobs.app import make_jobs_app
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
 
 
 def written(app: FastAPI) -> str:
-    """Return the description as docs/reference/openapi.json has it."""
-    return json.dumps(description(app), indent=1, sort_keys=True) + "\n"
+    """Return the description as text, in the form of docs/reference/openapi.json."""
+    return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Print or write the description, for which no job is needed."""
-    from megatrain.contracts.run_directory import RunDirectory
-    from megatrain_diagnostics.dashboard.app import make_app
-    from megatrain_diagnostics.dashboard.jobs.app import make_jobs_app
-    from megatrain_diagnostics.dashboard.settings import DashboardSettings
-    from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
-    from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
-
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.dashboard.openapi", allow_abbrev=False)
-    parser.add_argument("--output", type=utf8_path, metavar="FILE", help="default: print it")
-    parser.add_argument("--jobs", action="store_true", dest="has_many", help="of a server of many jobs")
-    args = parser.parse_args(words)
+    parser.add_argument("--output", type=utf8_path, metavar="FILE", help="file to write (default: standard output)")
+    parser.add_argument(
+        "--jobs", action="store_true", dest="has_many", help="describe the API of a server of many jobs"
+    )
+    args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
         source = RecordedJob(RunDirectory(Path(directory)))
         catalog = JobCatalog(Path(directory))

@@ -1,4 +1,4 @@
-"""What every view's router is made from: `def router(parts: Parts) -> APIRouter`, one such function a file."""
+"""The objects that the routers share; each `route.py` has a function `router(parts: DashboardParts)`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from fastapi.params import Depends
 
 from megatrain.contracts.errors import UsageError
-from megatrain_diagnostics.dashboard.answers.answer import AnswerCache
-from megatrain_diagnostics.dashboard.answers.errors import RefusalError, shown
-from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions, downloads
+from megatrain_diagnostics.dashboard.responses.cache import ResponseCache
+from megatrain_diagnostics.dashboard.responses.errors import RefusalError, shown
+from megatrain_diagnostics.dashboard.security.heavy import HeavyQueries, downloads
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
@@ -21,15 +21,15 @@ from megatrain_diagnostics.dashboard.sources.window import Window, bound_of, win
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The job, what the dashboard may do, the clock (unix seconds), and what many askers share."""
+class DashboardParts:
+    """The job, the settings, the clock (unix seconds), and the caches and limits that all requests share."""
 
     source: JobSource
     settings: DashboardSettings
     clock: Callable[[], float] = time.time
-    answers: AnswerCache = field(default_factory=AnswerCache)
-    heavy: HeavyQuestions = field(default_factory=HeavyQuestions)
-    downloads: HeavyQuestions = field(default_factory=downloads)
+    responses: ResponseCache = field(default_factory=ResponseCache)
+    heavy: HeavyQueries = field(default_factory=HeavyQueries)
+    downloads: HeavyQueries = field(default_factory=downloads)
 
     def window(self, begin: str, end: str) -> Window:
         """Return the part of the run that `from` and `to` name. Raises: RefusalError."""
@@ -43,39 +43,39 @@ class Parts:
             raise RefusalError(400, f"from={shown(begin)}, to={shown(end)}: {error}") from error
 
     def _newest_s(self, facts: JobFacts) -> float:
-        """Return the newest moment of a run that is over, in whole seconds; of a live one, now."""
+        """Return the newest moment of a run that is over, or now for a live one, in whole seconds."""
         if not self.source.is_recorded:
-            return math.floor(self.clock())  # so that many who ask share an answer
+            return math.floor(self.clock())  # whole seconds, so that many requests share a response
         ended_s = [one.moments.first_step or one.moments.detected for one in facts.incidents]
         return math.ceil(max([*ended_s, facts.series.newest("at") or 0.0]))
 
     @property
-    def heavy_question(self) -> Depends:
-        """What a route that reads many events names in `dependencies=[...]`: only a few such run at a time."""
+    def heavy_query(self) -> Depends:
+        """A dependency of routes that read many events (`dependencies=[...]`): only a few of them run at a time."""
         return Depends(self.heavy.slot, scope="function")
 
     @property
     def download(self) -> Depends:
-        """What a route that answers with a Download names besides: its turn lasts until all of it was sent."""
+        """A further dependency of routes that answer with a Download: the turn lasts until all of it was sent."""
         return Depends(self.downloads.slot, scope="request")
 
 
 @dataclass(frozen=True, slots=True)
 class JobsParts:
-    """The same for the views of many jobs; what bounds heavy questions, their own applications share."""
+    """The same for the routers of many jobs. The applications of the jobs share the limits on heavy requests."""
 
     catalog: JobCatalog
     settings: DashboardSettings
     clock: Callable[[], float] = time.time
-    answers: AnswerCache = field(default_factory=AnswerCache)
-    heavy: HeavyQuestions = field(default_factory=HeavyQuestions)
-    downloads: HeavyQuestions = field(default_factory=downloads)
+    responses: ResponseCache = field(default_factory=ResponseCache)
+    heavy: HeavyQueries = field(default_factory=HeavyQueries)
+    downloads: HeavyQueries = field(default_factory=downloads)
 
     @property
-    def heavy_question(self) -> Depends:
-        """As of Parts."""
+    def heavy_query(self) -> Depends:
+        """As in DashboardParts."""
         return Depends(self.heavy.slot, scope="function")
 
-    def of_one(self, source: JobSource) -> Parts:
+    def of_one(self, source: JobSource) -> DashboardParts:
         """Return the parts of one of the jobs."""
-        return Parts(source, self.settings, self.clock, heavy=self.heavy, downloads=self.downloads)
+        return DashboardParts(source, self.settings, self.clock, heavy=self.heavy, downloads=self.downloads)

@@ -1,4 +1,4 @@
-"""The dashboard as a program: settings, source, server and announcement put together, until it is asked to stop."""
+"""The dashboard as a program: it assembles settings, source, server and announcement, and serves until it must stop."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.texts import count_text
 from megatrain.coordination.announcement import Announcement
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_diagnostics.dashboard.actions.carrying import EtcdHands
-from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
+from megatrain.formatting.quantities import count_text
+from megatrain_diagnostics.dashboard.actions.backend import EtcdBackend
+from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
 from megatrain_diagnostics.dashboard.app import Dashboard, make_app
 from megatrain_diagnostics.dashboard.jobs.app import make_jobs_app
 from megatrain_diagnostics.dashboard.security.made_token import with_token
@@ -38,14 +38,15 @@ from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
 
 _logger = logging.getLogger(__name__)
 _SWITCH_S = 0.001
-"""Threads that read etcd and segments compute for long: each handover would make a request wait for 5 ms."""
+"""The switch interval of threads. Threads that read etcd and segments compute for long, so with Python's default each
+thread switch would delay a request by 5 ms."""
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-def checked_settings(section: DashboardConfig, said: Mapping[str, Any]) -> DashboardSettings:
-    """Return the settings of a section with what the command line says over it. Raises: ConfigError."""
-    return settings_of(replace(section, **said), is_port_asked="port" in said)
+def checked_settings(section: DashboardConfig, given: Mapping[str, Any]) -> DashboardSettings:
+    """Return the settings of a section; options of the command line take precedence. Raises: ConfigError."""
+    return settings_of(replace(section, **given), is_port_asked="port" in given)
 
 
 def serve_live(
@@ -54,17 +55,18 @@ def serve_live(
     run: RunDirectory,
     settings: DashboardSettings,
     stop: threading.Event,
-    tell: Tell,
+    report: Report,
     *,
     is_announced: bool = True,
 ) -> bool:
     """Serve a running job until `stop` is set. Return whether every thread has ended.
 
-    `is_announced`: etcd tells where the page is. A page with actions and no token has one made in the run directory.
-    Raises: ConfigError when the address or port cannot be had, or such a token cannot be made.
+    `is_announced`: the address of the page is written to etcd. For a page with actions and no token, a token is made in
+    the run directory.
+    Raises: ConfigError when the address or port cannot be used, or the token cannot be made.
     """
     settings, token_file = with_token(settings, run)
-    desk = ActionDesk(EtcdHands(client, keys), ActionLog(run.diagnosis / ACTIONS_NAME))
+    handler = ActionHandler(EtcdBackend(client, keys), ActionLog(run.diagnosis / ACTIONS_NAME))
 
     @contextmanager
     def announced(url: str, session: str) -> Iterator[None]:
@@ -77,23 +79,25 @@ def serve_live(
         finally:
             announcement.close()
 
-    announcing = announced if is_announced else _told
-    return _serve(lambda: LiveJob(client, keys, run), settings, desk, announcing, stop, _with_way_in(tell, token_file))
+    announcing = announced if is_announced else _unannounced
+    return _serve(
+        lambda: LiveJob(client, keys, run), settings, handler, announcing, stop, _with_token_file(report, token_file)
+    )
 
 
-def serve_recorded(run: RunDirectory, settings: DashboardSettings, stop: threading.Event, tell: Tell) -> bool:
+def serve_recorded(run: RunDirectory, settings: DashboardSettings, stop: threading.Event, report: Report) -> bool:
     """Serve the history of a run, as `serve_live` does."""
 
-    return _serve(lambda: RecordedJob(run), settings, None, _told, stop, tell)
+    return _serve(lambda: RecordedJob(run), settings, None, _unannounced, stop, report)
 
 
 def serve_jobs(
-    runs: Path | None, etcd: EtcdSettings | None, settings: DashboardSettings, stop: threading.Event, tell: Tell
+    runs: Path | None, etcd: EtcdSettings | None, settings: DashboardSettings, stop: threading.Event, report: Report
 ) -> bool:
-    """Serve all jobs below a directory and of an etcd, as `serve_live` does one. Raises: ConfigError."""
+    """Serve all jobs below a directory and of an etcd, as `serve_live` serves one. Raises: ConfigError."""
     if settings.enable_actions and settings.is_open:
-        problem = "dashboard.enable_actions=true for many jobs needs to know who asks"
-        raise ConfigError([f"{problem}; name a token by dashboard.operator_token_file"])
+        problem = "dashboard.enable_actions=true for many jobs needs a login"
+        raise ConfigError([f"{problem}; name a token file with dashboard.operator_token_file"])
     sys.setswitchinterval(_SWITCH_S)
     with ExitStack() as closing:
         listening = closing.enter_context(listening_socket(settings))
@@ -102,43 +106,43 @@ def serve_jobs(
         dashboard = make_jobs_app(catalog, settings)
         closing.callback(dashboard.open_jobs.close)
         server = DashboardServer(dashboard.app, listening, settings, dashboard)
-        num_jobs = count_text(len(catalog.look().jobs), "job")
-        tell(f"dashboard of {num_jobs} at {url_of(settings, listening)}jobs")
+        num_jobs = count_text(len(catalog.last_poll().jobs), "job")
+        report(f"dashboard of {num_jobs} at {url_of(settings, listening)}jobs")
         stop.wait()
-        _logger.info("the dashboard ends")
+        _logger.info("the dashboard is shutting down")
         return server.close()
 
 
-def _with_way_in(tell: Tell, token_file: Path | None) -> Tell:
-    """Return `tell` with what else must be known to get in."""
-    return tell if token_file is None else lambda text: tell(f"{text} (sign in with the token in {token_file})")
+def _with_token_file(report: Report, token_file: Path | None) -> Report:
+    """Return `report`, which then also names the file of the token that a person logs in with."""
+    return report if token_file is None else lambda text: report(f"{text} (sign in with the token in {token_file})")
 
 
 @contextmanager
-def _told(url: str, session: str) -> Iterator[None]:
-    """Announce nothing: the page has printed its address to the person who started it."""
+def _unannounced(url: str, session: str) -> Iterator[None]:
+    """Announce nothing, because the page has printed its address to the person who started it."""
     yield
 
 
 def _serve(
     open_source: Callable[[], JobSource],
     settings: DashboardSettings,
-    desk: ActionDesk | None,
+    handler: ActionHandler | None,
     announced: Callable[[str, str], Any],
     stop: threading.Event,
-    tell: Tell,
+    report: Report,
 ) -> bool:
     sys.setswitchinterval(_SWITCH_S)
     with ExitStack() as closing:
-        # before the source: an unavailable port is reported at once
+        # opened before the source, so that an unavailable port is reported at once
         listening = closing.enter_context(listening_socket(settings))
         url = url_of(settings, listening)
         source = open_source()
         closing.callback(source.close)
-        dashboard: Dashboard = make_app(source, settings, desk)
+        dashboard: Dashboard = make_app(source, settings, handler)
         server = DashboardServer(dashboard.app, listening, settings, dashboard.streams)
-        tell(f"dashboard of job {source.job} at {url}")
+        report(f"dashboard of job {source.job} at {url}")
         with announced(url, dashboard.session):
             stop.wait()
-        _logger.info("the dashboard ends")
+        _logger.info("the dashboard is shutting down")
         return server.close()

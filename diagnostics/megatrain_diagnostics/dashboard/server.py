@@ -1,4 +1,4 @@
-"""Serving: a socket, uvicorn on it in a thread of its own, and an end within two seconds whatever is open."""
+"""The server: a socket, uvicorn on it in a thread of its own, and an end within two seconds even with open streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from megatrain_diagnostics.dashboard.connection import connection_class
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 
 _NUM_THREADS = 16
-"""For routes that compute: more would only share the same cores."""
+"""Threads for routes that compute; more would only share the same cores."""
 _NUM_PORTS_TRIED = 20
 _KEEP_ALIVE_S = 5
 _GRACE_S = 1
@@ -56,7 +56,8 @@ def _bound(address: str, port: int) -> socket.socket:
     family, kind, protocol, _, place = socket.getaddrinfo(
         address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    # named, not 0: asyncio sends small answers at once (TCP_NODELAY) only where it knows that this is TCP
+    # the protocol is given instead of 0: asyncio sets TCP_NODELAY, and so sends small responses at once, only for
+    # sockets that name TCP
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -69,7 +70,7 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def url_of(settings: DashboardSettings, listening: socket.socket) -> str:
-    """Return where a browser finds the page: by the machine's name where it listens at all addresses."""
+    """Return the address of the page for a browser; with the machine's name where it listens at all addresses."""
     port = listening.getsockname()[1]
     name = socket.gethostname() if settings.is_wildcard else settings.address
     shown = f"[{name}]" if ":" in name else name
@@ -77,10 +78,10 @@ def url_of(settings: DashboardSettings, listening: socket.socket) -> str:
 
 
 class OpenStreams(Protocol):
-    """What is sent for as long as somebody listens."""
+    """Streams that stay open until the client or the server ends them."""
 
     def close(self) -> None:
-        """End all of it. Called in the server's event loop."""
+        """End all streams. Called in the server's event loop."""
 
 
 class DashboardServer:
@@ -102,7 +103,7 @@ class DashboardServer:
                 log_config=None,
                 log_level="error",
                 access_log=False,
-                # X-Forwarded-For would change who the client is, by whoever sends it
+                # any client can send X-Forwarded-For, and would so choose its own address
                 proxy_headers=False,
                 server_header=False,
                 h11_max_incomplete_event_size=limits.max_head_bytes,
@@ -117,8 +118,8 @@ class DashboardServer:
         self._loop = self._began.result(_SERVER_START_S)
 
     def close(self) -> bool:
-        """End, open streams too. Return whether the thread has ended: else a question is still being computed."""
-        with suppress(RuntimeError):  # it has ended by itself
+        """End the server and its streams. Return whether the thread has ended; if not, a request is being computed."""
+        with suppress(RuntimeError):  # the loop has ended already
             self._loop.call_soon_threadsafe(self._streams.close)
         self._server.should_exit = True
         self._thread.join(_JOIN_S)

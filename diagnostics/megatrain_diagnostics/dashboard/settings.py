@@ -1,6 +1,7 @@
-"""What a dashboard may do and for which users: the section [dashboard], checked, with the files that it names read.
+"""The settings of a dashboard: the checked section [dashboard], with the contents of the files that it names.
 
-Everything is read once, when the program starts. All mistakes are reported then, at once, and nothing is served.
+Everything is read once, when the program starts. If there are mistakes, all of them are reported together and nothing
+is served.
 """
 
 from __future__ import annotations
@@ -13,52 +14,53 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from megatrain.config.checks.dashboard import comma_list, dashboard_problems
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.options import options_of
-from megatrain.config.wording import setting
+from megatrain.config.toml_text import setting
 from megatrain.contracts.errors import ConfigError
 from megatrain_diagnostics.metrics.server import read_token
 
-_LEAST_TOKEN_CHARACTERS = 16
-"""Long enough that it cannot be guessed with the few attempts a minute that an address has."""
+_MIN_TOKEN_CHARACTERS = 16
+"""Long enough that a token cannot be guessed with the few attempts a minute that an address has."""
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one dashboard, so that no client can keep it from answering the others."""
+    """Limits of one dashboard, so that no client can prevent responses to others."""
 
     max_body_bytes: int = 16 * 1024
-    """The largest request of ours is a reason of 500 characters."""
+    """The largest request of the page is a reason of 500 characters."""
     max_headers: int = 64
     max_head_bytes: int = 16 * 1024
-    """Of the request line and all headers; browsers send about 1 kB, proxies a few more."""
+    """The limit on the request line and all headers; browsers send about 1 kB, proxies a few kB more."""
     head_s: float = 10.0
-    """From the first byte of a request, or from its connection, to the end of its headers."""
+    """The limit from the first byte of a request, or from its connection, to the end of its headers."""
     body_s: float = 10.0
     stall_s: float = 10.0
-    """A client that takes so long for the next `stall_bytes` of an answer is dropped."""
+    """A client that takes this long for the next `stall_bytes` of a response is dropped."""
     stall_bytes: int = 64 * 1024
     max_unread_bytes: int = 256 * 2**20
-    """Of answers that clients have not taken yet, of all together: who has waited longest is dropped beyond it."""
+    """The limit on the unread bytes of all responses. Beyond it, the client that has been paused longest is dropped."""
     max_connections: int = 512
     max_streams: int = 100
     max_streams_per_address: int = 60
-    """Below max_streams, so that one machine with many pages open leaves room for others."""
+    """Less than max_streams, so that one machine with many open pages leaves streams for others."""
     stream_s: float = 3600.0
-    """A stream ends then, and the page opens another one: rights are checked again."""
+    """A stream ends after this time, and the page opens another one, so that rights are checked again."""
     heartbeat_s: float = 15.0
     max_wrong_tokens: int = 10
-    """In a minute and from one address; then even the right one waits, unless others come from there too."""
+    """Wrong tokens in a minute from one address. After them even the right token must wait, unless many callers share
+    the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardSettings:
-    """All that the server goes by. Tokens are empty where there are none."""
+    """All settings of the server. Tokens are empty where there are none."""
 
     address: str = "127.0.0.1"
     port: int = 8777
     is_port_asked: bool = False
-    """Somebody named this port: another one would not do."""
+    """The port was requested, so no other port may be used instead."""
     enable_actions: bool = False
     viewer_token: str = field(default="", repr=False)
     operator_token: str = field(default="", repr=False)
@@ -66,36 +68,36 @@ class DashboardSettings:
     user_header: str = ""
     role_header: str = ""
     host_names: frozenset[str] = frozenset()
-    """Beside those that `allowed_names` adds."""
+    """Names in addition to those that `allowed_names` adds."""
     base_path: str = ""
     perfetto_url: str = ""
     session_s: float = 12 * 3600.0
-    """So long a browser stays logged in: a day's work."""
+    """How long a browser stays logged in: a working day."""
     limits: Limits = Limits()
 
     @property
     def is_open(self) -> bool:
-        """Whoever reaches the page may look at it. Only on loopback: `settings_of` sees to that."""
+        """Whether everybody who reaches the page may look at it. `settings_of` allows that only on loopback."""
         return not self.viewer_token and not self.operator_token and not self.trusted_proxies
 
     @property
     def is_wildcard(self) -> bool:
-        """It listens at all addresses of the machine."""
+        """Whether the server listens at all addresses of the machine."""
         return self.address in _WILDCARDS
 
     @property
     def allowed_names(self) -> frozenset[str]:
-        """Names and addresses, in lower case, under which a browser may ask for the page."""
+        """Names and addresses, in lower case, under which a browser may request the page."""
         own = () if self.is_wildcard else (self.address,)
         machine = (socket.gethostname(), socket.getfqdn()) if self.is_wildcard else ()
         return frozenset(name.lower() for name in (*_LOOPBACK_NAMES, *own, *machine)) | self.host_names
 
     @property
     def cookie_name(self) -> str:
-        """Cookies of one host name are shared by its ports: each dashboard has a name of its own.
+        """The name of the cookie. All ports of a host name share cookies, so each dashboard has its own cookie name.
 
-        Anybody may ask for it, by a logout, and viewers know one of the tokens: whoever tries guesses of the other one
-        against it, on a machine of his own, shall need a tenth of a second for each.
+        Anybody can learn the name from a logout, and viewers know one of the tokens. scrypt makes each guess of the
+        other token take a tenth of a second on the guesser's own machine.
         """
         secret = "\n".join((self.viewer_token, self.operator_token, self.base_path))
         digest = hashlib.scrypt(secret.encode(), salt=b"name of the cookie", n=2**14, r=8, p=1, dklen=6)
@@ -103,7 +105,7 @@ class DashboardSettings:
 
 
 def settings_of(section: DashboardConfig, *, is_port_asked: bool = False) -> DashboardSettings:
-    """Return what a section says, with its files read. Raises: ConfigError with everything that is wrong."""
+    """Return the settings of a section, with its files read. Raises: ConfigError with all mistakes."""
     problems = [
         f"{setting(f'dashboard.{name}', getattr(section, name))} {violation}"
         for name, option in options_of(DashboardConfig).items()
@@ -118,8 +120,8 @@ def settings_of(section: DashboardConfig, *, is_port_asked: bool = False) -> Das
             problems += error.problems
     if len(tokens) == 2 and tokens["viewer_token_file"] and len(set(tokens.values())) == 1:
         problems.append(
-            "dashboard.viewer_token_file and operator_token_file hold the same token: every viewer would be an "
-            "operator; write another one"
+            "dashboard.viewer_token_file and operator_token_file contain the same token: every viewer would be an "
+            "operator; use different tokens"
         )
     if problems:
         raise ConfigError(problems)
@@ -143,8 +145,10 @@ def _token(path: str, key: str) -> str:
     """Return the token in a file that only its owner can read; "" for no file. Raises: ConfigError."""
     token = read_token(path, key, is_secret=True)
     if token and (not token.isascii() or not token.isprintable() or " " in token):
-        raise ConfigError([f"{key}={path!r} holds characters that no header carries; use letters and digits"])
-    if token and len(token) < _LEAST_TOKEN_CHARACTERS:
-        found = f"{key}={path!r} holds {len(token)} characters, which could be guessed"
-        raise ConfigError([f"{found}; use at least {_LEAST_TOKEN_CHARACTERS}: openssl rand -hex 32 makes 64"])
+        raise ConfigError(
+            [f"{key}={path!r} contains characters that are not allowed in a header; use letters and digits"]
+        )
+    if token and len(token) < _MIN_TOKEN_CHARACTERS:
+        found = f"{key}={path!r} contains a token of {len(token)} characters, which could be guessed"
+        raise ConfigError([f"{found}; use at least {_MIN_TOKEN_CHARACTERS}: openssl rand -hex 32 makes 64"])
     return token

@@ -1,1 +1,1 @@
-"""Telemetry of a host's GPUs and links: the program that reads it, its keeper, and rows of what it says."""
+"""Telemetry of a host's GPUs and links: the program that reads it, its supervisor, and the rows made of it."""

@@ -1,7 +1,7 @@
-"""`python -m megatrain_diagnostics.devices`: reads GPUs and network interfaces, a line of JSON (HostSample) a reading.
+"""`python -m megatrain_diagnostics.devices`: read GPUs and network interfaces; print each reading as a line of JSON.
 
-A program of its own: a call into the driver of a GPU that has fallen off the bus may never return, and then nothing but
-this program waits for it.
+Each line is a HostSample. This is a separate program because a call into the driver of a GPU that has fallen off the
+bus may never return; then only this program waits for it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from megatrain.contracts.record import encode
 from megatrain_diagnostics.devices.sample import GpuSource, HostReader, local_gpus
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Read until this process is ended, or its reader is gone."""
     parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.devices", description=__doc__)
     parser.add_argument("--interval-s", type=float, required=True, help="seconds between two readings")
-    parser.add_argument("--dcgm-url", default="", help="page of NVIDIA's DCGM exporter; empty: NVML is asked")
-    parser.add_argument("--count", type=int, default=0, help="readings to make; 0: as long as somebody listens")
-    args = parser.parse_args(words)
+    parser.add_argument("--dcgm-url", default="", help="URL of NVIDIA's DCGM exporter; empty: read NVML")
+    parser.add_argument("--count", type=int, default=0, help="number of readings; 0: until the output is closed")
+    args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     reader = HostReader(_gpus(args.dcgm_url))
     left = args.count
@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
 def _gpus(dcgm_url: str) -> GpuSource:
     if not dcgm_url:
         return local_gpus()
-    # only where it is used: it loads a parser
+    # imported only where it is used: it loads a parser
     from megatrain_diagnostics.devices.dcgm import DcgmExporter
 
     return DcgmExporter(dcgm_url)

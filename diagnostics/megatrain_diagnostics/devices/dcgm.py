@@ -30,7 +30,7 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "power_w": ("POWER_USAGE",),
     "power_limit_w": ("ENFORCED_POWER_LIMIT", "POWER_MGMT_LIMIT"),
 }
-"""Field of a reading -> fields of DCGM, of which the first that is there counts."""
+"""Field of a reading -> fields of DCGM, of which the first existing one counts."""
 _COUNTS: Mapping[str, tuple[str, ...]] = {
     "throttle_reasons": ("CLOCKS_EVENT_REASONS", "CLOCK_THROTTLE_REASONS"),
     "corrected_errors": ("ECC_SBE_VOL_TOTAL",),
@@ -57,7 +57,7 @@ class DcgmExporter:
     def __init__(self, url: str, fetch: Callable[[str], str] | None = None) -> None:
         self._url, self._fetch = url, fetch or fetched
         self._last_xids: dict[str, int] = {}
-        self._told: tuple[XidEvent, ...] = ()
+        self._new_xids: tuple[XidEvent, ...] = ()
 
     def read(self) -> DriverReading:
         """Return what the exporter serves now."""
@@ -71,22 +71,22 @@ class DcgmExporter:
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
         """Return the errors of the last reading at once; else wait."""
-        if not self._told:
+        if not self._new_xids:
             time.sleep(seconds)
-        told, self._told = self._told, ()
-        return told
+        xids, self._new_xids = self._new_xids, ()
+        return xids
 
     def _note_xid(self, gpu: GpuReading) -> None:
-        """The exporter tells the last number until the driver is loaded anew: only another one is news."""
+        """Note an Xid error: the exporter repeats the last number until the driver is reloaded."""
         before = self._last_xids.get(gpu.uuid)
         if gpu.last_xid is not None:
             self._last_xids[gpu.uuid] = gpu.last_xid
             if before is not None and gpu.last_xid not in (0, before):
-                self._told = (*self._told, XidEvent(time.time(), gpu.uuid, gpu.last_xid))
+                self._new_xids = (*self._new_xids, XidEvent(time.time(), gpu.uuid, gpu.last_xid))
 
 
 def reading_of(text: str) -> DriverReading:
-    """Return the GPUs of an exporter's page. Raises: ValueError for what is no such page."""
+    """Return the GPUs of an exporter's page. Raises: ValueError for any other content."""
     by_gpu: dict[str, dict[str, float]] = {}
     labels_of: dict[str, Mapping[str, str]] = {}
     for family in text_string_to_metric_families(text):
@@ -94,12 +94,12 @@ def reading_of(text: str) -> DriverReading:
             continue
         for sample in family.samples:
             gpu = sample.labels.get("gpu", "")
-            # a MIG device has samples of its own beside those of its GPU
+            # a MIG device has samples of its own in addition to those of its GPU
             if gpu.isascii() and gpu.isdigit() and not sample.labels.get("GPU_I_ID") and len(by_gpu) <= _MAX_GPUS:
                 by_gpu.setdefault(gpu, {})[_field_of(sample.name)] = sample.value
                 labels_of[gpu] = sample.labels
     if not by_gpu:
-        raise ValueError("no fields of GPUs on the page; is it that of NVIDIA's DCGM exporter?")
+        raise ValueError("the page has no GPU fields; is this the URL of NVIDIA's DCGM exporter?")
     gpus = (_gpu(int(gpu), labels_of[gpu], by_gpu[gpu]) for gpu in sorted(by_gpu, key=int))
     return DriverReading("dcgm", next(iter(labels_of.values())).get("DCGM_FI_DRIVER_VERSION", ""), "", tuple(gpus))
 
@@ -112,7 +112,7 @@ def fetched(url: str) -> str:
 
 
 def _field_of(name: str) -> str:
-    """The parser gives the name of a counter the ending that it should have."""
+    """Return the field without a suffix: the parser adds the suffix that a counter's name should have."""
     return name.removeprefix(_PREFIX).removesuffix("_total")
 
 

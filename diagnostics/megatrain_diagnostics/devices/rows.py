@@ -1,4 +1,4 @@
-"""From what a host's drivers say to rows of the tables: each with the rank that computes there, and its step. Pure."""
+"""From readings of a host's drivers to rows of the tables: each row with the computing rank and its step. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from megatrain.devices.gpu_readings import GpuReading
 from megatrain.devices.links import LinkReading
 from megatrain_diagnostics.devices.sample import HostSample
-from megatrain_diagnostics.events.tables import Gpus, Links, Table, Xids, columns_of, from_columns
+from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Table, Xids, columns_of, from_columns
 
-MOST_DEVICES = 64
-"""Of each kind of a host. Further ones are left out: no machine has more, and each is a row every few seconds."""
-_NOT_SAID = math.nan
+MAX_DEVICES = 64
+"""Limit per kind and host: no machine has more, and each is a row every few seconds. Further ones are left out."""
+_NO_VALUE = math.nan
 _ALL = -1
 _NS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """Where a host is in the job. `ranks`: by UUID of a GPU, (rank, step); `step`: of the host's ranks; -1: none."""
+    """The place of a host in the job. `ranks`: UUID of a GPU -> (rank, step); `step`: of the host's ranks; -1: none."""
 
     host: str
     round: int = -1
@@ -32,10 +32,10 @@ class HostPlace:
 def device_tables(sample: HostSample, place: HostPlace) -> list[tuple[type[Table], Table]]:
     """Return the rows of a sample."""
     at_ns = int(sample.at_unix_s * _NS)
-    gpus = [_gpu_row(gpu, place, at_ns) for gpu in sample.driver.gpus[:MOST_DEVICES]]
+    gpus = [_gpu_row(gpu, place, at_ns) for gpu in sample.driver.gpus[:MAX_DEVICES]]
     if sample.driver.error:
         gpus.append(_gpu_row(GpuReading(_ALL, error=sample.driver.error), place, at_ns))
-    links = [_link_row(link, place, at_ns) for link in sample.links[:MOST_DEVICES]]
+    links = [_link_row(link, place, at_ns) for link in sample.links[:MAX_DEVICES]]
     numbers = {gpu.uuid: gpu.index for gpu in sample.driver.gpus}
     xids = [
         {
@@ -44,19 +44,19 @@ def device_tables(sample: HostSample, place: HostPlace) -> list[tuple[type[Table
         }
         for event in sample.xids
     ]  # fmt: skip
-    return [(kind, _table(kind, rows)) for kind, rows in ((Gpus, gpus), (Links, links), (Xids, xids)) if rows]
+    return [(kind, _table(kind, rows)) for kind, rows in ((Gpus, gpus), (NetworkLinks, links), (Xids, xids)) if rows]
 
 
 def silence_table(why: str, place: HostPlace, at_ns: int) -> Gpus:
-    """Return the row that says that nothing comes from the drivers of a host."""
+    """Return the row that reports that the drivers of a host give no readings."""
     return from_columns(Gpus, _columns(Gpus, [_gpu_row(GpuReading(_ALL, error=why), place, at_ns)]))
 
 
 def _gpu_row(gpu: GpuReading, place: HostPlace, at_ns: int) -> dict[str, Any]:
-    said = {one.name: getattr(gpu, one.name) for one in fields(gpu)}
+    readings = {one.name: getattr(gpu, one.name) for one in fields(gpu)}
     pending = [one for one in (gpu.is_page_retirement_pending, gpu.is_row_remap_pending) if one is not None]
     return {
-        **said,
+        **readings,
         **_at(place, gpu.uuid),
         "at_ns": at_ns,
         "gpu": gpu.index,
@@ -67,8 +67,8 @@ def _gpu_row(gpu: GpuReading, place: HostPlace, at_ns: int) -> dict[str, Any]:
 
 
 def _link_row(link: LinkReading, place: HostPlace, at_ns: int) -> dict[str, Any]:
-    said = {one.name: getattr(link, one.name) for one in fields(link)}
-    return {**said, **_at(place, ""), "at_ns": at_ns, "link": link.name, "downs": link.num_downs}
+    readings = {one.name: getattr(link, one.name) for one in fields(link)}
+    return {**readings, **_at(place, ""), "at_ns": at_ns, "link": link.name, "downs": link.num_downs}
 
 
 def _at(place: HostPlace, uuid: str) -> dict[str, Any]:
@@ -83,6 +83,6 @@ def _table(kind: Any, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _columns(kind: type[Table], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
-        name: [_NOT_SAID if row[name] is None and dtype == "f8" else row[name] for row in rows]
+        name: [_NO_VALUE if row[name] is None and dtype == "f8" else row[name] for row in rows]
         for name, dtype in columns_of(kind).items()
     }

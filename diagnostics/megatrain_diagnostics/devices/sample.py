@@ -1,11 +1,10 @@
-"""One look at the GPUs and network interfaces of a host."""
+"""One reading of the GPUs and network interfaces of a host."""
 
 from __future__ import annotations
 
 import logging
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from megatrain.devices.gpu_readings import DriverReading, XidEvent
@@ -14,13 +13,13 @@ from megatrain.devices.nvml import NvmlMissingError, NvmlSession
 
 _logger = logging.getLogger(__name__)
 _NOTHING = DriverReading("")
-_LEAST_WAIT_S = 1.0
-"""Between two readings, however many errors a GPU tells of."""
+_MIN_WAIT_S = 1.0
+"""Least time between two readings, however many errors a GPU reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """What the drivers of a host said at a moment. `xids`: of the time since the sample before."""
+    """The readings of a host's drivers at a moment. `xids`: since the sample before."""
 
     at_unix_s: float
     took_s: float
@@ -30,25 +29,25 @@ class HostSample:
 
 
 class GpuSource(Protocol):
-    """What the GPUs are read through."""
+    """A way to read the GPUs."""
 
     def read(self) -> DriverReading: ...
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
-        """Wait so long, or until there are errors; return them."""
+        """Wait for the time, or until there are errors; return them."""
 
 
 class HostReader:
-    """Reads a host, again and again. For one thread; a broken driver may never give it back."""
+    """Reads a host repeatedly. For one thread; with a broken driver a call may never return."""
 
-    def __init__(self, gpus: GpuSource, sys: Path = SYS) -> None:
-        self._gpus, self._sys = gpus, sys
+    def __init__(self, gpus: GpuSource) -> None:
+        self._gpus = gpus
         self._xids: tuple[XidEvent, ...] = ()
 
     def read(self) -> HostSample:
-        """Return what the drivers say now."""
+        """Return the present readings of the drivers."""
         began = time.perf_counter()
-        driver, links = self._gpus.read(), read_links(self._sys)
+        driver, links = self._gpus.read(), read_links(SYS)
         xids, self._xids = self._xids, ()
         return HostSample(time.time(), time.perf_counter() - began, driver, links, xids)
 
@@ -56,11 +55,11 @@ class HostReader:
         """Wait for the time of the next reading; an error of a GPU ends the wait."""
         began = time.monotonic()
         self._xids += self._gpus.wait_for_xids(seconds)
-        time.sleep(max(0.0, min(seconds, _LEAST_WAIT_S) - (time.monotonic() - began)))
+        time.sleep(max(0.0, min(seconds, _MIN_WAIT_S) - (time.monotonic() - began)))
 
 
 class NoGpus:
-    """A machine without."""
+    """A machine without GPUs."""
 
     def read(self) -> DriverReading:
         return _NOTHING
@@ -71,11 +70,11 @@ class NoGpus:
 
 
 def local_gpus() -> GpuSource:
-    """Return the GPUs of this machine by NVML; none, said once, where library, driver or GPU is not there."""
+    """Return the GPUs of this machine by NVML; none, logged once, where library, driver or GPU is missing."""
     session = NvmlSession()
     try:
         found = session.read()
-        missing = "" if found.gpus else found.error or "the driver has none"
+        missing = "" if found.gpus else found.error or "the driver reports none"
     except NvmlMissingError as error:
         missing = str(error)
     if not missing:

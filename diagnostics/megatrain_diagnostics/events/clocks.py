@@ -1,8 +1,8 @@
-"""Times of all hosts by one clock, the daemon's: each host's own was compared with it now and then.
+"""Times of all hosts by one clock, the daemon's, with which each host's clock was compared repeatedly.
 
 Between two comparisons an offset is interpolated. Where a clock was set in between, by a second or an hour, it is not:
-each row is moved by the offset from before or from after, whichever puts it between the two comparisons; where both do,
-as when a clock was set back, the order in which the rank wrote its rows decides.
+each row is moved by the offset before or after the change, whichever puts it between the two comparisons. Where both
+do, as when a clock was set back, the order in which the rank wrote its rows decides.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from megatrain_diagnostics.events.tables import Clocks, Int64, TableType, column
 
 _TIMES = ("start_ns", "at_ns", "launch_ns")
 _MAX_DRIFT = 500e-6
-"""What clocks may gain or lose without being set: NTP slews by no more."""
+"""Rate by which clocks may gain or lose without being set: NTP slews by no more."""
 _SLACK_NS = 1_000_000
 _FAR_NS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class HostClock:
-    """One host's clock: its offsets from the daemon's, by eras; within an era the clock was not set."""
+class HostClockOffsets:
+    """One host's clock: its offsets from the daemon's, by era; within an era the clock was not set."""
 
     at_ns: tuple[Int64, ...]
-    """Of each era, by the host's clock, ascending."""
+    """Times of the comparisons of each era, by the host's clock, ascending."""
     offset_ns: tuple[Int64, ...]
     first_ns: Int64
     """Earliest time of each era by the daemon's clock: that of the last comparison of the era before."""
     last_ns: Int64
-    """Latest: that of the first comparison of the era after."""
+    """Latest time of each era: that of the first comparison of the era after."""
 
     @property
     def was_set(self) -> bool:
         return len(self.at_ns) > 1
 
     def offsets(self, times_ns: Int64) -> Int64:
-        """Return what is to be taken from times of this host, in the order in which one rank wrote them."""
+        """Return what to subtract from times of this host, which are in the order in which one rank wrote them."""
         candidates = np.stack(
             [np.interp(times_ns, at, offset) for at, offset in zip(self.at_ns, self.offset_ns, strict=True)]
         ).astype(np.int64)
@@ -56,17 +56,17 @@ class HostClock:
         num_fits = fits.sum(axis=0)
         eras = fits.argmax(axis=0).astype(np.int64)
         nowhere = np.flatnonzero(num_fits == 0)
-        if len(nowhere):  # a time that cannot be: the era that it is nearest to
+        if len(nowhere):  # an impossible time: the nearest era
             miss = np.maximum(self.first_ns[:, None] - moved[:, nowhere], moved[:, nowhere] - self.last_ns[:, None])
             eras[nowhere] = miss.argmin(axis=0)
         doubtful = num_fits > 1
         return self._in_order(times_ns, eras, doubtful, fits) if doubtful.any() else eras
 
     def _in_order(self, times_ns: Int64, eras: Int64, doubtful: NDArray[np.bool_], fits: NDArray[np.bool_]) -> Int64:
-        """Return the eras of rows of which some are in doubt.
+        """Return the eras of rows of which some are ambiguous.
 
-        A doubtful row has the era of the last one before it that is sure, or of the first after it, and one more, or
-        less, for each time that the clock was set back in between.
+        An ambiguous row has the era of the last certain row before it, or of the first after it, plus or minus one for
+        each time that the clock was set back in between.
         """
         jumps = np.zeros(len(times_ns), dtype=np.int64)
         jumps[1:] = np.cumsum(np.diff(times_ns) < -self._smallest_set_back() // 2)
@@ -76,7 +76,7 @@ class HostClock:
             place = np.searchsorted(sure, rows)
             anchors = np.where(place > 0, sure[np.maximum(place - 1, 0)], sure[np.minimum(place, len(sure) - 1)])
             guess = eras[anchors] + jumps[rows] - jumps[anchors]
-        else:  # nothing is sure: the last rows are of the last era that fits them
+        else:  # no row is certain: the last rows belong to the last era that fits them
             last = len(fits) - 1 - int(fits[::-1, -1].argmax())
             guess = last - (jumps[-1] - jumps[rows])
         distance = np.abs(np.arange(len(fits))[:, None] - guess[None, :])
@@ -90,17 +90,17 @@ class HostClock:
         return min((step for step in steps if step > 0), default=_FAR_NS)
 
 
-def host_clocks(clocks: Clocks) -> dict[str, HostClock]:
+def host_clocks(clocks: Clocks) -> dict[str, HostClockOffsets]:
     """Return the clock of each host that was ever compared."""
     hosts = clocks.host.astype(str)
     return {str(host): _host_clock(clocks, np.flatnonzero(hosts == host)) for host in np.unique(hosts)}
 
 
 def align(table: TableType, clocks: Clocks, hosts_of_rank: Mapping[int, str]) -> TableType:
-    """Return the table with all times by the daemon's clock; rows of hosts that were never compared stay as they are.
+    """Return the table with all times by the daemon's clock; rows of hosts that were never compared are unchanged.
 
-    The host of a row is in its column `host` where the table has one, else `hosts_of_rank` gives it. Durations, which
-    no clock that is set can change, stay.
+    The host of a row is in its column `host` where the table has one, else `hosts_of_rank` gives it. Durations do not
+    change, because setting a clock does not affect them.
     """
     names = columns_of(type(table))
     times = [name for name in _TIMES if name in names]
@@ -121,9 +121,9 @@ def align(table: TableType, clocks: Clocks, hosts_of_rank: Mapping[int, str]) ->
     return replace(table, **columns)
 
 
-def _host_clock(clocks: Clocks, rows: Int64) -> HostClock:
+def _host_clock(clocks: Clocks, rows: Int64) -> HostClockOffsets:
     at, offset, error = clocks.at_ns[rows], clocks.offset_ns[rows], clocks.error_ns[rows]
-    order = np.argsort(at - offset, kind="stable")  # by the daemon's clock, which is not set back here
+    order = np.argsort(at - offset, kind="stable")  # by the daemon's clock, which is never set back here
     at, offset, error = at[order], offset[order], error[order]
     true = at - offset
     allowed = error[1:] + error[:-1] + _MAX_DRIFT * np.diff(true) + _SLACK_NS
@@ -132,7 +132,7 @@ def _host_clock(clocks: Clocks, rows: Int64) -> HostClock:
     first = [-_FAR_NS, *(int(true[part[0] - 1]) for part in parts[1:])]
     last = [*(int(true[part[-1] + 1]) for part in parts[:-1]), _FAR_NS]
     by_time = [part[np.argsort(at[part], kind="stable")] for part in parts]
-    return HostClock(
+    return HostClockOffsets(
         at_ns=tuple(at[part] for part in by_time),
         offset_ns=tuple(offset[part] for part in by_time),
         first_ns=np.array(first, dtype=np.int64),
@@ -141,7 +141,7 @@ def _host_clock(clocks: Clocks, rows: Int64) -> HostClock:
 
 
 def _hosts(table: Any, hosts_of_rank: Mapping[int, str]) -> tuple[list[str], Int64]:
-    """Return the names of the rows' hosts, and which of them each row has."""
+    """Return the distinct host names, and for each row the index of its host."""
     if "host" in columns_of(type(table)):
         names, codes = np.unique(table.host.astype(str), return_inverse=True)
         return [str(name) for name in names], codes

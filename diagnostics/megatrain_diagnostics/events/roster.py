@@ -1,4 +1,4 @@
-"""Who the ranks of one round are: host, coordinates, groups, as the analyses ask for them."""
+"""The ranks of one round for the analyses: host, coordinates and groups of each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from megatrain.contracts.errors import DataError, TopologyError
 from megatrain.contracts.layout import SIZED_AXES, Coordinate, Layout
 from megatrain_diagnostics.events.tables import Groups, Int64, Ranks, axis_column, world_sizes
 
-MOST_RANKS = 2**20
-"""Largest accepted layout: a reader makes a table of all its ranks, also of those that sent nothing."""
+MAX_RANKS = 2**20
+"""Largest accepted layout: a reader makes a table of all its ranks, including those that sent nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class GroupMembers:
 
     @property
     def ranks(self) -> range:
-        """Return the members in the group's order; none where the writer could not say them."""
+        """Return the members in the group's order; none where the writer could not give them."""
         if self.stride == 0:
             return range(0)
         return range(self.first_rank, self.first_rank + self.num_ranks * self.stride, self.stride)
@@ -42,7 +42,7 @@ class Roster:
     layout: Layout
     hosts: Mapping[int, str]
     groups: Mapping[tuple[int, int], GroupMembers]
-    """By rank, and number of the group in that rank's table."""
+    """(rank, number of the group in that rank's table) -> members."""
     branch: str = ""
 
     @cached_property
@@ -54,7 +54,7 @@ class Roster:
         return self.layout.coordinate(rank)
 
     def host_of(self, rank: int) -> str:
-        """Return the host of a rank, "" where it never sent anything."""
+        """Return the host of a rank; "" where it never sent anything."""
         return self.hosts.get(rank, "")
 
     def ranks_on(self, host: str) -> tuple[int, ...]:
@@ -77,10 +77,13 @@ def groups_along(layout: Layout, axis: str) -> Int64:
 def newest_round(ranks: Ranks) -> int:
     """Return the number of the newest round that at least half of its ranks reported. Raises: DataError.
 
-    A single rank that made a number up is not the job; where no round has that many, the newest of all counts.
+    A single rank with an invented number does not count; where no round has half of its ranks, the newest of all is
+    taken.
     """
     if not len(ranks.round):
-        raise DataError("no rank has sent anything: the directory holds no table of ranks; is it a job's events?")
+        raise DataError(
+            "no rank has sent anything: the directory contains no table of ranks; are these the events of a job?"
+        )
     numbers = sorted(set(ranks.round.tolist()), reverse=True)
     return next((number for number in numbers if _has_half(ranks, number)), int(numbers[0]))
 
@@ -91,33 +94,32 @@ def _has_half(ranks: Ranks, round_number: int) -> bool:
 
 
 def make_roster(ranks: Ranks, groups: Groups, round_number: int) -> Roster:
-    """Return the ranks of one round; of a rank with several rows the newest counts.
+    """Return the ranks of one round; of a rank with several rows the newest row counts.
 
-    The layout is what more than half of the ranks say; those that say another one, or are none of it, are left out.
-    Raises: DataError for a round that nothing is known of, and for ranks without such a majority.
+    The layout is that of more than half of the ranks; ranks with another layout, or outside of it, are left out.
+    Raises: DataError for a round without rows, and for ranks without such a majority.
     """
     rows = np.flatnonzero(ranks.round == round_number)
     if not len(rows):
         raise DataError(f"round {round_number} has no ranks; there are {sorted(set(ranks.round.tolist()))}")
     rows = rows[np.argsort(ranks.at_ns[rows], kind="stable")]
     names = [axis.size_name for axis in SIZED_AXES]
-    told = np.stack([axis_column(ranks, name) for name in names], axis=1)
-    said = {int(ranks.rank[row]): tuple(told[row].tolist()) for row in rows}
-    (sizes, count), *_ = Counter(said.values()).most_common(1)
-    if 2 * count <= len(said):
-        raise DataError(
-            f"round {round_number}: ranks tell of different layouts ({', '.join(names)}): {sorted(set(said.values()))}"
-        )
+    sizes_of_row = np.stack([axis_column(ranks, name) for name in names], axis=1)
+    sizes_by_rank = {int(ranks.rank[row]): tuple(sizes_of_row[row].tolist()) for row in rows}
+    (sizes, count), *_ = Counter(sizes_by_rank.values()).most_common(1)
+    if 2 * count <= len(sizes_by_rank):
+        found = sorted(set(sizes_by_rank.values()))
+        raise DataError(f"round {round_number}: ranks report different layouts ({', '.join(names)}): {found}")
     try:
         layout = Layout(**dict(zip(names, sizes, strict=True)))
     except TopologyError as error:
-        raise DataError(f"round {round_number}: ranks tell of a layout that there cannot be: {error}") from error
-    if layout.world_size > MOST_RANKS:
+        raise DataError(f"round {round_number}: ranks report an impossible layout: {error}") from error
+    if layout.world_size > MAX_RANKS:
         raise DataError(
-            f"round {round_number}: ranks tell of a layout {layout}, more than {MOST_RANKS:,} ranks; "
-            "no job is as large, and these events are nonsense"
+            f"round {round_number}: ranks report the layout {layout}, more than {MAX_RANKS:,} ranks; "
+            "no job is that large, so these events are invalid"
         )
-    rows = np.array([row for row in rows if said[int(ranks.rank[row])] == sizes
+    rows = np.array([row for row in rows if sizes_by_rank[int(ranks.rank[row])] == sizes
                      and 0 <= ranks.rank[row] < layout.world_size])  # fmt: skip
     members = {
         (int(groups.rank[row]), int(groups.group[row])): GroupMembers(

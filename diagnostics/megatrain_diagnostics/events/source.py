@@ -1,8 +1,7 @@
-"""Where analyses get their events: a protocol that stores fulfil, and events in memory that do too."""
+"""The source of the analyses' events: the protocol that a store implements."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +13,6 @@ from megatrain_diagnostics.events.tables import (
     Table,
     TableType,
     columns_of,
-    from_columns,
     num_rows,
     select,
 )
@@ -22,7 +20,7 @@ from megatrain_diagnostics.events.tables import (
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which rows. None: all. A condition on a column that a table does not have does not hold it back."""
+    """Which rows. None: all. A condition on a column that a table lacks does not exclude its rows."""
 
     rounds: tuple[int, ...] | None = None
     first_step: int | None = None
@@ -30,7 +28,7 @@ class Where:
     """Inclusive."""
     ranks: tuple[int, ...] | None = None
     operations: tuple[int, ...] | None = None
-    """Numbers."""
+    """Numbers of operations."""
     hosts: tuple[str, ...] | None = None
     first_ns: int | None = None
     last_ns: int | None = None
@@ -38,33 +36,16 @@ class Where:
 
 
 class EventSource(Protocol):
-    """Anything that holds events."""
+    """Any holder of events."""
 
     def read(self, kind: type[TableType], where: Where = Where()) -> TableType:
         """Return the rows, each once, ordered by (round, rank, sequence) where the table has these.
 
-        Raises: DataError when nothing can be read at all; what is damaged is left out and reported by `problems`.
+        Raises: DataError when nothing can be read at all; damaged parts are left out and reported by `problems`.
         """
 
     def problems(self) -> tuple[str, ...]:
-        """Return what was found damaged or foreign so far, a sentence each."""
-
-
-class MemoryEvents:
-    """Events that were made or read elsewhere."""
-
-    def __init__(self, tables: Mapping[type[Table], Table]) -> None:
-        self._tables = dict(tables)
-
-    def read(self, kind: type[TableType], where: Where = Where()) -> TableType:
-        table = self._tables.get(kind)
-        if table is None:
-            return from_columns(kind, {name: [] for name in columns_of(kind)})
-        assert isinstance(table, kind)
-        return in_order(select(table, matching(table, where)))
-
-    def problems(self) -> tuple[str, ...]:
-        return ()
+        """Return a sentence for each damaged or foreign part found so far."""
 
 
 def matching(table: Table, where: Where) -> Selection:
@@ -97,7 +78,7 @@ def in_order(table: TableType) -> TableType:
         return table
     columns: list[Any] = [getattr(table, name) for name in keys]
     duration = "duration_ns"
-    if duration in has:  # of a span that was sent when it was open and again when it had ended, the end counts
+    if duration in has:  # a span may be sent when it is open and again when it has ended: the ended row counts
         columns.insert(0, getattr(table, duration) == NO_DURATION)
     order = np.lexsort(columns)
     ordered = select(table, order)

@@ -1,8 +1,8 @@
-"""The tables of events, one class each; a column is a numpy array, all of one length.
+"""The tables of events, one class each; a column is a numpy array, all of equal length.
 
-Keys: a row of a rank is (round, rank, sequence), the sequence number being that of its record in the rank's black
-box; what arrives twice is known by it. Times are unix ns of the rank's host (one clock base a host); `clocks` has each
-host's offset from the daemon, and `clocks.align` moves times to the daemon's clock. Text columns are arrays of str.
+Keys: a row of a rank is (round, rank, sequence); the sequence number is that of its record in the rank's black box and
+identifies duplicates. Times are unix ns of the rank's host (one clock base per host); `clocks` has each host's offset
+from the daemon, and `clocks.align` moves times to the daemon's clock. Text columns are arrays of str.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ NO_DURATION = -1
 
 
 def column(dtype: str, doc: str, absent: int | None = None) -> Any:
-    """Declare a column: a numpy dtype, or "text". absent: what rows have that were written before there was such."""
+    """Declare a column: a numpy dtype, or "text". absent: the value of rows written before the column existed."""
     return field(metadata={"dtype": dtype, "doc": doc, "absent": absent})
 
 
 def with_columns_of_axes(kind: type[Any]) -> type[Any]:
-    """Give a table a rank's place on each axis, and its size. Rows of before an axis was listed are at place 0 of 1."""
+    """Give a table a rank's place on each axis, and its size. Rows from before an axis existed are at place 0 of 1."""
     for axis in SIZED_AXES:
-        is_new = not axis.is_always_told
+        is_new = not axis.is_always_listed
         for name, absent, doc in (
             (axis.rank_name, 0, f"place among the {axis.about}"),
             (axis.size_name, 1, f"number of {axis.about}"),
@@ -61,16 +61,16 @@ class Spans:
     round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
     sequence: Int64 = column("i8", "number of the record in the rank's black box")
-    step: Int32 = column("i4", "-1: before the first")
+    step: Int32 = column("i4", "-1: before the first step")
     operation: Int8 = column("u1", "number of the Operation; stored by name")
-    microbatch: Int32 = column("i4", "-1: none")
-    chunk: Int16 = column("i2", "of the stage; -1: none")
+    microbatch: Int32 = column("i4", "number of the micro-batch; -1: none")
+    chunk: Int16 = column("i2", "chunk of the stage; -1: none")
     group: Int16 = column("i2", "number of the group in this rank's table of groups; 0: none")
-    collective: Int64 = column("i8", "which of the group's calls this is, from 1; 0: none")
+    collective: Int64 = column("i8", "number of the call within the group, from 1; 0: none")
     start_ns: Int64 = column("i8", "unix ns by the host's clock")
-    duration_ns: Int64 = column("i8", "-1: it has not ended")
-    launch_ns: Int64 = column("i8", "when the host launched it, unix ns by the host's clock")
-    num_bytes: Int64 = column("i8", "that this rank sends or receives")
+    duration_ns: Int64 = column("i8", "-1: the span has not ended")
+    launch_ns: Int64 = column("i8", "when the host launched the operation, unix ns by the host's clock")
+    num_bytes: Int64 = column("i8", "bytes that this rank sends or receives")
     flags: Int16 = column("i2", "RecordFlag")
 
 
@@ -85,16 +85,16 @@ class StepTotals:
     sequence: Int64 = column("i8", "number of the record in the rank's black box")
     step: Int32 = column("i4", "")
     operation: Int8 = column("u1", "number of the Operation; stored by name")
-    start_ns: Int64 = column("i8", "begin of the step, unix ns by the host's clock")
-    sum_ns: Int64 = column("i8", "of the durations")
-    max_ns: Int64 = column("i8", "the longest")
-    count: Int32 = column("i4", "spans")
+    start_ns: Int64 = column("i8", "start of the step, unix ns by the host's clock")
+    sum_ns: Int64 = column("i8", "sum of the durations")
+    max_ns: Int64 = column("i8", "longest duration")
+    count: Int32 = column("i4", "number of spans")
     num_bytes: Int64 = column("i8", "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
-    """Numbers that steps came to: loss, gradient norm, tokens."""
+    """Numbers reported per step: loss, gradient norm, tokens."""
 
     NAME: ClassVar[str] = "values"
 
@@ -104,22 +104,22 @@ class Values:
     step: Int32 = column("i4", "")
     kind: Int8 = column("u1", "StepValue")
     at_ns: Int64 = column("i8", "unix ns by the host's clock")
-    value: Float64 = column("f8", "may be infinite or no number: then that is the news")
+    value: Float64 = column("f8", "infinity and NaN are stored as reported")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 @with_columns_of_axes
 class Ranks:
-    """Who is who: a row for each rank of each round, with columns for each axis of the mesh."""
+    """The ranks: a row for each rank of each round, with columns for each axis of the mesh."""
 
     NAME: ClassVar[str] = "ranks"
 
     round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
     pid: Int64 = column("i8", "")
-    at_ns: Int64 = column("i8", "when its black box was opened, unix ns by the host's clock")
+    at_ns: Int64 = column("i8", "when the rank's black box was opened, unix ns by the host's clock")
     host: Texts = column("text", "name of the host in the job")
-    branch: Texts = column("text", "of checkpoints")
+    branch: Texts = column("text", "branch of checkpoints")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +130,7 @@ class Groups:
 
     round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
-    group: Int16 = column("i2", "number in this rank's table")
+    group: Int16 = column("i2", "number of the group in this rank's table of groups")
     first_rank: Int32 = column("i4", "")
     stride: Int32 = column("i4", "0: members not known")
     num_ranks: Int32 = column("i4", "")
@@ -144,8 +144,8 @@ class Clocks:
     NAME: ClassVar[str] = "clocks"
 
     at_ns: Int64 = column("i8", "unix ns by the host's clock")
-    offset_ns: Int64 = column("i8", "host minus daemon")
-    error_ns: Int64 = column("i8", "the offset is that exact: half of the round trip")
+    offset_ns: Int64 = column("i8", "the host's clock minus the daemon's")
+    error_ns: Int64 = column("i8", "error bound of the offset: half of the round trip")
     host: Texts = column("text", "")
 
 
@@ -158,7 +158,7 @@ class LogLines:
     round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
     sequence: Int64 = column("i8", "offset of the line's end in the rank's log of that round, in bytes")
-    at_ns: Int64 = column("i8", "when it was read, unix ns by the host's clock")
+    at_ns: Int64 = column("i8", "when the line was read, unix ns by the host's clock")
     host: Texts = column("text", "")
     line: Texts = column("text", "without the end of line")
 
@@ -176,70 +176,70 @@ class Stacks:
     pid: Int64 = column("i8", "")
     host: Texts = column("text", "")
     thread: Texts = column("text", "name of the thread; the main one is MainThread")
-    stack: Texts = column("text", "frames, outermost first, one a line: file:line function")
+    stack: Texts = column("text", "frames, outermost first, one per line: file:line function")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gpus:
-    """The GPUs of hosts: a row for each at each reading. NaN: the driver does not say, or this GPU does not have it."""
+    """The GPUs of hosts: a row for each at each reading. NaN: the driver does not report it, or this GPU lacks it."""
 
     NAME: ClassVar[str] = "gpus"
 
     round: Int32 = column("i4", "round of the job; -1: none yet")
-    rank: Int32 = column("i4", "that computes on it; -1: none of this round")
-    step: Int32 = column("i4", "that its rank was in, else the host; -1: none")
+    rank: Int32 = column("i4", "rank that computes on the GPU; -1: none of this round")
+    step: Int32 = column("i4", "step of the GPU's rank, or else of the host; -1: none")
     at_ns: Int64 = column("i8", "unix ns by the host's clock")
     gpu: Int32 = column("i4", "the driver's number; -1: a row about all GPUs of the host")
     host: Texts = column("text", "")
     uuid: Texts = column("text", "")
-    error: Texts = column("text", "why nothing can be said of it; empty: it answers")
-    recovery: Texts = column("text", "what the driver asks for, a reset for instance; empty: nothing")
+    error: Texts = column("text", "why the GPU cannot be read; empty: it was read")
+    recovery: Texts = column("text", "recovery that the driver asks for, such as a reset; empty: none")
     temperature_c: Float64 = column("f8", "")
-    slowdown_temperature_c: Float64 = column("f8", "from which on its hardware slows it down")
+    slowdown_temperature_c: Float64 = column("f8", "temperature at which the hardware slows the GPU down")
     memory_temperature_c: Float64 = column("f8", "")
     sm_clock_mhz: Float64 = column("f8", "")
     max_sm_clock_mhz: Float64 = column("f8", "")
     memory_clock_mhz: Float64 = column("f8", "")
     throttle_reasons: Float64 = column("f8", "bits of NVML's clocks event reasons")
     power_w: Float64 = column("f8", "")
-    power_limit_w: Float64 = column("f8", "that is enforced")
+    power_limit_w: Float64 = column("f8", "enforced limit")
     memory_used_bytes: Float64 = column("f8", "")
     memory_total_bytes: Float64 = column("f8", "")
-    utilization: Float64 = column("f8", "part of the time in which a kernel ran, 0 to 1")
-    corrected_errors: Float64 = column("f8", "of memory, since the driver was loaded")
-    uncorrected_errors: Float64 = column("f8", "of memory, since the driver was loaded")
-    lifetime_corrected_errors: Float64 = column("f8", "of memory, in the GPU's life")
-    lifetime_uncorrected_errors: Float64 = column("f8", "of memory, in the GPU's life")
+    utilization: Float64 = column("f8", "fraction of the time in which a kernel ran, 0 to 1")
+    corrected_errors: Float64 = column("f8", "memory errors since the driver was loaded")
+    uncorrected_errors: Float64 = column("f8", "memory errors since the driver was loaded")
+    lifetime_corrected_errors: Float64 = column("f8", "memory errors in the GPU's lifetime")
+    lifetime_uncorrected_errors: Float64 = column("f8", "memory errors in the GPU's lifetime")
     retired_pages: Float64 = column("f8", "")
-    corrected_rows: Float64 = column("f8", "remapped after corrected errors")
-    uncorrected_rows: Float64 = column("f8", "remapped after uncorrected errors")
-    is_reset_pending: Float64 = column("f8", "1: a page or row waits for a reset to be taken out of use")
-    has_remap_failed: Float64 = column("f8", "1: a row of bad memory could not be remapped")
+    corrected_rows: Float64 = column("f8", "rows remapped after corrected errors")
+    uncorrected_rows: Float64 = column("f8", "rows remapped after uncorrected errors")
+    is_reset_pending: Float64 = column("f8", "1: the next reset retires a bad page or row")
+    has_remap_failed: Float64 = column("f8", "1: a bad memory row could not be remapped")
     nvlink_errors: Float64 = column("f8", "CRC errors, replays and recoveries of all links")
     pcie_replays: Float64 = column("f8", "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Links:
-    """Network interfaces and RDMA ports of hosts: a row for each at each reading. NaN: the driver does not say."""
+class NetworkLinks:
+    """Network interfaces and RDMA ports of hosts: a row for each at each reading. NaN: not reported."""
 
     NAME: ClassVar[str] = "links"
 
     round: Int32 = column("i4", "round of the job; -1: none yet")
-    step: Int32 = column("i4", "that the host was in; -1: none")
+    step: Int32 = column("i4", "step of the host; -1: none")
     at_ns: Int64 = column("i8", "unix ns by the host's clock")
     host: Texts = column("text", "")
     link: Texts = column("text", "interface, or device:port")
-    state: Texts = column("text", "in the kernel's words")
-    is_up: Float64 = column("f8", "1: it is")
+    state: Texts = column("text", "state as the kernel names it")
+    is_up: Float64 = column("f8", "1: the link is up")
     speed_mbps: Float64 = column("f8", "")
-    downs: Float64 = column("f8", "changes of the carrier, or links lost")
+    downs: Float64 = column("f8", "changes of the carrier, or lost links")
     rx_errors: Float64 = column("f8", "")
     tx_errors: Float64 = column("f8", "")
     rx_dropped: Float64 = column("f8", "")
     tx_dropped: Float64 = column("f8", "")
-    symbol_errors: Float64 = column("f8", "of InfiniBand, with recoveries of the link")
-    retransmissions: Float64 = column("f8", "of RDMA")
+    symbol_errors: Float64 = column("f8", "InfiniBand symbol errors, with recoveries of the link")
+    retransmissions: Float64 = column("f8", "RDMA retransmissions")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,20 +249,22 @@ class Xids:
     NAME: ClassVar[str] = "xids"
 
     round: Int32 = column("i4", "round of the job; -1: none yet")
-    rank: Int32 = column("i4", "that computes on the GPU; -1: none of this round")
-    step: Int32 = column("i4", "that its rank was in, else the host; -1: none")
+    rank: Int32 = column("i4", "rank that computes on the GPU; -1: none of this round")
+    step: Int32 = column("i4", "step of the GPU's rank, or else of the host; -1: none")
     at_ns: Int64 = column("i8", "unix ns by the host's clock")
-    gpu: Int32 = column("i4", "the driver's number; -1: not known")
-    xid: Int32 = column("i4", "NVIDIA's number")
+    gpu: Int32 = column("i4", "the driver's number of the GPU; -1: not known")
+    xid: Int32 = column("i4", "NVIDIA's Xid number")
     host: Texts = column("text", "")
-    uuid: Texts = column("text", "of the GPU")
+    uuid: Texts = column("text", "UUID of the GPU")
 
 
-TABLES = (Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks, Gpus, Links, Xids)
-DEVICE_TABLES = (Gpus, Links, Xids)
-"""Of hosts, whether or not they have ranks: what such a row says of rank, round or step may be -1."""
-Table = Spans | StepTotals | Values | Ranks | Groups | Clocks | LogLines | Stacks | Gpus | Links | Xids
-TableType = TypeVar("TableType", Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks, Gpus, Links, Xids)
+TABLES = (Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks, Gpus, NetworkLinks, Xids)
+DEVICE_TABLES = (Gpus, NetworkLinks, Xids)
+"""Tables of hosts, whether or not they have ranks: rank, round or step of such a row may be -1."""
+Table = Spans | StepTotals | Values | Ranks | Groups | Clocks | LogLines | Stacks | Gpus | NetworkLinks | Xids
+TableType = TypeVar(
+    "TableType", Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks, Gpus, NetworkLinks, Xids
+)
 
 
 def columns_of(kind: type[Table]) -> dict[str, str]:
@@ -271,19 +273,19 @@ def columns_of(kind: type[Table]) -> dict[str, str]:
 
 
 def axis_values(layout: Layout, rank: int) -> dict[str, int]:
-    """Return what the columns of axes have in the row of a rank."""
+    """Return the values of the axis columns in the row of a rank."""
     names = [axis.name for axis in SIZED_AXES]
     places = {f"{name}_rank": layout.index(name, rank) for name in names}
     return {**places, **{f"{name}_size": layout.size(name) for name in names}}
 
 
 def absent_values(kind: type[Table]) -> dict[str, int]:
-    """Return the columns that rows of programs of before may lack, and what is true of these rows."""
+    """Return the columns that rows of earlier programs may lack, with the values that hold for these rows."""
     return {one.name: one.metadata["absent"] for one in fields(kind) if one.metadata["absent"] is not None}
 
 
 def world_sizes(ranks: Ranks) -> Float64:
-    """Return how many ranks the layout has that each row tells of: as floats, since anybody may tell of any sizes."""
+    """Return the world size that each row implies: as floats, because a row may claim any sizes."""
     sizes: Float64 = np.prod([axis_column(ranks, axis.size_name) for axis in NUMBERING_AXES], axis=0, dtype=np.float64)
     return sizes
 
@@ -298,7 +300,7 @@ def select(table: TableType, rows: Selection) -> TableType:
 
 
 def joined(kind: type[TableType], parts: Sequence[TableType]) -> TableType:
-    """Return the rows of all parts, one part after the other; of none, a table without rows."""
+    """Return the rows of all parts, one part after the other; without parts, a table without rows."""
     if not parts:
         return from_columns(kind, {name: [] for name in columns_of(kind)})
     return kind(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(kind)))
@@ -307,7 +309,7 @@ def joined(kind: type[TableType], parts: Sequence[TableType]) -> TableType:
 def from_columns(kind: type[TableType], columns: dict[str, Any]) -> TableType:
     """Return a table of lists or arrays, converted to the columns' types.
 
-    Raises: ValueError for missing or unknown columns, and for lengths that differ.
+    Raises: ValueError for missing or unknown columns, and for different lengths.
     """
     wanted = columns_of(kind)
     if set(columns) != set(wanted):

@@ -1,6 +1,6 @@
-"""What a host's drivers say as Prometheus metrics: base units, a label for the GPU or the link, none for a moment.
+"""The readings of a host's drivers as Prometheus metrics: base units, labels for GPU and link, none for a moment.
 
-Bounded: 16 GPUs and 32 links of a host are exported, each error as one of a few kinds. What is not known has no sample.
+Bounded: 16 GPUs and 32 links of a host are exported, each error as one of a few kinds. An unknown value has no sample.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ MAX_LINKS = 32
 _MEGA = 1e6
 
 _GPU_GAUGES: tuple[tuple[str, str, Callable[[GpuReading], float | None]], ...] = (
-    ("temperature_celsius", "Of the chip.", lambda one: one.temperature_c),
-    ("memory_temperature_celsius", "Of its memory.", lambda one: one.memory_temperature_c),
-    ("slowdown_temperature_celsius", "From which on its hardware slows it down.",
+    ("temperature_celsius", "Temperature of the GPU.", lambda one: one.temperature_c),
+    ("memory_temperature_celsius", "Temperature of the GPU's memory.", lambda one: one.memory_temperature_c),
+    ("slowdown_temperature_celsius", "Temperature at which the hardware slows the GPU down.",
      lambda one: one.slowdown_temperature_c),
-    ("sm_clock_hertz", "Of its multiprocessors.", lambda one: _times(one.sm_clock_mhz, _MEGA)),
-    ("max_sm_clock_hertz", "The most that they can have.", lambda one: _times(one.max_sm_clock_mhz, _MEGA)),
-    ("memory_clock_hertz", "Of its memory.", lambda one: _times(one.memory_clock_mhz, _MEGA)),
-    ("power_watts", "That it takes.", lambda one: one.power_w),
-    ("power_limit_watts", "That is enforced.", lambda one: one.power_limit_w),
-    ("memory_used_bytes", "Of its memory.", lambda one: one.memory_used_bytes),
-    ("memory_bytes", "That it has.", lambda one: one.memory_total_bytes),
-    ("utilization_ratio", "Part of the time in which a kernel ran.", lambda one: one.utilization),
-    ("retired_pages", "Pages of its memory that are out of use.", lambda one: one.retired_pages),
-    ("row_remap_failed", "1: a row of bad memory could not be remapped.", lambda one: one.has_row_remap_failed),
-    ("reset_pending", "1: a page or row waits for a reset.",
+    ("sm_clock_hertz", "Clock of the multiprocessors.", lambda one: _times(one.sm_clock_mhz, _MEGA)),
+    ("max_sm_clock_hertz", "Highest clock of the multiprocessors.", lambda one: _times(one.max_sm_clock_mhz, _MEGA)),
+    ("memory_clock_hertz", "Clock of the memory.", lambda one: _times(one.memory_clock_mhz, _MEGA)),
+    ("power_watts", "Power that the GPU draws.", lambda one: one.power_w),
+    ("power_limit_watts", "Enforced power limit.", lambda one: one.power_limit_w),
+    ("memory_used_bytes", "Used memory of the GPU.", lambda one: one.memory_used_bytes),
+    ("memory_bytes", "Memory of the GPU.", lambda one: one.memory_total_bytes),
+    ("utilization_ratio", "Fraction of the time in which a kernel ran.", lambda one: one.utilization),
+    ("retired_pages", "Retired pages of the GPU's memory.", lambda one: one.retired_pages),
+    ("row_remap_failed", "1: a bad memory row could not be remapped.", lambda one: one.has_row_remap_failed),
+    ("reset_pending", "1: the next reset retires a bad page or row.",
      lambda one: _either(one.is_page_retirement_pending, one.is_row_remap_pending)),
 )  # fmt: skip
 _GPU_COUNTERS: tuple[tuple[str, str, Callable[[GpuReading], Mapping[str, int | None]]], ...] = (
-    ("ecc_errors", "Errors of its memory since the driver was loaded.",
+    ("ecc_errors", "Memory errors since the driver was loaded.",
      lambda one: {"corrected": one.corrected_errors, "uncorrected": one.uncorrected_errors}),
-    ("lifetime_ecc_errors", "Errors of its memory in its life.",
+    ("lifetime_ecc_errors", "Memory errors in the GPU's lifetime.",
      lambda one: {"corrected": one.lifetime_corrected_errors, "uncorrected": one.lifetime_uncorrected_errors}),
-    ("remapped_rows", "Rows of its memory that were replaced.",
+    ("remapped_rows", "Remapped rows of the GPU's memory.",
      lambda one: {"corrected": one.corrected_rows, "uncorrected": one.uncorrected_rows}),
 )  # fmt: skip
 _LINK_GAUGES: tuple[tuple[str, str, Callable[[LinkReading], float | None]], ...] = (
-    ("up", "1: it is.", lambda one: one.is_up),
-    ("speed_bits_per_second", "That was agreed with the other end.", lambda one: _times(one.speed_mbps, _MEGA)),
+    ("up", "1: the link is up.", lambda one: one.is_up),
+    ("speed_bits_per_second", "Negotiated speed of the link.", lambda one: _times(one.speed_mbps, _MEGA)),
 )
 _LINK_ERRORS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "symbol_errors", "retransmissions")
 
 
 def device_metrics(devices: DevicesReading, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield what is known of a host's devices. `labels`: of the host."""
+    """Yield the metrics of a host's devices. `labels`: of the host."""
     family = GaugeMetricFamily(
         "megatrain_telemetry_up", "1: GPUs and network interfaces are read.", labels=list(labels)
     )
@@ -69,11 +69,13 @@ def device_metrics(devices: DevicesReading, labels: Mapping[str, str]) -> Iterat
 def _gpus(gpus: Sequence[GpuReading], labels: Mapping[str, str]) -> Iterator[Metric]:
     where = [(one, [*labels.values(), str(one.index)]) for one in gpus]
     info = GaugeMetricFamily(
-        "megatrain_gpu_info", "What a GPU is: 1, to be joined with.", labels=[*labels, "gpu", "gpu_uuid", "gpu_name"]
+        "megatrain_gpu_info", "Identity of a GPU; always 1, for joins.", labels=[*labels, "gpu", "gpu_uuid", "gpu_name"]
     )
-    lost = GaugeMetricFamily("megatrain_gpu_lost", "1: the driver cannot reach it.", labels=[*labels, "gpu"])
+    lost = GaugeMetricFamily("megatrain_gpu_lost", "1: the driver cannot reach the GPU.", labels=[*labels, "gpu"])
     reasons = GaugeMetricFamily(
-        "megatrain_gpu_throttled", "1: its clocks are held down for this reason.", labels=[*labels, "gpu", "reason"]
+        "megatrain_gpu_throttled",
+        "1: the GPU's clocks are throttled for this reason.",
+        labels=[*labels, "gpu", "reason"],
     )
     for one, at in where:
         info.add_metric([*at, one.uuid, one.name], 1)
@@ -87,11 +89,15 @@ def _gpus(gpus: Sequence[GpuReading], labels: Mapping[str, str]) -> Iterator[Met
         found = [([*at, kind], count) for one, at in where for kind, count in values(one).items()]
         yield _counter(f"megatrain_gpu_{name}", text, [*labels, "gpu", "kind"], found)
     for name, text, counts in (
-        ("nvlink_errors", "CRC errors, replays and recoveries of its NVLinks.", [one.nvlink_errors for one in gpus]),
-        ("pcie_replays", "What went over PCIe a second time.", [one.pcie_replays for one in gpus]),
+        (
+            "nvlink_errors",
+            "CRC errors, replays and recoveries of the GPU's NVLinks.",
+            [one.nvlink_errors for one in gpus],
+        ),
+        ("pcie_replays", "PCIe packets that were sent again.", [one.pcie_replays for one in gpus]),
     ):
-        told = list(zip((at for _, at in where), counts, strict=True))
-        yield _counter(f"megatrain_gpu_{name}", text, [*labels, "gpu"], told)
+        samples = list(zip((at for _, at in where), counts, strict=True))
+        yield _counter(f"megatrain_gpu_{name}", text, [*labels, "gpu"], samples)
 
 
 def _links(links: Sequence[LinkReading], labels: Mapping[str, str]) -> Iterator[Metric]:
@@ -99,13 +105,15 @@ def _links(links: Sequence[LinkReading], labels: Mapping[str, str]) -> Iterator[
     for name, text, value in _LINK_GAUGES:
         yield _gauge(f"megatrain_link_{name}", text, [*labels, "link"], [(at, value(one)) for one, at in where])
     errors = [([*at, kind.replace("_", "-")], getattr(one, kind)) for one, at in where for kind in _LINK_ERRORS]
-    yield _counter("megatrain_link_errors", "Of a network interface or RDMA port.", [*labels, "link", "kind"], errors)
+    yield _counter(
+        "megatrain_link_errors", "Errors of a network interface or RDMA port.", [*labels, "link", "kind"], errors
+    )
     downs = [(at, one.num_downs) for one, at in where]
-    yield _counter("megatrain_link_downs", "How often it lost its link.", [*labels, "link"], downs)
+    yield _counter("megatrain_link_downs", "How often the link was lost.", [*labels, "link"], downs)
 
 
 def _xids(devices: DevicesReading, labels: Mapping[str, str]) -> Metric:
-    """The kind alone: numbers are in the table xids."""
+    """Count by kind only: the numbers are in the table xids."""
     gpus = () if devices.sample is None else devices.sample.driver.gpus[:MAX_GPUS]
     numbers = {gpu.uuid: str(gpu.index) for gpu in gpus}
     counts: Counter[tuple[str, XidKind]] = Counter()
@@ -114,7 +122,7 @@ def _xids(devices: DevicesReading, labels: Mapping[str, str]) -> Metric:
     found = [([*labels.values(), gpu, str(kind)], count) for (gpu, kind), count in sorted(counts.items())]
     return _counter(
         "megatrain_gpu_xids",
-        "Errors that the driver reported since this program began.",
+        "Xid errors that the driver reported since this program started.",
         [*labels, "gpu", "kind"],
         found,
     )

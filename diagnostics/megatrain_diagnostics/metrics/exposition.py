@@ -1,7 +1,7 @@
 """Readings as Prometheus metrics: names, units and labels by Prometheus' own rules (one prefix, base units, _total).
 
-A label is bounded: rank is one on nine gauges and on `megatrain_rank_info`, the metric to join others with (GPUs by
-gpu_uuid); step, round, process and error text never are. What is not known has no sample, never a NaN of ours.
+Labels are bounded: rank is a label of nine gauges and of `megatrain_rank_info`, the metric to join others with (GPUs by
+gpu_uuid); step, round, process and error text never are. An unknown value has no sample, never a NaN of ours.
 """
 
 from __future__ import annotations
@@ -42,25 +42,33 @@ class _RankGauge:
 _RANK_GAUGES = (
     _RankGauge("megatrain_rank_step", "Steps that the rank has completed.", lambda one: one.step),
     _RankGauge(
-        "megatrain_rank_last_step_timestamp_seconds", "When it completed the last.", lambda one: one.last_step_unix_s
+        "megatrain_rank_last_step_timestamp_seconds",
+        "When the rank completed its last step.",
+        lambda one: one.last_step_unix_s,
     ),
     _RankGauge(
-        "megatrain_rank_last_sign_timestamp_seconds", "When it last recorded a span.", lambda one: one.last_sign_unix_s
+        "megatrain_rank_last_sign_timestamp_seconds",
+        "When the rank last recorded a span.",
+        lambda one: one.last_sign_unix_s,
     ),
-    _RankGauge("megatrain_rank_step_duration_seconds", "Of the last step.", lambda one: one.step_s),
-    _RankGauge("megatrain_rank_compute_seconds", "Of the last step: forward to optimizer.", lambda one: one.compute_s),
+    _RankGauge("megatrain_rank_step_duration_seconds", "Duration of the last step.", lambda one: one.step_s),
+    _RankGauge(
+        "megatrain_rank_compute_seconds",
+        "Compute in the last step, from forward to optimizer.",
+        lambda one: one.compute_s,
+    ),
     _RankGauge(
         "megatrain_rank_communication_seconds",
-        "Of the last step: collectives, sends, receives, with the waiting in them.",
+        "Collectives, sends and receives in the last step, including the time they wait.",
         lambda one: one.collective_s,
     ),
-    _RankGauge("megatrain_rank_data_wait_seconds", "Of the last step: waiting for data.", lambda one: one.data_wait_s),
-    _RankGauge("megatrain_rank_gc_seconds", "Of the last step: Python's garbage collection.", lambda one: one.gc_s),
+    _RankGauge("megatrain_rank_data_wait_seconds", "Time the last step waited for data.", lambda one: one.data_wait_s),
+    _RankGauge("megatrain_rank_gc_seconds", "Python's garbage collection in the last step.", lambda one: one.gc_s),
 )
 
 
 def _info(version: str) -> Metric:
-    info = InfoMetricFamily("megatrain_build", "What runs here.")
+    info = InfoMetricFamily("megatrain_build", "Version of megatrain.")
     info.add_metric([], {"version": version})
     return info
 
@@ -74,15 +82,17 @@ def _gauge(name: str, text: str, labels: dict[str, str], value: float | None) ->
 
 
 def _health(job: JobReading) -> Iterator[Metric]:
-    """Yield the level of a job, one of three, and how many reasons of each code make it."""
+    """Yield the health of a job, one of three levels, and the number of its reasons by code."""
     if job.health is None:
         return
-    levels = GaugeMetricFamily("megatrain_job_health", "1: this is the job's level.", labels=["job_name", "level"])
+    levels = GaugeMetricFamily(
+        "megatrain_job_health", "1: the job is at this level of health.", labels=["job_name", "level"]
+    )
     for level in HealthLevel:
         levels.add_metric([job.job, level], level is job.health.level)
     yield levels
     reasons = GaugeMetricFamily(
-        "megatrain_job_health_reasons", "Why it is not green.", labels=["job_name", "level", "code"]
+        "megatrain_job_health_reasons", "Reasons why the job is not green.", labels=["job_name", "level", "code"]
     )
     for (level, code), count in sorted(Counter((one.level, one.code) for one in job.health.reasons).items()):
         reasons.add_metric([job.job, level, code], count)
@@ -114,27 +124,38 @@ class HostCollector(Collector):
                 if value is not None:
                     family.add_metric([*labels.values(), str(one.rank)], value)
             yield family
-        yield from _gauge("megatrain_host_median_step_seconds", "Typical step.", labels, host.median_step_s)
         yield from _gauge(
-            "megatrain_host_silent_ranks", "Ranks without a sign for longer than they may.", labels, host.silent_ranks
+            "megatrain_host_median_step_seconds", "Median duration of a step.", labels, host.median_step_s
         )
-        yield _counter("megatrain_events_sent", "Rows given to the daemon.", labels, "table", dict(host.rows_sent))
-        yield _counter("megatrain_events_dropped", "Rows lost here.", labels, "reason", dict(host.rows_dropped))
-        yield from _gauge("megatrain_spool_bytes", "Waiting on disk for the daemon.", labels, host.spool_bytes)
+        yield from _gauge(
+            "megatrain_host_silent_ranks",
+            "Ranks that are silent for longer than their phase may take.",
+            labels,
+            host.silent_ranks,
+        )
+        yield _counter("megatrain_events_sent", "Rows sent to the daemon.", labels, "table", dict(host.rows_sent))
+        yield _counter(
+            "megatrain_events_dropped", "Rows that this host lost.", labels, "reason", dict(host.rows_dropped)
+        )
+        yield from _gauge("megatrain_spool_bytes", "Events that wait on disk for the daemon.", labels, host.spool_bytes)
         yield from _gauge(
             "megatrain_streamer_connected", "1: the daemon receives this host's events.", labels, host.is_connected
         )
         yield from _gauge(
-            "megatrain_clock_offset_seconds", "This clock minus the daemon's.", labels, host.clock_offset_s
+            "megatrain_clock_offset_seconds", "This host's clock minus the daemon's.", labels, host.clock_offset_s
         )
-        yield from _gauge("megatrain_clock_error_seconds", "The offset is that exact.", labels, host.clock_error_s)
+        yield from _gauge(
+            "megatrain_clock_error_seconds", "Error bound of the clock offset.", labels, host.clock_error_s
+        )
         if host.devices is not None:
             yield from device_metrics(host.devices, labels)
 
     def _rank_info(self, host: HostReading) -> Metric:
         axes = list(host.ranks[0].place) if host.ranks else []
         names = ["job_name", "host", "rank", *axes, "gpu_uuid"]
-        family = GaugeMetricFamily("megatrain_rank_info", "Who a rank is: 1, to be joined with.", labels=names)
+        family = GaugeMetricFamily(
+            "megatrain_rank_info", "Place, host and GPU of a rank; always 1, for joins.", labels=names
+        )
         for one in host.ranks:
             place = [str(one.place[axis]) for axis in axes]
             family.add_metric([host.job, host.host, str(one.rank), *place, one.gpu_uuid], 1)
@@ -153,49 +174,59 @@ class JobCollector(Collector):
         yield _info(job.version)
         for name, text, value in (
             ("megatrain_step", "Newest step that all ranks have completed.", job.step),
-            ("megatrain_loss", "Of the newest step; NaN when it is no number.", job.loss),
-            ("megatrain_grad_norm", "Of the newest step, before clipping.", job.grad_norm),
+            ("megatrain_loss", "Loss of the newest step; may be NaN.", job.loss),
+            ("megatrain_grad_norm", "Gradient norm of the newest step, before clipping.", job.grad_norm),
             ("megatrain_last_step_timestamp_seconds", "When the newest step was completed.", job.last_step_unix_s),
             ("megatrain_mfu_ratio", "Model FLOPs utilization of the newest step.", job.mfu),
-            ("megatrain_effective_time_ratio", "Time in steps that count, of all time.", job.effective_time_ratio),
-            ("megatrain_checkpoint_last_success_timestamp_seconds", "When storage got the newest.", job.saved_unix_s),
+            (
+                "megatrain_effective_time_ratio",
+                "Share of all time that was spent in steps that count.",
+                job.effective_time_ratio,
+            ),
+            (
+                "megatrain_checkpoint_last_success_timestamp_seconds",
+                "When the newest checkpoint reached storage.",
+                job.saved_unix_s,
+            ),
             ("megatrain_checkpoint_step", "Step of the newest checkpoint in storage.", job.saved_step),
             ("megatrain_streamers_connected", "Hosts whose events arrive.", job.connected_hosts),
             ("megatrain_silent_ranks", "Ranks of the round that have sent nothing.", job.silent_ranks),
-            ("megatrain_straggler_least_score", "Score of a straggler, at least.", job.least_straggler_score),
-            ("megatrain_events_segment_bytes", "Of all segments on disk.", job.segment_bytes),
+            ("megatrain_straggler_least_score", "Least score of a straggler.", job.least_straggler_score),
+            ("megatrain_events_segment_bytes", "Size of all segments on disk.", job.segment_bytes),
         ):
             yield from _gauge(name, text, labels, value)
         yield from _health(job)
         yield self._step_durations(job)
         yield self._scores(job)
         for name, text, count in (
-            ("megatrain_tokens", "Trained on, since the daemon began.", job.tokens),
+            ("megatrain_tokens", "Tokens trained on since the daemon started.", job.tokens),
             ("megatrain_rounds", "Starts of the workers.", job.rounds),
-            ("megatrain_checkpoint_failures", "Checkpoints that storage did not take.", job.save_failures),
-            ("megatrain_events_lost", "Rows that hosts say they lost.", job.rows_dropped),
+            ("megatrain_checkpoint_failures", "Checkpoints that could not be saved to storage.", job.save_failures),
+            ("megatrain_events_lost", "Rows that hosts reported as lost.", job.rows_dropped),
         ):
             if count is not None:
                 yield _counter(name, text, labels, "", {"": count})
         yield _counter("megatrain_incidents", "Incidents.", labels, "kind", dict(job.incidents))
         for name, text, values in (
-            ("megatrain_notifications_sent", "Messages that a receiver has taken.", job.notices_sent),
-            ("megatrain_notifications_failed", "Tries to tell a receiver that failed.", job.notices_failed),
+            ("megatrain_notifications_sent", "Messages that a receiver accepted.", job.notices_sent),
+            ("megatrain_notifications_failed", "Failed attempts to notify a receiver.", job.notices_failed),
             (
                 "megatrain_notifications_given_up",
-                "Topics that were over for too long to be sent.",
+                "Topics that were not sent because they ended too long ago.",
                 job.notices_given_up,
             ),
         ):
             yield _counter(name, text, labels, "receiver", dict(values))
-        yield _counter("megatrain_events_stored", "Rows on disk.", labels, "table", dict(job.rows_stored))
-        yield _counter("megatrain_events_rejected", "Rows not taken.", labels, "reason", dict(job.rows_rejected))
+        yield _counter("megatrain_events_stored", "Rows stored on disk.", labels, "table", dict(job.rows_stored))
+        yield _counter(
+            "megatrain_events_rejected", "Rows that the daemon rejected.", labels, "reason", dict(job.rows_rejected)
+        )
         yield self._verdicts(job)
 
     def _step_durations(self, job: JobReading) -> Metric:
         bounds = [*(f"{bound:g}" for bound in STEP_BUCKETS_S), "+Inf"]
         family = HistogramMetricFamily(
-            "megatrain_step_duration_seconds", "Steps of the job by their time.", labels=["job_name"]
+            "megatrain_step_duration_seconds", "Durations of the job's steps.", labels=["job_name"]
         )
         family.add_metric(
             [job.job], list(zip(bounds, accumulate(job.step_buckets), strict=True)), sum_value=job.step_sum_s
@@ -205,7 +236,7 @@ class JobCollector(Collector):
     def _scores(self, job: JobReading) -> Metric:
         family = GaugeMetricFamily(
             "megatrain_straggler_score",
-            "Of the slowest hosts: how far above their peers, in spreads.",
+            "How far the slowest hosts are above their peers, in spreads.",
             labels=["job_name", "host"],
         )
         worst = sorted(job.straggler_scores.items(), key=lambda one: -one[1])[:MAX_SCORES]
@@ -215,14 +246,14 @@ class JobCollector(Collector):
 
     def _verdicts(self, job: JobReading) -> Metric:
         names = ["job_name", "kind", "cause", "confidence"]
-        family = CounterMetricFamily("megatrain_verdicts", "What the diagnosis said.", labels=names)
+        family = CounterMetricFamily("megatrain_verdicts", "Verdicts of the diagnosis.", labels=names)
         for (kind, cause, confidence), count in sorted(job.verdicts.items()):
             family.add_metric([job.job, kind, cause, confidence], count)
         return family
 
 
 def registry_of(collector: Collector) -> CollectorRegistry:
-    """Return a registry of its own with this collector only."""
+    """Return a separate registry with only this collector."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return registry

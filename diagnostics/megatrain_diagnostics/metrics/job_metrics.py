@@ -1,4 +1,4 @@
-"""The daemon's /metrics: the book of rows, the records in etcd and the newest scores, put together at each scrape."""
+"""The daemon's /metrics: the numbers from rows, the records in etcd and the newest scores, combined at each scrape."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.etcd_job import EtcdJob
-from megatrain_diagnostics.analysis.findings import Assessment
+from megatrain_diagnostics.analysis.findings import StragglerAssessment
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.metrics.exposition import JobCollector, registry_of
-from megatrain_diagnostics.metrics.job_book import JobBook, refused_by_reason
-from megatrain_diagnostics.metrics.job_records import CheckpointsWatch, SaveFailures, records_of
+from megatrain_diagnostics.metrics.job_records import SavedCheckpointWatch, SaveFailures, records_of
 from megatrain_diagnostics.metrics.readings import JobReading
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
+from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics, refused_by_reason
 
 _logger = logging.getLogger(__name__)
 
 
-class Judge(Protocol):
-    """What metrics ask of whoever judges."""
+class AssessmentSource(Protocol):
+    """The part of the judge that the metrics read."""
 
     @property
-    def assessment(self) -> Assessment: ...
+    def assessment(self) -> StragglerAssessment: ...
     def silent_ranks(self) -> tuple[int, ...]: ...
 
 
-class Holding(Protocol):
-    """What metrics ask of the store."""
+class StoreSize(Protocol):
+    """The part of the store that the metrics read."""
 
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsParts:
-    """Where the numbers come from."""
+    """The sources of the numbers."""
 
-    book: JobBook
+    training: TrainingMetrics
     ledger: Ledger
-    judge: Judge
-    store: Holding
+    judge: AssessmentSource
+    store: StoreSize
     etcd: EtcdJob
     failures: SaveFailures
 
 
-def reading_of(parts: MetricsParts, checkpoints: CheckpointsWatch, job: str) -> JobReading:
-    """Return what is known now."""
+def reading_of(parts: MetricsParts, checkpoints: SavedCheckpointWatch, job: str) -> JobReading:
+    """Return the present reading."""
     counters, saved = parts.ledger.counters(), checkpoints.saved
     judged = parts.judge.assessment
-    known = records_of(parts.etcd.look, time.time())
+    known = records_of(parts.etcd.last_poll, time.time())
     return replace(
-        parts.book.reading(job, __version__),
+        parts.training.reading(job, __version__),
         health=known.health,
         rounds=known.rounds,
         incidents=known.incidents,
@@ -83,21 +83,21 @@ def reading_of(parts: MetricsParts, checkpoints: CheckpointsWatch, job: str) -> 
 
 @contextmanager
 def served_metrics(parts: MetricsParts, job: str, run: Path, config: Config | None) -> Iterator[int]:
-    """Serve /metrics of a job during the block, which is given the port; a failure is reported, with port 0.
+    """Serve /metrics of a job during the block, which receives the port; a failure is reported, with port 0.
 
-    `config`: of the job; None where it is not known, then the defaults hold.
+    `config`: of the job; None where it is not known, which selects the defaults.
     """
     with ExitStack() as closing:
         checkpoints = RunDirectory(run).checkpoints
         if config is not None and config.checkpoint.directory:
             checkpoints = Path(config.checkpoint.directory)
-        watch = CheckpointsWatch(checkpoints)
+        watch = SavedCheckpointWatch(checkpoints)
         closing.callback(watch.close)
         collector = JobCollector(lambda: reading_of(parts, watch, job))
         try:
             server = _server(collector, config)
         except ConfigError as error:
-            _logger.warning("no /metrics of this job: %s", error)
+            _logger.warning("/metrics of this job is not served: %s", error)
             yield 0
             return
         closing.callback(server.close)
@@ -105,7 +105,7 @@ def served_metrics(parts: MetricsParts, job: str, run: Path, config: Config | No
 
 
 def _server(collector: JobCollector, config: Config | None) -> MetricsServer:
-    """Raises: ConfigError."""
+    """Start the server. Raises: ConfigError."""
     if config is None:
         return MetricsServer(registry_of(collector), "127.0.0.1", 0)
     section = config.diagnostics

@@ -1,4 +1,4 @@
-"""What etcd and the run directory say of a job, for its metrics: health, rounds, incidents, verdicts, checkpoints."""
+"""Records of a job in etcd and the run directory, for its metrics: health, rounds, incidents, verdicts, checkpoints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from megatrain.contracts.checkpoint_files import COMMIT_NAME, committed_steps, s
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.notices import ReceiverRecord
-from megatrain.coordination.lasting_thread import LastingThread
-from megatrain.jobs.etcd_job import EtcdLook
+from megatrain.coordination.restarting_thread import RestartingThread
+from megatrain.jobs.etcd_job import EtcdPoll
 from megatrain.jobs.health import Health
 
 _logger = logging.getLogger(__name__)
@@ -24,40 +24,40 @@ _PERIOD_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:
-    """What etcd held at the last look."""
+    """The content of etcd at the last poll."""
 
     health: Health | None = None
     """None: etcd has not answered yet."""
     rounds: int | None = None
-    """Of this launch the newest; None before its first."""
+    """Number of the newest round of this launch; None before its first."""
     incidents: Mapping[str, int] = field(default_factory=dict)
     effective_time_ratio: float | None = None
     verdicts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     receivers: tuple[ReceiverRecord, ...] = ()
 
 
-def records_of(look: EtcdLook, now_s: float) -> JobRecords:
-    """Return what a look at etcd says of a job at a moment."""
-    snapshot = look.snapshot
+def records_of(poll: EtcdPoll, now_s: float) -> JobRecords:
+    """Return the records in a poll of etcd at a moment."""
+    snapshot = poll.snapshot
     if snapshot is None:
-        return JobRecords(health=look.health(now_s))
+        return JobRecords(health=poll.health(now_s))
     incidents = (*snapshot.earlier_incidents, *snapshot.incidents)
     ratios = [one.effective_time_ratio for one in incidents if one.effective_time_ratio is not None]
-    said = [one.verdict for one in look.records.cases if one.verdict is not None]
+    verdicts = [one.verdict for one in poll.records.cases if one.verdict is not None]
     return JobRecords(
-        health=look.health(now_s),
+        health=poll.health(now_s),
         rounds=max(snapshot.rounds, default=None),
         incidents=dict(Counter(str(one.kind) for one in incidents)),
         effective_time_ratio=ratios[-1] if ratios else None,
-        verdicts=dict(Counter((str(one.kind), str(one.cause), str(one.confidence)) for one in said)),
+        verdicts=dict(Counter((str(one.kind), str(one.cause), str(one.confidence)) for one in verdicts)),
         receivers=snapshot.receivers,
     )
 
 
 class SaveFailures:
-    """Counts the checkpoints that storage did not take, by what the writers of the hosts tell in etcd.
+    """Counts the checkpoints that storage did not take, from the reports of the hosts' writers in etcd.
 
-    A checkpoint that fails does so on every host that waits for it: so the host counts that tells of most.
+    A failed checkpoint fails on every host that waits for it, so the host with the most failures counts.
     """
 
     def __init__(self) -> None:
@@ -67,17 +67,17 @@ class SaveFailures:
     def count(self) -> int:
         return max(self._of_host.values(), default=0)
 
-    def follow(self, before: EtcdLook, now: EtcdLook) -> None:
-        """Count what has failed between two looks. For one thread."""
+    def follow(self, before: EtcdPoll, now: EtcdPoll) -> None:
+        """Count the failures between two polls. For one thread."""
         known = _failed_in_a_row(before)
         for host, number in _failed_in_a_row(now).items():
-            told = known.get(host, 0)
-            # fewer than before: one was saved meanwhile, and those have failed since
-            self._of_host[host] += number - told if number >= told else number
+            earlier = known.get(host, 0)
+            # fewer than before: a checkpoint was saved in the meantime, and these have failed since
+            self._of_host[host] += number - earlier if number >= earlier else number
 
 
-def _failed_in_a_row(look: EtcdLook) -> dict[str, int]:
-    statuses = {} if look.snapshot is None else look.snapshot.statuses
+def _failed_in_a_row(poll: EtcdPoll) -> dict[str, int]:
+    statuses = {} if poll.snapshot is None else poll.snapshot.statuses
     return {host: status.saves.num_failed for host, status in statuses.items() if status.saves is not None}
 
 
@@ -89,14 +89,14 @@ class SavedCheckpoint:
     at_unix_s: float
 
 
-class CheckpointsWatch:
-    """Looks at storage every few seconds until `close`. What is out of reach keeps its last value."""
+class SavedCheckpointWatch:
+    """Looks at storage every few seconds until `close`. While storage is out of reach, the last value stays."""
 
-    def __init__(self, checkpoints: Path, *, period_s: float = _PERIOD_S) -> None:
-        self._checkpoints, self._period_s = checkpoints, period_s
+    def __init__(self, checkpoints: Path) -> None:
+        self._checkpoints = checkpoints
         self._saved: SavedCheckpoint | None = None
         self._closed = threading.Event()
-        self._thread = LastingThread("checkpoints of the job", self._run, self._closed)
+        self._thread = RestartingThread("checkpoints of the job", self._run, self._closed)
 
     @property
     def saved(self) -> SavedCheckpoint | None:
@@ -111,13 +111,13 @@ class CheckpointsWatch:
             try:
                 self._saved = newest_checkpoint(self._checkpoints) or self._saved
             except (CheckpointError, OSError) as error:
-                _logger.debug("checkpoints cannot be looked at: %s", error)
-            if self._closed.wait(self._period_s):
+                _logger.debug("the checkpoints cannot be read: %s", error)
+            if self._closed.wait(_PERIOD_S):
                 return
 
 
 def newest_checkpoint(checkpoints: Path) -> SavedCheckpoint | None:
-    """Return what storage got last, None where it has nothing. Raises: CheckpointError, OSError."""
+    """Return the last committed checkpoint; None where there is none. Raises: CheckpointError, OSError."""
     found: list[tuple[float, int]] = []
     for branch in list_branches(LocalLocation(checkpoints)):
         steps = committed_steps(LocalLocation(checkpoints / branch.name))

@@ -1,7 +1,7 @@
-"""What a host, and the daemon, know at a moment: plain values, which metrics are made from.
+"""The state of a host, and of the daemon, at a moment: plain values, from which metrics are made.
 
-Bounded on purpose: no field grows with steps, rounds or processes (cardinality: a host has its ranks, the daemon
-a few worst hosts).
+Bounded on purpose: no field grows with steps, rounds or processes (cardinality: a host has its ranks, the daemon a few
+worst hosts).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class RankReading:
     place: Coordinate
     gpu_uuid: str = ""
     step: int | None = None
-    """Completed."""
+    """Completed steps."""
     last_step_unix_s: float | None = None
     last_sign_unix_s: float | None = None
-    """When it wrote to its black box last."""
+    """When it last wrote to its black box."""
     step_s: float | None = None
     compute_s: float | None = None
-    """Of the last completed step: forward, backward, clip and optimizer."""
+    """In the last completed step: forward, backward, clip and optimizer."""
     collective_s: float | None = None
     """In collectives and in sends and receives, waiting included."""
     data_wait_s: float | None = None
@@ -37,18 +37,18 @@ class RankReading:
 
 @dataclass(frozen=True, slots=True)
 class DevicesReading:
-    """The GPUs and network interfaces of a host at the newest look; `sample` None: there was none yet."""
+    """The GPUs and network interfaces of a host at the newest poll; `sample` None: there was none yet."""
 
     sample: HostSample | None = None
     trouble: str = ""
-    """Why nothing new comes; empty when all is well."""
+    """Why there are no new samples; empty while there are."""
     xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """By UUID of a GPU and number, how often, since the streamer began."""
+    """(UUID of a GPU, Xid number) -> count since the streamer began."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
-    """A host of a job, as its streamer knows it. Counts are since the streamer began."""
+    """A host of a job, as its streamer reports it. Counts are since the streamer began."""
 
     job: str
     host: str
@@ -64,7 +64,7 @@ class HostReading:
     clock_offset_s: float | None = None
     clock_error_s: float | None = None
     silent_ranks: int = 0
-    """Ranks of this host that have written nothing for longer than their phase may take."""
+    """Number of this host's ranks that have written nothing for longer than their phase may take."""
     devices: DevicesReading | None = None
     """None: not read."""
 
@@ -74,7 +74,7 @@ STEP_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 12
 
 @dataclass(frozen=True, slots=True)
 class JobReading:
-    """A job, as its daemon knows it. Counts are since the daemon began, unless they say otherwise."""
+    """A job, as its daemon reports it. Counts are since the daemon began, unless noted otherwise."""
 
     job: str
     version: str
@@ -82,39 +82,39 @@ class JobReading:
     """None: etcd has not answered yet."""
     step: int | None = None
     loss: float | None = None
-    """May be no number: then that is the news."""
+    """It may be NaN or infinite, and is exported as it is."""
     grad_norm: float | None = None
     tokens: int = 0
     last_step_unix_s: float | None = None
     mfu: float | None = None
     step_buckets: tuple[int, ...] = (0,) * (len(STEP_BUCKETS_S) + 1)
-    """Steps that took no longer than each of STEP_BUCKETS_S, and longer than the bound before; the last: longer."""
+    """Steps up to each of STEP_BUCKETS_S and above the bound before; the last entry: longer steps."""
     step_sum_s: float = 0.0
     rounds: int | None = None
-    """That the job has had; None: not known yet."""
+    """Number of rounds of the job so far; None: not known yet."""
     incidents: Mapping[str, int] = field(default_factory=dict)
-    """By kind, of all that etcd still holds."""
+    """By kind, of all incidents that etcd still holds."""
     effective_time_ratio: float | None = None
     saved_step: int | None = None
     saved_unix_s: float | None = None
     save_failures: int = 0
     straggler_scores: Mapping[str, float] = field(default_factory=dict)
-    """Of the worst hosts, at most MAX_SCORES."""
+    """Scores of the worst hosts, at most MAX_SCORES."""
     least_straggler_score: float | None = None
-    """From which on a host is a straggler."""
+    """Score from which a host is a straggler."""
     verdicts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """By kind, cause and confidence."""
     notices_sent: Mapping[str, int] = field(default_factory=dict)
-    """Messages that a receiver has taken, of the whole life of the job, as the next two."""
+    """Messages that a receiver has accepted, over the whole life of the job; so are the next two."""
     notices_failed: Mapping[str, int] = field(default_factory=dict)
-    """Tries that failed."""
+    """Failed tries."""
     notices_given_up: Mapping[str, int] = field(default_factory=dict)
     """Topics that were over for too long before they could be sent."""
     rows_stored: Mapping[str, int] = field(default_factory=dict)
     rows_rejected: Mapping[str, int] = field(default_factory=dict)
     """By reason."""
     rows_dropped: int = 0
-    """By hosts, as they say."""
+    """Rows dropped by hosts, as they report it."""
     connected_hosts: int = 0
     silent_ranks: int = 0
     segment_bytes: int = 0

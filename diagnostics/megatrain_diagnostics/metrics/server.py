@@ -1,7 +1,8 @@
 """The port that Prometheus scrapes: /metrics and /healthz, on loopback, or with a bearer token.
 
-A connection is for one request: its head has 16 KiB and, with the answer, ten seconds however busy it looks; 32 are
-open at a time, the oldest of which goes when one more comes. So a scanner, or whoever means harm, holds nothing up.
+A connection serves one request: its head may have 16 KiB, and head and answer together ten seconds, whatever the
+traffic. 32 connections are open at a time; the oldest is closed when another one comes. So scanners and attackers
+block nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from megatrain.contracts.addresses import is_loopback
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.network_address import is_loopback
 
 REQUEST_S = 10.0
 MAX_CONNECTIONS = 32
@@ -47,19 +48,19 @@ def read_token(path: str, key: str = "diagnostics.metrics_token_file", *, is_sec
     if is_secret and mode & 0o077:
         raise ConfigError([f"{key}={path!r} has mode {mode:04o}: others may read it; `chmod 600` it, and change it"])
     if not token or len(token) > _MAX_TOKEN_BYTES:
-        raise ConfigError([f"{key}={path!r} holds {len(token)} characters; write one token"])
+        raise ConfigError([f"{key}={path!r} contains {len(token)} characters; write one token"])
     return token
 
 
 class MetricsServer:
-    """Answers scrapes from a thread of its own until it is closed.
+    """Answers scrapes in a thread of its own until it is closed.
 
-    Raises: ConfigError for a port that cannot be had, and for an address beyond this machine without a token.
+    Raises: ConfigError for a port that is not available, and for an address beyond this machine without a token.
     """
 
     def __init__(self, registry: CollectorRegistry, address: str, port: int, token: str = "") -> None:
         if not token and not is_loopback(address):
-            problem = f"diagnostics.metrics_address={address!r} is reached from elsewhere and asks for no token"
+            problem = f"diagnostics.metrics_address={address!r} is reachable from other machines without a token"
             raise ConfigError([f"{problem}; set diagnostics.metrics_token_file, or listen at 127.0.0.1"])
 
         class Handler(_Handler):
@@ -76,7 +77,7 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Release the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -100,7 +101,7 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """End what takes too long, and the oldest of too many. Called twice a second, too."""
+        """Close connections that take too long, and the oldest of too many. Also called twice a second."""
         late_s = time.monotonic() - REQUEST_S
         with self._lock:
             for connection, since_s in list(self._since_s.items()):
@@ -116,11 +117,11 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a scraper that went away is no error of ours."""
+        """Log nothing: a scraper that went away is no error of ours."""
 
 
 class _Head(io.BufferedReader):
-    """What a client sends, as far as a head may go; beyond it there is nothing more."""
+    """A client's request head up to its limit; beyond the limit it reads as ended."""
 
     num_left = _MAX_HEAD_BYTES
 
@@ -174,4 +175,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: a scrape comes every few seconds."""
+        """Log nothing: a scrape comes every few seconds."""

@@ -1,4 +1,4 @@
-"""Keeps <run>/diagnosis/state.json up with what the daemon knows: written when something is new, at most when asked."""
+"""Keeps <run>/diagnosis/state.json up to date: `write` writes the state if it has changed."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 from typing import Protocol
 
 from megatrain.contracts.diag_records import DaemonRecord
-from megatrain_diagnostics.analysis.findings import Assessment
+from megatrain_diagnostics.analysis.findings import StragglerAssessment
 from megatrain_diagnostics.collector.counters import IngestCounters, Ledger
-from megatrain_diagnostics.metrics.job_book import refused_by_reason
-from megatrain_diagnostics.metrics.job_metrics import Holding
+from megatrain_diagnostics.metrics.job_metrics import StoreSize
+from megatrain_diagnostics.metrics.training_metrics import refused_by_reason
 from megatrain_diagnostics.store.daemon_state import (
     STATE_NAME,
     DaemonState,
     ranges_of,
     scores_text,
-    tellable,
+    storable,
     write_state,
 )
 
 _logger = logging.getLogger(__name__)
-_COMPLAINT_S = 60.0
+_WARNING_PAUSE_S = 60.0
 
 
 class LiveJudge(Protocol):
-    """The state of the program that judges the job."""
+    """The state of the judge of the job."""
 
     @property
     def round(self) -> int: ...
 
     @property
-    def assessment(self) -> Assessment: ...
+    def assessment(self) -> StragglerAssessment: ...
 
     @property
     def step(self) -> int | None: ...
@@ -43,7 +43,7 @@ class LiveJudge(Protocol):
 
 
 class StateWriter:
-    """Writes what is new. For one thread; trouble with the disk is logged and stops nothing."""
+    """Writes changes. For one thread; disk errors are logged and stop nothing."""
 
     def __init__(
         self,
@@ -52,28 +52,28 @@ class StateWriter:
         record: DaemonRecord,
         judge: LiveJudge,
         ledger: Ledger,
-        store: Holding,
+        store: StoreSize,
         trouble: Callable[[], str],
     ) -> None:
-        """`record`: of this daemon; `trouble`: why nothing can be stored, empty when all is well."""
+        """`record`: of this daemon; `trouble`: why nothing can be stored, empty when storing works."""
         self._directory, self._job, self._record = directory, job, record
         self._judge, self._ledger, self._store, self._trouble = judge, ledger, store, trouble
-        self._told: DaemonState | None = None
-        self._next_complaint_s = float("-inf")
+        self._written: DaemonState | None = None
+        self._next_warning_s = float("-inf")
 
-    def tell(self, now_s: float) -> bool:
-        """Write what the daemon knows, unless the file says so already; return whether it did. Units: unix seconds."""
+    def write(self, now_s: float) -> bool:
+        """Write the daemon's state, unless the file holds it already; return whether it did. Units: unix seconds."""
         state = self._state()
-        if self._told is not None and state == self._told and (self._directory / STATE_NAME).exists():
+        if self._written is not None and state == self._written and (self._directory / STATE_NAME).exists():
             return False
         try:
             write_state(self._directory, replace(state, written_unix_s=now_s))
         except OSError as error:
-            if time.monotonic() >= self._next_complaint_s:
-                self._next_complaint_s = time.monotonic() + _COMPLAINT_S
-                _logger.warning("the dashboard gets nothing: %s", error)
+            if time.monotonic() >= self._next_warning_s:
+                self._next_warning_s = time.monotonic() + _WARNING_PAUSE_S
+                _logger.warning("the state for the dashboard cannot be written: %s", error)
             return False
-        self._told = state
+        self._written = state
         return True
 
     def _state(self) -> DaemonState:
@@ -90,7 +90,7 @@ class StateWriter:
             rank_scores=scores_text(known.scores),
             host_scores=known.host_scores,
             thresholds=known.thresholds,
-            findings=tellable(known.findings),
+            findings=storable(known.findings),
             first_step=known.first_step,
             last_step=known.last_step,
             num_steps=known.num_steps,

@@ -1,1 +1,1 @@
-"""The event store: Parquet segments that DuckDB reads, and a ring of the newest steps in memory."""
+"""The event store: Parquet segments that DuckDB reads, and the queries of analyses and pages."""

@@ -1,6 +1,6 @@
-"""Which segments a directory has, as a reader finds them: new ones come, old ones go, some are damaged.
+"""Which segments a directory has, as a reader finds them: segments appear, disappear, or are damaged.
 
-Footers are read once a file. What cannot be used is set aside with the reason; nothing else is lost.
+Each file's footer is read once. An unusable segment is set aside with the reason; no other segment is affected.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.printable import printable
+from megatrain.formatting.terminal import printable
 from megatrain_diagnostics.columns.schema import table_named
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Table, columns_of
@@ -21,31 +21,31 @@ from megatrain_diagnostics.store.segments import (
     DAMAGED_SUFFIX,
     SUFFIX,
     Segment,
-    fault_in_pages,
-    fault_in_rows,
+    damage_of_pages,
+    damage_of_rows,
     is_intact,
     not_superseded,
     parse_name,
     read_footer,
 )
 
-MOST_AHEAD_NS = 3600 * 10**9
-"""Rows that are further ahead of the daemon's clock are reported: a host's clock, or the daemon's, is wrong."""
+MAX_AHEAD_NS = 3600 * 10**9
+"""Rows further ahead of the daemon's clock are reported: the host's clock, or the daemon's, is wrong."""
 
 
 class Catalog:
-    """The segments below a directory. For any threads."""
+    """The segments below a directory. Safe to use from many threads."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._lock = threading.Lock()
         self._footers: dict[Path, Segment | None] = {}
-        """None: set aside."""
+        """None: the segment was set aside."""
         self._checked: set[Path] = set()
         self._problems: dict[str, None] = {}
 
     def segments(self, kind: type[Table], where: Where) -> list[Segment]:
-        """Return the segments of a table which may have rows that are wanted.
+        """Return the segments of a table that may hold wanted rows.
 
         Raises: DataError when the directory cannot be listed.
         """
@@ -56,8 +56,8 @@ class Catalog:
             found = [footer for path in not_superseded(paths) if (footer := self._footer(path)) is not None]
             mine = [segment for segment in found if segment.kind is kind]
             for segment in found:
-                if segment.ahead_ns > MOST_AHEAD_NS:
-                    hours = segment.ahead_ns / MOST_AHEAD_NS
+                if segment.ahead_ns > MAX_AHEAD_NS:
+                    hours = segment.ahead_ns / MAX_AHEAD_NS
                     self._note(f"{segment.path}: has events from the future, up to {hours:.1f} h ahead of the daemon")
                 if segment.kind is not kind and kind.NAME in segment.path.relative_to(self.directory.parent).parts:
                     self._note(f"{segment.path}: holds the table {segment.kind.NAME}; it was set aside")
@@ -66,7 +66,7 @@ class Catalog:
     def intact(self, segments: Sequence[Segment]) -> list[Segment]:
         """Return the segments whose bytes are as they were written; the others are set aside.
 
-        Raises: FileNotFoundError when one is there no more.
+        Raises: FileNotFoundError when one no longer exists.
         """
         with self._lock:
             fresh = [segment for segment in segments if segment.path not in self._checked]
@@ -77,7 +77,7 @@ class Catalog:
             return [segment for segment in segments if self._footers.get(segment.path) is not None]
 
     def set_aside(self, path: Path, reason: str) -> None:
-        """Use a segment no more."""
+        """Stop using a segment."""
         with self._lock:
             self._footers[path] = None
             self._note(f"{path}: {reason}")
@@ -92,7 +92,7 @@ class Catalog:
             return tuple(self._problems)
 
     def is_empty(self) -> bool:
-        """Say whether no file below the directory looks like a segment. Raises: DataError."""
+        """Return whether no file below the directory looks like a segment. Raises: DataError."""
         return next(_walk(self.directory, None), None) is None
 
     def _list(self, kind: type[Table]) -> tuple[list[Path], list[Path]]:
@@ -126,7 +126,7 @@ class Catalog:
 
 
 def may_have(segment: Segment, where: Where) -> bool:
-    """Say whether the bounds of a segment leave room for rows that are wanted."""
+    """Return whether the bounds of a segment allow wanted rows."""
     bounds = segment.bounds
 
     def overlaps(column: str, first: int | None, last: int | None) -> bool:
@@ -151,11 +151,11 @@ def may_have(segment: Segment, where: Where) -> bool:
 
 
 def _fault(segment: Segment) -> str:
-    """Return why a segment cannot be used. Of a file that no store of ours has named all is looked at."""
+    """Return why a segment cannot be used. Of a file that no store of ours named, every row is checked."""
     try:
         if parse_name(segment.path.name) is None:
-            return fault_in_rows(segment)
-        return fault_in_pages(segment) if is_intact(segment.path) else "its bytes are not those that were written"
+            return damage_of_rows(segment)
+        return damage_of_pages(segment) if is_intact(segment.path) else "its checksum does not match"
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -163,7 +163,7 @@ def _fault(segment: Segment) -> str:
 
 
 def _walk(directory: Path, kind: type[Table] | None) -> Iterator[Path]:
-    """Yield the segments below a directory, but not those in directories that are named for other tables.
+    """Yield the segments below a directory, except those in directories that are named for other tables.
 
     Raises: DataError when the directory itself cannot be listed.
     """
@@ -179,10 +179,10 @@ def _walk(directory: Path, kind: type[Table] | None) -> Iterator[Path]:
 
 def _segments_at(entry: os.DirEntry[str]) -> Iterator[Path]:
     if entry.is_dir(follow_symlinks=False):
-        with suppress(OSError):  # it has expired meanwhile
+        with suppress(OSError):  # it has expired in the meantime
             for below in _entries(Path(entry.path)):
                 yield from _segments_at(below)
-    elif entry.name.endswith((SUFFIX, DAMAGED_SUFFIX)) and entry.is_file():  # no FIFO: it would hold us up for ever
+    elif entry.name.endswith((SUFFIX, DAMAGED_SUFFIX)) and entry.is_file():  # opening a FIFO would block for ever
         yield Path(entry.path)
 
 

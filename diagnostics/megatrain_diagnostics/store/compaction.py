@@ -1,9 +1,8 @@
-"""Many small segments become few: a daemon writes one a table and second, and each costs every reader a footer.
+"""Merges small segments: a daemon writes one per table and second, and each costs every reader a footer.
 
-Within an hour's directory, neighbours by number are merged, sorted by step and rank (sums by operation before these) so
-that a question about either skips most row groups, and freed of rows that came twice. The new file's name takes
-the old ones out at once; they are deleted when no reader can still be about to open them. Memory is bounded by the size
-of what is merged at a time.
+Within an hour's directory, neighbours by number are merged and sorted by step and rank (sums by operation first), so
+that a query about either skips most row groups. Duplicate rows are removed. The new file's name supersedes the old
+files at once; they are deleted when no reader can still be about to open them. The size of one merge bounds the memory.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from megatrain_diagnostics.store.segments import (
     write_segment,
 )
 
-MOST_BYTES = 16 * 2**20
-"""Of a merged file, compressed: some 1.5 million rows, which take 300 MB to sort."""
-MOST_SMALL_FILES = 64
-"""In an hour that is not over: beyond this they are merged before it is."""
+MAX_BYTES = 16 * 2**20
+"""Compressed size of a merged file: about 1.5 million rows, which take 300 MB to sort."""
+MAX_SMALL_FILES = 64
+"""In an hour that is not over, more small files than this are merged before its end."""
 HOUR_IS_OVER_NS = 120 * 10**9
-"""After its end: a commit that began in it is done."""
+"""Time after the hour's end by which every commit that began in the hour is done."""
 GRACE_S = 60.0
-"""Files that were merged live on for so long, for readers that have listed but not opened them."""
+"""How long merged files are kept for readers that have listed but not opened them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +56,13 @@ class SmallFile:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What was done."""
+    """The result of a compaction."""
 
     num_merged: int = 0
     num_written: int = 0
     num_removed: int = 0
     damaged: tuple[str, ...] = ()
-    """What was found damaged, a sentence each."""
+    """A sentence for each damaged file."""
 
     def __add__(self, other: Compaction) -> Compaction:
         return Compaction(
@@ -75,7 +74,7 @@ class Compaction:
 
 
 def compact(directory: Path, now_ns: int) -> Compaction:
-    """Merge what can be merged in a directory that this process writes. Raises: StoreError on a full disk."""
+    """Merge the files of a directory that this process writes. Raises: StoreError on a full disk."""
     done = Compaction()
     for kind in TABLES:
         for hour, end_ns in hour_directories(directory / kind.NAME):
@@ -84,7 +83,7 @@ def compact(directory: Path, now_ns: int) -> Compaction:
 
 
 def hour_directories(table_directory: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the directories of a table's hours, the oldest first, and when each is over, in unix ns."""
+    """Yield the directories of a table's hours, the oldest first, and the end of each hour in unix ns."""
     for path in sorted(table_directory.glob("*-*-*/*")):
         end_ns = end_of_hour_ns(path)
         if end_ns is not None and path.is_dir():
@@ -92,15 +91,15 @@ def hour_directories(table_directory: Path) -> Iterator[tuple[Path, int]]:
 
 
 def plan_merges(files: Sequence[SmallFile], *, is_over: bool) -> list[tuple[SmallFile, ...]]:
-    """Return which files of an hour become one; each is a run of neighbours by number.
+    """Return which files of an hour become one; each group is a run of neighbours by number.
 
-    A file of half the size that is allowed is as good as merged and left alone.
+    A file of at least half the allowed size is left alone.
     """
     runs: list[list[SmallFile]] = [[]]
     for file in sorted(files, key=lambda file: file.name.first):
-        if 2 * file.num_bytes >= MOST_BYTES:
+        if 2 * file.num_bytes >= MAX_BYTES:
             runs.append([])
-        elif sum(one.num_bytes for one in runs[-1]) + file.num_bytes > MOST_BYTES:
+        elif sum(one.num_bytes for one in runs[-1]) + file.num_bytes > MAX_BYTES:
             runs.append([file])
         else:
             runs[-1].append(file)
@@ -108,7 +107,7 @@ def plan_merges(files: Sequence[SmallFile], *, is_over: bool) -> list[tuple[Smal
 
 
 def _is_worth_it(run: Sequence[SmallFile]) -> bool:
-    return len(run) >= MOST_SMALL_FILES or 2 * sum(file.num_bytes for file in run) >= MOST_BYTES
+    return len(run) >= MAX_SMALL_FILES or 2 * sum(file.num_bytes for file in run) >= MAX_BYTES
 
 
 def _compact_hour(kind: type[Table], hour: Path, *, is_over: bool) -> Compaction:
@@ -128,7 +127,7 @@ def _small_file(path: Path) -> SmallFile:
 
 
 def _remove_superseded(superseded: set[Path], valid: Sequence[Path]) -> int:
-    """Remove files that a merged one stands for, once that has been there for a while."""
+    """Remove files that a merged file superseded some time ago."""
     num_removed = 0
     for path in superseded:
         name = parse_name(path.name)
@@ -153,7 +152,7 @@ def _merge(kind: Any, hour: Path, run: Sequence[SmallFile]) -> Compaction:
         except (DataError, pa.ArrowException) as error:
             os.replace(file.path, file.path.with_name(file.path.name + ".damaged"))
             damaged.append(f"{error}; it was set aside")
-    if damaged:  # the next time it is planned without them
+    if damaged:  # the next plan leaves them out
         return Compaction(damaged=tuple(damaged))
     rows = by_step(in_order(joined(kind, parts)))
     write_segment(hour, run[0].name.first, run[-1].name.last, to_stored(kind, to_arrow(rows)), ahead_ns)
@@ -161,11 +160,11 @@ def _merge(kind: Any, hour: Path, run: Sequence[SmallFile]) -> Compaction:
 
 
 def _rows(kind: Any, segment: Segment) -> Any:
-    """Return a segment's rows. Raises: DataError where it is not whole, or of another table."""
+    """Return a segment's rows. Raises: DataError where it is damaged, or of another table."""
     if segment.kind.NAME != kind.NAME:
         raise DataError(f"{segment.path}: holds the table {segment.kind.NAME}")
     if not is_intact(segment.path):
-        raise DataError(f"{segment.path}: its bytes are not those that were written")
+        raise DataError(f"{segment.path}: its checksum does not match")
     try:
         return from_arrow(kind, pq.read_table(segment.path))
     except DataError as error:

@@ -1,7 +1,7 @@
-"""What the running daemon tells through the run directory: <run>/diagnosis/state.json, replaced as a whole.
+"""The state that the running daemon publishes in the run directory: <run>/diagnosis/state.json, replaced as a whole.
 
-It is for whoever shows the job (the dashboard): findings, scores, who is silent, what was stored and what was not. It
-is no record: a reader takes what it can read, and a file that is missing, torn or another program's is no state.
+It is for programs that show the job (the dashboard): findings, scores, silent ranks, stored and refused rows. It is no
+record: readers do without it. A missing, damaged or foreign file means the same as a daemon that has published nothing.
 Scores of all ranks are the bytes of little-endian 32-bit floats in base64: 12,288 of them are 64 kB.
 """
 
@@ -27,35 +27,35 @@ from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 
 STATE_NAME = "state.json"
 MAX_BYTES = 32 << 20
-"""Far more than the state of the largest job: a file beyond it is not read, and was not written by us."""
+"""Far more than the state of the largest job. No daemon writes a larger file, so a reader refuses it."""
 _MAX_FINDINGS = 100
 _MAX_RANK = 1 << 24
 _FLOATS = np.dtype("<f4")
 
 Scores = NDArray[np.float32]
 Ranges = tuple[tuple[int, ...], ...]
-"""Ranks as (first, how many)."""
+"""Ranks as (first, count)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonState:
-    """What the daemon knew at `written_unix_s`. Steps are those of events; `step` is the newest that was compared."""
+    """The daemon's results at `written_unix_s`. Steps are those of events; `step` is the newest compared one."""
 
     job: str
     session: str
-    """Of this life of the daemon, as in etcd."""
+    """Identifies this life of the daemon, as in etcd."""
     host: str
     started_unix_s: float
     written_unix_s: float
     round: int = field(default=-1, metadata={FORMER_NAME: "incarnation"})
-    """That is judged; -1: no rank has sent anything."""
+    """The round that is judged; -1: no rank has sent anything."""
     step: int | None = None
     rank_scores: str = ""
-    """See `scores`."""
+    """Encoded; see `scores`."""
     host_scores: Mapping[str, float] = field(default_factory=dict)
-    """As analysis/scores.py has it."""
+    """By host, from analysis/scores.py."""
     thresholds: Thresholds | None = None
-    """From which on somebody is a straggler."""
+    """Values from which a rank is a straggler."""
     findings: tuple[Finding, ...] = ()
     first_step: int | None = None
     last_step: int | None = None
@@ -68,13 +68,13 @@ class DaemonState:
     refused_rows: Mapping[str, int] = field(default_factory=dict)
     """By reason; a batch that was refused as a whole counts as one."""
     dropped_rows: int = 0
-    """That hosts had to give up before they could send them."""
+    """Rows that hosts had to drop before they could send them."""
     passed_over_rows: int = 0
-    """Stored, and too many at once for the live detection."""
+    """Rows that were stored, but arrived too fast for the live detection."""
     connected_hosts: tuple[str, ...] = ()
     segment_bytes: int = 0
     trouble: str = ""
-    """Why nothing can be stored; empty when all is well."""
+    """Why nothing can be stored; empty when storing works."""
 
     def scores(self) -> Scores:
         """The straggler score of each rank, by rank; empty where nothing was judged. Never NaN."""
@@ -95,12 +95,12 @@ class DaemonState:
 
 
 def scores_text(scores: Iterable[float]) -> str:
-    """Return the scores of all ranks, by rank, as `DaemonState.rank_scores` holds them."""
+    """Return the scores of all ranks, by rank, in the form of `DaemonState.rank_scores`."""
     return base64.b64encode(np.asarray(list(scores), dtype=_FLOATS).tobytes()).decode()
 
 
 def ranges_of(ranks: Iterable[int]) -> Ranges:
-    """Return ranks as (first, how many)."""
+    """Return ranks as (first, count)."""
     found: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if found and rank == found[-1][0] + found[-1][1]:
@@ -119,8 +119,8 @@ def ranks_of(ranges: Ranges) -> tuple[int, ...]:
     return tuple(rank for first, count in ranges for rank in range(first, first + count))
 
 
-def tellable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the first hundred findings whose figures are numbers: JSON has no others."""
+def storable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the first hundred findings with finite figures: JSON has no other numbers."""
     return tuple(one for one in findings if all(map(math.isfinite, _figures(one))))[:_MAX_FINDINGS]
 
 
@@ -138,7 +138,7 @@ def _figures(one: Finding) -> tuple[float, ...]:
 
 
 def write_state(directory: Path, state: DaemonState) -> None:
-    """Put a state in place, whole or not at all. After a power cut it may be gone. Raises: OSError."""
+    """Put a state in place, whole or not at all. A power cut may lose it. Raises: OSError."""
     draft = directory / temporary_name(STATE_NAME)
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -151,7 +151,7 @@ def write_state(directory: Path, state: DaemonState) -> None:
 
 
 def read_state(directory: Path) -> tuple[DaemonState | None, str]:
-    """Return a daemon's last report, and what is wrong with the file; None where there is none, or none of ours."""
+    """Return a daemon's last state and what is wrong with the file; None without a file, or with a foreign one."""
     path = directory / STATE_NAME
     try:
         raw = read_bounded(path, MAX_BYTES)

@@ -1,17 +1,17 @@
-"""Which steps were recorded span by span, and how much of them there is, without reading the spans."""
+"""Which steps were recorded span by span, and how many spans they have, without reading the spans."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from megatrain.contracts.operations import Operation
-from megatrain_diagnostics.analysis.step_windows import PROVES_FULL
+from megatrain_diagnostics.analysis.step_windows import OPERATIONS_OF_FULL_STEPS
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
 
 _NEWEST = 5000
-"""Steps that are looked at: the spans of older ones are hardly ever kept that long."""
+"""Number of newest steps that are searched: spans of older ones are rarely kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,30 +20,32 @@ class FullStep:
 
     step: int
     num_ranks: int
-    """That recorded all of their spans."""
+    """Number of ranks that recorded all of their spans."""
     begin_ns: int
     end_ns: int
 
 
-def full_steps_told(events: StoredEvents, round_number: int) -> tuple[FullStep, ...]:
+def stored_full_steps(events: StoredEvents, round_number: int) -> tuple[FullStep, ...]:
     """Return the newest steps that ranks recorded in full, ascending.
 
-    A number that one rank alone tells of, where others tell of other steps, is nonsense of that rank.
+    A step that only one rank reports, where other steps have several reporters, is dropped as an error of that rank.
     Raises: DataError.
     """
     bounds = events.bounds(Spans, Where((round_number,)), "step")
     if bounds is None:
         return ()
     for first in dict.fromkeys((max(0, bounds[1] - _NEWEST), 0)):
-        # nearly always the span around the step is there, which is one row a rank and not hundreds
-        for operations in ((Operation.STEP,), PROVES_FULL):
-            found = _told(events, Where((round_number,), first, operations=tuple(one.number for one in operations)))
+        # nearly always the span around the step is stored, which is one row per rank and not hundreds
+        for operations in ((Operation.STEP,), OPERATIONS_OF_FULL_STEPS):
+            found = _query_full_steps(
+                events, Where((round_number,), first, operations=tuple(one.number for one in operations))
+            )
             if found:
                 return found[-_NEWEST:]
     return ()
 
 
-def _told(events: StoredEvents, where: Where) -> tuple[FullStep, ...]:
+def _query_full_steps(events: StoredEvents, where: Where) -> tuple[FullStep, ...]:
     conditions, values = sql_conditions(Spans, where)
     sql = (
         "SELECT step, count(DISTINCT rank) AS ranks, min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns"
@@ -57,8 +59,8 @@ def _told(events: StoredEvents, where: Where) -> tuple[FullStep, ...]:
     )
 
 
-def num_spans_told(events: StoredEvents, where: Where) -> int:
-    """Return how many spans there are. Raises: DataError."""
+def num_stored_spans(events: StoredEvents, where: Where) -> int:
+    """Return the number of spans. Raises: DataError."""
     conditions, values = sql_conditions(Spans, where)
     table = events.query(Spans, where, f"SELECT count(*) AS spans FROM segments WHERE {conditions}", values)
     return 0 if table is None else int(table.column("spans")[0].as_py())

@@ -3,7 +3,6 @@ dumps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megatrain.contracts.layout import Layout
@@ -20,7 +19,7 @@ from megatrain_diagnostics.store.hang_evidence import FiledEvidence
 
 @dataclass(frozen=True, slots=True)
 class HangAnswer:
-    """Who holds up the job, who the ranks are, and what it was found from."""
+    """Which ranks hold up the job, the roster, and the evidence used."""
 
     source: str
     roster: Roster
@@ -44,9 +43,9 @@ def answer_of_evidence(
     recorded: Culprit | None,
     stacks: StackFinding | None = None,
 ) -> HangAnswer:
-    """Return the answer by files, or by the executors' evidence. `stacks`: None, those among the events count.
+    """Return the answer by files, or by the executors' evidence. `stacks`: None uses the stacks among the events.
 
-    `recorded`: the culprit that an incident of this round names, here and below.
+    `recorded`: the culprit of this round's incident, here and below.
     """
     roster = evidence_roster(filed, source)
     finding = find_hang(filed.standings, {**filed.groups}, roster, filed.silent, recorded)
@@ -63,12 +62,12 @@ def answer_of_spans(
 
 
 def evidence_roster(filed: FiledEvidence, source: EventSource | None) -> Roster:
-    """Return who the ranks of evidence are: as its files say, else as events do, else nothing but numbers."""
+    """Return the roster of evidence: from its files, else from events, else with rank numbers only."""
     return filed.roster or roster_of_events(source, filed.round) or _flat_roster(filed)
 
 
 def roster_of_events(source: EventSource | None, round_number: int | None) -> Roster | None:
-    """Return who the ranks of a round are, None where events do not tell; None: of the newest."""
+    """Return the roster of a round, None where events do not have it; a None round means the newest."""
     if source is None:
         return None
     ranks = source.read(Ranks)
@@ -78,15 +77,15 @@ def roster_of_events(source: EventSource | None, round_number: int | None) -> Ro
     return make_roster(ranks, source.read(Groups, Where(rounds=(number,))), number)
 
 
-def stacks_of(source: EventSource | None, roster: Roster, asked: Iterable[int] | None = None) -> StackFinding:
-    """Return the groups of the newest stacks among the events. `asked`: ranks that ought to have one."""
+def stacks_of(source: EventSource | None, roster: Roster) -> StackFinding:
+    """Return the groups of the newest stacks among the events."""
     if source is None:
         return find_outliers({}, roster)
     stacks = source.read(Stacks, Where(rounds=(roster.round,)))
-    return find_outliers(newest_main_stacks(stacks, roster.round), roster, asked)
+    return find_outliers(newest_main_stacks(stacks, roster.round), roster)
 
 
 def _flat_roster(filed: FiledEvidence) -> Roster:
-    """Return the ranks as replicas of nothing else: no file tells the layout."""
+    """Return the ranks as data-parallel replicas only, because no file has the layout."""
     known = {*filed.standings, *filed.silent, *(rank for ranks in filed.groups.values() for rank in ranks)}
     return Roster(filed.round, Layout(dp_size=1 + max(known, default=0)), {}, {})

@@ -1,8 +1,8 @@
-"""Lines of all ranks searched in the store: newest first, by DuckDB, whose regular expressions cannot backtrack.
+"""Search of the lines of all ranks in the store: newest first, by DuckDB, whose regular expressions cannot backtrack.
 
-Expressions are RE2's: every one is matched in time that grows with the line alone, so that no question can hang the
-server; what needs backtracking (look-ahead, back-references) is refused. A question ends at its deadline all the same,
-and says so. Plain text is found whatever the case of its letters.
+Expressions are RE2's: the time of a match grows only with the line, so that no query can hang the server. An
+expression that needs backtracking (look-ahead, back-references) is refused. A query also ends at its deadline, and
+reports that it did. Plain text is matched regardless of case.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MAX_PATTERN = 500
 
 
 @dataclass(frozen=True, slots=True)
-class LogQuestion:
-    """Which lines. `text` empty: all."""
+class LogQuery:
+    """Which lines are wanted. Empty `text`: all."""
 
     round: int
     text: str = ""
@@ -52,7 +52,7 @@ class FoundLines:
 
 
 def pattern_problem(text: str) -> str:
-    """Return why a text is no regular expression that can be searched for; empty where it is one."""
+    """Return why a text is no valid regular expression for a search; empty where it is one."""
     if len(text) > _MAX_PATTERN:
         return f"{len(text)} characters; at most {_MAX_PATTERN}"
     try:
@@ -64,7 +64,7 @@ def pattern_problem(text: str) -> str:
 
 
 def logged_round(events: StoredEvents, round_number: int | None) -> int:
-    """Return a round of which lines came; None: the newest, also one that failed before it had ranks.
+    """Return a round with lines; None means the newest, even one that failed before it had ranks.
 
     Raises: DataError where there are no such lines.
     """
@@ -84,12 +84,12 @@ def logged_round(events: StoredEvents, round_number: int | None) -> int:
     return round_number
 
 
-def search_lines(events: StoredEvents, question: LogQuestion, *, budget_s: float = 2.0) -> FoundLines:
+def search_lines(events: StoredEvents, query: LogQuery, *, budget_s: float = 2.0) -> FoundLines:
     """Return the newest lines that match. Raises: DataError."""
     deadline_s = time.monotonic() + budget_s
     where = Where(
-        (question.round,), ranks=question.ranks, hosts=question.hosts, first_ns=question.first_ns,
-        last_ns=question.last_ns,
+        (query.round,), ranks=query.ranks, hosts=query.hosts, first_ns=query.first_ns,
+        last_ns=query.last_ns,
     )  # fmt: skip
     parts: list[LogLines] = []
     num_matching = num_searched = num_found = 0
@@ -102,9 +102,9 @@ def search_lines(events: StoredEvents, question: LogQuestion, *, budget_s: float
         while last_ns >= first_ns:
             begin_ns = max(first_ns, last_ns - window_ns)
             if time.monotonic() >= deadline_s:
-                raise TooSlowError("the time is over")
+                raise TooSlowError("the time limit is reached")
             within = Where(where.rounds, ranks=where.ranks, hosts=where.hosts, first_ns=begin_ns, last_ns=last_ns)
-            searched, matching, lines = _in_window(events, question, within, question.limit - num_found, deadline_s)
+            searched, matching, lines = _in_window(events, query, within, query.limit - num_found, deadline_s)
             num_searched, num_matching = num_searched + searched, num_matching + matching
             num_found += len(lines.rank)
             parts.append(lines)
@@ -115,7 +115,7 @@ def search_lines(events: StoredEvents, question: LogQuestion, *, budget_s: float
 
 
 def newest_tails(events: StoredEvents, where: Where, most_lines: int, *, num_ranks: int, budget_s: float) -> LogLines:
-    """Return the newest lines of each rank, `most_lines` of all together.
+    """Return the newest lines of each rank, at most `most_lines` in all.
 
     Raises: DataError; TooSlowError when they cannot be read within `budget_s`.
     """
@@ -130,7 +130,7 @@ def newest_tails(events: StoredEvents, where: Where, most_lines: int, *, num_ran
 
 
 def newest_lines(events: StoredEvents, where: Where, most: int, *, budget_s: float) -> LogLines:
-    """Return the newest lines of a choice, in order of time. Raises: DataError; TooSlowError."""
+    """Return the newest of the chosen lines, in order of time. Raises: DataError; TooSlowError."""
     conditions, values = sql_conditions(LogLines, where)
     sql = (
         f"SELECT {', '.join(columns_of(LogLines))} FROM segments WHERE {conditions}"
@@ -149,10 +149,10 @@ def _times(events: StoredEvents, where: Where, deadline_s: float) -> tuple[int, 
 
 
 def _in_window(
-    events: StoredEvents, question: LogQuestion, where: Where, limit: int, deadline_s: float
+    events: StoredEvents, query: LogQuery, where: Where, limit: int, deadline_s: float
 ) -> tuple[int, int, LogLines]:
     conditions, values = sql_conditions(LogLines, where)
-    match, wanted = _match(question, len(values) + 1)
+    match, wanted = _match(query, len(values) + 1)
     counts = events.query(
         LogLines, where, f"SELECT count(*) AS n, count(*) FILTER (WHERE {match}) AS m FROM segments WHERE {conditions}",
         [*values, *wanted], timeout_s=deadline_s - time.monotonic(),
@@ -169,21 +169,21 @@ def _in_window(
     )
     found = events.query(LogLines, where, sql, [*values, *wanted], timeout_s=deadline_s - time.monotonic())
     if found is None:
-        raise DataError(f"{events.directory}: lines have expired while they were searched")
+        raise DataError(f"{events.directory}: lines expired during the search")
     return row["n"], row["m"], from_arrow(LogLines, found)
 
 
-def _match(question: LogQuestion, place: int) -> tuple[str, list[Any]]:
-    if not question.text:
+def _match(query: LogQuery, place: int) -> tuple[str, list[Any]]:
+    if not query.text:
         return "true", []
-    if question.is_regex:
-        return f"regexp_matches(line, ${place})", [question.text]
-    return f"contains(lower(line), lower(${place}))", [question.text]
+    if query.is_regex:
+        return f"regexp_matches(line, ${place})", [query.text]
+    return f"contains(lower(line), lower(${place}))", [query.text]
 
 
 def _in_time(parts: list[LogLines]) -> LogLines:
     lines = joined(LogLines, parts)
-    # what was stored twice is one line
+    # a line that was stored twice counts once
     _, once = np.unique(np.stack([lines.rank.astype(np.int64), lines.sequence]), axis=1, return_index=True)
     lines = select(lines, once)
     return select(lines, np.lexsort((lines.sequence, lines.rank, lines.at_ns)))

@@ -1,8 +1,8 @@
-"""How much a Parquet file may unpack to: looked at in its footer, and in the lengths of its texts, before it is read.
+"""Limits of the unpacked size of a Parquet file, checked in its footer and the lengths of its texts before reading.
 
-A run directory may be anybody's. A value that is the same in every row takes no bytes at all: a megabyte of file
-becomes gigabytes of rows. The footer says how many rows there are, and of which types; how long a text is that many
-rows share is seen by reading texts in the form of a dictionary, which is no larger than the file says.
+A run directory may contain files that other users or programs wrote. A value that is equal in every row takes no bytes:
+a megabyte of file can become gigabytes of rows. The footer has the number of rows and their types. The length of a text
+that many rows share is found by reading texts in dictionary form, which is no larger than the file states.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import pyarrow.parquet as pq
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.store.parquet_pages import unpacked_bytes
 
-MOST_FOOTER_BYTES = 16 << 20
-"""A footer takes ten times as much when it is taken apart."""
-MOST_PLAIN_BYTES = 512 << 20
-"""Of all rows of a file. Ours have some 1.5 million rows at most, which are 130 MB of spans."""
+MAX_FOOTER_BYTES = 16 << 20
+"""A parsed footer takes ten times as much memory."""
+MAX_PLAIN_BYTES = 512 << 20
+"""Limit for all rows of a file. Ours have at most some 1.5 million rows, which are 130 MB of spans."""
 _TEXT_BYTES = 64
-"""Of a text as Python holds it, beside its characters."""
+"""Size of a Python string, without its characters."""
 _BATCH_ROWS = 65_536
 _TAIL_BYTES = 8  # length of the footer, then the magic
 _MAGIC = b"PAR1"
 
 
 def opened_parquet(path: Path, texts: Sequence[str] = ()) -> pq.ParquetFile:
-    """Open a file whose footer promises no more than a file may hold; `texts` are read in the form of a dictionary.
+    """Open a file whose footer stays within the limits; `texts` are read in dictionary form.
 
-    Raises: DataError naming what is too much; FileNotFoundError; pa.ArrowException, OSError and ValueError for a file
+    Raises: DataError naming the exceeded limit; FileNotFoundError; pa.ArrowException, OSError and ValueError for a file
     that is no Parquet file.
     """
     with path.open("rb") as file:
@@ -41,8 +41,8 @@ def opened_parquet(path: Path, texts: Sequence[str] = ()) -> pq.ParquetFile:
         file.seek(max(0, num_bytes - _TAIL_BYTES))
         tail = file.read(_TAIL_BYTES)
     footer_bytes = int.from_bytes(tail[:4], "little") if tail[4:] == _MAGIC else 0
-    if num_bytes >= footer_bytes > MOST_FOOTER_BYTES:
-        raise DataError(f"{path}: a footer of {footer_bytes} bytes; at most {MOST_FOOTER_BYTES} are read")
+    if num_bytes >= footer_bytes > MAX_FOOTER_BYTES:
+        raise DataError(f"{path}: a footer of {footer_bytes} bytes; at most {MAX_FOOTER_BYTES} are read")
     opened = pq.ParquetFile(path, read_dictionary=list(texts), page_checksum_verification=True)
     try:
         _check_footer(path, opened)
@@ -53,9 +53,9 @@ def opened_parquet(path: Path, texts: Sequence[str] = ()) -> pq.ParquetFile:
 
 
 def check_pages(path: Path, texts: Sequence[str]) -> None:
-    """See that the pages of a file, and its rows with the texts that they share, are no more than a file may hold.
+    """Check that the pages of a file, and its rows with their shared texts, stay within the limits.
 
-    Raises: DataError; what reading a file raises.
+    Raises: DataError; the errors of reading a file.
     """
     with opened_parquet(path, texts) as file:
         with path.open("rb") as raw:
@@ -72,7 +72,7 @@ def check_pages(path: Path, texts: Sequence[str]) -> None:
 
 
 def plain_bytes(schema: pa.Schema, num_rows: int) -> int:
-    """Return what rows take when they are unpacked, but for the characters of texts."""
+    """Return the unpacked size of rows, without the characters of texts."""
     return num_rows * sum(_width(field.type) for field in schema)
 
 
@@ -81,22 +81,24 @@ def _check_footer(path: Path, file: pq.ParquetFile) -> None:
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     num_rows = sum(group.num_rows for group in groups)
     if num_rows != metadata.num_rows:
-        raise DataError(f"{path}: {metadata.num_rows} rows, and {num_rows} in its groups of rows")
+        raise DataError(f"{path}: {metadata.num_rows} rows, but {num_rows} in its row groups")
     for group in groups:
         lengths = {group.column(number).num_values for number in range(group.num_columns)}
         if lengths - {group.num_rows}:
-            raise DataError(f"{path}: a group of {group.num_rows} rows with columns of {sorted(lengths)[:4]} values")
+            raise DataError(
+                f"{path}: a row group of {group.num_rows} rows with columns of {sorted(lengths)[:4]} values"
+            )
     _check_plain(path, max(plain_bytes(file.schema_arrow, num_rows), sum(group.total_byte_size for group in groups)))
 
 
 def _check_plain(path: Path, num_bytes: int) -> None:
-    if num_bytes > MOST_PLAIN_BYTES:
-        most = MOST_PLAIN_BYTES >> 20
+    if num_bytes > MAX_PLAIN_BYTES:
+        most = MAX_PLAIN_BYTES >> 20
         raise DataError(f"{path}: its rows unpack to {num_bytes >> 20} MiB or more; at most {most} MiB are read")
 
 
 def _width(kind: pa.DataType) -> int:
-    """Return the bytes of a value; a type without a width counts as a text, which nested ones are refused as later."""
+    """Return the bytes of a value; a type without a width counts as a text: nested types are refused later."""
     try:
         return 1 if pa.types.is_dictionary(kind) else max(1, kind.bit_width // 8)
     except ValueError:
@@ -104,7 +106,7 @@ def _width(kind: pa.DataType) -> int:
 
 
 def _text_bytes(column: pa.Array) -> int:
-    """Return the characters of all rows of a column in the form of a dictionary."""
+    """Return the number of characters in all rows of a column in dictionary form."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)
     lengths = pc.binary_length(column.dictionary).fill_null(0).to_numpy(zero_copy_only=False)

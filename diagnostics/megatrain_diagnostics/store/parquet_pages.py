@@ -1,8 +1,8 @@
-"""To how much the pages of a Parquet file unpack, as their own heads say: a footer may say less.
+"""Unpacked sizes of the pages of a Parquet file, by the pages' own heads: a footer may claim less.
 
-Whoever reads a page makes room for what its head says, up to 2 GB, before a byte of it is unpacked. A head is a struct
-in Thrift's compact protocol (PageHeader of parquet.thrift): field 2 is the length when unpacked, field 3 the length in
-the file. The rest of it does not matter here and is skipped.
+A reader of a page allocates what its head claims, up to 2 GB, before it unpacks a byte. A head is a struct in Thrift's
+compact protocol (PageHeader of parquet.thrift): field 2 is the unpacked length, field 3 the length in the file. The
+other fields are skipped.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 import pyarrow.parquet as pq
 
-_MOST_PAGES = 200_000
+_MAX_PAGES = 200_000
 _HEAD_BYTES = 1 << 16
-"""Statistics in a head have some kilobytes at most."""
-_MOST_DEPTH = 8
+"""Statistics in a head take some kilobytes at most."""
+_MAX_DEPTH = 8
 _UNPACKED, _PACKED = 2, 3
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY = range(9)
 _STRUCT = 12
@@ -23,7 +23,7 @@ _LENGTHS = {_TRUE: 0, _FALSE: 0, _BYTE: 1, _DOUBLE: 8}
 
 
 def unpacked_bytes(file: BinaryIO, metadata: pq.FileMetaData) -> Iterator[int]:
-    """Yield how much each page of a file unpacks to. Raises: ValueError for heads that make no sense; OSError."""
+    """Yield the unpacked size of each page of a file. Raises: ValueError for invalid heads; OSError."""
     num_pages = 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for chunk in map(group.column, range(group.num_columns)):
@@ -31,8 +31,8 @@ def unpacked_bytes(file: BinaryIO, metadata: pq.FileMetaData) -> Iterator[int]:
             end = place + chunk.total_compressed_size
             while place < end:
                 num_pages += 1
-                if num_pages > _MOST_PAGES:
-                    raise ValueError(f"more than {_MOST_PAGES} pages")
+                if num_pages > _MAX_PAGES:
+                    raise ValueError(f"more than {_MAX_PAGES} pages")
                 file.seek(place)
                 head = _Head(file.read(_HEAD_BYTES))
                 yield head.unpacked
@@ -48,14 +48,14 @@ class _Head:
         try:
             self._struct(0)
         except IndexError as error:
-            raise ValueError("a page whose head is cut off, or longer than a head is") from error
+            raise ValueError("a page with a truncated or overlong header") from error
         if min(self.unpacked, self.packed) < 0:
-            raise ValueError("a page whose head does not say how long it is")
+            raise ValueError("a page whose header contains no size")
         self.num_bytes = self._at
 
     def _struct(self, depth: int) -> None:
-        if depth > _MOST_DEPTH:
-            raise ValueError("a page whose head is nested too deep")
+        if depth > _MAX_DEPTH:
+            raise ValueError("a page whose header is nested too deeply")
         number = 0
         while (start := self._byte()) != _STOP:
             kind, step = start & 15, start >> 4
@@ -76,7 +76,7 @@ class _Head:
         elif kind == _STRUCT:
             self._struct(depth + 1)
         else:  # lists, sets and maps: a page's head has none
-            raise ValueError(f"a page whose head has a field of type {kind}")
+            raise ValueError(f"a page whose header has a field of type {kind}")
 
     def _skip(self, count: int) -> None:
         self._at += count
@@ -94,7 +94,7 @@ class _Head:
             value |= (part & 127) << shift
             shift += 7
             if shift > 63:
-                raise ValueError("a page whose head has a number that does not end")
+                raise ValueError("a page whose header has an unterminated number")
         return value | part << shift
 
     def _zigzag(self) -> int:

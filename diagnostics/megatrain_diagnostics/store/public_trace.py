@@ -1,7 +1,7 @@
 """The public format of traces: a Parquet file of operations, and a few lines of YAML about the job.
 
-That of ByteDance-Seed/StragglerAnalysis (OSDI'25): one row an operation, reduced over tensor parallelism, times in
-seconds from the begin of the step. Columns that it has and we do not need are left alone.
+The format is that of ByteDance-Seed/StragglerAnalysis (OSDI'25): one row per operation, reduced over tensor
+parallelism, times in seconds from the begin of the step. Columns that we do not need are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INTEGERS = {
 _TIMES = {"start_ts": "start_s", "duration": "duration_s"}
 _MAY_BE_NULL = {"mc", "gmc", "mb_id"}
 _LARGEST = 2**53
-"""Beyond it floats are not exact."""
+"""Beyond it, floats do not hold every integer."""
 _MAX_META_BYTES = 1 << 16
 
 
@@ -64,7 +64,7 @@ def write_trace(path: Path, table: OperationTable) -> None:
 
 
 def read_meta(path: Path) -> JobShape:
-    """Return what a metadata file says of the job. Raises: DataError with the line that makes no sense."""
+    """Return the shape of a job from a metadata file. Raises: DataError with the invalid line."""
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_META_BYTES).decode("utf-8")
@@ -83,7 +83,7 @@ def read_meta(path: Path) -> JobShape:
         if name.strip() in known:
             found[name.strip()] = value.strip().strip("'\"")
     if not found.get("trial_name"):
-        raise DataError(f"{path}: no trial_name; it must say {', '.join(sorted(known))}")
+        raise DataError(f"{path}: no trial_name; it must contain {', '.join(sorted(known))}")
     numbers: dict[str, int] = {}
     for name in known & set(found) - {"trial_name"}:
         if not found[name].isascii() or not found[name].isdigit() or len(found[name]) > 9:
@@ -99,7 +99,7 @@ def read_meta(path: Path) -> JobShape:
 
 
 def write_meta(path: Path, shape: JobShape) -> None:
-    """Write what readers of a trace must know of the job. Raises: DataError when the file cannot be written."""
+    """Write the metadata that readers of a trace need. Raises: DataError when the file cannot be written."""
     try:
         path.write_text("".join(f"{name}: {value}\n" for name, value in shape.public().items()), encoding="utf-8")
     except OSError as error:
@@ -134,7 +134,7 @@ def _integers(path: Path, table: pa.Table, name: str) -> Ints:
 
 
 def _whole(path: Path, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Return whole numbers that were written as floats: what pandas makes of a column that has gaps."""
+    """Return integers that were written as floats: pandas writes a column with gaps so."""
     values = column.to_numpy().astype(np.float64)
     is_missing = np.isnan(values)
     if not (np.floor(values) == values)[~is_missing].all() or (np.abs(values[~is_missing]) > _LARGEST).any():
@@ -143,7 +143,7 @@ def _whole(path: Path, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def _floats(path: Path, table: pa.Table, name: str) -> Floats:
-    """Return times; a row without one becomes not a number, and so costs its step."""
+    """Return times; a row without a time becomes NaN, and its step is left out."""
     column = table.column(name)
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         raise DataError(f"{path}: {name} must be seconds, found {column.type}")

@@ -1,4 +1,4 @@
-"""How far each rank has come: the newest step that it reported, and the operation that it was last seen in."""
+"""The progress of each rank: the newest step that it reported, and the operation that it began last."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.columns.schema import NOT_KNOWN, names_of
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Int8, Int32, Spans, StepTotals
-from megatrain_diagnostics.store.full_steps import full_steps_told
+from megatrain_diagnostics.store.full_steps import stored_full_steps
 from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
-from megatrain_diagnostics.store.step_cells import newest_steps_told
+from megatrain_diagnostics.store.step_cells import newest_stored_steps
 
 _NUM_STEPS = 200
-"""A rank that is farther behind than this counts as silent."""
+"""A rank that is this many steps behind counts as silent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RankProgress:
-    """Shapes: all [ranks]."""
+class ProgressByRank:
+    """Progress of all ranks. Shapes: all [ranks]."""
 
     step: Int32
-    """That was completed; -1: none of the newest."""
+    """Newest completed step; -1: none of the newest steps."""
     operation: Int8
-    """Number of the last that began, 0: not known."""
+    """Number of the operation that began last; 0: not known."""
 
 
-def rank_progress(events: StoredEvents, round_number: int, num_ranks: int) -> RankProgress:
-    """Return how far the ranks have come. Raises: DataError."""
-    return RankProgress(
+def rank_progress(events: StoredEvents, round_number: int, num_ranks: int) -> ProgressByRank:
+    """Return the progress of the ranks. Raises: DataError."""
+    return ProgressByRank(
         _newest_steps(events, round_number, num_ranks), _last_operations(events, round_number, num_ranks)
     )
 
 
 def _newest_steps(events: StoredEvents, round_number: int, num_ranks: int) -> Int32:
     steps = np.full(num_ranks, -1, dtype=np.int32)
-    told = newest_steps_told(events, round_number, _NUM_STEPS)
-    if not len(told):
+    newest = newest_stored_steps(events, round_number, _NUM_STEPS)
+    if not len(newest):
         return steps
-    where = Where((round_number,), int(told[0]), int(told[-1]))
+    where = Where((round_number,), int(newest[0]), int(newest[-1]))
     conditions, values = sql_conditions(StepTotals, where)
     sql = f"SELECT rank, max(step) AS step FROM segments WHERE {conditions} GROUP BY rank"
     table = events.query(StepTotals, where, sql, values)
@@ -53,13 +53,13 @@ def _newest_steps(events: StoredEvents, round_number: int, num_ranks: int) -> In
 
 def _last_operations(events: StoredEvents, round_number: int, num_ranks: int) -> Int8:
     operations = np.full(num_ranks, NOT_KNOWN, dtype=np.uint8)
-    full = full_steps_told(events, round_number)
+    full = stored_full_steps(events, round_number)
     if not full:
         return operations
-    # what is open is of the newest step that was begun, which may not be among those that ended
+    # open spans are those of the newest step that was begun, which may not be among the ended ones
     where = Where((round_number,), full[-1].step)
     conditions, values = sql_conditions(Spans, where)
-    # the step itself ends last, and says nothing of what was done
+    # the span of the step itself ends last, and does not show what was done
     conditions += f" AND operation <> '{Operation.STEP.value}'"
     sql = f"SELECT rank, arg_max(operation, sequence) AS operation FROM segments WHERE {conditions} GROUP BY rank"
     table = events.query(Spans, where, sql, values)
@@ -67,8 +67,8 @@ def _last_operations(events: StoredEvents, round_number: int, num_ranks: int) ->
     assert names is not None
     number_of = {name: number for number, name in enumerate(names)}
     if table is not None:
-        told = zip(table.column("rank").to_pylist(), table.column("operation").to_pylist(), strict=True)
-        for rank, name in told:
+        rows = zip(table.column("rank").to_pylist(), table.column("operation").to_pylist(), strict=True)
+        for rank, name in rows:
             if 0 <= rank < num_ranks:
                 operations[rank] = number_of.get(name, NOT_KNOWN)
     return operations

@@ -1,8 +1,8 @@
-"""Events of a directory of segments, read by DuckDB: the EventSource that every verb of `megatrain diag` has.
+"""Events of a directory of segments, read by DuckDB: the EventSource of every command of `megatrain diag`.
 
-DuckDB holds nothing of its own: its database is in memory and empty, and each question names the files that it is
-about. So any number of processes read beside the daemon, and none needs it. A file that vanishes meanwhile was merged
-or has expired: the question is asked again of what is there now.
+DuckDB stores nothing: its database is in memory and empty, and each query names its files. So any number of
+processes can read while the daemon writes, and none needs it. A file that vanishes during a query was merged or has
+expired: the query is repeated on the files that exist now.
 """
 
 from __future__ import annotations
@@ -24,27 +24,26 @@ from megatrain_diagnostics.columns.schema import FORMER_COLUMNS, NOT_KNOWN, from
 from megatrain_diagnostics.events.source import Where, in_order
 from megatrain_diagnostics.events.tables import Table, TableType, absent_values, columns_of, from_columns
 from megatrain_diagnostics.store.catalog import Catalog
-from megatrain_diagnostics.store.heat import HeatMap, HeatQuestion, heat_map, heat_sql
-from megatrain_diagnostics.store.segments import Segment, fault_in_rows
+from megatrain_diagnostics.store.segments import Segment, damage_of_rows
 
 MEMORY_LIMIT_BYTES = 2 * 10**9
 ALL = Where()
 _ANSWER_ROWS = 65_536
-"""Of a part of an answer."""
+"""Size of one part of an answer."""
 _INTERRUPT_AGAIN_S = 0.05
 _NUM_TRIES = 8
-"""Segments that vanish or break while they are read: more in a row than any compaction explains."""
+"""Tries when segments vanish or break during a read: more in a row than any compaction explains."""
 
 _GLOB = re.compile(r"[*?\[]")
-"""Has a meaning in the names of files that DuckDB is given; in brackets it stands for itself."""
+"""Has a meaning in file names given to DuckDB; in brackets it stands for itself."""
 
 
 class TooSlowError(DataError):
-    """A question took longer than it may."""
+    """A query exceeded its time limit."""
 
 
 class StoredEvents:
-    """The events below a directory. For any threads."""
+    """The events below a directory. Safe to use from many threads."""
 
     def __init__(
         self, directory: Path, *, num_threads: int | None = None, memory_limit_bytes: int = MEMORY_LIMIT_BYTES
@@ -56,7 +55,7 @@ class StoredEvents:
             config={
                 "threads": num_threads or os.cpu_count() or 1,
                 "memory_limit": f"{memory_limit_bytes}B",
-                # nothing is downloaded, and nothing is written anywhere
+                # extensions are not downloaded, and nothing is written anywhere
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
                 "temp_directory": "",
@@ -64,7 +63,7 @@ class StoredEvents:
         )
         self._lock = threading.Lock()
         self._connection.execute("SET parquet_metadata_cache = true")
-        self._connection.execute("SET enable_progress_bar = false")  # it would be drawn into what verbs print
+        self._connection.execute("SET enable_progress_bar = false")  # it would mix with the output of commands
         for column in ("operation", "kind"):
             names = ", ".join(f"'{name}'" for name in names_of(column) or ())
             self._connection.execute(f"CREATE TYPE {column}_name AS ENUM ({names})")
@@ -81,7 +80,7 @@ class StoredEvents:
     def read(self, kind: type[TableType], where: Where = ALL) -> TableType:
         """Return the rows, each once, ordered by (round, rank, sequence) where the table has these.
 
-        Raises: DataError when nothing can be read at all; what is damaged is left out and reported by `problems`.
+        Raises: DataError when nothing can be read at all; damaged parts are left out and reported by `problems`.
         """
         columns = ", ".join(_selected(name) for name in columns_of(kind))
         conditions, values = sql_conditions(kind, where)
@@ -91,34 +90,28 @@ class StoredEvents:
         table = from_arrow(kind, found)
         for name in columns_of(kind):
             if names_of(name) is not None and np.any(getattr(table, name) == NOT_KNOWN):
-                self._catalog.note(f"{kind.NAME}: has rows of a newer program, whose {name} this one does not know")
+                self._catalog.note(f"{kind.NAME}: contains rows of a newer version of megatrain with an unknown {name}")
         return in_order(table)
 
-    def heat(self, question: HeatQuestion) -> HeatMap:
-        """Return the greatest value in each cell of ranks x steps, and where it is. Raises: DataError."""
-        kind, where = question.kind, question.where
-        conditions, values = sql_conditions(kind, where)
-        return heat_map(question, self.query(kind, where, heat_sql(question, conditions), values))
-
     def bounds(self, kind: type[Table], where: Where, column: str) -> tuple[int, int] | None:
-        """Return the least and greatest value of a column that the footers of the files tell; None: no such files.
+        """Return the least and greatest value of a column by the footers of the files; None: no such files.
 
-        Rows that `where` does not want may be in the same files: the true bounds are within. Raises: DataError.
+        The files may hold other rows than `where` wants: the true bounds are within these. Raises: DataError.
         """
         found = [segment.bounds.get(column) for segment in self._catalog.segments(kind, where) if segment.num_rows]
-        told = [bound for bound in found if bound is not None]
-        return (min(bound[0] for bound in told), max(bound[1] for bound in told)) if told else None
+        known = [bound for bound in found if bound is not None]
+        return (min(bound[0] for bound in known), max(bound[1] for bound in known)) if known else None
 
     def problems(self) -> tuple[str, ...]:
-        """Return what was found damaged or foreign so far, a sentence each."""
+        """Return a sentence for each damaged or foreign part found so far."""
         return self._catalog.problems()
 
     def query(
         self, kind: type[Table], where: Where, sql: str, values: Sequence[Any] = (), *, timeout_s: float | None = None
     ) -> pa.Table | None:
-        """Ask something of `segments`, the rows of a table in those files which may have what `where` wants.
+        """Run SQL on `segments`: the rows of a table in the files that may have what `where` wants.
 
-        `values` stand for $1, $2, ... of the question. None: there are no such files.
+        `values` stand for $1, $2, ... of the query. None: no such files exist.
         Raises: DataError; TooSlowError when there is no answer after `timeout_s`.
         """
         for _ in range(_NUM_TRIES):
@@ -136,14 +129,14 @@ class StoredEvents:
                 with cursor, _interrupted(cursor, timeout_s, is_late):
                     asked = cursor.sql(f"WITH segments AS ({source}) {sql}", params=[*values, *files])
                     return self._answer(asked)
-            except (duckdb.Error, OSError) as error:  # the latter from the midst of an answer
+            except (duckdb.Error, OSError) as error:  # an OSError can occur in the middle of an answer
                 if is_late.is_set():
                     raise TooSlowError(f"{self.directory}: no answer within {timeout_s:g} s") from error
                 self._explain(segments, error)
         raise DataError(f"{self.directory}: segments of {kind.NAME} come and go faster than they can be read")
 
     def _answer(self, asked: duckdb.DuckDBPyRelation) -> pa.Table:
-        """Return what was asked for. Raises: DataError when it is more than half of what DuckDB may have."""
+        """Return the answer. Raises: DataError when it exceeds half of DuckDB's memory limit."""
         batches = asked.to_arrow_reader(_ANSWER_ROWS)
         taken: list[pa.RecordBatch] = []
         num_bytes = 0
@@ -156,7 +149,7 @@ class StoredEvents:
         return pa.Table.from_batches(taken, schema=batches.schema)
 
     def _explain(self, segments: Sequence[Segment], error: Exception) -> None:
-        """Set aside what cannot be read. Raises: DataError when it is not the files' fault."""
+        """Set aside unreadable files. Raises: DataError when the files are not the reason."""
         gone = [segment for segment in segments if not segment.path.exists()]
         broken = {} if gone else {segment.path: fault for segment in segments if (fault := _fault_of(segment))}
         for path, fault in broken.items():
@@ -169,7 +162,7 @@ class StoredEvents:
 def _interrupted(
     cursor: duckdb.DuckDBPyConnection, timeout_s: float | None, is_late: threading.Event
 ) -> Iterator[None]:
-    """End what a connection does in the block after a time, and set `is_late` then; None: never."""
+    """Interrupt a connection's work in the block after a time, and set `is_late` then; None: never."""
     if timeout_s is None:
         yield
         return
@@ -180,9 +173,9 @@ def _interrupted(
         while not has_ended.wait(wait_s):
             is_late.set()
             cursor.interrupt()
-            wait_s = _INTERRUPT_AGAIN_S  # one that comes before the question has begun does nothing
+            wait_s = _INTERRUPT_AGAIN_S  # an interrupt before the query has begun has no effect
 
-    thread = threading.Thread(target=interrupt, name="deadline of a question", daemon=True)
+    thread = threading.Thread(target=interrupt, name="deadline of a query", daemon=True)
     thread.start()
     try:
         yield
@@ -192,7 +185,7 @@ def _interrupted(
 
 
 def sql_conditions(kind: type[Table], where: Where) -> tuple[str, list[Any]]:
-    """Return what rows must fulfil, as SQL with $1, $2, ... and what these stand for."""
+    """Return the conditions on rows as SQL with $1, $2, ..., and the values of these."""
     has = columns_of(kind)
     parts: list[str] = []
     values: list[Any] = []
@@ -214,18 +207,18 @@ def sql_conditions(kind: type[Table], where: Where) -> tuple[str, list[Any]]:
 
 
 def _source(kind: type[Table], segments: Sequence[Segment], number: int) -> tuple[str, list[list[str]]]:
-    """Return the rows of segments as SQL with the columns of now, and the lists of files for $number and the next."""
+    """Return the rows of segments as SQL with the present columns, and the lists of files for $number and the next."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for one in segments:
         alike.setdefault(one.columns, []).append(_GLOB.sub(r"[\g<0>]", str(one.path)))
     parts = [
-        f"SELECT {_columns_of_now(kind, written)} FROM read_parquet(${number + place}, hive_partitioning = false)"
+        f"SELECT {_current_columns(kind, written)} FROM read_parquet(${number + place}, hive_partitioning = false)"
         for place, written in enumerate(alike)
     ]
     return " UNION ALL ".join(parts), list(alike.values())
 
 
-def _columns_of_now(kind: type[Table], written: tuple[str, ...]) -> str:
+def _current_columns(kind: type[Table], written: tuple[str, ...]) -> str:
     if written == tuple(columns_of(kind)):
         return "*"
     written_as = {FORMER_COLUMNS.get(name, name): f'"{name}"' for name in written}
@@ -237,7 +230,7 @@ def _among(column: str, wanted: tuple[int, ...]) -> str:
     chosen = sorted({int(value) for value in wanted})
     if not chosen:
         return "1 = 0"
-    bounds = f"{column} BETWEEN {chosen[0]} AND {chosen[-1]}"  # what statistics of row groups can tell
+    bounds = f"{column} BETWEEN {chosen[0]} AND {chosen[-1]}"  # statistics of row groups can decide this
     if chosen[-1] - chosen[0] + 1 == len(chosen):
         return bounds
     return f"{bounds} AND {column} IN ({', '.join(map(str, chosen))})"
@@ -261,6 +254,6 @@ def _selected(column: str) -> str:
 
 def _fault_of(segment: Segment) -> str:
     try:
-        return fault_in_rows(segment)
+        return damage_of_rows(segment)
     except FileNotFoundError:
         return "is gone"

@@ -1,7 +1,7 @@
-"""How long events are kept: so many hours, and so many bytes; beyond either the oldest go.
+"""How long events are kept: up to a number of hours and of bytes; the oldest files beyond either are removed.
 
-The ranks and groups of a round are sent once, and needed as long as any row of it is left: these tables
-are small and follow the others.
+The ranks and groups of a round are sent once, and needed as long as any of its rows are kept: these tables are small
+and follow the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROSTERS = (Ranks, Groups)
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What [diagnostics] retention_hours and retention_gb say."""
+    """The limits [diagnostics] retention_hours and retention_gb."""
 
     hours: float
     num_bytes: float
@@ -29,7 +29,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What was removed, and what is left."""
+    """Removed files and bytes, and the remaining bytes."""
 
     num_files: int
     num_bytes: int
@@ -45,7 +45,7 @@ class _OldFile:
 
 
 def expire(directory: Path, retention: Retention, now_ns: int) -> Expiry:
-    """Remove what is kept no longer from a directory that this process writes."""
+    """Remove files beyond the limits from a directory that this process writes."""
     files = [file for kind in TABLES if kind not in _ROSTERS for file in _files(directory / kind.NAME)]
     rosters = [file for kind in _ROSTERS for file in _files(directory / kind.NAME)]
     files.sort(key=lambda file: (file.end_ns, file.first))
@@ -79,12 +79,12 @@ def _files(table_directory: Path) -> list[_OldFile]:
 
 
 def _not_needed(old: Sequence[_OldFile], kept: Sequence[_OldFile], rosters: Sequence[_OldFile]) -> list[_OldFile]:
-    """Return those of the old rosters of whose rounds no event is left, and which are not of the newest."""
+    """Return those old rosters that are not of the newest round and whose rounds have no event left."""
     first_hours: dict[Path, int] = {}
     for file in kept:
         table = file.path.parent.parent.parent
         first_hours[table] = min(file.end_ns, first_hours.get(table, file.end_ns))
-    # rounds only grow: the least that is left is in a table's first hour
+    # rounds only grow: the least kept round is in a table's first hour
     oldest = [file for file in kept if file.end_ns == first_hours[file.path.parent.parent.parent]]
     needed = [bounds[0] for file in oldest if (bounds := _rounds(file.path))]
     newest = [bounds[1] for file in rosters if (bounds := _rounds(file.path))]
@@ -103,5 +103,5 @@ def _remove_empty_directories(removed: Sequence[_OldFile], directory: Path) -> N
     for hour in {file.path.parent for file in removed}:
         for path in (hour, hour.parent):
             if directory in path.parents:
-                with suppress(OSError):  # something is left in it
+                with suppress(OSError):  # it is not empty
                     path.rmdir()

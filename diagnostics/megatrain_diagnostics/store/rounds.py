@@ -1,4 +1,4 @@
-"""Which rounds a store knows of, and how far a table goes: small questions of large tables, asked in SQL."""
+"""Which rounds a store has, and which steps a table covers: small queries of large tables in SQL."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from megatrain_diagnostics.store.reader import ALL, StoredEvents, sql_conditions
 
 @dataclass(frozen=True, slots=True)
 class RoundSeen:
-    """What ranks reported about one round. `began_unix_s`: when the first of them opened its black box."""
+    """Reports of ranks about one round. `began_unix_s`: when the first of them opened its black box."""
 
     number: int
     num_ranks: int
-    """That reported."""
+    """Number of ranks that reported."""
     world_size: int
     began_unix_s: float
 
     @property
-    def is_believed(self) -> bool:
-        """At least half of its ranks reported: a single one may be wrong."""
+    def is_confirmed(self) -> bool:
+        """Whether at least half of its ranks reported: a single one may be wrong."""
         return 2 * self.num_ranks >= self.world_size
 
 
@@ -47,13 +47,13 @@ def rounds_seen(events: StoredEvents) -> tuple[RoundSeen, ...]:
 
 
 def shown_round(seen: tuple[RoundSeen, ...]) -> RoundSeen | None:
-    """Return the newest confirmed one; the newest of all where none is (as events.roster.newest_round)."""
-    believed = [one for one in seen if one.is_believed]
-    return (believed or seen)[-1] if seen else None
+    """Return the newest confirmed round; the newest of all where none is (as events.roster.newest_round)."""
+    confirmed = [one for one in seen if one.is_confirmed]
+    return (confirmed or seen)[-1] if seen else None
 
 
 def roster_of(events: StoredEvents, round_number: int) -> Roster:
-    """Return who the ranks of a round are. Raises: DataError where nothing is known of it."""
+    """Return the roster of a round. Raises: DataError where nothing is known of it."""
     where = Where(rounds=(round_number,))
     ranks = events.read(Ranks, where)
     if not num_rows(ranks):
@@ -64,7 +64,7 @@ def roster_of(events: StoredEvents, round_number: int) -> Roster:
 
 @dataclass(frozen=True, slots=True)
 class StepsAhead:
-    """The least and the greatest step that rows tell of, and how many ranks tell of any."""
+    """The least and the greatest step of some rows, and the number of ranks with any."""
 
     first: int
     last: int
@@ -72,7 +72,7 @@ class StepsAhead:
 
 
 def steps_ahead(events: StoredEvents, kind: type[Table], where: Where) -> StepsAhead | None:
-    """Return how far the steps of a table go, None where there are no such rows. Raises: DataError."""
+    """Return the range of steps in a table; None where there are no such rows. Raises: DataError."""
     conditions, values = sql_conditions(kind, where)
     found = events.query(
         kind,

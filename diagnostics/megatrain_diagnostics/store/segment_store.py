@@ -1,6 +1,7 @@
-"""The writer of a directory of segments: rows in, files out; what `commit` has returned for is on disk.
+"""The writer of a directory of segments: rows in, files out; after `commit` returns, they are on disk.
 
-One process writes a directory: it holds <events>/lock. Any number read beside it and need no lock.
+One process writes a directory: it holds <events>/lock. Any number of processes may read at the same time, without a
+lock.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from megatrain_diagnostics.store.segments import StoreError, ahead_of, hour_dire
 
 LOCK_NAME = "lock"
 _FOREIGN_NUMBER = 10**15
-"""No store has made so many commits: what has such a number in its name is from elsewhere."""
+"""No store has made this many commits: a file with such a number in its name is foreign."""
 
 
 class SegmentStore:
-    """Buffers rows of any table and writes them as segments. For any threads."""
+    """Buffers rows of any table and writes them as segments. Safe to use from many threads."""
 
     def __init__(self, directory: Path, *, now_ns: Callable[[], int] = time.time_ns) -> None:
         """Take the directory. Raises: StoreError when another process writes it, or when it cannot be written."""
@@ -44,9 +45,9 @@ class SegmentStore:
         self._last = {kind: _last_number(directory / kind.NAME) for kind in TABLES}
 
     def append(self, kind: type[Table], batch: pa.RecordBatch) -> None:
-        """Hold rows, in the form that they have on the wire, for the next commit.
+        """Hold rows, in wire form, for the next commit.
 
-        Raises: DataError for a batch of another form: it would spoil what others sent.
+        Raises: DataError for a batch of another form: it would spoil the commit of other hosts' rows.
         """
         wanted = arrow_schema(kind)
         if batch.schema.names != wanted.names or batch.schema.types != wanted.types:
@@ -64,14 +65,14 @@ class SegmentStore:
 
     @property
     def num_pending_rows(self) -> int:
-        """Return how many rows wait for a commit, those of a commit that failed among them."""
+        """Return how many rows wait for a commit, including those of a failed commit."""
         with self._pending_lock:
             return sum(batch.num_rows for batches in self._pending.values() for batch in batches)
 
     def commit(self) -> int:
-        """Write everything that was appended; return the number of rows once a power failure takes none of them back.
+        """Write everything that was appended; return the number of rows once they survive a power failure.
 
-        Raises: StoreError when that fails, as on a full disk: what is not written is held for the next commit.
+        Raises: StoreError when that fails, as on a full disk: unwritten rows are held for the next commit.
         """
         with self._commit_lock:
             with self._pending_lock:
@@ -86,7 +87,7 @@ class SegmentStore:
             return num_rows
 
     def retake(self) -> bool:
-        """Say whether somebody has removed the directory, and take the one that is there now, or make it.
+        """Return whether the directory had been removed; if so, take the one that is there now, or create it.
 
         Raises: StoreError when another process writes there meanwhile, or when it cannot be written.
         """
@@ -99,7 +100,7 @@ class SegmentStore:
             return True
 
     def close(self) -> None:
-        """Let go of the directory. What was not committed is gone."""
+        """Release the directory. Uncommitted rows are lost."""
         with self._commit_lock, suppress(OSError):
             os.close(self._lock_file)
 
@@ -137,15 +138,15 @@ def _take(directory: Path) -> int:
     except BlockingIOError:
         holder = os.pread(file, 100, 0).decode(errors="replace").strip() or "another process"
         os.close(file)
-        raise StoreError(f"{directory}: {holder} writes events there; one daemon a job") from None
-    with suppress(OSError):  # who holds it is for messages, and the disk may be full
+        raise StoreError(f"{directory}: {holder} already writes events there; a job has a single daemon") from None
+    with suppress(OSError):  # the owner is only for messages, and the disk may be full
         os.ftruncate(file, 0)
         os.pwrite(file, f"process {os.getpid()}\n".encode(), 0)
     return file
 
 
 def _remove_unfinished(directory: Path) -> None:
-    """Remove what a writer that was killed had not put in place."""
+    """Remove files that a killed writer had not put in place."""
     for kind in TABLES:
         for path in (directory / kind.NAME).rglob(".*.tmp"):
             if is_temporary_name(path.name):
@@ -156,7 +157,7 @@ def _remove_unfinished(directory: Path) -> None:
 def _last_number(directory: Path) -> int:
     """Return the greatest number that a segment of a table has, or had before it was found damaged.
 
-    A name beyond any possible count is not one of ours: counting on from it would lead to names of 19 digits.
+    A number beyond any possible count is foreign: continuing from it would lead to names of 19 digits.
     """
     names = (parse_name(path.name.removesuffix(".damaged")) for path in directory.rglob("*.parquet*"))
     return max((name.last for name in names if name is not None and name.last < _FOREIGN_NUMBER), default=0)

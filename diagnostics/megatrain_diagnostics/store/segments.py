@@ -1,10 +1,10 @@
-"""Segments: the Parquet files that events are kept in, their names, and what their footers say.
+"""Segments: the Parquet files of events, their names, and the content of their footers.
 
 <events>/<table>/<YYYY-MM-DD>/<HH>/<first>-<last>.<crc>.parquet, by the hour (UTC) at which they were written. Each
-commit of a table has a number. A file that was merged of several has the first and the last of theirs, and counts in
-place of every file of its directory whose numbers lie within: the one rename that puts it there takes the others out,
-and whoever lists the directory sees the old ones or the new one. The name ends with the CRC-32 of all bytes, because
-DuckDB, unlike pyarrow, does not look at the checksums of pages: bits that rot would become other numbers.
+commit of a table has a number. A merged file has the first and the last number of its parts, and supersedes every file
+of its directory whose numbers lie within. The single rename that puts it in place removes the others from view, so a
+listing shows either the old files or the new one. The name ends with the CRC-32 of all bytes, because DuckDB, unlike
+pyarrow, does not check the checksums of pages: corrupted bits would become other numbers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from megatrain.contracts.errors import CheckpointError, DataError, MegatrainErro
 from megatrain.contracts.location import LocalLocation
 from megatrain_diagnostics.columns.schema import (
     check_columns,
+    current_schema,
     kind_of,
     names_of,
-    schema_of_now,
     time_column,
 )
 from megatrain_diagnostics.events.tables import StepTotals, Table, columns_of
@@ -34,14 +34,14 @@ from megatrain_diagnostics.store.parquet_limits import check_pages, opened_parqu
 
 SUFFIX = ".parquet"
 DAMAGED_SUFFIX = ".parquet.damaged"
-"""The writer gives it to a segment that it cannot read: kept for inspection, skipped by readers."""
+"""The writer gives it to an unreadable segment: kept for inspection, skipped by readers."""
 AHEAD_KEY = b"megatrain_ahead_ns"
 _ROWS_OF_GROUP = 131_072
-"""Of a row group: what DuckDB hands to one thread, and what statistics let it skip."""
+"""Rows of a row group: the unit of one DuckDB thread, and of skipping by statistics."""
 _ROWS_OF_OPERATION_GROUP = 16_384
-"""Where rows lie operation by operation: about one operation of one step of 12,288 ranks."""
+"""Rows of a row group where rows are sorted by operation: about one operation of one step of 12,288 ranks."""
 _DELTA_COLUMNS = ("rank", "sequence", "start_ns", "at_ns", "duration_ns", "launch_ns", "sum_ns", "max_ns")
-"""Integers of so many values that a dictionary of them would only be made and thrown away."""
+"""Integers with so many distinct values that a dictionary would be built and then discarded."""
 _READ_BYTES = 1 << 20
 _CHECKED_ROWS = 65_536
 _LEVEL = 1  # of zstd: 3 is 4 % smaller and takes 1.4 times as long
@@ -50,12 +50,12 @@ _BOUNDED = ("round", "rank", "step", "start_ns", "at_ns")
 
 
 class StoreError(MegatrainError):
-    """Events could not be written. What was committed before is whole; what was not is still held."""
+    """Events could not be written. What was committed before is intact; the rest is still held."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentName:
-    """What a segment's name says."""
+    """The parts of a segment's name."""
 
     first: int
     last: int
@@ -66,36 +66,36 @@ class SegmentName:
         return f"{self.first:012d}-{self.last:012d}.{self.crc:08x}{SUFFIX}"
 
     def covers(self, other: SegmentName) -> bool:
-        """Say whether this one counts in place of another of its directory."""
+        """Return whether this segment supersedes another of its directory."""
         is_within = self.first <= other.first and other.last <= self.last
         return is_within and (self.first, self.last) != (other.first, other.last)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment and what its footer says. `bounds`: least and greatest value of a column, where that is known."""
+    """A segment and the content of its footer. `bounds`: least and greatest value of a column, where known."""
 
     path: Path
     num_bytes: int
     kind: type[Table]
     num_rows: int
     num_plain_bytes: int
-    """Before compression."""
+    """Size before compression."""
     bounds: Mapping[str, tuple[int, int]]
     ahead_ns: int
-    """How far its rows' times are ahead of the time that they were written at, by the daemon's clock."""
+    """How far its rows' times are ahead of the time of their writing, by the daemon's clock."""
     columns: tuple[str, ...]
-    """As they are in the file: a former program wrote other names (FORMER_COLUMNS), and fewer."""
+    """Names in the file: a former program wrote other names (FORMER_COLUMNS), and fewer."""
 
 
 def parse_name(name: str) -> SegmentName | None:
-    """Return what a file's name says; None: it was not made by a store."""
+    """Return the parts of a file's name; None: no store made it."""
     found = _NAME.fullmatch(name)
     return None if found is None else SegmentName(int(found[1]), int(found[2]), int(found[3], 16))
 
 
 def not_superseded(paths: Sequence[Path]) -> list[Path]:
-    """Return the paths without those that a merged file of the same directory stands for."""
+    """Return the paths without those that a merged file of the same directory supersedes."""
     merged: dict[Path, list[SegmentName]] = {}
     named = [(path, parse_name(path.name)) for path in paths]
     for path, name in named:
@@ -109,13 +109,13 @@ def not_superseded(paths: Sequence[Path]) -> list[Path]:
 
 
 def hour_directory(table_directory: Path, unix_ns: int) -> Path:
-    """Return where what is written at a moment belongs."""
+    """Return the directory for files written at a moment."""
     moment = datetime.fromtimestamp(unix_ns // 10**9, UTC)
     return table_directory / f"{moment:%Y-%m-%d}" / f"{moment:%H}"
 
 
 def end_of_hour_ns(directory: Path) -> int | None:
-    """Return when the hour of a directory is over, in unix ns; None: it is not the directory of an hour."""
+    """Return the end of a directory's hour in unix ns; None: it is not the directory of an hour."""
     try:
         begin = datetime.strptime(f"{directory.parent.name} {directory.name}", "%Y-%m-%d %H").replace(tzinfo=UTC)
     except ValueError:
@@ -124,7 +124,7 @@ def end_of_hour_ns(directory: Path) -> int | None:
 
 
 def read_footer(path: Path) -> Segment:
-    """Return what a file's footer says. Raises: DataError for a file that is no segment; FileNotFoundError."""
+    """Return a segment with its footer's content. Raises: DataError for any other file; FileNotFoundError."""
     try:
         with opened_parquet(path) as file:
             written, metadata = file.schema_arrow, file.metadata
@@ -135,7 +135,7 @@ def read_footer(path: Path) -> Segment:
         reason = "empty" if _is_empty(path) else f"not a whole Parquet file ({_first_line(error)})"
         raise DataError(f"{path}: {reason}") from error
     try:
-        schema = schema_of_now(written)
+        schema = current_schema(written)
         kind = kind_of(schema)
         check_columns(kind, schema)
         _check_names(schema)
@@ -158,9 +158,9 @@ def read_footer(path: Path) -> Segment:
 
 
 def write_segment(directory: Path, first: int, last: int, table: pa.Table, ahead_ns: int) -> Path:
-    """Write the rows of a table, in the form that files have, whole and durable. Raises: StoreError.
+    """Write the rows of a table, in file form, whole and durable. Raises: StoreError.
 
-    Sums lie operation by operation: heat maps ask for one, and pass over the row groups of the others.
+    Sums are sorted by operation: heat maps need one operation, and skip the row groups of the others.
     """
     is_of_sums = kind_of(table.schema) is StepTotals
     if is_of_sums:
@@ -187,13 +187,13 @@ def write_segment(directory: Path, first: int, last: int, table: pa.Table, ahead
 
 
 def _by_operation(table: pa.Table) -> pa.Table:
-    """Return rows operation by operation, each one's in the order that they had."""
+    """Return rows sorted by operation, each operation's in their former order."""
     numbers = table.column("operation").unify_dictionaries().combine_chunks().indices
     return table.take(np.argsort(numbers.to_numpy(), kind="stable"))
 
 
 def is_intact(path: Path) -> bool:
-    """Say whether a file's bytes are those that were written, as far as its name tells.
+    """Return whether a file's bytes are those that were written, by the checksum in its name.
 
     Raises: FileNotFoundError; OSError where it cannot be read.
     """
@@ -207,7 +207,7 @@ def is_intact(path: Path) -> bool:
     return crc == name.crc
 
 
-def fault_in_pages(segment: Segment) -> str:
+def damage_of_pages(segment: Segment) -> str:
     """Return why a segment would take too much memory, by its pages' heads and its texts; "" where it would not.
 
     Raises: FileNotFoundError.
@@ -223,17 +223,17 @@ def fault_in_pages(segment: Segment) -> str:
     return ""
 
 
-def fault_in_rows(segment: Segment) -> str:
-    """Return what is wrong with a segment's rows, each of which is looked at; "" where nothing is.
+def damage_of_rows(segment: Segment) -> str:
+    """Return what is wrong with a segment's rows, after a check of every row; "" where nothing is wrong.
 
     Raises: FileNotFoundError.
     """
-    if fault := fault_in_pages(segment):
-        return fault
+    if damage := damage_of_pages(segment):
+        return damage
     try:
         with opened_parquet(segment.path, texts_of(segment.kind)) as file:
             for batch in file.iter_batches(_CHECKED_ROWS):
-                # text that is no Unicode is found here
+                # invalid Unicode is found here
                 batch.validate(full=True)
                 if without := [name for name in batch.schema.names if batch.column(name).null_count]:
                     raise DataError(f"{segment.kind.NAME}.{without[0]}: rows without a value")
@@ -245,7 +245,7 @@ def fault_in_rows(segment: Segment) -> str:
 
 
 def ahead_of(kind: type[Table], table: pa.Table, written_ns: int) -> int:
-    """Return how far the latest row is ahead of the time it is written at, in ns; below zero: it is behind."""
+    """Return how far the latest row is ahead of the time of writing, in ns; negative: it is behind."""
     column = time_column(kind)
     if column is None or not table.num_rows:
         return 0
@@ -259,10 +259,10 @@ def texts_of(kind: type[Table]) -> list[str]:
 
 
 def _check_names(schema: pa.Schema) -> None:
-    """Raise DataError for numbers where files have names: DuckDB could not read such a file beside the others."""
+    """Raise DataError for numbers where files have names: DuckDB could not read such a file with the others."""
     for name in schema.names:
         if names_of(name) is not None and pa.types.is_integer(schema.field(name).type):
-            raise DataError(f"{name} as numbers, as on the wire; files have names")
+            raise DataError(f"{name} is stored as numbers; files store names")
 
 
 def _bounds(schema: pa.Schema, groups: Sequence[pq.RowGroupMetaData]) -> dict[str, tuple[int, int]]:
@@ -277,7 +277,7 @@ def _bounds(schema: pa.Schema, groups: Sequence[pq.RowGroupMetaData]) -> dict[st
 
 
 def _without_values(schema: pa.Schema, groups: Sequence[pq.RowGroupMetaData]) -> str:
-    """Return the first column of which a value is missing, as far as the footer tells; ours cannot have such."""
+    """Return the first column with a missing value, by the footer; our columns never lack a value."""
     for number, name in enumerate(schema.names):
         if schema.field(name).nullable:
             statistics = [group.column(number).statistics for group in groups]

@@ -1,6 +1,8 @@
-"""What each rank took in each step, as a matrix: the heat map in full, for pictures that compare ranks with peers."""
+"""The time of each rank in each step, as a matrix: the cells of the heat map, and which steps exist."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,10 +10,10 @@ from numpy.typing import NDArray
 from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Int64, StepTotals
-from megatrain_diagnostics.store.heat import Aggregate
 from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
 
 Floats = NDArray[np.float64]
+Aggregate = Literal["sum_ns", "max_ns", "count", "num_bytes"]
 
 
 def step_cells(
@@ -33,18 +35,18 @@ def step_cells(
         rank, step, value = (found.column(name).to_numpy() for name in ("rank", "step", "value"))
         place = (step.astype(np.int64) - steps[0]) * num_ranks + rank
         cells[place] = value
-        is_less = cells[place] < value  # what was stored twice is the same; of what is not, the order may not decide
+        is_less = cells[place] < value  # duplicates are equal; among unequal rows, the order must not decide
         if is_less.any():
             np.fmax.at(cells, place[is_less], value[is_less].astype(np.float64))
     return cells.reshape(len(steps), num_ranks)
 
 
-def newest_steps_told(
+def newest_stored_steps(
     events: StoredEvents, round_number: int, most: int, first: int | None = None, last: int | None = None
 ) -> Int64:
-    """Return the newest steps that sums tell of, ascending, `most` at most, from `first` to `last`.
+    """Return the newest steps with sums, ascending, at most `most`, from `first` to `last`.
 
-    A number that one rank alone tells of, where others tell of other steps, is nonsense of that rank.
+    A step that only one rank reports, where other steps have several reporters, is dropped as an error of that rank.
     Raises: DataError.
     """
     bounds = events.bounds(StepTotals, Where((round_number,)), "step")
@@ -54,26 +56,26 @@ def newest_steps_told(
     newest = bounds[1] if last is None else min(bounds[1], last)
     lonely = np.zeros(0, dtype=np.int64)
     for begin in dict.fromkeys((max(least, newest - most + 1), least)):
-        # nonsense, or another round, may have hidden where the steps are: then all are looked at
+        # wrong step numbers, or another round, may have hidden where the steps are: then all steps are searched
         for operations in ((Operation.STEP.number,), (Operation.FORWARD_COMPUTE.number,), None):
-            found, is_shared = _told(events, Where((round_number,), begin, newest, operations=operations))
+            found, is_shared = _query_steps(events, Where((round_number,), begin, newest, operations=operations))
             if is_shared and begin > least and found[-1] < newest:
-                # the footers know of later steps, which are another round's: as many are to be found before
+                # the later steps in the footers belong to another round: the same number is sought before them
                 begin, newest = max(least, int(found[-1]) - most + 1), int(found[-1])
-                found, _ = _told(events, Where((round_number,), begin, newest, operations=operations))
+                found, _ = _query_steps(events, Where((round_number,), begin, newest, operations=operations))
             if is_shared:
                 return found[-most:]
             lonely = found if len(found) else lonely
     return lonely[-most:]
 
 
-def _told(events: StoredEvents, where: Where) -> tuple[Int64, bool]:
-    """Return the steps, those that several ranks tell of where there are such, and whether there are."""
+def _query_steps(events: StoredEvents, where: Where) -> tuple[Int64, bool]:
+    """Return the steps, only those that several ranks report if there are such, and whether there are."""
     conditions, values = sql_conditions(StepTotals, where)
-    sql = f"SELECT step, min(rank) < max(rank) AS is_told FROM segments WHERE {conditions} GROUP BY step"
+    sql = f"SELECT step, min(rank) < max(rank) AS is_shared FROM segments WHERE {conditions} GROUP BY step"
     table = events.query(StepTotals, where, sql, values)
     if table is None or not table.num_rows:
         return np.zeros(0, dtype=np.int64), False
     steps = table.column("step").to_numpy().astype(np.int64)
-    is_told = np.array(table.column("is_told").to_pylist(), dtype=bool)
-    return np.sort(steps[is_told] if is_told.any() else steps), bool(is_told.any())
+    is_shared = np.array(table.column("is_shared").to_pylist(), dtype=bool)
+    return np.sort(steps[is_shared] if is_shared.any() else steps), bool(is_shared.any())

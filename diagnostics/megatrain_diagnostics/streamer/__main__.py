@@ -1,4 +1,4 @@
-"""`python -m megatrain_diagnostics.streamer --settings JSON`: what the executor of a host starts beside its workers."""
+"""`python -m megatrain_diagnostics.streamer --settings JSON`: the streamer, which the executor of a host starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatrain.contracts.record import decode
 from megatrain.coordination.client import EtcdClient
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
-from megatrain_diagnostics.devices.keeper import DeviceKeeper
+from megatrain_diagnostics.devices.supervisor import DeviceSupervisor
 from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 from megatrain_diagnostics.streamer.expected_ranks import ExpectedRanks
@@ -33,15 +33,15 @@ from megatrain_diagnostics.wire.sender import Sender, SenderLimits
 _logger = logging.getLogger(__name__)
 _NICENESS = 10
 _FLUSH_S = 3.0
-"""Less than the executor gives it to end."""
+"""Less than the time that the executor grants it to end."""
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Stream until a signal ends it; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.streamer", description=__doc__)
-    parser.add_argument("--settings", required=True, metavar="JSON", help="a StreamerSettings")
+    parser.add_argument("--settings", required=True, metavar="JSON", help="StreamerSettings as JSON")
     add_etcd_arguments(parser)
-    args = parser.parse_args(words)
+    args = parser.parse_args(arguments)
     closed = stopped_by_signals()
     os.nice(_NICENESS)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -70,7 +70,7 @@ def _stream(settings: StreamerSettings, client: EtcdClient, closed: threading.Ev
     stacks = StackWatch(settings.host, targets, sender.send, clock.now_ns)
     devices = None
     if settings.telemetry_interval_s:
-        devices = DeviceKeeper(settings.telemetry_interval_s, settings.dcgm_url)
+        devices = DeviceSupervisor(settings.telemetry_interval_s, settings.dcgm_url)
     streamer = Streamer(settings, clock, sender, expected.newest, stacks.request, devices)
     try:
         with _metrics(settings, streamer):
@@ -92,7 +92,7 @@ def _metrics(settings: StreamerSettings, streamer: Streamer) -> Iterator[None]:
         registry = registry_of(HostCollector(streamer.reading))
         server = MetricsServer(registry, settings.metrics_address, settings.metrics_port, token)
     except ConfigError as error:
-        _logger.warning("no /metrics of this host: %s", error)
+        _logger.warning("/metrics of this host is not served: %s", error)
         yield
         return
     _logger.info("/metrics of this host at %s:%d", settings.metrics_address, server.port)

@@ -12,7 +12,7 @@ MAX_AGE_S = 1.0
 
 
 class Batcher:
-    """Collects tables and hands them on by kind. For one thread."""
+    """Collects tables and passes them on by kind. For one thread."""
 
     def __init__(self, send: Callable[[Any, Any], None]) -> None:
         self._send = send
@@ -20,7 +20,7 @@ class Batcher:
         self._num_rows: dict[type[Table], int] = {}
         self._oldest_s: dict[type[Table], float] = {}
         self.num_sent: dict[str, int] = {}
-        """Rows handed on, by table."""
+        """Rows passed on, by table."""
 
     @property
     def has_waiting(self) -> bool:
@@ -34,7 +34,7 @@ class Batcher:
             self._oldest_s.setdefault(kind, now_s)
 
     def flush(self, now_s: float, *, is_all: bool = False) -> None:
-        """Hand on what is due, or all."""
+        """Pass on the tables that are due, or all."""
         for kind in list(self._waiting):
             if is_all or self._num_rows[kind] >= MAX_ROWS or now_s - self._oldest_s[kind] >= MAX_AGE_S:
                 del self._oldest_s[kind]

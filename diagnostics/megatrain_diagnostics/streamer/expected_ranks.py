@@ -1,4 +1,4 @@
-"""Which ranks this host has in the newest round, as the driver wrote it: those that leave no trace are known by it."""
+"""Which ranks this host has in the newest round, from the driver's record: it reveals ranks that leave no trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HostRanks:
-    """The ranks of a host in a round; `seen_s` is when this program learned of it, monotonic."""
+    """The ranks of a host in a round; `seen_s` is when this program received the round, monotonic."""
 
     round: int
     ranks: range

@@ -1,7 +1,7 @@
-"""Which GPU each local rank has, by its UUID: what joins our metrics with those of NVIDIA's DCGM exporter.
+"""Which GPU each local rank has, by its UUID: the key that joins our metrics with those of NVIDIA's DCGM exporter.
 
-From the driver's files in /proc, without loading anything: a worker takes the device of its local rank, which CUDA
-counts by PCI address, among those that CUDA_VISIBLE_DEVICES leaves. A rank on a MIG device has that device's GPU.
+Read from the driver's files in /proc, without loading a library: a worker takes the device of its local rank, which
+CUDA counts by PCI address, among those that CUDA_VISIBLE_DEVICES leaves. A rank on a MIG device has that device's GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def gpu_uuids(visible: str | None, found: Sequence[str], mig: Mapping[str, str] 
     """Return the UUIDs by local rank.
 
     `visible`: the value of CUDA_VISIBLE_DEVICES, None where that is not set; `found`: the host's GPUs by PCI address;
-    `mig`: by UUID of a MIG device, that of its GPU.
+    `mig`: UUID of a MIG device -> UUID of its GPU.
     """
     if visible is None:
         return tuple(found)
@@ -40,12 +40,12 @@ def gpu_uuids(visible: str | None, found: Sequence[str], mig: Mapping[str, str] 
         if word.isascii() and word.isdigit() and int(word) < len(found):
             chosen.append(found[int(word)])
         elif word.startswith("GPU-"):
-            # a shortened UUID is allowed where it is the beginning of one
+            # a prefix of a UUID is allowed
             chosen.append(next((uuid for uuid in found if uuid.startswith(word)), ""))
         elif old := _OLD_MIG.fullmatch(word):
             chosen.append(old[1])
         elif word.startswith("MIG-"):
             chosen.append((mig or {}).get(word, ""))
         else:
-            break  # CUDA does not see what comes after a device that is not there
+            break  # CUDA ignores the devices after one that does not exist
     return tuple(chosen)

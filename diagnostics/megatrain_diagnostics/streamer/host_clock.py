@@ -1,7 +1,7 @@
 """The one clock base of a host: all its events' times on the wall clock, counted from one pair of readings.
 
-Should somebody set the system's clock meanwhile, the events' times go on evenly; how far they are from the daemon's is
-measured by the same clock, so that aligning them still works.
+If the system's clock is set in the meantime, the events' times continue evenly. Their offset from the daemon's clock is
+measured by the same clock base, so that aligning them still works.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from megatrain.contracts.black_box_values import ClockBase
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """Turns monotonic into unix ns."""
+    """Converts monotonic to unix ns."""
 
     base: ClockBase
 
     @property
     def offset_ns(self) -> int:
-        """Return what is to be added to a monotonic time."""
+        """Return what to add to a monotonic time."""
         return self.base.unix_ns - self.base.monotonic_ns
 
     def now_ns(self) -> int:

@@ -1,4 +1,4 @@
-"""The devices of a host beside its ranks: which rank computes on which GPU, in which step, and what is streamed."""
+"""The devices of a host with its ranks: which rank computes on which GPU, in which step, and the rows to stream."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from megatrain_diagnostics.metrics.readings import DevicesReading
 from megatrain_diagnostics.streamer.gpu_uuids import driver_uuids, gpu_uuids
 from megatrain_diagnostics.streamer.rank_tail import RankTail, Tables
 
-_SAY_AGAIN_NS = 30 * 10**9
+_REPEAT_NS = 30 * 10**9
 
 
 class DeviceSource(Protocol):
-    """What reads the devices: devices.keeper.DeviceKeeper."""
+    """The reader of the devices: devices.supervisor.DeviceSupervisor."""
 
     @property
     def newest(self) -> HostSample | None: ...
 
     @property
     def trouble(self) -> str:
-        """Why nothing comes; empty when all is well."""
+        """Why there are no samples; empty while there are."""
 
     def take(self) -> list[HostSample]:
-        """Return the samples that came since the last call."""
+        """Return the samples since the last call."""
 
 
 class HostDevices:
-    """`look` is for one thread, the rest for any. `visible`: CUDA_VISIBLE_DEVICES, None where that is not set."""
+    """`poll` is for one thread, the rest for any. `visible`: CUDA_VISIBLE_DEVICES, None where that is not set."""
 
     def __init__(self, host: str, visible: str | None, source: DeviceSource | None) -> None:
         self._host, self._visible, self._source = host, visible, source
@@ -40,19 +40,19 @@ class HostDevices:
         self._uuid_of: dict[int, str] = {}
         """By the driver's number."""
         self._xids: dict[tuple[str, int], int] = {}
-        self._said: tuple[str, int] = ("", 0)
-        """Which trouble was reported, and when."""
+        self._last_trouble: tuple[str, int] = ("", 0)
+        """The trouble reported last, and when."""
 
     @property
     def reading(self) -> DevicesReading | None:
-        """Return what is known now; None where devices are not read."""
+        """Return the newest reading; None where devices are not read."""
         source = self._source
         if source is None:
             return None
         return DevicesReading(source.newest, source.trouble, dict(self._xids))
 
-    def look(self, tails: Sequence[RankTail], round_number: int, now_ns: int) -> Tables:
-        """Return the rows of what came since the last look. `tails`: of the newest round's ranks."""
+    def poll(self, tails: Sequence[RankTail], round_number: int, now_ns: int) -> Tables:
+        """Return the rows since the last poll. `tails`: of the newest round's ranks."""
         source = self._source
         if source is None:
             return []
@@ -75,7 +75,7 @@ class HostDevices:
         return zip(ordered, chain(self._uuids, repeat("")), strict=False)
 
     def _named(self, sample: HostSample) -> HostSample:
-        """Return a sample in which a GPU that is lost, and cannot say who it is, has the UUID that it had."""
+        """Return a sample in which a lost GPU, which cannot report its UUID, has its former one."""
         gpus = sample.driver.gpus
         self._uuid_of |= {gpu.index: gpu.uuid for gpu in gpus if gpu.uuid}
         if all(gpu.uuid for gpu in gpus):
@@ -84,7 +84,7 @@ class HostDevices:
         return replace(sample, driver=replace(sample.driver, gpus=named))
 
     def _take_gpus(self, sample: HostSample) -> None:
-        """A container may not show the driver's files; MIG devices are known to the driver alone."""
+        """Note the UUIDs that the driver reports: a container may hide its files, and only it lists MIG devices."""
         gpus = sample.driver.gpus
         if gpus and all(gpu.uuid for gpu in gpus):
             mig = {uuid: gpu.uuid for gpu in gpus for uuid in gpu.mig_uuids}
@@ -97,10 +97,10 @@ class HostDevices:
         return HostPlace(self._host, newest or -1, max(steps.values(), default=-1), ranks)
 
     def _silence(self, why: str, place: HostPlace, now_ns: int) -> Tables:
-        told, at_ns = self._said
-        if told == why and now_ns - at_ns < _SAY_AGAIN_NS:
+        trouble, at_ns = self._last_trouble
+        if trouble == why and now_ns - at_ns < _REPEAT_NS:
             return []
-        self._said = (why, now_ns)
+        self._last_trouble = (why, now_ns)
         return [(Gpus, silence_table(why, place, now_ns))]
 
 

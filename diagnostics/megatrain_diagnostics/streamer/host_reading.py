@@ -1,4 +1,4 @@
-"""What a host's streamer knows at a moment, as the plain value that metrics are made from."""
+"""The state of a host's streamer at a moment, as plain values for metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXCHANGES = tuple(one for one in Operation if one.is_collective or one.is_point
 
 
 def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankReading:
-    """Return what one rank's box says."""
+    """Return the reading of one rank's box."""
     progress = tail.progress
     signs = (progress.phase_since_ns, progress.step_started_ns, progress.completed_ns)
     return RankReading(
@@ -50,7 +50,7 @@ def host_reading(
     num_silent: int,
     devices: DevicesReading | None = None,
 ) -> HostReading:
-    """Return what the host knows; `num_lost` and `num_nonsense` count records, the rest of the drops rows."""
+    """Return the reading of the host; `num_lost` and `num_nonsense` count records, the other drops count rows."""
     steps = [rank.step_s for rank in ranks if rank.step_s is not None]
     return HostReading(
         job=job,
@@ -78,7 +78,7 @@ def _unix_s(monotonic_ns: int, clock: HostClock) -> float:
 
 
 def _sum_s(totals: StepTotals | None, operations: Sequence[Operation]) -> float | None:
-    """Return the seconds of some operations in the last step; None before there is one."""
+    """Return the seconds of some operations in the last step; None before the first step."""
     if totals is None:
         return None
     chosen = np.isin(totals.operation, [operation.number for operation in operations])

@@ -1,7 +1,7 @@
 """The workers' logs as they grow: lines, each with the offset of its end in all that the rank has written.
 
-A file that is full becomes <name>.1 and a new one takes its name (the launcher's rotation): the old one is read to its
-end first, and offsets go on. A rank that floods its log is read at a bounded rate, and its lines come later.
+A full file is renamed to <name>.1 and a new one takes its name (the launcher's rotation): the old one is read to its
+end first, and offsets continue. A rank that floods its log is read at a bounded rate, and its lines come later.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from megatrain_diagnostics.events.tables import LogLines, from_columns, joined
 _ROUND = re.compile(r"round-(\d{1,9})")
 _LOG = re.compile(r"rank-(\d{1,9})\.log")
 _LOOK_BYTES = 1 << 20
-"""Of one rank and look."""
+"""Limit per rank and poll."""
 _MAX_LINE_BYTES = 4096
 _ROUNDS_FOLLOWED = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """How far a log was read: `offset` in the file of this inode, `before` bytes were in older files."""
+    """How far a log was read: `offset` in the file of this inode; older files had `before` bytes."""
 
     inode: int
     offset: int
@@ -40,7 +40,7 @@ class LogTail:
         self._file = -1
         self._inode = 0
         self._offset = 0
-        """Up to which the open file was read, lines that have no end yet included."""
+        """Offset up to which the open file was read, including unfinished lines."""
         self._before = 0
         self._rest = b""
         if start is not None:
@@ -48,13 +48,13 @@ class LogTail:
 
     @property
     def position(self) -> LogPosition:
-        """Return where the next look may go on after a restart: whole lines only."""
+        """Return where a poll may continue after a restart: after whole lines only."""
         return LogPosition(self._inode, self._offset - len(self._rest), self._before)
 
-    def look(self, at_ns: int) -> LogLines:
-        """Return the lines that were completed since the last look."""
+    def poll(self, at_ns: int) -> LogLines:
+        """Return the lines that were completed since the last poll."""
         lines: list[tuple[int, bytes]] = []
-        for _ in range(2):  # the rest of a file that is full, then the one that took its name
+        for _ in range(2):  # the rest of a full file, then the file that took its name
             if self._file < 0 and not self._open(self._path):
                 break
             lines += self._read_lines()
@@ -83,11 +83,11 @@ class LogTail:
             if _inode(path) == start.inode and self._open(path):
                 self._offset, self._before = start.offset, start.before
                 return
-        # the file that was being read is gone: what came after it begins here
+        # the file that was being read is gone: the file after it begins here
         self._before = start.before + start.offset
 
     def _open(self, path: Path) -> bool:
-        # neither a link nor a pipe that blocks: others may be able to write there
+        # neither a link nor a blocking pipe: others may be able to write in this directory
         with suppress(OSError):
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             self._inode, self._offset = os.fstat(self._file).st_ino, 0
@@ -107,13 +107,13 @@ class LogTail:
             begin += len(line) + 1
             if line.strip():
                 lines.append((begin, line[:_MAX_LINE_BYTES].rstrip(b"\r")))
-        if len(self._rest) > _LOOK_BYTES:  # not a line: bounded, and sent unchanged
+        if len(self._rest) > _LOOK_BYTES:  # longer than a line may be: truncated, and sent without an end
             lines.append((begin + len(self._rest), self._rest[:_MAX_LINE_BYTES]))
             self._rest = b""
         return lines
 
     def _leave_file(self, lines: list[tuple[int, bytes]]) -> None:
-        """Another file has the name: what is left of a line in this one never gets an end."""
+        """Finish a file whose name another file took: an unfinished line in it never gets an end."""
         self._before += self._offset
         if self._rest.strip():
             lines.append((self._before, self._rest[:_MAX_LINE_BYTES]))
@@ -125,12 +125,12 @@ class HostLogs:
     """Follows the logs of the newest rounds below a host's directory of logs."""
 
     def __init__(self, directory: Path, host: str, start_of: Callable[[str], LogPosition | None]) -> None:
-        """`start_of`: where to go on with the log of a name "round/rank", None: at its beginning."""
+        """`start_of`: where to continue the log of a name "round/rank"; None: at its beginning."""
         self._directory, self._host, self._start_of = directory, host, start_of
         self._tails: dict[tuple[int, int], LogTail] = {}
 
     def find(self) -> None:
-        """Look which logs there are; of rounds that are long over no more is read."""
+        """Find the present logs; those of rounds long over are no longer read."""
         rounds = sorted(_numbers(self._directory, _ROUND))[-_ROUNDS_FOLLOWED:]
         found = {(number, rank) for number, name in rounds for rank, _ in _numbers(self._directory / name, _LOG)}
         for key in self._tails.keys() - found:
@@ -140,8 +140,8 @@ class HostLogs:
             start = self._start_of(_name(number, rank))
             self._tails[number, rank] = LogTail(path, self._host, number, rank, start)
 
-    def look(self, at_ns: int) -> LogLines:
-        return joined(LogLines, [tail.look(at_ns) for _, tail in sorted(self._tails.items())])
+    def poll(self, at_ns: int) -> LogLines:
+        return joined(LogLines, [tail.poll(at_ns) for _, tail in sorted(self._tails.items())])
 
     def positions(self) -> dict[str, LogPosition]:
         """Return how far each log was read, by "round/rank"."""

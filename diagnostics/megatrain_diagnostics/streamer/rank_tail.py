@@ -1,7 +1,7 @@
-"""One rank in one round: what its black box has brought since the last look, as tables.
+"""One rank in one round: the new content of its black box since the last poll, as tables.
 
-The box stays open when its name goes, so that the last records of a rank are read although the executor has copied the
-file and freed its memory. The rank may be dead; what it wrote is whole.
+The box stays open after its name is removed, so that the last records of a rank are read although the executor has
+copied the file and freed its memory. The rank may be dead; its written records are whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatrain_diagnostics.events.tables import (
 )
 from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.record_tables import (
-    Writer,
+    RecordSource,
     is_sampled,
     kinds_of,
     spans_table,
@@ -35,16 +35,16 @@ from megatrain_diagnostics.streamer.record_tables import (
 from megatrain_diagnostics.streamer.ring_tail import Records, RingTail
 
 EVIDENCE_RECORDS = 8192
-"""So many of a rank's newest records are streamed around an incident: some steps, whatever the sample period."""
-_MOST = 2**31 - 1
-"""Of what a column of 32 bits holds."""
+"""Number of a rank's newest records that are streamed around an incident: some steps, whatever the sample period."""
+_MAX_INT32 = 2**31 - 1
+"""Largest value of a column of 32 bits."""
 _LATEST_NS = 2**61
-"""No clock has come so far."""
+"""Later than any clock."""
 Tables = list[tuple[type[Table], Table]]
 
 
 class RankTail:
-    """Follows one black box. Raises from `look` and `evidence`: DataError."""
+    """Follows one black box. Raises from `poll` and `evidence`: DataError."""
 
     def __init__(self, path: Path, clock: HostClock) -> None:
         """Open the box. Raises: DataError."""
@@ -54,82 +54,82 @@ class RankTail:
         self.identity = self._reader.identity
         if nonsense := _nonsense(self._reader):
             self._reader.close()
-            raise DataError(f"{path}: {nonsense}: no job has that")
+            raise DataError(f"{path}: {nonsense}: impossible for a job")
         self._period = 1
-        self._writer = Writer(self.identity.round, self.identity.rank, clock.offset_ns)
+        self._source = RecordSource(self.identity.round, self.identity.rank, clock.offset_ns)
         self._ring = RingTail(self._reader)
-        self._told_groups = {0}
-        self._is_told = False
+        self._sent_groups = {0}
+        self._is_announced = False
         self.progress: Progress = self._reader.progress()
         self._is_alive, self._state = True, State.RUNNING
         self.totals: StepTotals | None = None
-        """Of the last completed step that was seen."""
+        """Totals of the last completed step that was seen."""
         self.num_lost = 0
         """Records that the ring overwrote before they were read."""
         self.num_nonsense = 0
 
     @property
     def name(self) -> str:
-        """Return what tells this box from all others of the host, of all times."""
+        """Return an identity of this box that no other box of the host ever has."""
         return f"{self.path.name}:{self.identity.pid}"
 
     @property
     def position(self) -> int:
-        """Return the record up to which all was handed out."""
+        """Return the record up to which all were returned."""
         return self._ring.done
 
-    def go_on_after(self, sequence: int) -> None:
-        """Pass over what an earlier life of the streamer has brought away."""
+    def skip_to(self, sequence: int) -> None:
+        """Skip the records that an earlier life of the streamer has streamed."""
         self._ring = RingTail(self._reader, sequence)
 
     def check_process(self) -> None:
-        """See whether the rank's process is there. Not at every look: it costs as much as the rest of one."""
+        """Check whether the rank's process exists. Not at every poll: it costs as much as the rest of a poll."""
         self._is_alive = _is_alive(self.identity.pid)
 
     @property
     def is_running(self) -> bool:
-        """Say whether it may write more: its process lived at the last check, and has not closed its box."""
+        """Whether it may write more: its process lived at the last check, and has not closed its box."""
         return self._is_alive and self._state is State.RUNNING
 
     @property
     def has_ended_well(self) -> bool:
         return self._state is State.CLOSED
 
-    def look(self) -> Tables:
-        """Return what is new."""
+    def poll(self) -> Tables:
+        """Return the new rows."""
         status = self._reader.status()
         self.progress, self._state = status.progress, status.state
-        looked = self._ring.look(status.cursor)
-        self.num_lost += looked.num_lost
-        found: Tables = [] if self._is_told else [(Ranks, self._ranks_row())]
-        self._is_told = True
-        return found + self._rows(looked.ended) if len(looked.ended) else found
+        polled = self._ring.poll(status.cursor)
+        self.num_lost += polled.num_lost
+        found: Tables = [] if self._is_announced else [(Ranks, self._ranks_row())]
+        self._is_announced = True
+        return found + self._rows(polled.ended) if len(polled.ended) else found
 
     def _rows(self, ended: Records) -> Tables:
         spans, totals, values, num_nonsense = kinds_of(ended)
         self.num_nonsense += num_nonsense
         control = self._reader.control()
-        self._period = self._period if control is None else min(control.sample_period, _MOST)
+        self._period = self._period if control is None else min(control.sample_period, _MAX_INT32)
         chosen = spans[is_sampled(spans, self._period)]
         found: Tables = []
-        groups = set(spans["group"].tolist()) - self._told_groups
+        groups = set(spans["group"].tolist()) - self._sent_groups
         if groups:
-            self._told_groups |= groups
+            self._sent_groups |= groups
             found.append((Groups, self._groups_rows()))
         if len(totals):
-            rows = totals_table(totals, self._writer)
+            rows = totals_table(totals, self._source)
             self.totals = select(rows, rows.step == rows.step.max())
             found.append((StepTotals, rows))
         if len(values):
-            found.append((Values, values_table(values, self._writer)))
+            found.append((Values, values_table(values, self._source)))
         if len(chosen):
-            found.append((Spans, spans_table(chosen, self._writer)))
+            found.append((Spans, spans_table(chosen, self._source)))
         return found
 
     def evidence(self) -> Tables:
-        """Return the newest spans, whichever steps they are of, and those that are open."""
+        """Return the newest spans, of whatever steps, and the open ones."""
         spans, _, _, _ = kinds_of(self._ring.newest(EVIDENCE_RECORDS))
-        return [(Groups, self._groups_rows()), (Spans, spans_table(spans, self._writer))] if len(spans) else []
+        return [(Groups, self._groups_rows()), (Spans, spans_table(spans, self._source))] if len(spans) else []
 
     def close(self) -> None:
         self._reader.close()
@@ -146,9 +146,9 @@ class RankTail:
 
     def _groups_rows(self) -> Groups:
         known = self._reader.groups()
-        self._told_groups |= known.keys()
+        self._sent_groups |= known.keys()
         groups = [
-            one for _, one in sorted(known.items()) if max(one.first_rank, abs(one.stride), one.num_ranks) <= _MOST
+            one for _, one in sorted(known.items()) if max(one.first_rank, abs(one.stride), one.num_ranks) <= _MAX_INT32
         ]
         return from_columns(
             Groups,
@@ -165,10 +165,10 @@ class RankTail:
 
 
 def _nonsense(reader: BlackBoxReader) -> str:
-    """Return what of a header no row of a table can hold; empty where all of it is fine."""
+    """Return which part of a header no row of a table can hold; empty where all of it is valid."""
     identity, at_ns = reader.identity, reader.clock.monotonic_ns
-    most = max(identity.round, identity.layout.world_size)  # which no rank and no size of an axis exceeds
-    if most > _MOST:
+    most = max(identity.round, identity.layout.world_size)  # no rank and no size of an axis exceeds it
+    if most > _MAX_INT32:
         return f"rank {identity.rank} of {identity.layout.world_size} ({identity.layout}) in round {identity.round}"
     return f"opened at {at_ns} ns of the monotonic clock" if at_ns > _LATEST_NS else ""
 
@@ -182,7 +182,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def box_inode(path: Path) -> int:
-    """Return what tells this file from one that took its name; 0 where there is none."""
+    """Return an identity that differs from a file that took its name later; 0 where there is no file."""
     try:
         return os.stat(path).st_ino
     except OSError:

@@ -1,6 +1,6 @@
 """From the records of a rank's ring to rows of the tables. Pure.
 
-A record comes from a process that may do anything: what no rank can have measured is left out and counted.
+The process that writes records may do anything: values that no rank can have measured are left out and counted.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box_layout import NOT_SAID
+from megatrain.contracts.black_box_layout import NO_VALUE
 from megatrain.contracts.black_box_values import RecordFlag
 from megatrain.contracts.operations import MAX_OPERATIONS, Operation
 from megatrain_diagnostics.events.tables import NO_DURATION, Spans, StepTotals, Values
 from megatrain_diagnostics.streamer.ring_tail import Records
 
-_MOST = np.uint64(2**61)
+_MAX_NUMBER = np.uint64(2**61)
 """No time, duration or number of bytes is as large."""
 _IS_RARE = np.zeros(MAX_OPERATIONS, dtype=bool)
-"""By operation number: streamed whatever the step: few, long, and each of them a story."""
+"""By operation number: streamed in every step, because they are few, long, and informative."""
 for _operation in (
     *(Operation.GC, Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.INIT),
 ):
@@ -27,8 +27,8 @@ for _operation in (
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """Whose records they are; `offset_ns` turns its times into unix ns."""
+class RecordSource:
+    """The rank that wrote the records; `offset_ns` turns its times into unix ns."""
 
     round: int
     rank: int
@@ -36,11 +36,12 @@ class Writer:
 
 
 def kinds_of(records: Records) -> tuple[Records, Records, Records, int]:
-    """Return the spans, step totals and values among records, and how many are nonsense."""
+    """Return the spans, step totals and values among records, and the number of invalid records."""
     flags = records["flags"]
     is_total, is_value = (flags & RecordFlag.STEP_TOTAL) != 0, (flags & RecordFlag.VALUE) != 0
-    has_duration = (records["duration_ns"] < _MOST) | (records["duration_ns"] == NOT_SAID) | is_value
-    is_sane = (records["start_ns"] < _MOST) & (records["launch_ns"] < _MOST) & (records["num_bytes"] < _MOST)
+    has_duration = (records["duration_ns"] < _MAX_NUMBER) | (records["duration_ns"] == NO_VALUE) | is_value
+    is_sane = (records["start_ns"] < _MAX_NUMBER) & (records["launch_ns"] < _MAX_NUMBER)
+    is_sane &= records["num_bytes"] < _MAX_NUMBER
     is_sane &= has_duration & (records["operation"] < MAX_OPERATIONS) & (records["step"] >= -1)
     is_span = ~is_total & ~is_value
     return (
@@ -52,7 +53,7 @@ def kinds_of(records: Records) -> tuple[Records, Records, Records, int]:
 
 
 def is_sampled(spans: Records, period: int) -> NDArray[np.bool_]:
-    """Return which spans are streamed although nothing has happened: those of full steps, and rare ones.
+    """Return which spans are streamed in normal operation: those of full steps, and rare ones.
 
     A full step's forwards wait for gathers that were started behind the update of the step before.
     """
@@ -62,16 +63,16 @@ def is_sampled(spans: Records, period: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def spans_table(spans: Records, writer: Writer) -> Spans:
-    """Return the rows of spans; an open one has the duration -1."""
+def spans_table(spans: Records, source: RecordSource) -> Spans:
+    """Return the rows of spans; an open span has the duration -1."""
     duration = spans["duration_ns"].copy()
-    is_open = duration == NOT_SAID
+    is_open = duration == NO_VALUE
     duration[is_open] = 0
     duration_ns = duration.astype(np.int64)
     duration_ns[is_open] = NO_DURATION
     return Spans(
-        round=_all(spans, writer.round),
-        rank=_all(spans, writer.rank),
+        round=_all(spans, source.round),
+        rank=_all(spans, source.rank),
         sequence=spans["sequence"].astype(np.int64),
         step=spans["step"].astype(np.int32),
         operation=spans["operation"].astype(np.uint8),
@@ -79,23 +80,23 @@ def spans_table(spans: Records, writer: Writer) -> Spans:
         chunk=spans["chunk"].astype(np.int16),
         group=spans["group"].astype(np.int16),
         collective=spans["collective_sequence"].astype(np.int64),
-        start_ns=_unix(spans["start_ns"], writer),
+        start_ns=_unix(spans["start_ns"], source),
         duration_ns=duration_ns,
-        launch_ns=_unix(spans["launch_ns"], writer),
+        launch_ns=_unix(spans["launch_ns"], source),
         num_bytes=spans["num_bytes"].astype(np.int64),
         flags=spans["flags"].astype(np.int16),
     )
 
 
-def totals_table(totals: Records, writer: Writer) -> StepTotals:
+def totals_table(totals: Records, source: RecordSource) -> StepTotals:
     """Return the rows of STEP_TOTAL records: see contracts.black_box_values.StepTotal."""
     return StepTotals(
-        round=_all(totals, writer.round),
-        rank=_all(totals, writer.rank),
+        round=_all(totals, source.round),
+        rank=_all(totals, source.rank),
         sequence=totals["sequence"].astype(np.int64),
         step=totals["step"].astype(np.int32),
         operation=totals["operation"].astype(np.uint8),
-        start_ns=_unix(totals["start_ns"], writer),
+        start_ns=_unix(totals["start_ns"], source),
         sum_ns=totals["duration_ns"].astype(np.int64),
         max_ns=totals["launch_ns"].astype(np.int64),
         count=totals["collective_sequence"].astype(np.int32),
@@ -103,15 +104,15 @@ def totals_table(totals: Records, writer: Writer) -> StepTotals:
     )
 
 
-def values_table(values: Records, writer: Writer) -> Values:
+def values_table(values: Records, source: RecordSource) -> Values:
     """Return the rows of VALUE records: see contracts.black_box_values.NotedValue."""
     return Values(
-        round=_all(values, writer.round),
-        rank=_all(values, writer.rank),
+        round=_all(values, source.round),
+        rank=_all(values, source.rank),
         sequence=values["sequence"].astype(np.int64),
         step=values["step"].astype(np.int32),
         kind=values["operation"].astype(np.uint8),
-        at_ns=_unix(values["start_ns"], writer),
+        at_ns=_unix(values["start_ns"], source),
         value=np.ascontiguousarray(values["duration_ns"]).view(np.float64),
     )
 
@@ -120,5 +121,5 @@ def _all(records: Records, value: int) -> NDArray[np.int32]:
     return np.full(len(records), value, dtype=np.int32)
 
 
-def _unix(times: NDArray[np.uint64], writer: Writer) -> NDArray[np.int64]:
-    return times.astype(np.int64) + writer.offset_ns
+def _unix(times: NDArray[np.uint64], source: RecordSource) -> NDArray[np.int64]:
+    return times.astype(np.int64) + source.offset_ns

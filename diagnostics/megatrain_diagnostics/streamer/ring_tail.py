@@ -1,7 +1,7 @@
 """The records of a black box as they end, by the thousand: the ring's bytes seen as a numpy array.
 
-A record is handed out when it is whole and has ended. What was begun and has not ended, or is torn, is looked at again
-by its number; so each look costs what is new and what is open, not the ring.
+A record is returned when it is whole and has ended. A record that has begun and not ended, or is torn, is read again by
+its number. So each poll costs the new and the open records, not the ring.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.black_box import BlackBoxReader
-from megatrain.contracts.black_box_layout import NOT_SAID
+from megatrain.contracts.black_box_layout import NO_VALUE
 from megatrain.contracts.errors import DataError
 
 RECORD = np.dtype(
@@ -36,13 +36,13 @@ RECORD = np.dtype(
 _LOOK_AHEAD = 16
 """Slots read beyond the cursor, which may lag with several recording threads."""
 _LOW_32 = np.uint64(2**32 - 1)
-_MOST_RECORDS = 2**62
+_MAX_RECORDS = 2**62
 
 Records = NDArray[np.void]
 
 
-class RingLook(NamedTuple):
-    """What one look brought. `num_lost` records were overwritten before anybody saw them end."""
+class RingPoll(NamedTuple):
+    """The result of one poll. `num_lost` records were overwritten before they were seen to end."""
 
     ended: Records
     num_lost: int
@@ -54,20 +54,20 @@ class RingTail:
     def __init__(self, reader: BlackBoxReader, last: int = 0) -> None:
         self._reader = reader
         self._open = np.empty(0, dtype=np.int64)
-        """Numbers of records that were begun and have not been handed out."""
+        """Numbers of records that were begun and have not been returned."""
         self.last = last
         """The newest record that was begun."""
 
     @property
     def done(self) -> int:
-        """Return the number up to which everything was handed out or lost: from there a new tail may go on."""
+        """Return the number up to which everything was returned or lost: a new tail may continue there."""
         return int(self._open[0]) - 1 if len(self._open) else self.last
 
-    def look(self, cursor: int) -> RingLook:
-        """Return the records up to about `cursor` that have ended since the last look, by their numbers."""
+    def poll(self, cursor: int) -> RingPoll:
+        """Return the records up to about `cursor` that have ended since the last poll, by their numbers."""
         capacity = self._reader.capacity
-        if cursor > _MOST_RECORDS:
-            raise DataError(f"{self._reader.path}: {cursor} records, more than any rank can have written")
+        if cursor > _MAX_RECORDS:
+            raise DataError(f"{self._reader.path}: {cursor} records are more than a rank can write")
         first = max(self.last + 1, cursor - capacity + 1)
         num_lost = first - self.last - 1
         old = [_ended(self._again(run)) for run in _runs(self._open)]
@@ -81,10 +81,10 @@ class RingTail:
         still = np.concatenate([waiting, first + np.flatnonzero(~has_ended)])
         kept = still > newest - capacity
         self._open, self.last = still[kept], newest
-        return RingLook(np.concatenate([*old, new]) if old else new, num_lost + int((~kept).sum()))
+        return RingPoll(np.concatenate([*old, new]) if old else new, num_lost + int((~kept).sum()))
 
     def newest(self, count: int) -> Records:
-        """Return the newest `count` records that are still there, ended or open, handed out before or not."""
+        """Return the newest `count` records that still exist, ended or open, returned before or not."""
         capacity = self._reader.capacity
         first = max(1, self.last - min(count, capacity) + 1)
         return self._whole(first, max(0, self.last - first + 1))
@@ -93,7 +93,7 @@ class RingTail:
         return self._whole(int(run[0]), len(run))
 
     def _whole(self, first: int, count: int) -> Records:
-        """Return what is whole among the records first, first + 1, ..."""
+        """Return the whole ones among the records first, first + 1, ..."""
         copies = self._reader.slot_copies(first % self._reader.capacity, count)
         copy, later = (np.frombuffer(raw, dtype=RECORD) for raw in copies)
         wanted = np.arange(first, first + count, dtype=np.uint64)
@@ -103,12 +103,12 @@ class RingTail:
 
 
 def _ended(records: Records) -> Records:
-    ended: Records = records[records["duration_ns"] != NOT_SAID]
+    ended: Records = records[records["duration_ns"] != NO_VALUE]
     return ended
 
 
 def _runs(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return stretches without gaps: one read each."""
+    """Return the stretches without gaps: one read each."""
     if not len(numbers):
         return []
     return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)

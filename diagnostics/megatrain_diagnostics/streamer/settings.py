@@ -12,7 +12,7 @@ from megatrain.failures.patience import Patience
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamerSettings:
-    """Whose streamer it is, where the host's ranks leave their traces, and when they count as stuck."""
+    """The streamer's job and host, the places of the ranks' traces, and the times after which ranks count as stuck."""
 
     job: str
     host: str
@@ -28,16 +28,16 @@ class StreamerSettings:
     metrics_port: int = 0
     metrics_token_file: str = ""
     telemetry_interval_s: float = 0.0
-    """Between two readings of GPUs and network interfaces; 0: never."""
+    """Time between two readings of GPUs and network interfaces; 0: never."""
     dcgm_url: str = ""
 
     @property
     def box_prefix(self) -> str:
-        """Return how the names of this run's black boxes begin, whatever the round."""
+        """Return the common prefix of the names of this run's black boxes, of any round."""
         names = (self.job, RunDirectory(Path(self.run)).key, MAIN_BRANCH)
         return f"megatrain.{'.'.join(map(safe_name, names))}."
 
     @property
     def own_directory(self) -> Path:
-        """Return where the streamer keeps its spool and where it has come to."""
+        """Return the directory of the streamer's spool and positions."""
         return Path(self.run) / "hosts" / safe_name(self.host) / "streamer"

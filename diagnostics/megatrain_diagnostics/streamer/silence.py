@@ -1,6 +1,6 @@
 """Which ranks of this host are silent: no box at all, or nothing new in it for longer than their phase may take.
 
-The same rule as the executor's (megatrain.failures.patience); "0 samples from rank r" is news of its own.
+The rule is the executor's (megatrain.failures.patience); a rank without telemetry is a finding of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SilenceWatch:
         self._suspected: tuple[int, ...] = ()
 
     def silent(self, tails: Sequence[RankTail], expected: HostRanks) -> tuple[int, ...]:
-        """Return the silent ranks, on which two looks in a row agree: the machine may have paused before one."""
+        """Return the silent ranks by two successive polls: the machine may have paused before one of them."""
         stall = find_stall(
             {tail.identity.rank: tail.progress for tail in tails if tail.is_running},
             self._patience,

@@ -1,8 +1,7 @@
 """Python stacks of the ranks of this host, without their help: see contracts/stack_dumps.py.
 
-A process that cannot answer is reported as such, with what the system knows: stopped, dead, or waiting in the kernel.
-Only processes whose black boxes are here are asked, and only those that catch the signal: no other process is
-disturbed.
+For a process that cannot answer, the system's knowledge is reported: stopped, dead, or waiting in the kernel. Only
+processes whose black boxes are here are asked, and only those that catch the signal: no other process is disturbed.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from megatrain_diagnostics.events.tables import Stacks, from_columns, num_rows
 
 _logger = logging.getLogger(__name__)
 _ANSWER_S = 2.0
-"""A process that has not written its stacks within this time cannot: it waits in the kernel, or the machine is
+"""A process that has not written its stacks within this time cannot do so: it waits in the kernel, or the machine is
 overloaded."""
 _POLL_S = 0.02
-_MOST_BYTES = 1 << 20
-"""Of one dump; faulthandler writes 100 threads of 100 frames at the most."""
+_MAX_BYTES = 1 << 20
+"""Size of one dump; faulthandler writes at most 100 threads of 100 frames."""
 _APART_S = 10.0
-"""Between two dumps of a host: stacks are evidence, not a profile."""
+"""Time between two dumps of a host: stacks are evidence, not a profile."""
 _STATES = {"T": "stopped (T)", "t": "stopped by a debugger (t)", "Z": "dead (Z)", "X": "dead (X)", "": "gone"}
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])? \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
@@ -50,7 +49,7 @@ class DumpTarget:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """`stack`: frames, outermost first, one a line: file:line function."""
+    """`stack`: frames, outermost first, one per line: file:line function."""
 
     thread: str
     stack: str
@@ -78,9 +77,9 @@ def targets_in(directory: Path, prefix: str, host: str) -> tuple[DumpTarget, ...
 
 
 def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, clock_ns: Callable[[], int]) -> Stacks:
-    """Return the stacks of all threads of these processes, or a row that says why there are none.
+    """Return the stacks of all threads of these processes, or a row with the reason why there are none.
 
-    All are asked first and read then: it takes two seconds at the most, however many do not answer.
+    All processes are asked before any answer is read: it takes at most two seconds, however many do not answer.
     """
     asked = [(target, *_ask(target.pid)) for target in targets]
     deadline = time.monotonic() + _ANSWER_S
@@ -108,7 +107,7 @@ def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, 
 
 
 def process_words(pid: int) -> str:
-    """Return what the system says of a process: "process is stopped (T)", "process waits in the kernel (D) in ..."."""
+    """Return the system's state of a process: "process is stopped (T)", "process waits in the kernel (D) in ..."."""
     state = _state(pid)
     if state in _STATES:
         return f"process is {_STATES[state]}"
@@ -119,7 +118,7 @@ def process_words(pid: int) -> str:
 
 
 def parse_dump(text: str) -> list[ThreadStack]:
-    """Return the threads of a faulthandler dump, of which the last one is the main thread."""
+    """Return the threads of a faulthandler dump; the last one is the main thread."""
     threads: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
         if (head := _THREAD.match(line)) is not None:
@@ -136,7 +135,7 @@ def parse_dump(text: str) -> list[ThreadStack]:
 
 
 class StackWatch:
-    """Dumps the stacks of a host when asked, from a thread of its own; not more often than every few seconds."""
+    """Dumps the stacks of a host on request, in a thread of its own; at most once every few seconds."""
 
     def __init__(
         self,
@@ -153,13 +152,13 @@ class StackWatch:
         self._thread.start()
 
     def request(self, ranks: tuple[int, ...] = ()) -> None:
-        """Have all ranks of the host dumped, of which `ranks` are the reason. Returns at once."""
+        """Request a dump of all ranks of the host; `ranks` are the reason. Returns at once."""
         if ranks:
-            _logger.info("dumping stacks: rank %s stands still", ", ".join(map(str, ranks)))
+            _logger.info("dumping stacks: rank %s makes no progress", ", ".join(map(str, ranks)))
         self._asked.put(True)
 
     def close(self) -> None:
-        """Finish what was asked for."""
+        """Finish the requested dump."""
         self._asked.put(False)
         self._thread.join(2 * _ANSWER_S)
 
@@ -170,60 +169,60 @@ class StackWatch:
                 continue
             self._dumped_s = now_s
             try:
-                # numbers grow over lives of the streamer, too: a dump is known by them
+                # numbers grow over lives of the streamer too, so that they identify a dump
                 stacks = collect_stacks(tuple(self._targets()), self._host, self._clock_ns(), self._clock_ns)
             except OSError as error:
-                _logger.warning("no stacks: %s", error)
+                _logger.warning("stacks cannot be collected: %s", error)
                 continue
             if num_rows(stacks):
                 self._send(Stacks, stacks)
 
 
 def _ask(pid: int) -> tuple[Path | None, int, str]:
-    """Ask a process for its stacks; return the file and where in it the answer will begin, or why there is none."""
+    """Ask a process for its stacks; return the file and the offset of the answer in it, or why there is none."""
     if _state(pid) in _STATES:
         return None, 0, process_words(pid)
     try:
         file = _stacks_file(pid)
         if file is None or not _catches(pid):
-            return None, 0, "the process offers no stacks"
+            return None, 0, "the process does not support stack dumps"
         size = file.stat().st_size
         os.kill(pid, STACKS_SIGNAL)
         return file, size, ""
     except OSError as error:
-        return None, 0, f"its stacks cannot be asked for: {error.strerror}"
+        return None, 0, f"the stack dump cannot be requested: {error.strerror}"
 
 
 def _answer(file: Path, offset: int, deadline: float) -> list[ThreadStack]:
-    """Return the dump that begins at `offset`, when it is whole, or as far as it came by the deadline."""
+    """Return the dump that begins at `offset`, when it is whole, or the part that was written by the deadline."""
     text, is_quiet = "", False
     while True:
         try:
             with file.open("rb") as opened:
                 opened.seek(offset)
-                fresh = opened.read(_MOST_BYTES).decode("utf-8", "replace")
+                fresh = opened.read(_MAX_BYTES).decode("utf-8", "replace")
         except OSError:
             return parse_dump(text)
         is_quiet, text = bool(fresh) and fresh == text, fresh
-        # it is written in one go: what does not grow any more is whole
+        # it is written in one go: when it stops growing, it is whole
         if is_quiet or time.monotonic() > deadline:
             return parse_dump(text)
         time.sleep(_POLL_S)
 
 
 def _stacks_file(pid: int) -> Path | None:
-    """Return the worker's file of dumps, by its number among the files that the process has open."""
+    """Return the worker's file of dumps, by its number among the process's open files."""
     for link in sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda path: int(path.name)):
         try:
             if os.readlink(link).startswith(f"/memfd:{STACKS_FILE}"):
                 return link
         except OSError:
-            continue  # closed meanwhile
+            continue  # closed in the meantime
     return None
 
 
 def _catches(pid: int) -> bool:
-    """Whether a process has a handler for the signal; without one it would be ended."""
+    """Whether a process has a handler for the signal; without one the signal would end it."""
     for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)

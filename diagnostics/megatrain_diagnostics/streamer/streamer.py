@@ -1,7 +1,8 @@
-"""The loop of a host's streamer: look, stream, and around a stall or a death bring away what else there is.
+"""The loop of a host's streamer: poll, stream, and around a stall or a death send the remaining evidence.
 
-Totals and values of every step go always; spans of full steps; all newest spans and what is in flight when ranks stand
-still, or have died. No process waits for it: rings overwrite what it does not read in time, and it counts that.
+Totals and values of every step are always streamed, and spans of full steps. When ranks stand still or have died, all
+newest and open spans are streamed too. No process waits for the streamer: rings overwrite what it does not read in
+time, and it counts the lost records.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from megatrain_diagnostics.streamer.silence import SilenceWatch
 from megatrain_diagnostics.wire.sender import SenderState
 
 _logger = logging.getLogger(__name__)
-_LOOK_S = 0.4
-"""With what waits to be joined, rows are on their way within a second or so."""
+_POLL_S = 0.4
+"""With the time for joining, rows are sent within about a second."""
 _FIND_S = 0.8
 _EARLY = 0.5
-"""Of a rank's patience: then its host's stacks are dumped. When it is over, the driver ends the processes at once."""
+"""Fraction of a rank's patience after which its host's stacks are dumped. After all of it the driver ends processes."""
 _KEEP_S = 5.0
-"""Between two notes of how far it has come."""
+"""Time between two writes of the positions."""
 
 
 class EventSender(Protocol):
-    """What takes the tables: wire.sender.Sender."""
+    """The receiver of the tables: wire.sender.Sender."""
 
     def send(self, kind: Any, table: Any) -> None: ...
 
@@ -48,7 +49,7 @@ class EventSender(Protocol):
 
 
 class Streamer:
-    """Streams what a host's ranks leave. `look` and `end` are for one thread, `reading` for any."""
+    """Streams the traces of a host's ranks. `poll` and `end` are for one thread, `reading` for any."""
 
     def __init__(
         self,
@@ -59,9 +60,9 @@ class Streamer:
         on_silence: Callable[[tuple[int, ...]], None] = lambda ranks: None,
         devices: DeviceSource | None = None,
     ) -> None:
-        """`expected`: the ranks that the host should have; `on_silence` gets those that may soon be silent.
+        """`expected`: the ranks that the host should have; `on_silence` receives those that may soon be silent.
 
-        `devices`: what reads the host's GPUs and network interfaces; None: nothing does.
+        `devices`: the reader of the host's GPUs and network interfaces; None: they are not read.
         """
         self._settings, self._clock, self._sender = settings, clock, sender
         self._expected, self._on_silence = expected, on_silence
@@ -86,32 +87,32 @@ class Streamer:
     def run(self, closed: threading.Event) -> None:
         """Stream until `closed` is set."""
         while not closed.is_set():
-            self.look(time.monotonic())
-            closed.wait(_LOOK_S)
+            self.poll(time.monotonic())
+            closed.wait(_POLL_S)
         self.end()
 
-    def look(self, now_s: float) -> None:
-        """Look once at everything, and hand on what is due."""
+    def poll(self, now_s: float) -> None:
+        """Look once at everything, and pass on what is due."""
         if self._is_due("find", now_s, _FIND_S):
             if self._settings.black_box_directory:
                 self._boxes.find()
             self._logs.find()
             self._watch_silence(now_s)
-        for kind, table in self._boxes.look():
+        for kind, table in self._boxes.poll():
             self._batcher.add(kind, table, now_s)
-        self._batcher.add(LogLines, self._logs.look(self._clock.now_ns()), now_s)
-        for kind, table in self._devices.look(self._newest(), self._expected().round, self._clock.now_ns()):
+        self._batcher.add(LogLines, self._logs.poll(self._clock.now_ns()), now_s)
+        for kind, table in self._devices.poll(self._newest(), self._expected().round, self._clock.now_ns()):
             self._batcher.add(kind, table, now_s)
         self._batcher.flush(now_s)
         if self._is_due("keep", now_s, _KEEP_S):
             self._keep()
 
     def end(self) -> None:
-        """Look for the last time and hand on everything; `Sender.close` then brings it away."""
+        """Look for the last time and pass on everything; `Sender.close` then delivers it."""
         now_s = time.monotonic()
-        for _ in range(2):  # whoever is found gone by the first look is looked at for the last time by the second
+        for _ in range(2):  # the second poll is the last one of ranks that the first poll finds gone
             self._due["find"] = 0.0
-            self.look(now_s)
+            self.poll(now_s)
         self._batcher.flush(now_s, is_all=True)
         write_positions(self._place, self._positions())
         self._boxes.close()
@@ -136,13 +137,13 @@ class Streamer:
         if not fresh:
             return
         _logger.warning(
-            "nothing from rank %s: sending what all ranks of this host did last", ", ".join(map(str, fresh))
+            "rank %s is silent: sending the newest records of all ranks of this host", ", ".join(map(str, fresh))
         )
         for kind, table in self._boxes.evidence(tails):
             self._batcher.add(kind, table, now_s)
 
     def _keep(self) -> None:
-        """Note how far it has come, when the daemon has it all: else a new life had better send it again."""
+        """Write the positions when the daemon has everything: else a new life should send it again."""
         if self._sender.state().outbox.num_batches == 0 and not self._batcher.has_waiting:
             write_positions(self._place, self._positions())
 
@@ -150,7 +151,7 @@ class Streamer:
         return Positions({tail.name: tail.position for tail in self._boxes.tails}, self._logs.positions())
 
     def reading(self) -> HostReading:
-        """Return what the host knows since the last look."""
+        """Return the state of the host at the last poll."""
         boxes = self._boxes
         return host_reading(
             self._settings.job,

@@ -1,1 +1,1 @@
-"""What streamer and daemon say to each other: frames with a length, and a proof of the token."""
+"""The protocol of streamer and daemon: frames with a length, and a proof of the token."""

@@ -1,7 +1,8 @@
-"""Who may stream: whoever knows the token in the daemon's record proves it, and so does the daemon; it is never sent.
+"""Who may stream: host and daemon prove to each other that they have the token of the daemon's record.
 
-Four frames: the host's greeting with a nonce; the daemon's nonce and proof; the host's proof; the daemon's welcome. A
-proof is an HMAC of both nonces, the role, and who the host says it is. From then on the connection tells who sends.
+The token is never sent. Four frames: the host's greeting with a nonce; the daemon's nonce and proof; the host's proof;
+the daemon's welcome. A proof is an HMAC of both nonces, the role, and the host's claimed name. From then on the
+connection identifies the sender.
 """
 
 from __future__ import annotations
@@ -45,31 +46,33 @@ class _Answer:
 
 
 def enter(connection: FrameSocket, name: SenderName, token: str) -> None:
-    """Do the host's part. Raises: WireError when either side has another token; OSError."""
+    """Run the host's part. Raises: WireError when either side has another token; OSError."""
     greeting = _Greeting(name.host, name.session, secrets.token_hex(_NONCE_BYTES))
     connection.send(FrameKind.HANDSHAKE, encode(greeting))
     challenge = _read(_Challenge, connection, "the daemon's challenge")
     if not _is_same(challenge.proof, _proof(token, "daemon", greeting, challenge.nonce)):
-        raise WireError("whoever listens there does not know the token of the job's daemon")
+        raise WireError("the process at this address does not have the token of the job's daemon")
     connection.send(FrameKind.HANDSHAKE, encode(_Answer(_proof(token, "host", greeting, challenge.nonce))))
     _handshake(connection, "the daemon's welcome")
 
 
 def admit(connection: FrameSocket, token: str) -> SenderName:
-    """Do the daemon's part; return who streams. Raises: WireError when that host has another token; OSError."""
+    """Run the daemon's part; return the sender. Raises: WireError when that host has another token; OSError."""
     greeting = _read(_Greeting, connection, "a host's greeting")
     nonce = secrets.token_hex(_NONCE_BYTES)
     connection.send(FrameKind.HANDSHAKE, encode(_Challenge(nonce, _proof(token, "daemon", greeting, nonce))))
     answer = _read(_Answer, connection, f"the proof of host {greeting.host!r}")
     if not _is_same(answer.proof, _proof(token, "host", greeting, nonce)):
-        raise WireError(f"host {greeting.host!r} has another token than this daemon, which is in etcd, in its record")
+        raise WireError(
+            f"host {greeting.host!r} has another token than this daemon, whose token is in its record in etcd"
+        )
     connection.send(FrameKind.HANDSHAKE)
     return SenderName(greeting.host, greeting.session)
 
 
 def _proof(token: str, role: str, greeting: _Greeting, nonce: str) -> str:
-    said = "\n".join((role, greeting.host.encode().hex(), greeting.session.encode().hex(), greeting.nonce, nonce))
-    return hmac.digest(token.encode(), said.encode(), "sha256").hex()
+    message = "\n".join((role, greeting.host.encode().hex(), greeting.session.encode().hex(), greeting.nonce, nonce))
+    return hmac.digest(token.encode(), message.encode(), "sha256").hex()
 
 
 def _is_same(given: str, proof: str) -> bool:
@@ -87,5 +90,7 @@ def _read(kind: type[Any], connection: FrameSocket, what: str) -> Any:
 def _handshake(connection: FrameSocket, what: str) -> bytes:
     frame = connection.receive()
     if frame is None or frame.kind is not FrameKind.HANDSHAKE:
-        raise WireError(f"{what}: {'the end of the connection' if frame is None else frame.kind.name} in its place")
+        raise WireError(
+            f"expected {what}, received {'the end of the connection' if frame is None else frame.kind.name}"
+        )
     return frame.header

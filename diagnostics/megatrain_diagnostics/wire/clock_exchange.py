@@ -1,7 +1,7 @@
-"""How far one clock is ahead of another, by questions and answers: NTP's formula, the quickest of several counts.
+"""How far one clock is ahead of another, by questions and answers: NTP's formula; the quickest of several counts.
 
-RFC 5905 sec. 8. With the quickest question the least is lost in queues; whichever way was the slower one, the true
-offset is within half of the round trip.
+RFC 5905 sec. 8. The quickest question loses the least time in queues. Whichever direction was slower, the true offset
+is within half of the round trip.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from megatrain_diagnostics.wire.messages import ClockAnswer
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """One question: when it was asked and its answer came, by the asker's clock, and the answer."""
+    """One question: its time and the answer's arrival by the asker's clock, and the answer."""
 
     asked_ns: int
     answer: ClockAnswer
@@ -22,7 +22,7 @@ class ClockReading:
 
     @property
     def round_trip_ns(self) -> int:
-        """Return what is left of the time without what the other side took. Never negative, whatever clocks do."""
+        """Return the round-trip time without the other side's processing. Never negative, whatever the clocks do."""
         own, others = self.answered_ns - self.asked_ns, self.answer.sent_unix_ns - self.answer.received_unix_ns
         return max(0, own - max(0, others))
 
@@ -34,7 +34,7 @@ class ClockReading:
 
     @property
     def error_ns(self) -> int:
-        """Return how far the offset may be wrong, either way."""
+        """Return by how much the offset may be wrong, in either direction."""
         return self.round_trip_ns // 2 + 1
 
 
@@ -49,6 +49,6 @@ def read_clock(ask: Callable[[], ClockAnswer], clock_ns: Callable[[], int], num_
 
 
 def quickest(readings: Sequence[ClockReading]) -> ClockReading:
-    """Return the reading with the shortest round trip, passing over those during which a clock was set back."""
+    """Return the reading with the shortest round trip, without those during which a clock was set back."""
     whole = [one for one in readings if one.answered_ns >= one.asked_ns] or list(readings)
     return min(whole, key=lambda one: one.round_trip_ns)

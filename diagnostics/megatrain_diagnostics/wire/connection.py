@@ -1,4 +1,4 @@
-"""One authenticated stream to one daemon: batches go up by one thread, acknowledgements are read by another."""
+"""One authenticated stream to one daemon: one thread sends batches, another reads acknowledgements."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 from megatrain_diagnostics.wire.messages import Acknowledgement, BatchHeader, ClockAnswer, ClockQuestion
 
 CONNECTION_ERRORS = (CoordinationError, OSError)
-"""What a connection raises, whatever became of the daemon."""
+"""Errors of a connection, whatever happened to the daemon."""
 _HANDSHAKE_S = 10.0
 _SILENCE_S = 20.0
-"""A daemon that lives says something every 5 s: one that froze, or whose machine is gone, does not."""
+"""A live daemon sends a frame every 5 s; one that froze, or whose machine is gone, does not."""
 _CLOCK_S = 5.0
 _NUM_QUESTIONS = 8
 
 
-class Connection:
-    """An open stream. Raises from every method but `cancel`: CONNECTION_ERRORS."""
+class DaemonConnection:
+    """An open stream. Raises from every method except `cancel`: CONNECTION_ERRORS."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Connection:
 
     @property
     def trouble(self) -> str:
-        """Why it ended; empty while it is open, and where it ended in good order."""
+        """Why it ended; empty while it is open, and where it ended normally."""
         return self._trouble
 
     def send(self, header: BatchHeader, content: pa.Buffer) -> None:
-        """Send a batch; waits while the daemon takes nothing."""
+        """Send a batch; waits while the daemon reads nothing."""
         self._frames.send(FrameKind.BATCH, encode(header), content)
 
     def clock(self, clock_ns: Callable[[], int]) -> ClockReading:
@@ -70,7 +70,7 @@ class Connection:
         return read_clock(self._ask_clock, clock_ns, _NUM_QUESTIONS)
 
     def finish(self) -> None:
-        """Say that no more batches come; the daemon then ends the stream."""
+        """Report that there are no more batches; the daemon then ends the stream."""
         self._frames.send(FrameKind.END)
 
     def wait(self, timeout_s: float) -> None:
@@ -78,7 +78,7 @@ class Connection:
         self._thread.join(timeout_s)
 
     def cancel(self) -> None:
-        """End the stream now. Acknowledgements under way are lost, and the batches known by their numbers."""
+        """End the stream now. Acknowledgements under way are lost; a repeated batch is recognised by its number."""
         self._frames.shut()
         self._thread.join()
         self._frames.close()
@@ -93,7 +93,7 @@ class Connection:
                 raise TimeoutError("the daemon does not send its clock") from None
             if answer is None:
                 raise WireError(self._trouble or "the daemon has ended the stream")
-            if answer.question == self._num_asked:  # not a late answer to one that was given up
+            if answer.question == self._num_asked:  # not a late answer to an abandoned question
                 return answer
 
     def _listen(self) -> None:
@@ -107,6 +107,6 @@ class Connection:
             self._trouble = str(error)
         finally:
             self._is_open = False
-            self._frames.shut()  # a batch that waits for room waits no longer
+            self._frames.shut()  # ends the wait of a batch that waits for space
             self._clock_answers.put(None)
             self._on_end()

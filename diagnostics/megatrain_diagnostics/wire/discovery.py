@@ -1,4 +1,4 @@
-"""Where the daemon is: its record in etcd, followed by a watch; or a record that does not change."""
+"""The daemon's address: its record in etcd, followed by a watch."""
 
 from __future__ import annotations
 
@@ -16,39 +16,20 @@ from megatrain.coordination.wire import KeyRange, KeyValue
 
 
 class DaemonFinder(Protocol):
-    """Whatever knows the daemon's record."""
+    """Any source of the daemon's record."""
 
     def find(self) -> DaemonRecord | None:
-        """Return the newest record, None when there is no daemon. Never blocks."""
+        """Return the newest record; None when there is no daemon. Never blocks."""
 
     def wait(self, timeout_s: float) -> None:
         """Return when the record may have changed, or after the time."""
 
 
-class FixedDaemon:
-    """A record that somebody else knows, and may replace."""
-
-    def __init__(self, record: DaemonRecord | None) -> None:
-        self._record = record
-        self._changed = threading.Event()
-
-    def replace(self, record: DaemonRecord | None) -> None:
-        self._record = record
-        self._changed.set()
-
-    def find(self) -> DaemonRecord | None:
-        return self._record
-
-    def wait(self, timeout_s: float) -> None:
-        self._changed.wait(timeout_s)
-        self._changed.clear()
-
-
 class WatchedDaemon:
     """Follows the daemon's record of a job until `close`.
 
-    A record that goes is still tried: its lease may have run out because etcd was away, and the daemon with its streams
-    goes on without etcd.
+    The last record is still used after its removal: its lease may have run out because etcd was away, while the daemon
+    and its streams continue without etcd.
     """
 
     def __init__(self, client: EtcdClient, keys: JobKeys) -> None:
@@ -60,7 +41,7 @@ class WatchedDaemon:
 
     @property
     def trouble(self) -> str:
-        """Why the record is not known; empty when all is well."""
+        """Why the record is not known; empty when it is known."""
         return self._trouble or self._follower.trouble
 
     def find(self) -> DaemonRecord | None:

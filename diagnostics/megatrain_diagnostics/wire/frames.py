@@ -1,8 +1,8 @@
-"""The event stream on a TCP connection: frames that say how long they are before anything is kept of them.
+"""The event stream on a TCP connection: frames that start with their length, so that the receiver can limit memory.
 
 A frame is its kind, the lengths of its header and of its content (17 bytes, little endian), then both. A header is one
-JSON value of at most 4,096 bytes; only batches have a content, the bytes of an Arrow IPC stream. Who receives says how
-much content is taken: what is longer is read into nothing, and costs no memory.
+JSON value of at most 4,096 bytes; only batches have a content, the bytes of an Arrow IPC stream. The receiver limits
+the content: a longer one is read and discarded, and costs no memory.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _TIME = struct.Struct("@ll")
 
 
 class FrameKind(IntEnum):
-    """What a frame is. Numbers are never given a new meaning."""
+    """The kind of a frame. A number never gets a new meaning."""
 
     HANDSHAKE = 1
     REFUSAL = 2
-    """The last one of a connection: why it ends."""
+    """The last frame of a connection: why it ends."""
     BATCH = 3
     ACKNOWLEDGEMENT = 4
     CLOCK = 5
@@ -40,12 +40,12 @@ class FrameKind(IntEnum):
 
 
 class WireError(ConnectionError):
-    """The connection is of no use any more; it says why."""
+    """The connection can no longer be used; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What was received. `content` is None when it was longer than the receiver takes."""
+    """A received frame. `content` is None when it was longer than the receiver's limit."""
 
     kind: FrameKind
     header: bytes
@@ -58,7 +58,7 @@ class _Refusal:
 
 
 class FrameSocket:
-    """A connection. One thread receives, any may send. Raises: WireError, and other OSErrors of sockets."""
+    """A connection. One thread receives, any thread may send. Raises: WireError, and other OSErrors of sockets."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -67,13 +67,13 @@ class FrameSocket:
         self._sending = threading.Lock()
 
     def limit_silence(self, *, receive_s: float | None = None, send_s: float | None = None) -> None:
-        """Have a receive or a send fail that makes no progress for so long; 0: it may take any time."""
+        """Set the time after which a receive or a send without progress fails; 0: no limit."""
         for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
             if seconds is not None:
                 self._socket.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(int(seconds), 0))
 
     def send(self, kind: FrameKind, header: bytes = b"", content: pa.Buffer = _NOTHING) -> None:
-        """Send a frame; waits while the other side takes nothing."""
+        """Send a frame; waits while the other side reads nothing."""
         if len(header) > MAX_HEADER_BYTES:
             raise WireError(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
         with self._sending:
@@ -82,24 +82,26 @@ class FrameSocket:
                 self._socket.sendall(content)
 
     def refuse(self, reason: str) -> None:
-        """Say why the connection ends, to whoever still listens."""
+        """Send the reason why the connection ends; a failure of the send is ignored."""
         with suppress(OSError):
             self.send(FrameKind.REFUSAL, encode(_Refusal(reason[:1000])))
 
     def receive(self, most_content: int = 0) -> Frame | None:
         """Return the next frame; None: the other side has closed the connection between two frames.
 
-        Raises: WireError for what is no frame, for the refusal of the other side, and when it is silent for too long.
+        Raises: WireError for an invalid frame, for the other side's refusal, and when it is silent for too long.
         """
         start = self._read(_START.size, may_end=True)
         if not start:
             return None
         number, header_bytes, content_bytes = _START.unpack(start)
         if number not in tuple(FrameKind) or header_bytes > MAX_HEADER_BYTES:
-            raise WireError(f"no frame: kind {number}, a header of {header_bytes} bytes (at most {MAX_HEADER_BYTES})")
+            raise WireError(
+                f"not a frame: kind {number}, a header of {header_bytes} bytes (at most {MAX_HEADER_BYTES})"
+            )
         kind = FrameKind(number)
         if content_bytes and not (most_content and kind is FrameKind.BATCH):
-            raise WireError(f"{content_bytes} bytes of content, and a {kind.name} of an unauthenticated peer has none")
+            raise WireError(f"{content_bytes} bytes of content, but a {kind.name} of an unauthenticated peer has none")
         header = bytes(self._read(header_bytes))
         if kind is FrameKind.REFUSAL:
             raise WireError(_reason(header))
@@ -114,7 +116,7 @@ class FrameSocket:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the socket back, when no other thread uses it any more."""
+        """Close the socket, when no other thread uses it any more."""
         self.shut()
         self._socket.close()
 
@@ -127,7 +129,7 @@ class FrameSocket:
                 if not count and may_end and not done:
                     return _NOTHING
                 if not count:
-                    raise WireError("the connection broke off")
+                    raise WireError("the connection was lost")
                 done += count
         return buffer
 
@@ -136,18 +138,18 @@ class FrameSocket:
         while num_bytes:
             count = self._received(nowhere[: min(num_bytes, _DRAINED_BYTES)])
             if not count:
-                raise WireError("the connection broke off")
+                raise WireError("the connection was lost")
             num_bytes -= count
 
     def _received(self, view: memoryview) -> int:
         try:
             return self._socket.recv_into(view)
         except BlockingIOError as error:
-            raise WireError("nothing came for too long") from error
+            raise WireError("the other side was silent for too long") from error
 
 
 def _reason(header: bytes) -> str:
     try:
         return decode(_Refusal, header, "a refusal").reason
     except CoordinationError:
-        return "the other side refused, and its reason cannot be read"
+        return "the other side refused; its reason cannot be read"

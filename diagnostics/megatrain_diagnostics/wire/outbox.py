@@ -1,7 +1,7 @@
-"""What waits to be sent or acknowledged: in memory up to a bound, on disk up to another, then the oldest is dropped.
+"""Batches that wait to be sent or acknowledged: in memory up to a bound, then on disk up to a bound.
 
-Putting in never waits and touches no disk: moving to the disk is the sender's work. Nothing is forgotten before the
-daemon has acknowledged it, and all that is dropped is counted.
+Beyond both bounds the oldest batch is dropped. `put` never waits and touches no disk: the sender moves batches to the
+disk. No batch is forgotten before the daemon has acknowledged it, and every dropped batch is counted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pyarrow as pa
 from megatrain_diagnostics.wire.spool import Spool, read_spooled, remove_spooled
 
 _HARD_FACTOR = 8
-"""Where the disk is slower than what comes in, memory may grow to so many times its bound before batches are dropped:
-around an incident all black boxes of a host come at once."""
+"""Where the disk is slower than the incoming batches, memory may grow to this many times its bound before batches are
+dropped: around an incident all black boxes of a host are sent at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,12 +43,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class OutboxState:
-    """How full it is, and what it lost."""
+    """How full it is, and what it dropped."""
 
     num_batches: int
-    """Not sent, or sent and not acknowledged."""
+    """Number of batches not sent, or sent and not acknowledged."""
     memory_bytes: int
-    """That are not in flight."""
+    """Size of the batches in memory that are not in flight."""
     spooled_bytes: int
     in_flight_bytes: int
     acknowledged_rows: int
@@ -58,17 +58,17 @@ class OutboxState:
 
 @dataclass(slots=True)
 class _Queues:
-    """All oldest first. Batches that are over are skipped."""
+    """Batches, all oldest first. Batches that are over are skipped."""
 
     unsent: deque[Batch] = field(default_factory=deque)
     sent: deque[Batch] = field(default_factory=deque)
     in_memory: deque[Batch] = field(default_factory=deque)
-    """Not in flight."""
+    """Batches in memory, not in flight."""
     spooled: deque[Batch] = field(default_factory=deque)
 
 
 class Outbox:
-    """Safe to use from many threads. Without a spool the bound of the memory is all there is."""
+    """Safe to use from many threads. Without a spool, only the memory bound applies."""
 
     def __init__(self, memory_bytes: int, spool: Spool | None = None, spool_bytes: int = 0) -> None:
         self._memory_bytes, self._spool, self._spool_bytes = memory_bytes, spool, spool_bytes
@@ -86,7 +86,7 @@ class Outbox:
         self._trim_spool()
 
     def put(self, table: str, num_rows: int, made_unix_ns: int, content: pa.Buffer) -> None:
-        """Take a batch. Drops the oldest in memory when there is no room left at all."""
+        """Add a batch. Drops the oldest in memory when memory and disk are full."""
         with self._changed:
             batch = self._new_batch(table, num_rows, content.size, made_unix_ns)
             batch.content, batch.is_idle = content, True
@@ -99,9 +99,9 @@ class Outbox:
             self._changed.notify_all()
 
     def take(self, timeout_s: float, window_bytes: int) -> Batch | None:
-        """Return the next batch to send, its content in memory; None when none came in time, or before `wake`.
+        """Return the next batch to send, its content in memory; None when there is none in time, or before `wake`.
 
-        No more than `window_bytes` are sent and not acknowledged, unless a single batch is larger.
+        At most `window_bytes` are sent and not acknowledged, unless a single batch is larger.
         """
         with self._changed:
             woken = self._num_wakes
@@ -109,7 +109,7 @@ class Outbox:
             if not self._has_next(window_bytes):
                 return None
             batch = self._queues.unsent.popleft()
-            if batch.is_idle:  # then it is the oldest of these too
+            if batch.is_idle:  # then it is the oldest in memory too
                 self._pop_memory()
             self._queues.sent.append(batch)
             batch.is_sent = True
@@ -139,7 +139,7 @@ class Outbox:
         _remove(paths)
 
     def rewind(self) -> None:
-        """Send again whatever is not acknowledged: there is a new stream."""
+        """Mark all unacknowledged batches for sending again, on a new stream."""
         with self._changed:
             again = [batch for batch in self._queues.sent if not batch.is_over]
             self._queues.sent.clear()
@@ -160,7 +160,7 @@ class Outbox:
             return not self._num_batches
 
     def wait_for_spill(self, timeout_s: float) -> bool:
-        """Return whether there is more in memory than should be; wait for that at most so long, or until `wake`."""
+        """Wait until memory exceeds its bound, at most for the time or until `wake`; return whether it does."""
         with self._changed:
             woken = self._num_wakes
             self._changed.wait_for(lambda: self._has_spill(self._memory_bytes) or self._num_wakes != woken, timeout_s)
@@ -169,7 +169,7 @@ class Outbox:
     def spill(self, keep_bytes: int | None = None) -> None:
         """Move the oldest batches that are not in flight from memory to disk, down to `keep_bytes` or the usual bound.
 
-        Raises: OSError when the disk takes no more; the batch that it refused is dropped.
+        Raises: OSError when the disk is full; the batch that could not be written is dropped.
         """
         bound = self._memory_bytes if keep_bytes is None else keep_bytes
         while (batch := self._next_spill(bound)) is not None:
@@ -184,7 +184,7 @@ class Outbox:
                 raise
             with self._changed:
                 batch.is_moving = False
-                was_over = batch.is_over  # acknowledged while it was written
+                was_over = batch.is_over  # acknowledged during the write
                 if not was_over:
                     batch.content, batch.path = None, path
                     self._spooled_bytes += batch.num_bytes
@@ -206,7 +206,7 @@ class Outbox:
             )
 
     def wake(self) -> None:
-        """Let all who wait look again."""
+        """Wake all waiting threads to check again."""
         with self._changed:
             self._num_wakes += 1
             self._changed.notify_all()
@@ -237,7 +237,7 @@ class Outbox:
             return batch
 
     def _pop_memory(self) -> Batch | None:
-        """Take the oldest batch out of those in memory that are not in flight."""
+        """Remove and return the oldest batch in memory that is not in flight."""
         while self._queues.in_memory:
             batch = self._queues.in_memory.popleft()
             if not batch.is_over:
@@ -255,7 +255,7 @@ class Outbox:
         self._changed.notify_all()
 
     def _end(self, batch: Batch) -> Path | None:
-        """Let go of a batch; return the file that is to be removed."""
+        """Forget a batch; return the file to remove."""
         if batch.is_sent:
             self._in_flight_bytes -= batch.num_bytes
         elif batch.is_idle:

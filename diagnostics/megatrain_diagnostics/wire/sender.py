@@ -1,7 +1,7 @@
-"""The host's end: takes tables at any rate, and gets them to the daemon once, in order, when there is one.
+"""The host's end of the stream: takes tables at any rate, and delivers them to the daemon once and in order.
 
-`send` copies the rows and returns: no disk, no network. A thread keeps one stream to the newest daemon and replays what
-was not acknowledged; another moves to disk what does not fit in memory. Clocks are compared now and then on the way.
+`send` copies the rows and returns: no disk, no network. One thread keeps one stream to the newest daemon and replays
+unacknowledged batches; another moves batches that exceed the memory to disk. Clocks are compared now and then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megatrain.contracts.diag_records import DaemonRecord
 from megatrain_diagnostics.events.tables import Clocks, TableType, from_columns, num_rows, select
 from megatrain_diagnostics.wire.authentication import SenderName
 from megatrain_diagnostics.wire.clock_exchange import ClockReading
-from megatrain_diagnostics.wire.connection import CONNECTION_ERRORS, Connection
+from megatrain_diagnostics.wire.connection import CONNECTION_ERRORS, DaemonConnection
 from megatrain_diagnostics.wire.discovery import DaemonFinder
 from megatrain_diagnostics.wire.messages import (
     MAX_FRAME_BYTES,
@@ -44,36 +44,36 @@ _FINISH_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderLimits:
-    """What a sender may use."""
+    """Limits of a sender's resources."""
 
     memory_bytes: int = 8 << 20
-    """Of what waits; beyond it the disk is used."""
+    """Memory for waiting batches; beyond it the disk is used."""
     spool_bytes: int = 256_000_000
     window_bytes: int = 16 << 20
-    """That may be sent and not acknowledged."""
+    """Most bytes that may be sent and not acknowledged."""
     clock_period_s: float = 30.0
-    """Between two comparisons of clocks."""
+    """Time between two comparisons of clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class SenderState:
-    """What a host can tell of its stream."""
+    """The state of a host's stream."""
 
     is_connected: bool
     num_connections: int
-    """That came to be."""
+    """Connections made so far."""
     trouble: str
-    """Why there is none; empty when all is well."""
+    """Why there is no connection; empty when there is one."""
     outbox: OutboxState
     clock: ClockReading | None
-    """The newest comparison with the daemon's."""
+    """The newest comparison with the daemon's clock."""
 
 
 class Sender:
     """Streams until `close`. Safe to use from many threads.
 
-    `clock_ns` is the host's one clock base, by which all times in the tables are; `spool_directory` is this host's and
-    job's alone, None for a sender without a disk.
+    `clock_ns` is the host's one clock base, which all times in the tables use. Only this host and job use
+    `spool_directory`; it is None for a sender without a disk.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Sender:
         self.name = SenderName(host, f"{time.time_ns():016x}{secrets.token_hex(4)}")
         self._finder, self._limits, self._clock_ns = finder, limits, clock_ns
         self._outbox = Outbox(limits.memory_bytes, _spool(spool_directory), limits.spool_bytes)
-        self._connection: Connection | None = None
+        self._connection: DaemonConnection | None = None
         self._clock_reading: ClockReading | None = None
         self._num_connections = 0
         self._trouble = "no daemon is known yet"
         self._is_leaving = False
-        """The daemon said that it ends."""
+        """The daemon announced its end."""
         self._disk_trouble = ""
         self._closed = threading.Event()
         self._threads = [
@@ -103,7 +103,7 @@ class Sender:
             thread.start()
 
     def send(self, kind: type[TableType], table: TableType) -> None:
-        """Have the rows of a table streamed. Returns at once; when there is no room the oldest batches are dropped."""
+        """Queue the rows of a table. Returns at once; when memory and disk are full, the oldest batches are dropped."""
         total = num_rows(table)
         for first in range(0, total, MAX_FRAME_ROWS):
             part = (
@@ -130,11 +130,11 @@ class Sender:
         )
 
     def flush(self, timeout_s: float) -> bool:
-        """Return whether all that was sent so far was acknowledged in time."""
+        """Return whether everything sent so far was acknowledged in time."""
         return self._outbox.wait_until_empty(timeout_s, self._closed.is_set)
 
     def close(self, flush_s: float = 5.0) -> bool:
-        """End the stream; return whether all was acknowledged within `flush_s`. What was not is left in the spool."""
+        """End the stream; return whether everything was acknowledged within `flush_s`. The rest stays in the spool."""
         is_empty = self.flush(flush_s)
         self._closed.set()
         self._outbox.wake()
@@ -169,7 +169,7 @@ class Sender:
             self._rest(record, num_failures)
 
     def _rest(self, record: DaemonRecord, num_failures: int) -> None:
-        """Wait before the next try, unless there is another daemon by now."""
+        """Wait before the next try, unless another daemon has appeared."""
         pause_s = min(_SHORTEST_PAUSE_S * 2 ** min(num_failures, 10), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
         deadline = time.monotonic() + pause_s
         while not self._closed.is_set() and (left_s := deadline - time.monotonic()) > 0:
@@ -179,8 +179,8 @@ class Sender:
                 return
 
     def _stream_to(self, record: DaemonRecord) -> None:
-        """Send until the stream ends, or is to end. Raises: CONNECTION_ERRORS."""
-        connection = Connection(record, self.name, self._take_answer, self._outbox.wake)
+        """Send until the stream ends, or has to end. Raises: CONNECTION_ERRORS."""
+        connection = DaemonConnection(record, self.name, self._take_answer, self._outbox.wake)
         self._connection, self._is_leaving = connection, False
         self._num_connections += 1
         _logger.info("streaming to the daemon at %s:%d", record.address, record.port)
@@ -194,7 +194,7 @@ class Sender:
             connection.cancel()
         self._note_trouble(connection.trouble or f"the daemon at {record.address}:{record.port} has ended the stream")
 
-    def _send_all(self, connection: Connection, record: DaemonRecord) -> None:
+    def _send_all(self, connection: DaemonConnection, record: DaemonRecord) -> None:
         next_clock = time.monotonic()
         while connection.is_open and not self._closed.is_set() and not self._is_leaving:
             newest = self._finder.find()
@@ -211,10 +211,10 @@ class Sender:
         state = self._outbox.state()
         return BatchHeader(batch.table, batch.number, batch.made_unix_ns, state.dropped_rows, state.dropped_batches)
 
-    def _compare_clocks(self, connection: Connection) -> None:
+    def _compare_clocks(self, connection: DaemonConnection) -> None:
         try:
             reading = connection.clock(self._clock_ns)
-        except TimeoutError:  # a daemon that waits for its disk; the stream goes on
+        except TimeoutError:  # the daemon waits for its disk; the stream continues
             return
         self._clock_reading = reading
         row = {
@@ -239,7 +239,7 @@ class Sender:
             self._disk_trouble = ""
         except OSError as error:
             if not self._disk_trouble:
-                _logger.warning("the spool takes no more, events are dropped and counted: %s", error)
+                _logger.warning("the spool cannot take more events; they are dropped and counted: %s", error)
             self._disk_trouble = f"spool: {error.strerror}"
 
     def _note_trouble(self, trouble: str) -> None:
@@ -249,11 +249,11 @@ class Sender:
 
 
 def _spool(directory: Path | None) -> Spool | None:
-    """Return the spool, None where the directory cannot be used: events then have the memory only."""
+    """Return the spool; None where the directory is not usable: then batches have only memory."""
     if directory is None:
         return None
     try:
         return Spool(directory)
     except OSError as error:
-        _logger.warning("no spool, what does not fit in memory will be dropped: %s", error)
+        _logger.warning("no spool: events that do not fit in memory will be dropped: %s", error)
         return None

@@ -1,7 +1,7 @@
-"""Batches on a host's disk, for as long as the daemon cannot take them: one Arrow IPC stream a file.
+"""Batches on a host's disk, while the daemon cannot take them: one Arrow IPC stream per file.
 
-A file's name says when its batch was made, its number and rows, and its table, so that names sort by age and any Arrow
-reader opens the files. They need not survive a power cut, but a new life of the sender takes up what it finds.
+A file's name holds the time of its batch, its number and rows, and its table, so that names sort by age and any Arrow
+reader opens the files. They need not survive a power cut, but a new life of the sender sends the files that it finds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Spool:
         directory.mkdir(parents=True, exist_ok=True)
 
     def found(self) -> list[SpooledBatch]:
-        """Return what an earlier life left, oldest first; half-written files are removed, foreign ones skipped."""
+        """Return the files of an earlier life, oldest first; half-written files are removed, foreign ones skipped."""
         batches = []
         for path in sorted(self.directory.iterdir()):
             if is_temporary_name(path.name):
@@ -54,7 +54,7 @@ class Spool:
         path = self.directory / f"{max(0, made_unix_ns):020d}-{number:012d}-{num_rows}.{table}.arrow"
         half = path.with_name(temporary_name(path.name))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
+            path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed
             half.write_bytes(content)
             half.rename(path)
         except OSError:
@@ -69,9 +69,9 @@ def read_spooled(path: Path) -> pa.Buffer:
 
 
 def remove_spooled(path: Path) -> None:
-    """Remove a spooled batch, if it is still there and can be."""
+    """Remove a spooled batch, if it still exists and can be removed."""
     try:
         os.unlink(path)
     except OSError:
-        # a disk that was remounted read-only: the file is sent once more by the next life, and known by its keys
+        # on a disk remounted read-only the next life sends the file again; its keys identify the duplicates
         return

@@ -1,4 +1,4 @@
-// The container of arrays: the very bytes that tests/unit/dashboard/test_dashboard_binary.py has the server write.
+// The container of arrays, with the same bytes as the server writes in tests/unit/dashboard/test_dashboard_binary.py.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -29,7 +29,7 @@ const HEADER = {
 };
 const DATA = [1, 0, 0, 0, 2, 1, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
 
-test("arrays are looked at where they lie", () => {
+test("arrays are views of the received buffer", () => {
   const buffer = container(HEADER, DATA);
   const found = readArrays(buffer);
 
@@ -40,17 +40,17 @@ test("arrays are looked at where they lie", () => {
   assert.equal(found.integers("a").buffer, buffer);
 });
 
-test("a torn or foreign answer is no picture", () => {
+test("a truncated or foreign answer is an error", () => {
   const whole = container(HEADER, DATA);
 
-  assert.throws(() => readArrays(new ArrayBuffer(3)), /cut off/);
-  assert.throws(() => readArrays(whole.slice(0, whole.byteLength - 12)), /cut off/);
-  assert.throws(() => readArrays(whole.slice(0, 30)), /cut off/);
-  assert.throws(() => readArrays(new TextEncoder().encode("<!DOCTYPE html>").buffer as ArrayBuffer), /no container/);
+  assert.throws(() => readArrays(new ArrayBuffer(3)), /truncated/);
+  assert.throws(() => readArrays(whole.slice(0, whole.byteLength - 12)), /truncated/);
+  assert.throws(() => readArrays(whole.slice(0, 30)), /truncated/);
+  assert.throws(() => readArrays(new TextEncoder().encode("<!DOCTYPE html>").buffer as ArrayBuffer), /not a container/);
   assert.throws(() => readArrays(container({ arrays: [{ name: "a", dtype: "i8", shape: [], offset: 0, bytes: 8 }] }, DATA)), /i8/);
 });
 
-test("an array of another type, or none, is told", () => {
+test("a missing array, or one of another type, is an error", () => {
   const found = readArrays(container(HEADER, DATA));
 
   assert.throws(() => found.doubles("a"), /no array a of Float64Array/);

@@ -1,4 +1,4 @@
-// Colours: a map whose steps look equal and whose lightness only rises; text on a colour can be read.
+// Colours: perceptually even maps with monotonic lightness; text on a colour is readable.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -14,17 +14,17 @@ function contrast(a: Triple, b: Triple): number {
   return ((high ?? 0) + 0.05) / ((low ?? 0) + 0.05);
 }
 
-test("OKLab has the whites, greys and primaries of its definition", () => {
+test("OKLab gives white, black and the primaries of its definition", () => {
   assert.deepEqual(srgbOfOklab(1, 0, 0), [255, 255, 255]);
   assert.deepEqual(srgbOfOklab(0, 0, 0), [0, 0, 0]);
   assert.deepEqual(srgbOfOklab(0.6279553606, 0.2248630684, 0.1258462985), [255, 0, 0]);
   assert.deepEqual(srgbOfOklab(0.4520137184, -0.0324569677, -0.3115281477), [0, 0, 255]);
 });
 
-test("lightness rises all along the map, and its ends are far apart", () => {
+test("lightness increases along the map, and its ends have a high contrast", () => {
   const map = Array.from({ length: 255 }, (_, level) => sequential(level / 254));
   for (let level = 3; level < map.length; level += 1) {
-    // a level is less than a step of 8 bits: the third after it is lighter for certain
+    // a level is less than one step of 8 bits, so every third level is compared
     assert.ok(luminance(map[level] as Triple) > luminance(map[level - 3] as Triple));
   }
   assert.ok(contrast(map[0] as Triple, map[254] as Triple) > 9);
@@ -35,7 +35,7 @@ test("lightness rises all along the map, and its ends are far apart", () => {
   assert.ok(blue[2] > blue[0] && yellow[2] < yellow[0]);
 });
 
-test("no colour of the map lies outside of sRGB, so none was bent", () => {
+test("no colour of the map is outside of sRGB, so none was clipped", () => {
   // at the edge of sRGB a channel is 0 or 255; inside of it none is
   for (let level = 1; level < 254; level += 1) {
     const colour = sequential(level / 254);
@@ -43,7 +43,7 @@ test("no colour of the map lies outside of sRGB, so none was bent", () => {
   }
 });
 
-test("against peers the pale half is pale, and lightness goes one way", () => {
+test("in the map for peers the lower half is pale, and lightness is monotonic", () => {
   for (const [theme, sign] of [["light", -1], ["dark", 1]] as const) {
     const map = Array.from({ length: 255 }, (_, level) => againstPeers(level / 254, theme));
     for (let level = 20; level < map.length; level += 1) {
@@ -54,9 +54,9 @@ test("against peers the pale half is pale, and lightness goes one way", () => {
       assert.ok(colour.every((channel) => channel > 0 && channel < 255), `${theme} ${String(colour)}`);
     }
     const spread = (colour: Triple): number => Math.max(...colour) - Math.min(...colour);
-    assert.ok(map.slice(0, 128).every((colour) => spread(colour) < 32), "chance has hardly any colour");
-    assert.ok(contrast(map[0] as Triple, map[127] as Triple) < 1.5, "and hardly any difference");
-    assert.ok(contrast(map[127] as Triple, map[254] as Triple) > 4, "what is slow is seen");
+    assert.ok(map.slice(0, 128).every((colour) => spread(colour) < 32), "colours of chance are nearly grey");
+    assert.ok(contrast(map[0] as Triple, map[127] as Triple) < 1.5, "and nearly equal");
+    assert.ok(contrast(map[127] as Triple, map[254] as Triple) > 4, "slow ranks are visible");
     assert.deepEqual(mapOf("relative", theme)(-1), map[0]);
     assert.deepEqual(againstPeers(2, theme), map[254]);
   }
@@ -73,7 +73,7 @@ test("a table is the map as pixels", () => {
   assert.deepEqual([...bytes], [1, 2, 3, 4]);
 });
 
-test("labels on the colours of operations can be read", () => {
+test("labels on the colours of operations are readable", () => {
   for (const theme of ["light", "dark"] as const) {
     for (const name of [
       "forward-compute", "backward-compute", "backward-weight-compute", "forward-send", "gc", "step", "optimizer",
@@ -88,7 +88,7 @@ test("labels on the colours of operations can be read", () => {
   assert.notDeepEqual(operationColour("backward-weight-compute", "light"), operationColour("nonsense", "light"));
 });
 
-test("tokens are read and mixed", () => {
+test("design tokens are parsed, and colours are mixed", () => {
   assert.deepEqual(tripleOfHex(" #1d5bb8"), [29, 91, 184]);
   assert.deepEqual(tripleOfHex("#1d5bb826"), [29, 91, 184]);
   assert.deepEqual(tripleOfHex("#fff"), [255, 255, 255]);

@@ -1,4 +1,4 @@
-// Numbers, durations and times as people read them.
+// Numbers, durations and times as text.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -16,12 +16,12 @@ import {
   timeText,
 } from "../src/ui/format.ts";
 
-/** Units stand behind a narrow space that does not break; here an ordinary one is easier to read. */
+/** Replace the narrow no-break spaces before units, so that expected values are easier to read. */
 function plain(text: string): string {
   return text.replaceAll("\u202f", " ");
 }
 
-test("numbers have three significant digits and no exponent that is not needed", () => {
+test("numbers have three significant digits, and an exponent only if needed", () => {
   const cases: [number | null, string][] = [
     [0, "0"],
     [1234.5, "1,235"],
@@ -39,7 +39,7 @@ test("numbers have three significant digits and no exponent that is not needed",
   }
 });
 
-test("durations choose their unit and never show sixty of the smaller one", () => {
+test("durations have a fitting unit and never show sixty of the smaller one", () => {
   const cases: [number | null, string][] = [
     [0, "0 s"],
     [0.0000042, "4.20 \u00b5s"],
@@ -59,7 +59,7 @@ test("durations choose their unit and never show sixty of the smaller one", () =
   }
 });
 
-test("ages are coarse", () => {
+test("ages are rounded", () => {
   assert.equal(ageText(-5), "just now");
   assert.equal(plain(ageText(42.4)), "42 s ago");
   assert.equal(plain(ageText(125)), "2 min ago");
@@ -69,7 +69,7 @@ test("ages are coarse", () => {
   assert.equal(plain(ageText(1103 * 86_400)), "1,103 d ago");
 });
 
-test("sizes, parts and counts", () => {
+test("sizes, percentages and counts", () => {
   assert.equal(plain(bytesText(182_403_121_152)), "182 GB");
   assert.equal(plain(bytesText(1_550_000)), "1.55 MB");
   assert.equal(plain(bytesText(999_600)), "1.00 MB");
@@ -88,7 +88,7 @@ test("runs of ranks are joined", () => {
   assert.equal(ranksText([1, 3, 5, 7], 2), "1, 3 and more");
 });
 
-test("times have a date only where it is not of today", () => {
+test("times have a date unless it is today", () => {
   const noon = Date.UTC(2026, 10, 21, 12, 0, 9) / 1000;
   assert.equal(timeText(noon, "utc", noon + 60), "12:00:09");
   assert.equal(timeText(noon, "utc", noon + 86_400), "2026-11-21 12:00:09");

@@ -1,4 +1,4 @@
-// The grid of ranks: numbers and places, what is below a point, where keys lead.
+// The grid of ranks: rank numbers and places, the rank at a point, keyboard movement.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -35,7 +35,7 @@ test("ranks and places are those of megatrain", () => {
   assert.deepEqual([pp.length, pp[0], pp[1]], [8, 777, 777 + 1536]);
 });
 
-test("a cell stands for each rank of a stage and replica, whatever axes lie inside", () => {
+test("each rank of a stage and replica has a cell, for any inner axes", () => {
   assert.deepEqual(shapeOf(MORE), { stages: 2, replicas: 2, inner: 4 });
   assert.equal(placeText(placeOf(MORE, 13), ", "), "pp 1, dp 1, cp 0, tp 1, edp 1, ep 1");
   assert.deepEqual(peersOf(MORE, 13)["cp"], [13, 15]);
@@ -43,7 +43,7 @@ test("a cell stands for each rank of a stage and replica, whatever axes lie insi
   assert.deepEqual(peersOf(MORE, 13)["edp"], [9, 13]);
 });
 
-test("the rank below a point is the one that is drawn there", () => {
+test("the rank at a point is the one drawn there", () => {
   const view = wholeGrid(SHAPE, 900, 500);
   for (const rank of [0, 7, 8, 777, 1535, 1536, 12_287]) {
     const { x, y } = centreOf(SHAPE, view, rank);
@@ -55,7 +55,7 @@ test("the rank below a point is the one that is drawn there", () => {
   assert.equal(rankAt(SHAPE, view, 10, 499.999 + view.line), -1);
 });
 
-test("every rank has a pixel of its own, stage beside stage", () => {
+test("every rank has its own pixel, with stages side by side", () => {
   const colours = Array.from({ length: 12_288 }, (_, rank) => [rank & 255, rank >> 8, 7] as const);
   const image = gridImage(SHAPE, colours);
 
@@ -65,7 +65,7 @@ test("every rank has a pixel of its own, stage beside stage", () => {
   assert.equal(image.pixels[97 * 64 + 1], ((255 << 24) | (7 << 16) | (3 << 8) | 9) >>> 0); // rank 777
 });
 
-test("zooming keeps the point, and neither shrinks below the whole nor loses the grid", () => {
+test("zooming keeps the point, and the grid never becomes smaller than the canvas or leaves it", () => {
   const whole = wholeGrid(SHAPE, 900, 500);
   const near = zoomedGrid(SHAPE, whole, 2, 300, 200, whole);
   const before = rankAt(SHAPE, whole, 300, 200);
@@ -77,7 +77,7 @@ test("zooming keeps the point, and neither shrinks below the whole nor loses the
   assert.ok(far.y + far.line * 192 >= 500 - 1e-6);
 });
 
-test("a small job fills the page with cells that hold words, a large one keeps all in sight", () => {
+test("a small job fills the page with cells large enough for text, and a large one is visible as a whole", () => {
   const small = { stages: 2, replicas: 4, inner: 1 };
   const view = wholeGrid(small, 760, 520);
   assert.equal(gridWidth(small, view), 760);
@@ -88,7 +88,7 @@ test("a small job fills the page with cells that hold words, a large one keeps a
   assert.ok(Math.abs(gridWidth(SHAPE, wholeGrid(SHAPE, 1900, 900)) - 1900) < 1e-6);
 });
 
-test("zooming keeps the rank under the pointer where gaps stay as they are", () => {
+test("zooming keeps the rank under the pointer while the gap between stages is at its maximum", () => {
   const whole = wholeGrid({ stages: 4, replicas: 8, inner: 2 }, 900, 500);
   const shape = { stages: 4, replicas: 8, inner: 2 };
   for (const rank of [0, 17, 40, 63]) {
@@ -97,7 +97,7 @@ test("zooming keeps the rank under the pointer where gaps stay as they are", () 
   }
 });
 
-test("keys lead from cell to cell, over the gap between stages, and stop at the rim", () => {
+test("keys move from cell to cell, across the gap between stages, and stop at the edge", () => {
   assert.equal(rankBeside(SHAPE, 7, "ArrowRight"), 1536);
   assert.equal(rankBeside(SHAPE, 1536, "ArrowLeft"), 7);
   assert.equal(rankBeside(SHAPE, 0, "ArrowLeft"), 0);

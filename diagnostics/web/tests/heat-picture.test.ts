@@ -1,4 +1,4 @@
-// The heat map at the size of the screen: what shares a pixel shows its greatest; new steps are joined to old ones.
+// The heat map scaled to the screen: cells that share a pixel show their maximum; new steps are appended to old ones.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -21,7 +21,7 @@ function picture(rows: number[][], firstStep = 10, more: Partial<HeatPicture> = 
   };
 }
 
-test("one bad rank of 12,288 is seen on a screen of 700 lines, wherever it is", () => {
+test("one bad rank of 12,288 is visible on a screen of 700 lines, wherever it is", () => {
   for (const bad of [0, 777, 6144, 12_287]) {
     const cells = new Uint8Array(12_288 * 100).fill(40);
     cells[bad * 100 + 33] = 250;
@@ -40,7 +40,7 @@ test("one bad rank of 12,288 is seen on a screen of 700 lines, wherever it is", 
   }
 });
 
-test("columns that are drawn over are their steps, and no step beside them", () => {
+test("selected columns give exactly their steps", () => {
   const one = picture([[0, 0, 0, 0, 0]], 10);
   assert.deepEqual(stepsOf(one, { top: 0, bottom: 1, left: 1, right: 3 }), { from: 11, to: 12 });
   // steps 100 to 112 in columns of three; the last has one
@@ -49,7 +49,7 @@ test("columns that are drawn over are their steps, and no step beside them", () 
   assert.deepEqual(stepsOf(shared, { top: 0, bottom: 1, left: 3, right: 5 }), { from: 109, to: 112 });
 });
 
-test("pooling is what a plain loop finds, in any window", () => {
+test("pooling equals a plain loop, in any window", () => {
   let seed = 7;
   const random = (below: number): number => {
     seed = (seed * 48_271) % 2_147_483_647;
@@ -77,7 +77,7 @@ test("pooling is what a plain loop finds, in any window", () => {
   }
 });
 
-test("cells of which nothing is known look like no level", () => {
+test("cells without a value look different from every level", () => {
   const pooled = poolHeat(picture([[0, NO_VALUE], [NO_VALUE, 254]]), { top: 0, bottom: 2, left: 0, right: 2 }, 2, 2);
   const table = Uint32Array.from({ length: 255 }, (_, level) => 1000 + level);
 
@@ -85,14 +85,14 @@ test("cells of which nothing is known look like no level", () => {
   assert.deepEqual([...pooled.hasGaps], [1, 1]);
 });
 
-test("the cell that is seen in a shared place is the one that is told", () => {
+test("the cell reported at a shared pixel is the one drawn there", () => {
   const shown = picture([[1, 2], [3, NO_VALUE], [9, 4]]);
 
   assert.deepEqual(showing(shown, 0, 3, 0, 2), { row: 2, column: 0 });
   assert.deepEqual(showing(shown, 1, 2, 1, 2), { row: 1, column: 1 });
 });
 
-test("a picture goes on with new steps, and forgets the oldest", () => {
+test("a picture is extended by new steps and drops the oldest", () => {
   const old = picture([[1, 2, 3], [4, 5, NO_VALUE]]);
   const next = picture([[33, 7], [66, 8]], 12);
 
@@ -104,7 +104,7 @@ test("a picture goes on with new steps, and forgets the oldest", () => {
   assert.deepEqual([...(few?.columnStep ?? [])], [11, 12, 13]);
 });
 
-test("a picture does not go on with what is another one", () => {
+test("a picture is not extended by one that does not continue it", () => {
   const old = picture([[1, 2], [3, 4]]);
 
   assert.equal(continued(old, picture([[1], [1]], 14), 10), null); // a gap
@@ -114,7 +114,7 @@ test("a picture does not go on with what is another one", () => {
   assert.equal(continued(old, picture([[1]], 11), 10), null);
 });
 
-test("windows stay inside, and places are found again", () => {
+test("windows stay inside the picture, and steps and ranks are found", () => {
   const shown = picture([[1, 2, 3], [4, 5, 6]], 10, { stepsPerBin: 5, rowRank: Int32Array.of(4, 9) });
 
   assert.deepEqual(clampedWindow(shown, { top: -3, bottom: 99, left: 1.2, right: 1.4 }), { top: 0, bottom: 2, left: 1, right: 2 });

@@ -1,4 +1,4 @@
-// Slices by time and line, what is found among them, and the rows of pixels that they become.
+// The timeline: slices by time and line, search, and drawing slices as rows of pixels.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -38,7 +38,7 @@ test("slices are found by time", () => {
   assert.deepEqual([0, 2, 3, 4].map((slice) => lineOfSlice(shown, slice)), [0, 0, 1, 2]);
 });
 
-test("a search is words and numbers, all of them true", () => {
+test("a slice must match all words and numbers of a search", () => {
   const shown = picture();
   const find = (text: string): number[] => {
     const search = parseSearch(text);
@@ -55,7 +55,7 @@ test("a search is words and numbers, all of them true", () => {
   assert.deepEqual(find("gc r5"), [4]);
 });
 
-test("lines of a rank stand together, an ideal below its line", () => {
+test("lines of a rank are adjacent, with an ideal below its line", () => {
   const shown = picture();
   const ideal: IdealPicture = {
     problem: "", idealS: 1, notes: [], begin: new Float64Array(5), length: Float64Array.of(-1, 5, -1, -1, -1),
@@ -92,7 +92,7 @@ function strip(
   return { row: [...row], wide, seen };
 }
 
-test("slices become pixels, the first of a wide one darker", () => {
+test("slices are drawn as pixels, and the first pixel of a wide one is darker", () => {
   const { row, wide, seen } = strip(picture(), 0, 3, 0, 40, 40);
 
   assert.deepEqual(row.slice(0, 11), [1004, 4, 4, 4, 4, 4, 4, 4, 4, 4, 0]);
@@ -102,14 +102,14 @@ test("slices become pixels, the first of a wide one darker", () => {
   assert.equal(seen, 3);
 });
 
-test("only what is in sight is looked at", () => {
+test("only visible slices are processed", () => {
   const { row, seen } = strip(picture(), 0, 3, 12, 22, 10);
 
   assert.equal(seen, 1);
   assert.deepEqual(row, [0, 0, 0, 0, 0, 0, 0, 0, 5, 5]);
 });
 
-test("a slice of no width is still a pixel, and of several the weightiest is seen", () => {
+test("a slice narrower than a pixel is drawn, and of several in one pixel the one with the greatest weight", () => {
   const count = 1000;
   const shown: TimelinePicture = {
     ...picture(), numSlices: count, begin: Float64Array.from({ length: count }, (_, at) => at * 10),
@@ -126,7 +126,7 @@ test("a slice of no width is still a pixel, and of several the weightiest is see
   assert.deepEqual(row, [4, 4, 4, 4, 4, 4, 4, 201, 4, 4]);
 });
 
-test("ideals are drawn where they are, those that are none are not", () => {
+test("ideals are drawn at their times, and slices without an ideal are not", () => {
   const { row } = strip(picture(), 0, 3, 0, 40, 40, {
     begin: Float64Array.of(30, 2, 0, 0, 0), length: Float64Array.of(4, 1, -1, -1, -1),
   });
@@ -134,7 +134,7 @@ test("ideals are drawn where they are, those that are none are not", () => {
   assert.deepEqual([...row.keys()].filter((at) => row[at] !== 0), [2, 30, 31, 32, 33]);
 });
 
-test("panning and zooming stay with what there is", () => {
+test("panning and zooming stay near the picture", () => {
   const span = { fromNs: 1000, toNs: 3000, width: 100 };
 
   assert.deepEqual(panned(span, 500, 100_000), { fromNs: 1500, toNs: 3500, width: 100 });

@@ -1,1 +1,3 @@
-"""The verbs that the launcher adds to the `megatrain` command, one module each; to look and to ask loads no torch."""
+"""The verbs that the launcher adds to the `megatrain` command, one module each; verbs that only read or ask load no
+torch.
+"""

@@ -1,6 +1,6 @@
 """`megatrain host ls|check|cordon|uncordon|evict [JOB]`: the hosts of a job.
 
-Cordons are written to etcd directly, also when nothing runs. Only the driver checks and evicts, so it is asked to.
+Cordons are written to etcd directly, even when nothing runs. Only the driver checks and evicts, so those verbs ask it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from megatrain.contracts.errors import CoordinationError, NotFoundError, UsageEr
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain.contracts.job_requests import Answer, RequestKind
+from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.record import to_plain
 from megatrain.contracts.rounds import JobEnd
-from megatrain.contracts.texts import age_text, names_text, natural_order
-from megatrain.jobs.asking import Gone, asker, check_can_be_asked, checked, make_request, news_of
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import age_text
 from megatrain.jobs.cordons import cordon_host, uncordon_host
 from megatrain.jobs.documents import check_document, host_document
 from megatrain.jobs.host_view import host_views
+from megatrain.jobs.send_request import Gone, asker, check_accepts_requests, checked, make_request, news_of
 from megatrain.jobs.snapshot import JobSnapshot, read_job
-from megatrain_launcher.commands.asking import wait_for_answer
 from megatrain_launcher.commands.host_table import check_lines, host_lines
 from megatrain_launcher.commands.job import print_answer
 from megatrain_launcher.commands.status import known
+from megatrain_launcher.commands.wait_for_answer import wait_for_answer
 from megatrain_launcher.commands.waiting_time import add_waiting
 
 SUMMARY = "list the hosts of a job; check, cordon and evict them"
@@ -42,7 +44,7 @@ Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verbs and their options."""
     verbs: Verbs = parser.add_subparsers(dest="host_verb", required=True, metavar="VERB")
-    listing = verbs.add_parser("ls", help="every host: what it does, and what is wrong with it", allow_abbrev=False)
+    listing = verbs.add_parser("ls", help="list every host with its state and its problems", allow_abbrev=False)
     add_job(listing)
     _add_json(listing)
     listing.set_defaults(run_verb=_ls)
@@ -53,14 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checking.set_defaults(run_verb=_check)
 
     for name, text, action in (
-        ("cordon", "let no round use a host from now on", _cordon),
-        ("uncordon", "let rounds use a host again", _uncordon),
-        ("evict", "take a host out of the running round, and cordon it", _evict),
+        ("cordon", "keep a host out of all later rounds", _cordon),
+        ("uncordon", "allow a host in later rounds again", _uncordon),
+        ("evict", "remove a host from the running round, and cordon it", _evict),
     ):
         verb = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
         _add_job_and_host(verb, "which")
         if name != "uncordon":
-            verb.add_argument("--reason", default="", type=utf8_text, metavar="TEXT", help="why, for the records")
+            verb.add_argument(
+                "--reason", default="", type=utf8_text, metavar="TEXT", help="the reason, for the records"
+            )
         if name == "evict":
             add_waiting(verb)
         else:
@@ -124,10 +128,10 @@ def _note_about(snapshot: JobSnapshot, host: str) -> None:
     if newest is not None and snapshot.newest_halt is None and any(part.host == host for part in newest.hosts):
         print_note(
             f"note: {host} stays in round {newest.number} until that is over; "
-            f"`megatrain host evict --host {host}` takes it out"
+            f"`megatrain host evict --host {host}` removes it"
         )
     elif not snapshot.exists:
-        print_note(f"note: etcd knows no job {snapshot.job!r} yet")
+        print_note(f"note: etcd has no job {snapshot.job!r} yet")
     elif host not in snapshot.hosts:
         print_note(f"note: no host {host} is registered; there {_there(snapshot)}")
 
@@ -142,7 +146,7 @@ def _uncordon(job: OpenJob, args: argparse.Namespace) -> int:
     if args.is_json:
         print_json({"job": job.keys.job, "host": args.host, "was_cordoned": was_cordoned})
     elif was_cordoned:
-        print_lines([f"{args.host} is not cordoned any more: the next round of {job.keys.job} may use it"])
+        print_lines([f"{args.host} is no longer cordoned: the next round of {job.keys.job} may use it"])
     else:
         print_lines([f"{args.host} was not cordoned"])
     return int(ExitCode.OK)
@@ -150,7 +154,7 @@ def _uncordon(job: OpenJob, args: argparse.Namespace) -> int:
 
 def _evict(job: OpenJob, args: argparse.Namespace) -> int:
     snapshot = read_job(job.client, job.keys)
-    check_can_be_asked(snapshot)
+    check_accepts_requests(snapshot)
     _check_is_there(snapshot, args.host)
     request = make_request(RequestKind.EVICT, host=args.host, reason=args.reason)
     answer = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=args.is_waiting)
@@ -165,9 +169,9 @@ def _check_is_there(snapshot: JobSnapshot, host: str) -> None:
 
 
 def _check(job: OpenJob, args: argparse.Namespace) -> int:
-    """Ask for health checks and print what they find; the exit code says whether all hosts are fit."""
+    """Ask for health checks and print their findings; the exit code says whether all hosts are fit."""
     snapshot = read_job(job.client, job.keys)
-    check_can_be_asked(snapshot)
+    check_accepts_requests(snapshot)
     if args.host and args.host not in snapshot.hosts:
         raise NotFoundError(f"job {snapshot.job!r} has no host {args.host!r}; there {_there(snapshot)}")
     request = make_request(RequestKind.CHECK, host=args.host or "")
@@ -187,11 +191,11 @@ def _check(job: OpenJob, args: argparse.Namespace) -> int:
                 elif isinstance(news, Answer):
                     answer = checked(news)
                 elif isinstance(news, JobEnd):
-                    problem = f"the job ended meanwhile: {news.reason}"
+                    problem = f"the job has ended: {news.reason}"
                     break
                 elif isinstance(news, Gone):
                     print_note(f"etcd does not answer, still waiting: {news.reason}")
-                if answer is not None and answer.is_done:  # the driver has seen all reports before it says so
+                if answer is not None and answer.is_done:  # the driver answers only after it has seen all reports
                     break
     except CoordinationError as error:
         if not reports:
@@ -205,7 +209,7 @@ def _results(reports: Iterable[CheckReport]) -> Iterable[CheckResult]:
 
 
 def _joined(before: CheckReport | None, news: CheckReport) -> CheckReport:
-    """Return all that a host reported: its own checks, and one report for each neighbour that it met."""
+    """Return all reports of a host: its own checks, and one report for each neighbour that it met."""
     if before is None or before.session != news.session:
         return news
     known = {(result.name, result.partner): result for result in (*before.results, *news.results)}
@@ -221,17 +225,17 @@ def _print_checks(
     *,
     is_json: bool,
 ) -> int:
-    told = [reports[host] for host in sorted(reports, key=natural_order)]
+    ordered = [reports[host] for host in sorted(reports, key=natural_order)]
     missing = sorted(set(expected) - set(reports), key=natural_order)
-    has_bad_pair = any(result.partner and result.outcome is not CheckOutcome.PASSED for result in _results(told))
-    is_fit = not missing and not has_bad_pair and all(report.is_fit for report in told)
+    has_bad_pair = any(result.partner and result.outcome is not CheckOutcome.PASSED for result in _results(ordered))
+    is_fit = not missing and not has_bad_pair and all(report.is_fit for report in ordered)
     if is_json:
         print_json({
-            "job": job.keys.job, "is_fit": is_fit, "reports": [check_document(report) for report in told],
+            "job": job.keys.job, "is_fit": is_fit, "reports": [check_document(report) for report in ordered],
             "missing": missing, "text": "" if answer is None else answer.text,
         })  # fmt: skip
     else:
-        print_lines(check_lines(told) or ["no host has reported"])
+        print_lines(check_lines(ordered) or ["no host has reported"])
         if answer is not None and answer.is_done:
             print_lines([answer.text])
     if missing:

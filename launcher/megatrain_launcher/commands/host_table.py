@@ -1,4 +1,4 @@
-"""Hosts as a table and as JSON, and what their health checks found. Pure."""
+"""Hosts as a table, and the findings of their health checks. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 from megatrain.commands.printing import table
 from megatrain.contracts.host_records import CheckOutcome, CheckReport
-from megatrain.contracts.texts import age_text, ranges_text, seconds_text, short
+from megatrain.formatting.lists import ranges_text
+from megatrain.formatting.quantities import age_text, seconds_text
+from megatrain.formatting.terminal import short
 from megatrain.jobs.host_view import HostView
 
 _COLUMNS = ("host", "state", "ranks", "step", "step time", "last step", "")
-_LONGEST_REMARK = 160
+_MAX_REMARK_CHARS = 160
 
 
 def host_lines(views: Sequence[HostView], now_s: float) -> list[str]:
-    """Return a table, a line for each host."""
+    """Return a table with a line for each host."""
     return table([_COLUMNS, *(_row(view, now_s) for view in views)], left=(0, 1, 2, 6))
 
 
@@ -27,7 +29,7 @@ def _row(view: HostView, now_s: float) -> tuple[str, ...]:
         last = "-" if status.last_step_unix_s is None else f"{age_text(status.last_step_unix_s, now_s)} ago"
     remark = "; ".join(text for text in ("driver" if view.is_driver else "", view.remark) if text)
     return (
-        view.host, str(view.state), ranges_text(view.ranks) or "-", step, median, last, short(remark, _LONGEST_REMARK)
+        view.host, str(view.state), ranges_text(view.ranks) or "-", step, median, last, short(remark, _MAX_REMARK_CHARS)
     )  # fmt: skip
 
 
@@ -38,12 +40,12 @@ def _steps(least: int | None, most: int | None) -> str:
 
 
 def check_lines(reports: Sequence[CheckReport]) -> list[str]:
-    """Return what health checks found: a line for each host, and below it what did not pass."""
+    """Return the findings of health checks: a line for each host, and below it the checks that it did not pass."""
     lines: list[str] = []
     for report in reports:
         counts = {outcome: sum(result.outcome is outcome for result in report.results) for outcome in CheckOutcome}
-        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) or "nothing was checked"
-        lines.append(f"{report.host}: {'fit' if report.is_fit else 'NOT FIT'}: {told}")
+        summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) or "nothing was checked"
+        lines.append(f"{report.host}: {'fit' if report.is_fit else 'NOT FIT'}: {summary}")
         worth_a_line = [result for result in report.results if result.outcome is not CheckOutcome.PASSED]
         if worth_a_line:
             rows = [(f"  {one.name}", str(one.outcome), short(one.detail)) for one in worth_a_line]

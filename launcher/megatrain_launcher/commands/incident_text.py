@@ -1,4 +1,4 @@
-"""Incidents as tables, as the story of one recovery, and as JSON. Pure."""
+"""Incidents as a table, and one incident in full. Pure."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from megatrain.commands.printing import facts, table
 from megatrain.contracts.exit_codes import exit_text
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentState, phase_seconds
-from megatrain.contracts.texts import age_text, count_text, names_text, seconds_text, short, time_text
-from megatrain.failures.culprit import Role, failures_by_role
+from megatrain.failures.culprit import FailureRole, failures_by_role
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import age_text, count_text, seconds_text, time_text
+from megatrain.formatting.terminal import short
+from megatrain.jobs.incident_phrases import KIND_TEXTS, down_s, phase_text, receipt_text, where_text
 from megatrain.jobs.notes import Note, place_text
-from megatrain.jobs.words import KIND_TEXTS, down_s, phase_text, told_text, where_text
 
 _COLUMNS = ("id", "ago", "kind", "state", "where", "did", "down", "steps lost", "why")
-_LONGEST_REASON = 100
+_MAX_REASON_CHARS = 100
 _BAR_CELLS = 40
 
 
 def incidents_lines(job: str, incidents: Sequence[Incident], now_s: float) -> list[str]:
-    """Return a table of incidents, the newest first."""
+    """Return a table of incidents, newest first."""
     if not incidents:
         return [f"{job}: no incident"]
     states = Counter(incident.state for incident in incidents)
-    told = ", ".join(f"{states[state]} {state}" for state in IncidentState if states[state])
+    summary = ", ".join(f"{states[state]} {state}" for state in IncidentState if states[state])
     known = [one.effective_time_ratio for one in incidents if one.effective_time_ratio is not None]
     ratio = f"; training time {known[-1]:.1%} of the job's time until the last one" if known else ""
     rows = [_row(incident, now_s) for incident in reversed(incidents)]
     return [
-        f"{job}: {count_text(len(incidents), 'incident')}: {told}{ratio}",
+        f"{job}: {count_text(len(incidents), 'incident')}: {summary}{ratio}",
         "",
         *table([_COLUMNS, *rows], left=(0, 2, 3, 4, 5, 8)),
     ]
@@ -46,12 +48,12 @@ def _row(incident: Incident, now_s: float) -> tuple[str, ...]:
         incident.action,
         "-" if seconds is None else seconds_text(seconds),
         "-" if incident.steps_lost is None else f"{incident.steps_lost:,}",
-        short(incident.reason, _LONGEST_REASON),
+        short(incident.reason, _MAX_REASON_CHARS),
     )
 
 
 def incident_lines(incident: Incident, now_s: float) -> list[str]:
-    """Return the story of one incident: what, where, what was done, what it cost, and why we think so."""
+    """Return one incident in full: what, where, what was done, what it cost, and the evidence."""
     lines = [f"{incident.incident_id} {incident.state}: {short(incident.reason, 400)}", ""]
     lines += facts(_facts(incident, now_s))
     lines += ["", *_timeline(incident)]
@@ -60,12 +62,12 @@ def incident_lines(incident: Incident, now_s: float) -> list[str]:
         lines += [f"  {number}. {short(text, 400)}" for number, text in enumerate(incident.evidence, 1)]
     if incident.failures:
         heads = ("rank", "ended", "after", "label", "action", "log")
-        told = failures_by_role(incident, {})
-        rows = [heads, *(_failure_row(failure, role, incident.moments.began) for role, failure in told)]
+        by_role = failures_by_role(incident, {})
+        rows = [heads, *(_failure_row(failure, role, incident.moments.began) for role, failure in by_role)]
         lines += ["", "workers that ended", *(f"  {line}" for line in table(rows, left=(1, 3, 4, 5)))]
     if incident.receipts:
-        receipts = (f"{one.receiver}: {told_text(one)} ({time_text(one.at_unix_s)})" for one in incident.receipts)
-        lines += ["", "who was told", *(f"  {short(text, 400)}" for text in receipts)]
+        receipts = (f"{one.receiver}: {receipt_text(one)} ({time_text(one.at_unix_s)})" for one in incident.receipts)
+        lines += ["", "notified", *(f"  {short(text, 400)}" for text in receipts)]
     notes = {name: text for name, text in incident.notes.items() if not name.endswith("_s")}  # numbers for programs
     if notes:
         lines += ["", "notes", *(f"  {name}: {short(text, 400)}" for name, text in sorted(notes.items()))]
@@ -73,7 +75,9 @@ def incident_lines(incident: Incident, now_s: float) -> list[str]:
 
 
 def notes_lines(notes: Sequence[Note], now_s: float) -> list[str]:
-    """Return what people wrote and did not retract, the newest first, below a heading; nothing where there is none."""
+    """Return the notes that people wrote and did not retract, newest first, below a heading; empty if there are
+    none.
+    """
     held = [one for one in reversed(notes) if not one.is_retracted]
     if not held:
         return []
@@ -81,7 +85,7 @@ def notes_lines(notes: Sequence[Note], now_s: float) -> list[str]:
         ("id", "where", "written", "by", "note"),
         *((one.note_id, place_text(one), age_text(one.written_unix_s, now_s), one.user, one.text) for one in held),
     ]
-    return ["", "notes of people", *(f"  {line}" for line in table(rows, left=(0, 1, 3, 4)))]
+    return ["", "notes by people", *(f"  {line}" for line in table(rows, left=(0, 1, 3, 4)))]
 
 
 def _facts(incident: Incident, now_s: float) -> list[tuple[str, str]]:
@@ -93,7 +97,7 @@ def _facts(incident: Incident, now_s: float) -> list[tuple[str, str]]:
     ]
     confidence = f", {incident.confidence}" if incident.confidence else ""
     where = where_text(incident)
-    found.append(("where", f"{where}{confidence}" if where else "nobody is named"))
+    found.append(("where", f"{where}{confidence}" if where else "no culprit is named"))
     did = incident.action
     if incident.next_round is not None:
         did += f", round {incident.next_round} follows"
@@ -108,7 +112,7 @@ def _cost(incident: Incident) -> str:
     seconds, lost = down_s(incident), incident.steps_lost
     if incident.state is IncidentState.HELD:
         return "nothing: training went on"
-    parts = ["no step is completed since" if seconds is None else f"{seconds_text(seconds)} without a step"]
+    parts = ["no step completed since" if seconds is None else f"{seconds_text(seconds)} without a step"]
     if lost is not None:
         went = f" (from {incident.last_step:,} back to {incident.resumed_step:,})" if lost else ""
         parts.append(f"{count_text(lost, 'step')} lost{went}")
@@ -121,11 +125,11 @@ def _timeline(incident: Incident) -> list[str]:
     """Return seconds and a bar for each phase of the recovery; each bar begins where the one before ends."""
     phases = phase_seconds(incident.moments)
     in_all_s = sum(seconds for seconds in phases.values() if seconds is not None)
-    rows, before_s, is_now_told = [("timeline", "seconds", "")], 0.0, incident.state is not IncidentState.OPEN
+    rows, before_s, is_now_shown = [("timeline", "seconds", "")], 0.0, incident.state is not IncidentState.OPEN
     for phase, seconds in phases.items():
         if seconds is None:
-            rows.append((f"  {phase_text(phase)}", "-", "" if is_now_told else "now"))
-            is_now_told = True
+            rows.append((f"  {phase_text(phase)}", "-", "" if is_now_shown else "now"))
+            is_now_shown = True
             continue
         rows.append((f"  {phase_text(phase)}", f"{seconds:.2f}", _bar(before_s, seconds, in_all_s)))
         before_s += seconds
@@ -142,20 +146,20 @@ def _bar(before_s: float, seconds: float, in_all_s: float) -> str:
     return " " * first + "#" * max(1, last - first)
 
 
-def _failure_row(failure: RankFailure, role: Role, began_s: float) -> tuple[str, ...]:
+def _failure_row(failure: RankFailure, role: FailureRole, began_s: float) -> tuple[str, ...]:
     label = failure.label or "-"
     return (
         str(failure.rank),
         exit_text(failure.exit_code),
         seconds_text(failure.at_unix_s - began_s),
-        f"{label} (follows)" if role is Role.FOLLOWS else label,
+        f"{label} (follows)" if role is FailureRole.FOLLOWS else label,
         failure.action or "-",
         short(f"{f'[{failure.culprit}] ' if failure.culprit else ''}{failure.line}", 160),
     )
 
 
 def matching(incidents: Sequence[Incident], wanted: str) -> list[Incident]:
-    """Return the incidents that a word means: an id, the beginning of one, or "last"."""
+    """Return the incidents that a word selects: an id, the beginning of one, or "last"."""
     if wanted == "last":
         return list(incidents[-1:])
     exact = [one for one in incidents if one.incident_id == wanted]

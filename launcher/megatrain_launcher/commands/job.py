@@ -11,9 +11,9 @@ from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
-from megatrain.jobs.asking import check_can_be_asked, make_request
+from megatrain.jobs.send_request import check_accepts_requests, make_request
 from megatrain.jobs.snapshot import read_job
-from megatrain_launcher.commands.asking import wait_for_answer
+from megatrain_launcher.commands.wait_for_answer import wait_for_answer
 from megatrain_launcher.commands.waiting_time import add_waiting
 
 SUMMARY = "restart, stop or checkpoint a running job; approve or dismiss what the diagnosis proposes"
@@ -22,12 +22,12 @@ Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _VERBS = (
     (RequestKind.CHECKPOINT, "save a checkpoint at the next step that all ranks agree on"),
-    (RequestKind.RESTART, "end the round and start its workers again, from the newest state"),
+    (RequestKind.RESTART, "end the round and start the workers again from the newest state"),
     (RequestKind.STOP, "save a checkpoint, then end the job"),
 )
 _VERDICT_VERBS = (
-    (RequestKind.APPROVE, 'do what a verdict calls for that waits for a person (diagnostics.eviction = "approval")'),
-    (RequestKind.DISMISS, "let a verdict be that waits for a person"),
+    (RequestKind.APPROVE, 'carry out a verdict that waits for a person (diagnostics.eviction = "approval")'),
+    (RequestKind.DISMISS, "decline a verdict that waits for a person"),
 )
 
 
@@ -41,34 +41,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for kind, text in _VERDICT_VERBS:
         verb = verbs.add_parser(str(kind), help=text, description=text, allow_abbrev=False)
         add_job(verb, former_option="--verdict")
-        verb.add_argument("--verdict", default="", type=utf8_text, metavar="ID", help="as `megatrain status` shows it")
+        verb.add_argument(
+            "--verdict",
+            default="",
+            type=utf8_text,
+            metavar="ID",
+            help="the verdict's id, which `megatrain status` shows",
+        )
         _add_rest(verb, kind)
 
 
 def _add_rest(verb: argparse.ArgumentParser, kind: RequestKind) -> None:
-    verb.add_argument("--reason", default="", type=utf8_text, metavar="TEXT", help="why, for the records")
+    verb.add_argument("--reason", default="", type=utf8_text, metavar="TEXT", help="the reason, for the records")
     add_waiting(verb)
     verb.set_defaults(kind=kind)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, and wait until it is done.
+    """Send the request, and wait until it is done.
 
-    Raises: RefusedError with the driver's reason; CoordinationError where no driver answers.
+    Raises: RefusedError with the driver's reason; CoordinationError if no driver answers.
     """
     verdict = getattr(args, "verdict", None)
     if verdict == "":
         raise UsageError(f"which verdict? write megatrain job {args.kind} [JOB] --verdict ID{former_word(args)}")
     request = make_request(args.kind, reason=args.reason, verdict=verdict or "")
     with opened_job(args) as job:
-        check_can_be_asked(read_job(job.client, job.keys))
+        check_accepts_requests(read_job(job.client, job.keys))
         answer = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=args.is_waiting)
     print_answer(answer, request, job.keys.job, is_json=args.is_json)
     return int(ExitCode.OK)
 
 
 def print_answer(answer: Answer, request: JobRequest, job: str, *, is_json: bool) -> None:
-    """Print what became of a request."""
+    """Print the result of a request."""
     if is_json:
         print_json({
             "job": job, "request_id": request.request_id, "kind": str(request.kind), "host": request.host,

@@ -1,4 +1,6 @@
-"""`megatrain launch CONFIG`: train on this host, or on all hosts that run the same command, and keep it going."""
+"""`megatrain launch CONFIG`: train on this host, or on all hosts that run the same command, and recover from
+failures.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.printable import printable
+from megatrain.formatting.terminal import printable
 from megatrain.programs.stop_signals import StopSignals, note_only
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, LaunchFlags, add_launch_arguments, launch_flags
 from megatrain_launcher.program_log import log_to_stderr
@@ -20,16 +22,16 @@ from megatrain_launcher.program_log import log_to_stderr
 if TYPE_CHECKING:
     from megatrain_launcher.executor.settings import ExecutorSettings
 
-SUMMARY = "train on one host or many: checks hosts, restarts what breaks, takes spares; torchrun's flags"
+SUMMARY = "train on one host or many: checks hosts, restarts what fails, uses spares; takes torchrun's flags"
 ACCEPTS_OVERRIDES = True
 
 
 class StoppedEarly(BaseException):
-    """A signal asked to stop while the launch was still being prepared. Like KeyboardInterrupt it is not an error."""
+    """A signal asked to stop while the launch was being prepared. Like KeyboardInterrupt it is not an error."""
 
 
 def stop_early(name: str) -> None:
-    """Unwind what was started already, in order. Raises: StoppedEarly; KeyboardInterrupt, as ever, for SIGINT."""
+    """Undo in order what was started already. Raises: StoppedEarly; KeyboardInterrupt for SIGINT, as usual."""
     if name == signal.SIGINT.name:
         raise KeyboardInterrupt
     raise StoppedEarly(name)
@@ -52,32 +54,34 @@ def run(args: argparse.Namespace) -> int:
     environment = dict(os.environ)
 
     def execute(settings: ExecutorSettings) -> int:
-        # here: both load torch, which takes seconds and is for nothing where several executors are started
+        # here: both load torch, which takes seconds and is not needed where several executors are started
         from megatrain_launcher.executor.executor import run_executor
         from megatrain_launcher.launch.executor_parts import parts_with
 
-        if early.is_requested:  # raised already, and lost: not every import lets such through
+        if early.is_requested:  # the exception was raised already, and an import suppressed it
             stop_early(early.name)
         code = run_executor(settings, parts_with(plan.platform))
-        early.tell(note_only)
+        early.set_callbacks(note_only)
         return code
 
     try:
         with StopSignals(stop_early) as early:
             plan = make_plan(flags, environment)
-            return run_launch(plan, environment, execute, _tell, on_job_over=lambda: early.tell(note_only))
+            return run_launch(
+                plan, environment, execute, _print_note, on_job_over=lambda: early.set_callbacks(note_only)
+            )
     except StoppedEarly as stop:
         with suppress(OSError):  # the reader is gone
-            _tell(f"{stop}: stopped before anything was trained")
+            _print_note(f"{stop}: stopped before training began")
         return ExitCode.SAVED_AND_STOPPED
 
 
 def _check_directory() -> None:
-    """Raise ConfigError in a directory that is gone: relative names mean nothing there."""
+    """Raise ConfigError in a directory that has been removed: relative names mean nothing there."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise ConfigError(["the directory that this was started in is not there any more; go to one that is"]) from None
+        raise ConfigError(["the current directory has been removed; change to one that exists"]) from None
 
 
 def _template(flags: LaunchFlags) -> str:
@@ -86,10 +90,10 @@ def _template(flags: LaunchFlags) -> str:
 
     loaded = load_config(flags.config, flags.overrides, is_for_training=flags.module == DEFAULT_MODULE)
     largest = flags.max_hosts or 1
-    if flags.workers.isdigit():  # what a host of the cluster has is not known here
+    if flags.workers.isdigit():  # the cluster hosts' devices are not known here
         count_hosts(loaded.config, loaded.origins, flags.min_hosts or largest, largest, int(flags.workers))
     return write_template(flags, loaded.config, largest)
 
 
-def _tell(text: str) -> None:
+def _print_note(text: str) -> None:
     print(f"megatrain: {printable(text)}", file=sys.stderr, flush=True)

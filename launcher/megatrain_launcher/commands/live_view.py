@@ -1,7 +1,7 @@
-"""`megatrain status --watch`: drawn anew when something changes, and every second for the ages, until the job is over.
+"""`megatrain status --watch`: redraws on each change, and every second for the ages, until the job is over.
 
-A watch says that something changed; what it is is read anew, so that the picture is always one revision. On what is no
-terminal, a picture follows the other only when its first lines differ.
+A watch signals changes; the state is read again, so that each picture shows one revision. On an output that is no
+terminal, a picture is printed only if its first lines differ from the last one's.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import TextIO
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.printable import printable
-from megatrain.contracts.texts import age_text, short, time_text
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.watch import Watch
 from megatrain.coordination.wire import KeyRange
+from megatrain.formatting.quantities import age_text, time_text
+from megatrain.formatting.terminal import printable, short
 from megatrain.jobs.assessment import Assessment, assess
 from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.status_text import status_lines
 
 _REDRAW_S = 1.0
-_LEAST_S = 0.2
-"""Between two reads: hosts of a large job write all the time."""
+_MIN_PAUSE_S = 0.2
+"""Pause between two reads: hosts of a large job write all the time."""
 
 
 class LiveView:
@@ -49,7 +49,7 @@ class LiveView:
         self._is_terminal = self._output.isatty()
         self._now = now
         self._redraw_s = redraw_s
-        self._told: object = None
+        self._shown: object = None
 
     def run(self) -> None:
         """Draw until the job is over, or somebody interrupts.
@@ -80,10 +80,10 @@ class LiveView:
                 self._output.write("\n")
 
     def _wait(self, watch: Watch) -> bool:
-        """Wait for a change or for the time to draw anew; take all changes of a moment together."""
+        """Wait for a change or for the time to redraw; take simultaneous changes together."""
         if watch.next(self._redraw_s) is None:
             return False
-        until_s = time.monotonic() + _LEAST_S
+        until_s = time.monotonic() + _MIN_PAUSE_S
         while (left_s := until_s - time.monotonic()) > 0:
             watch.next(left_s)
         return True
@@ -93,38 +93,38 @@ class LiveView:
             raise BrokenPipeError  # the next change, and with it the next write, may be hours away
         now_s = self._now()
         if not snapshot.exists:
-            lines: Sequence[str] = [f"job {snapshot.job!r}: etcd knows no job of this name yet"]
-            told: object = lines
+            lines: Sequence[str] = [f"job {snapshot.job!r}: etcd has no job of this name yet"]
+            gist: object = lines
         else:
             answer = assess(snapshot, now_s)
             lines = status_lines(snapshot, answer, now_s, is_all=self._is_all)
-            told = _gist(answer)
+            gist = _gist(answer)
         if trouble:
             age = age_text(known_s, now_s)
-            lines = [f"etcd does not answer; this is what was known {age} ago ({short(trouble, 120)})", *lines]
+            lines = [f"etcd does not answer; this is the state of {age} ago ({short(trouble, 120)})", *lines]
         if self._is_terminal:
             self._redraw(lines)
-        elif (told, bool(trouble)) != self._told:
+        elif (gist, bool(trouble)) != self._shown:
             self._output.write("\n".join(["", time_text(now_s), *map(printable, lines), ""]))
             self._output.flush()
-        self._told = (told, bool(trouble))
+        self._shown = (gist, bool(trouble))
 
     def _redraw(self, lines: Sequence[str]) -> None:
         size = shutil.get_terminal_size()
         shown = [printable(line)[: size.columns] for line in lines]
         if len(shown) >= size.lines:
             shown = [*shown[: size.lines - 2], f"... {len(shown) - size.lines + 2} more lines"]
-        first = "\x1b[2J" if self._told is None else ""
+        first = "\x1b[2J" if self._shown is None else ""
         # each line is overwritten, and its rest wiped, so that nothing flickers
         self._output.write(first + "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
         self._output.flush()
 
 
 def _is_left(output: TextIO) -> bool:
-    """Say whether the reader of a pipe has gone."""
+    """Return whether the reader of a pipe has gone."""
     try:
         number = output.fileno()
-    except OSError:  # no file: a test's
+    except OSError:  # not a file: a test's
         return False
     poll = select.poll()
     poll.register(number, 0)
@@ -132,6 +132,6 @@ def _is_left(output: TextIO) -> bool:
 
 
 def _gist(answer: Assessment) -> tuple[object, ...]:
-    """Return what makes a picture another one: not the steps, which always go on."""
+    """Return what distinguishes pictures: not the steps, which always change."""
     hosts = tuple((view.host, view.state) for view in answer.hosts)
     return (answer.state, tuple((one.code, one.hosts, one.ranks) for one in answer.health.reasons), hosts)

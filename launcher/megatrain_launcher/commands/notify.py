@@ -1,4 +1,4 @@
-"""`megatrain notify test RUN|CONFIG`: send every receiver of a configuration a message, and say what it answers."""
+"""`megatrain notify test RUN|CONFIG`: send every receiver of a configuration a message, and print its answer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from megatrain.contracts.errors import ConfigError, DataError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.jobs.health import HealthLevel
 from megatrain_launcher.notify.delivery import DeliveryError
-from megatrain_launcher.notify.message import Links, Message
+from megatrain_launcher.notify.message import Message, PageLinks
 from megatrain_launcher.notify.receivers import Receiver, receivers_of
 from megatrain_launcher.notify.topics import Event, Stage, Topic
 
-SUMMARY = "try the receivers that a job tells of its incidents"
+SUMMARY = "test the receivers that a job notifies of its incidents"
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _CONFIG_NAME = "config.toml"
@@ -30,7 +30,7 @@ _CONFIG_NAME = "config.toml"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb and its arguments."""
     verbs: Verbs = parser.add_subparsers(dest="notify_verb", required=True, metavar="VERB")
-    text = "send a test message and say what the receivers answer"
+    text = "send a test message and print the receivers' answers"
     test = verbs.add_parser("test", help=text, description=text, allow_abbrev=False)
     test.add_argument("place", type=utf8_text, metavar="RUN|CONFIG", help="a run directory, or a configuration file")
     test.add_argument(
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Try the receivers, one after the other. Raises: ConfigError, DataError."""
     config = load_config(_config_file(Path(args.place))).config
     receivers = _chosen(config, args.receiver)
-    links = Links(config.notify.page_url, config.notify.runbooks_url)
+    links = PageLinks(config.notify.page_url, config.notify.runbooks_url)
     lines, has_failed = [], False
     for receiver in receivers:
         try:
@@ -55,14 +55,14 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.FAILURE if has_failed else ExitCode.OK)
 
 
-def _try(receiver: Receiver, job: str, links: Links) -> str:
+def _try(receiver: Receiver, job: str, links: PageLinks) -> str:
     """Send a test message and resolve it, so that no page stays open. Raises: DeliveryError."""
     now_s = time.time()
     topic = _test_topic(now_s, Stage.OPEN)
     said = receiver.try_once(Message(job, (topic,), links, now_s))
     if receiver.rules.manner.keeps_state:
         receiver.try_once(Message(job, (_test_topic(now_s, Stage.CLOSED),), links, now_s))
-        return f"{said} (and taken back)"
+        return f"{said} (and resolved again)"
     return said
 
 
@@ -88,30 +88,31 @@ def _chosen(config: Config, name: str) -> tuple[Receiver, ...]:
     names = ", ".join(one.name for one in found)
     if not found:
         raise ConfigError(
-            ["no receiver is on; see the sections [slack], [pagerduty], [email], [alertmanager], [webhook]"]
+            ["no receiver is configured; see the sections [slack], [pagerduty], [email], [alertmanager], [webhook]"]
         )
     chosen = tuple(one for one in found if name in ("", one.name))
     if not chosen:
-        raise ConfigError([f"--receiver={name!r} is not on in this configuration; these are: {names}"])
+        raise ConfigError([f"--receiver={name!r} is not configured; configured are: {names}"])
     return chosen
 
 
-def _config_file(place: Path) -> Path:
-    """Return the configuration that is meant. Raises: DataError for a run that is not our own.
+def _config_file(location: Path) -> Path:
+    """Return the configuration file. Raises: DataError for a run that belongs to another user.
 
-    A run directory's author could name our secrets and an address of his own in it.
+    A run directory's author could name our secrets and an address of theirs in it.
     """
-    if not place.is_dir():
-        return place
-    path = place / _CONFIG_NAME
-    for one in (place, path):
+    if not location.is_dir():
+        return location
+    path = location / _CONFIG_NAME
+    for one in (location, path):
         try:
             status = one.stat(follow_symlinks=False) if one == path else one.stat()
         except OSError as error:
             raise DataError(f"{one}: {error.strerror}; name a run directory or a configuration file") from error
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise DataError(
-                f"{one}: others can have written it, and it says where secrets are sent; name a file of yours"
+                f"{one}: other users may have written it, and it decides where secrets are sent; name a file that only "
+                "you can write"
             )
         if one == path and not stat.S_ISREG(status.st_mode):
             raise DataError(f"{one}: is not a regular file; name a configuration file")

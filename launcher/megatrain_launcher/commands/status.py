@@ -1,6 +1,6 @@
-"""`megatrain status [JOB]`: is the job healthy; if not what, where and since when; and what did the system do.
+"""`megatrain status [JOB]`: whether the job is healthy; if not, what, where and since when; and what the system did.
 
-It always answers: where etcd does not, the run directory tells how the run is, within two seconds.
+It always answers: if etcd does not, it shows the run directory's state within two seconds.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from enum import IntEnum
 from pathlib import Path
 
 from megatrain.commands.etcd_flags import EtcdFlags, etcd_flags
-from megatrain.commands.job_place import PlaceError, add_job, job_place, opened_job, run_at, told_job
+from megatrain.commands.job_place import PlaceError, add_job, job_place, named_job, opened_job, run_at
 from megatrain.commands.printing import facts, print_json, print_lines, print_note
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, MegatrainError, UnknownJobError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.texts import age_text, short
+from megatrain.formatting.quantities import age_text
+from megatrain.formatting.terminal import short
 from megatrain.jobs.assessment import Assessment, assess
 from megatrain.jobs.documents import incident_document, status_document
 from megatrain.jobs.health import HealthLevel
@@ -30,15 +31,15 @@ from megatrain.jobs.run_standing import (
 )
 from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.live_view import LiveView
-from megatrain_launcher.commands.status_text import status_lines
+from megatrain_launcher.commands.status_text import MANY_HOSTS, MANY_REASONS, status_lines
 
-SUMMARY = "is a job healthy, and if not, what is wrong and what is done about it"
+SUMMARY = "show whether a job is healthy, and if not, what is wrong and what is done about it"
 _CALL_S = 1.0
-"""For etcd to answer: an answer from the run directory is better than none."""
+"""Limit for etcd's answer: an answer from the run directory is better than none."""
 
 
 class StatusCode(IntEnum):
-    """Exit codes of `megatrain status`: one for each kind of answer. An etcd that does not answer: ExitCode's."""
+    """Exit codes of `megatrain status`: one for each kind of answer. If etcd does not answer: ExitCode's."""
 
     GREEN = 0
     AMBER = 3
@@ -68,14 +69,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
     form.add_argument("--watch", action="store_true", dest="is_watching",
-                      help="draw anew when something changes, until the job is over")  # fmt: skip
-    parser.add_argument("--all", action="store_true", dest="is_all", help="every host, however many")
+                      help="redraw at each change, until the job is over")  # fmt: skip
+    parser.add_argument("--all", action="store_true", dest="is_all", help="show all hosts and all reasons; "
+                        f"without it a job of more than {MANY_HOSTS} hosts shows only those that are not in order, "
+                        f"and at most {MANY_REASONS} reasons")  # fmt: skip
+    parser.epilog = (
+        "Exit codes: 0 green, 3 amber, 4 red, 5 the job is over, 6 its launch was killed, 7 it was never started, "
+        "68 etcd does not answer. With --watch: 0 when the job is over."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print how the job is; the exit code says it too (StatusCode).
+    """Print the state of the job; the exit code reflects it (StatusCode).
 
-    Raises: PlaceError, CoordinationError where no run directory is known that could answer instead of etcd.
+    Raises: PlaceError; CoordinationError when there is no known run directory to use instead of etcd.
     """
     try:
         with opened_job(args, call_s=_CALL_S) as job:
@@ -98,21 +105,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def kind_of(answer: Assessment) -> RunKind:
-    """Return how a job is that etcd tells of."""
+    """Return the kind of answer for a job in etcd."""
     if answer.state is JobState.NOT_RUNNING:
         return RunKind.KILLED
     return RunKind.ENDED if answer.is_over else RunKind.RUNNING
 
 
 def known(snapshot: JobSnapshot) -> JobSnapshot:
-    """Return the snapshot of a job that is there. Raises: UnknownJobError."""
+    """Return the snapshot of a job that exists. Raises: UnknownJobError."""
     if snapshot.exists:
         return snapshot
-    raise UnknownJobError(f"job {snapshot.job!r}: etcd knows no job of this name; `megatrain launch` starts one")
+    raise UnknownJobError(f"job {snapshot.job!r}: etcd has no job of this name; `megatrain launch` starts one")
 
 
 def _from_directory(args: argparse.Namespace, error: MegatrainError) -> int:
-    """Print what the run directory tells in the place of etcd. Raises: `error` where there is no directory."""
+    """Print the run directory's state in place of etcd's. Raises: `error` if there is no directory."""
     run = _run_directory(args)
     if run is None:
         raise error
@@ -128,12 +135,12 @@ def _from_directory(args: argparse.Namespace, error: MegatrainError) -> int:
 
 
 def _run_directory(args: argparse.Namespace) -> Path | None:
-    name = told_job(args)
+    name = named_job(args)
     try:
         return job_place(args).run_directory
     except PlaceError:
         if etcd_flags(args) != EtcdFlags():
-            return None  # an etcd is named, and wrongly
+            return None  # the user named an etcd, and wrongly
         return run_at(name) or (Path(name) if "/" in name else None)
 
 

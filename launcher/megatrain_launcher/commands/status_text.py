@@ -1,4 +1,4 @@
-"""The answer of `megatrain status` as lines and as JSON. The first line is the answer, the rest explains it. Pure."""
+"""The answer of `megatrain status` as lines: the first line is the answer, the rest explains it. Pure."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from megatrain.commands.printing import facts
-from megatrain.contracts.addresses import is_loopback
 from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.texts import age_text, names_text, short
+from megatrain.contracts.network_address import is_loopback
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import age_text
+from megatrain.formatting.terminal import short
 from megatrain.jobs.assessment import Assessment
 from megatrain.jobs.health import HealthLevel, Reason
 from megatrain.jobs.host_view import HostState, HostView
+from megatrain.jobs.incident_phrases import cost_text, current_phase
 from megatrain.jobs.job_state import open_incident
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.words import cost_text, current_phase
 from megatrain_launcher.commands.host_table import host_lines
 
-_MANY_HOSTS = 16
-_MANY_REASONS = 10
+MANY_HOSTS = 16
+MANY_REASONS = 10
 _MARKS = {HealthLevel.RED: "!!", HealthLevel.AMBER: "! "}
 
 
 def status_lines(snapshot: JobSnapshot, answer: Assessment, now_s: float, *, is_all: bool = False) -> list[str]:
-    """Return what people read."""
+    """Return the text for people."""
     since = "" if answer.since_unix_s is None else f" (for {age_text(answer.since_unix_s, now_s)})"
     level = answer.health.level
     lines = [f"{snapshot.job}: {level}, {short(answer.headline, 400)}{since}"]
-    reasons = answer.health.reasons if is_all else answer.health.reasons[:_MANY_REASONS]
+    reasons = answer.health.reasons if is_all else answer.health.reasons[:MANY_REASONS]
     lines += [_reason_line(reason, now_s) for reason in reasons]
     if len(reasons) < len(answer.health.reasons):
         lines.append(f"  ... and {len(answer.health.reasons) - len(reasons):,} more (--all shows them)")
     lines += ["", *facts(_facts(snapshot, answer, now_s))]
-    shown = answer.hosts if is_all or len(answer.hosts) <= _MANY_HOSTS else _notable(answer.hosts)
+    shown = answer.hosts if is_all or len(answer.hosts) <= MANY_HOSTS else _notable(answer.hosts)
     if shown:
         lines += ["", *host_lines(shown, now_s)]
     if len(shown) < len(answer.hosts):
@@ -47,7 +49,7 @@ def _reason_line(reason: Reason, now_s: float) -> str:
 
 def _notable(views: Sequence[HostView]) -> list[HostView]:
     found = [view for view in views if not view.is_in_order]
-    return found[:_MANY_HOSTS]
+    return found[:MANY_HOSTS]
 
 
 def _facts(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> list[tuple[str, str]]:
@@ -75,13 +77,13 @@ def _facts(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> list[tupl
 
 
 def _page_fact(snapshot: JobSnapshot) -> str:
-    """Return where the page is; of a job of several hosts also on which machine, where no other one reaches it."""
+    """Return the page's address; for a job of several hosts also its machine, if no other machine can reach it."""
     url, host = snapshot.dashboard_url, snapshot.dashboard_host
-    place = urlsplit(url)
+    parts = urlsplit(url)
     has_others = snapshot.record is not None and snapshot.record.max_hosts > 1
-    if not host or not has_others or not is_loopback(place.hostname or ""):
+    if not host or not has_others or not is_loopback(parts.hostname or ""):
         return url
-    return f"{url} on {host} alone; from elsewhere: ssh -L {place.port}:{place.netloc} {host}"
+    return f"{url}, only on {host}; from elsewhere: ssh -L {parts.port}:{parts.netloc} {host}"
 
 
 def _driver_fact(snapshot: JobSnapshot, now_s: float) -> str:

@@ -1,4 +1,4 @@
-"""Options of the verbs that ask the driver and wait for it."""
+"""Options of the verbs that send the driver a request and wait for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DEFAULT_TIMEOUT_S = 900.0
 
 
 def add_waiting(parser: argparse.ArgumentParser) -> None:
-    """Declare how long to wait, and --json."""
+    """Declare --timeout, --no-wait and --json."""
     parser.add_argument("--timeout", dest="timeout_s", type=_seconds, default=DEFAULT_TIMEOUT_S, metavar="SECONDS",
                         help="how long to wait until it is done (default %(default)g)")  # fmt: skip
     parser.add_argument("--no-wait", dest="is_waiting", action="store_false",

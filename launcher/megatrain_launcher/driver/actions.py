@@ -1,4 +1,6 @@
-"""What the driver can decide to do. Values only: `writes` turns them into a transaction, `driver` carries them out."""
+"""The actions that the driver can decide on. Values only: `writes` turns them into a transaction, `driver` executes
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ class HaltRound:
 
 @dataclass(frozen=True, slots=True)
 class WriteRound:
-    """`vanished`: hosts without a lease that were waited out. Should one be registered again, nothing is written."""
+    """`vanished`: hosts without a lease whose deadlines have passed.
+
+    If one of them registers again, nothing is written.
+    """
 
     round: Round
     vanished: tuple[str, ...] = ()
@@ -25,7 +30,10 @@ class WriteRound:
 
 @dataclass(frozen=True, slots=True)
 class RaiseDeadlines:
-    """Have all hosts of a round go by a longer interval; `revision`: of what is replaced, 0 where nothing is."""
+    """Make all hosts of a round use a longer interval.
+
+    `revision`: of the record that this replaces, 0 if there is none.
+    """
 
     deadlines: RoundDeadlines
     revision: int
@@ -33,7 +41,7 @@ class RaiseDeadlines:
 
 @dataclass(frozen=True, slots=True)
 class SkipRound:
-    """Give up the number of a round whose record cannot be read, written at `revision`."""
+    """Skip the number of a round whose record, written at `revision`, cannot be read."""
 
     halt: Halt
     revision: int
@@ -41,7 +49,7 @@ class SkipRound:
 
 @dataclass(frozen=True, slots=True)
 class DropKey:
-    """Take away a key that means nothing, if it is still the one that was written at `revision`."""
+    """Delete a key if it is unchanged since `revision`."""
 
     key: str
     revision: int
@@ -74,21 +82,21 @@ class CordonHost:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """The last answer takes the request away."""
+    """Answer a request. The last answer deletes the request."""
 
     answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome:
-    """Say what became of a verdict. The final outcome is the last one of it."""
+    """Record the outcome of a verdict. The final outcome is the last one."""
 
     outcome: VerdictOutcome
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask a host's executor whether it lives: the only action that writes nothing."""
+    """Probe whether a host's executor lives. This is the only action that writes nothing."""
 
     host: str
     session: str
@@ -98,13 +106,16 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What an operator should know, as long as decisions say so. `topic` tells alarms apart."""
+    """A condition to report to an operator; every decision repeats it while it lasts.
+
+    `topic` distinguishes alarms.
+    """
 
     topic: str
     text: str
 
 
-Action = (
+DriverAction = (
     HaltRound
     | WriteRound
     | RaiseDeadlines
@@ -124,7 +135,7 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`reason` says in a sentence what the job does now, also where nothing has to be done."""
+    """`reason` says in a sentence what the job does now, even if there is nothing to do."""
 
-    actions: tuple[Action, ...]
+    actions: tuple[DriverAction, ...]
     reason: str

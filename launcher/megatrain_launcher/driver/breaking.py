@@ -1,4 +1,4 @@
-"""Halting a round that is broken, with the incident that tells of it. Pure."""
+"""Halting a broken round and recording its incident. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import Halt, Round, RoundHost
 from megatrain.failures.culprit import is_victim
 from megatrain.jobs.host_view import stall_text
-from megatrain_launcher.driver.actions import Action, Decision, HaltRound, OpenIncident, Probe
-from megatrain_launcher.driver.folding import believed
+from megatrain_launcher.driver.actions import Decision, DriverAction, HaltRound, OpenIncident, Probe
+from megatrain_launcher.driver.folding import plausible_time
 from megatrain_launcher.driver.incidents import new_incident, statuses_in
 from megatrain_launcher.driver.policy import PROBE_AGAIN_S
 from megatrain_launcher.driver.responses import RESTART
@@ -31,14 +31,14 @@ def broken_incident(
     hosts: tuple[str, ...] = (),
     failures: tuple[RankFailure, ...] = (),
 ) -> Incident:
-    """Return the incident of a round that broke; what to do about it is judged when its workers are gone."""
+    """Return the incident of a broken round. The response is chosen later, when the round's workers are gone."""
     reason = f"round {round_.number} is broken: {evidence[0] if evidence else kind}"
     incident = new_incident(now, state, kind, round_=round_, began=began, reason=reason, action=RESTART)
-    return replace(incident, culprit_hosts=hosts, evidence=evidence, failures=telling(failures))
+    return replace(incident, culprit_hosts=hosts, evidence=evidence, failures=most_informative(failures))
 
 
-def telling(failures: Iterable[RankFailure]) -> tuple[RankFailure, ...]:
-    """Return the failures that an incident keeps, the earliest first: etcd takes no record of ten thousand victims."""
+def most_informative(failures: Iterable[RankFailure]) -> tuple[RankFailure, ...]:
+    """Return the failures that an incident keeps, earliest first: a record of ten thousand victims is too large."""
     ordered = sorted(failures, key=lambda one: (is_victim(one), one.at_unix_s, one.rank))
     return tuple(sorted(ordered[:_MAX_FAILURES], key=lambda one: (one.at_unix_s, one.rank)))
 
@@ -53,9 +53,9 @@ def halt(now: float, round_: Round, reason: str, *, is_saving: bool = False, inc
     return HaltRound(Halt(round_.number, reason, is_saving, now, incident))
 
 
-def probes_for(now: float, state: ClusterState, parts: Iterable[RoundHost]) -> tuple[Action, ...]:
-    """Return probes of hosts that were not asked a moment ago."""
-    probes: list[Action] = []
+def probes_for(now: float, state: ClusterState, parts: Iterable[RoundHost]) -> tuple[DriverAction, ...]:
+    """Return probes of hosts that were not probed recently."""
+    probes: list[DriverAction] = []
     for part in parts:
         found = state.probes.get(part.host)
         is_fresh = found is not None and found.session == part.session and now - found.at < PROBE_AGAIN_S
@@ -65,20 +65,20 @@ def probes_for(now: float, state: ClusterState, parts: Iterable[RoundHost]) -> t
 
 
 def stalled_hosts(state: ClusterState, round_: Round) -> tuple[str, ...]:
-    """Return the hosts of a round that complain of no progress."""
+    """Return the hosts of a round that report a stall."""
     return tuple(status.host for status in statuses_in(state, round_) if status.stall is not None)
 
 
-def stall_words(state: ClusterState, host: str) -> str:
-    """Return a stalled host's complaint in a sentence."""
+def stall_sentence(state: ClusterState, host: str) -> str:
+    """Return a host's stall as a sentence."""
     stall = state.statuses[host].stall
     assert stall is not None
     return f"{host}: {stall_text(stall)}"
 
 
 def stall_began(state: ClusterState, host: str, now: float) -> float:
-    """Return when a stalled host's ranks did something last, `now` where it does not complain."""
+    """Return when a stalled host's ranks last made progress; `now` if the host reports no stall."""
     stall = state.statuses[host].stall
     if stall is None:
         return now
-    return believed(stall.at_unix_s, state.stalled_since.get(host, now), now) - stall.silent_s
+    return plausible_time(stall.at_unix_s, state.stalled_since.get(host, now), now) - stall.silent_s

@@ -1,11 +1,11 @@
-"""The driver's decision: the time, what is known, and the policy in; actions and the reason out. Pure and total."""
+"""The driver's decision: takes the time, the state and the policy; returns actions and the reason. Pure and total."""
 
 from __future__ import annotations
 
 from megatrain_launcher.driver.actions import (
-    Action,
     Alarm,
     Decision,
+    DriverAction,
     EndJob,
     HaltRound,
     OpenIncident,
@@ -14,29 +14,32 @@ from megatrain_launcher.driver.actions import (
     UpdateIncident,
     WriteRound,
 )
-from megatrain_launcher.driver.blockers import drop_strays, skip_unreadable
+from megatrain_launcher.driver.after_halt import follow_halt
+from megatrain_launcher.driver.blockers import drop_candidacies_without_lease, skip_unreadable
 from megatrain_launcher.driver.breaking import halt
 from megatrain_launcher.driver.fences import raise_deadlines
 from megatrain_launcher.driver.forming import form
-from megatrain_launcher.driver.incidents import followed
-from megatrain_launcher.driver.judging import follow_halt
+from megatrain_launcher.driver.incidents import advanced_incidents
+from megatrain_launcher.driver.live_round import decide_live_round
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.receipts import kept_receipts
-from megatrain_launcher.driver.relaunch import tell_lost_launch
+from megatrain_launcher.driver.relaunch import report_lost_launch
 from megatrain_launcher.driver.requests import answer_all, answer_requests
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.driver.supervise import supervise
 from megatrain_launcher.driver.verdicts import answer_verdicts, decline_all
 
 
 def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
     """Return what to do now. The same arguments always give the same decision.
 
-    A decision's actions are meant to be written as one transaction, and nothing is to be decided before it is seen.
+    The caller writes a decision's actions as one transaction, and decides again only after it has seen them in etcd.
     """
     if state.end is not None:
         answers = (*answer_all(now, state, state.end), *decline_all(now, state, state.end.reason))
-        return Decision((*answers, *drop_strays(state), *kept_receipts(state)), f"the job is over: {state.end.reason}")
+        return Decision(
+            (*answers, *drop_candidacies_without_lease(state), *kept_receipts(state)),
+            f"the job is over: {state.end.reason}",
+        )
     decision = _of_rounds(now, state, policy)
     is_quiet = not any(
         isinstance(action, HaltRound | WriteRound | SkipRound | EndJob | OpenIncident | UpdateIncident | SendCommand)
@@ -49,16 +52,18 @@ def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
     else:
         asked, judged = answer_all(now, state, end), decline_all(now, state, end.reason)
     halts = _halt_at_end(now, state, (*decision.actions, *asked))
-    # why a round is halted is worth more than that it trained until now
+    # if a verdict halts the round, the halt's reason is reported instead of the live round's
     reason = next((action.halt.reason for action in judged if isinstance(action, HaltRound)), decision.reason)
-    actions: tuple[Action, ...] = (*decision.actions, *asked, *judged, *halts)
-    return Decision((*actions, *drop_strays(state), *kept_receipts(state, actions), *_alarms(state)), reason)
+    actions: tuple[DriverAction, ...] = (*decision.actions, *asked, *judged, *halts)
+    return Decision(
+        (*actions, *drop_candidacies_without_lease(state), *kept_receipts(state, actions), *_alarms(state)), reason
+    )
 
 
 def _of_rounds(now: float, state: ClusterState, policy: Policy) -> Decision:
-    told = tell_lost_launch(now, state)
-    if told is not None:
-        return told
+    lost_launch = report_lost_launch(now, state)
+    if lost_launch is not None:
+        return lost_launch
     round_ = state.round
     is_live = round_ is not None and round_.number not in state.halts
     unreadable = None if is_live else skip_unreadable(now, state)
@@ -69,16 +74,16 @@ def _of_rounds(now: float, state: ClusterState, policy: Policy) -> Decision:
     halted = state.halts.get(round_.number)
     if halted is not None:
         return follow_halt(now, state, policy, round_, halted)
-    decision = supervise(now, state, policy, round_)
+    decision = decide_live_round(now, state, policy, round_)
     if any(isinstance(action, HaltRound) for action in decision.actions):
         return decision
-    followed_up = tuple(UpdateIncident(incident) for incident in followed(now, state, round_))
+    followed_up = tuple(UpdateIncident(incident) for incident in advanced_incidents(now, state, round_))
     raised = raise_deadlines(state, policy, round_)
     return Decision((*followed_up, *decision.actions, *raised), decision.reason)
 
 
 def _halt_at_end(now: float, state: ClusterState, actions: tuple[object, ...]) -> tuple[HaltRound, ...]:
-    """Halt the live round of a job that ends: the next launch finds nothing that looks alive."""
+    """Halt the live round of a job that ends, so that the next launch finds no round that looks alive."""
     round_ = state.round
     end = next((action.end for action in actions if isinstance(action, EndJob)), None)
     if end is None or round_ is None or round_.number in state.halts:
@@ -89,7 +94,7 @@ def _halt_at_end(now: float, state: ClusterState, actions: tuple[object, ...]) -
 
 
 def _alarms(state: ClusterState) -> tuple[Alarm, ...]:
-    # of a verdict that cannot be read its outcome says so, for good
+    # the outcome of an unreadable verdict is final
     answered = {state.keys.verdict(verdict_id) for verdict_id in state.outcomes}
     damaged = sorted(key for key in state.damaged if key not in answered)
     if not damaged:

@@ -1,8 +1,9 @@
 """The driver's loop: campaign, watch, decide, write; step down when leadership is lost or in doubt, and campaign again.
 
-Each decision is one transaction that moves the mark of this driver's leadership. Before a driver reads, at first and
-after each answer that was lost, it renews the mark. So a transaction that etcd applies late changes nothing: no
-decision from a stale state is ever applied, not even this driver's own. See docs/adr/0036.
+Each decision is one transaction that requires the current leadership revision of this driver and changes it. The driver
+renews that revision before it reads: at the start, and after each write whose answer was lost. A transaction that etcd
+applies late therefore fails, so no decision from a stale state is ever applied, not even this driver's own. See
+docs/adr/0036.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ from megatrain_launcher.driver.actions import (
     RecordOutcome,
     UpdateIncident,
 )
-from megatrain_launcher.driver.alarm_book import AlarmBook
-from megatrain_launcher.driver.checkpoint_watch import CheckpointWatch
+from megatrain_launcher.driver.current_alarms import CurrentAlarms
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.decision_log import DecisionLog
 from megatrain_launcher.driver.folding import fold_all
@@ -46,6 +46,7 @@ from megatrain_launcher.driver.pace import Pace
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import Prober
 from megatrain_launcher.driver.receipts import kept_receipts
+from megatrain_launcher.driver.resume_point_watch import ResumePointWatch
 from megatrain_launcher.driver.run_watch import RunWatch
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import trims_of, writes_of
@@ -60,11 +61,11 @@ _MAINTENANCE_S = 60.0
 _PAUSE_S = 0.5
 _REPORT_S = 1.0
 _MAX_EVENTS = 4096
-"""Between two decisions."""
+"""The most watch events that are folded into the state before a decision."""
 
 
 class SteadyClock:
-    """Unix seconds that never jump: the system's time at the beginning, and monotonic from then on."""
+    """Unix seconds that never jump: the system's time at the start, advanced by the monotonic clock."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
@@ -76,10 +77,10 @@ class SteadyClock:
 class Driver:
     """A candidate for the election, and the driver while it is elected. `run` is for one thread.
 
-    `keeper` returns the lease keeper of now: whoever lost a lease takes another. `incidents_directory`: where incidents
-    are written as files, too; `watched`: directories of the run, and what is lost with each (see RunWatch);
-    `checkpoints`: where those of the run are (see CheckpointWatch). `leading` is set while this driver is elected.
-    `make_notifier`: what tells people meanwhile.
+    `keeper` returns the current lease keeper; a host that lost its lease takes a new one. `incidents_directory`: where
+    incidents are also written as files. `watched`: directories of the run, and what is lost with each (see RunWatch).
+    `checkpoints`: where the run's checkpoints are (see ResumePointWatch). `leading` is set while this driver is
+    elected. `make_notifier` makes the object that sends notifications during a term.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Driver:
         self._files = IncidentFiles(incidents_directory)
         self._incidents_directory = incidents_directory
         self._run_watch = RunWatch(watched or {}, self._write_again, lambda: self.is_leading)
-        self._checkpoint_watch = CheckpointWatch(checkpoints, lambda: self.is_leading)
+        self._resume_point_watch = ResumePointWatch(checkpoints, lambda: self.is_leading)
         self._clock = clock or SteadyClock()
         self._make_notifier = make_notifier
         self._liveness = LivenessReader()
@@ -118,12 +119,12 @@ class Driver:
 
     @property
     def reason(self) -> str:
-        """What the driver is about, in a sentence; empty while it does not lead."""
+        """The driver's current activity as a sentence; empty while it does not lead."""
         return self._reason if self.is_leading else ""
 
     def run(self, stop: threading.Event) -> None:
         """Campaign and drive until `stop` is set. Errors of etcd are logged and retried."""
-        with self._files, self._run_watch, self._checkpoint_watch:
+        with self._files, self._run_watch, self._resume_point_watch:
             self._run(stop)
 
     def _run(self, stop: threading.Event) -> None:
@@ -134,10 +135,12 @@ class Driver:
                 _logger.warning("driver %s stepped down: %s", self._host, error)
                 stop.wait(_TICK_S)
             except CoordinationRefusedError as error:
-                _logger.error("driver %s may not go on: %s", self._host, error)
+                _logger.error("driver %s was refused by etcd: %s", self._host, error)
                 stop.wait(_PAUSE_S)
             except NoSpaceError as error:
-                text = "no host can drive job %s: etcd takes no writes; training goes on, but no fault is answered: %s"
+                text = (
+                    "no host can drive job %s: etcd accepts no writes; training goes on, but faults are not handled: %s"
+                )
                 _logger.error(text, self._keys.job, error)
                 stop.wait(_REPORT_S)
             except CoordinationError as error:
@@ -170,7 +173,7 @@ class Driver:
                 leadership,
                 self._files,
                 self._run_watch,
-                self._checkpoint_watch,
+                self._resume_point_watch,
                 self._liveness,
                 self._clock,
                 notifier,
@@ -178,7 +181,7 @@ class Driver:
                 term.lead(stop, self._note)
             is_given_up = False
         except CoordinationError as error:
-            # who may not read or write what a driver must is no driver; another host may be
+            # a host without the rights to read or write the driver's keys cannot drive; another host may be able to
             is_given_up = isinstance(error, CoordinationRefusedError)
             raise
         finally:
@@ -193,14 +196,14 @@ class Driver:
             self._files.write_again()
 
     def _is_dead(self, candidate: KeyValue) -> bool:
-        """Say whether the executor of a candidate is proven dead: its port refuses connections."""
+        """Return whether the executor of a candidate is proven dead: its port refuses connections."""
         key = self._keys.host(candidate.value.decode(errors="replace"))
         item = self._client.get(key)
         if item is None or item.lease_id != candidate.lease_id:
             return False
         try:
             record = decode(HostRecord, item.value, key)
-        except CoordinationError:  # damaged: nothing is proven
+        except CoordinationError:  # a damaged record proves nothing
             return False
         vitality, _ = self._liveness.ask(record.address, record.liveness_port, record.session)
         return vitality is Vitality.DEAD
@@ -220,8 +223,8 @@ class _Term:
         policy: Policy,
         leadership: Leadership,
         files: IncidentFiles,
-        watch: RunWatch,
-        checkpoints: CheckpointWatch,
+        run_watch: RunWatch,
+        resume_point_watch: ResumePointWatch,
         liveness: LivenessReader,
         clock: Callable[[], float],
         notifier: Notifier | None = None,
@@ -234,12 +237,12 @@ class _Term:
         self._is_job_over = False
         self._leadership = leadership
         self._files = files
-        self._run_watch = watch
-        self._checkpoint_watch = checkpoints
+        self._run_watch = run_watch
+        self._resume_point_watch = resume_point_watch
         self._clock = clock
         self._prober = Prober(liveness, clock)
         self._trimmer = HistoryTrimmer(client)
-        self._alarms = AlarmBook()
+        self._alarms = CurrentAlarms()
         self._log = DecisionLog()
         self._state = ClusterState(keys=keys, observer=host, began=clock())
         self._awaited = 0
@@ -260,12 +263,12 @@ class _Term:
                 self._keep_last_receipts()
 
     def _keep_last_receipts(self) -> None:
-        """Record the notifications of the incident that ended the job: they came after the last decision."""
+        """Record the notifications of the incident that ended the job: they were sent after the last decision."""
         now = self._clock()
         try:
-            told = self._client.read_all(KeyRange.prefix(self._keys.directory("notices")))
+            notices = self._client.read_all(KeyRange.prefix(self._keys.directory("notices")))
             incidents = self._client.read_all(KeyRange.prefix(self._keys.directory("incidents")))
-            found = Snapshot(incidents.revision, (*told.items, *incidents.items), "the job is over")
+            found = Snapshot(incidents.revision, (*notices.items, *incidents.items), "the job is over")
             updates = kept_receipts(fold_all(ClusterState(self._keys, self._host, now), (found,), now))
             if updates and self._write(writes_of(updates, self._keys).operations):
                 for update in updates:
@@ -274,34 +277,39 @@ class _Term:
             _logger.warning("notifications of the job's end are not in its incidents: %s", error)
 
     def lead(self, stop: threading.Event, note: Callable[[str], None]) -> None:
-        """Drive until `stop`, or until leadership is in doubt. Raises: CoordinationError, LeadershipLostError."""
+        """Drive until `stop` is set, or until leadership is in doubt.
+
+        Raises: CoordinationError, LeadershipLostError.
+        """
         while not stop.is_set() and self._leadership.is_certain:
             try:
-                self._awaited = self._leadership.renew_mark()
-                # all times begin again: what was missed meanwhile must count against no host
+                self._awaited = self._leadership.renew_revision()
+                # all waiting times restart: this driver may have missed reports of the hosts
                 self._state = ClusterState(keys=self._keys, observer=self._host, began=self._clock())
                 with Watch(self._client, KeyRange.prefix(self._keys.prefix)) as watch:
                     self._follow(watch, stop, note)
             except UnknownOutcomeError as error:
-                _logger.warning("a decision may or may not be applied; everything is read anew: %s", error)
+                _logger.warning("a decision may or may not have been applied; everything is read again: %s", error)
                 stop.wait(_TICK_S)
 
     def _follow(self, watch: Watch, stop: threading.Event, note: Callable[[str], None]) -> None:
-        """Decide on the events of a watch, until it breaks: nothing is decided on events from before a gap."""
+        """Decide on the events of a watch until it breaks; events from before a gap are never decided on."""
         is_first = True
         pace = Pace(time.monotonic())
         while not stop.is_set() and self._leadership.is_certain and watch.is_open and not watch.trouble:
             event = watch.next(_PROBING_TICK_S if self._prober.is_busy else _TICK_S)
             began = time.monotonic()
-            held_up_s = pace.look(began)
+            held_up_s = pace.begin_look(began)
             if held_up_s and not is_first:
-                text = "this driver was held up for %.1f s, by etcd or by its machine; what is new comes first"
+                text = (
+                    "this driver was delayed by %.1f s, by etcd or its machine; it reads new events before it decides"
+                )
                 _logger.warning(text, held_up_s)
             if not self._take(event, watch):
-                _logger.warning("etcd was set back to an older state; everything is read anew")
+                _logger.warning("etcd was restored to an older state; everything is read again")
                 return
             if self._state.revision < max(self._awaited, 1) or not pace.may_decide(began):
-                continue  # our own last write, or what others wrote meanwhile, is still to come
+                continue  # our last write, or what others wrote since, has not arrived yet
             if is_first:
                 is_first = False
                 for incident in self._state.incidents.values():
@@ -310,17 +318,17 @@ class _Term:
                     self._audit(self._state.outcomes[verdict_id])
             decision = decide(self._clock(), self._state, self._policy)
             note(decision.reason)
-            thinking_s = time.monotonic() - began
+            decision_s = time.monotonic() - began
             try:
                 self._carry_out(decision)
-            except NoSpaceError as error:  # the job trains on; only decisions wait for room
+            except NoSpaceError as error:  # training continues; only decisions wait for space
                 self._alarms.note_refusal(str(error))
                 stop.wait(_REPORT_S / 2)
             self._maintain()
-            stop.wait(pace.rest_s(thinking_s))
+            stop.wait(pace.pause_s(decision_s))
 
     def _take(self, event: WatchEvent | None, watch: Watch) -> bool:
-        """Fold an event, and all that wait behind it; return False when history went back behind our own last write."""
+        """Fold an event and all that are queued behind it; return False if etcd's history lacks our own last write."""
         events: list[WatchEvent] = []
         while event is not None:
             if isinstance(event, Snapshot) and event.revision < self._awaited:
@@ -329,7 +337,7 @@ class _Term:
             event = watch.next(0.0) if len(events) < _MAX_EVENTS else None
         if events:
             self._state = fold_all(self._state, events, self._clock())
-            self._prober.greet(self._state.hosts.values())
+            self._prober.reach_new_hosts(self._state.hosts.values())
         results = self._prober.take()
         if results:
             self._state = self._state.with_probes(results)
@@ -339,7 +347,7 @@ class _Term:
         for action in decision.actions:
             if isinstance(action, Probe):
                 self._prober.start(action)
-        self._alarms.ring(decision)
+        self._alarms.update(decision)
         line = self._log.line(decision, self._clock())
         if line:
             _logger.info("%s", line)
@@ -358,34 +366,34 @@ class _Term:
                     elif isinstance(action, EndJob):
                         self._is_job_over = True
                 if self._notifier is not None:
-                    self._notifier.stir()
+                    self._notifier.wake()
         else:
-            self._tell(decision)
+            self._publish_report(decision)
 
     def _audit(self, outcome: VerdictOutcome) -> None:
         self._files.audit(AuditEntry(outcome, self._state.verdicts.get(outcome.verdict_id)))
 
     def _write(self, operations: tuple[Operation, ...], conditions: tuple[Compare, ...] = ()) -> bool:
-        """Return whether it was applied. Raises: LeadershipLostError, UnknownOutcomeError."""
-        answer = self._leadership.txn(operations, conditions)
-        self._awaited = answer.revision
-        if not answer.is_met:
-            _logger.info("a decision was not applied: what it rests on has changed")
-        return answer.is_met
+        """Return whether etcd applied the transaction. Raises: LeadershipLostError, UnknownOutcomeError."""
+        response = self._leadership.txn(operations, conditions)
+        self._awaited = response.revision
+        if not response.succeeded:
+            _logger.info("a decision was not applied: the state that it was based on has changed")
+        return response.succeeded
 
-    def _tell(self, decision: Decision) -> None:
-        """Write the report for people when it has changed, not oftener than once a second."""
+    def _publish_report(self, decision: Decision) -> None:
+        """Write the driver's report when it has changed, at most once a second."""
         now = self._clock()
         trouble = (self._files.trouble,) if self._files.trouble else ()
-        untold = () if self._notifier is None else self._notifier.troubles
+        notifier_troubles = () if self._notifier is None else self._notifier.troubles
         since = now if decision.reason != self._report.reason else self._report.since_unix_s
         report = DriverReport(
             driver=self._host,
             reason=decision.reason,
             since_unix_s=since,
-            alarms=(*self._alarms.texts, *trouble, *untold),
+            alarms=(*self._alarms.texts, *trouble, *notifier_troubles),
             removed=self._run_watch.troubles,
-            checkpoint_damage=self._checkpoint_watch.damage,
+            checkpoint_damage=self._resume_point_watch.damage,
         )
         if report == self._report or now - self._reported_at < _REPORT_S:
             return
@@ -394,7 +402,7 @@ class _Term:
             self._report = report
 
     def _maintain(self) -> None:
-        """Now and then: keep etcd's history and our own keys bounded, and look whether etcd complains."""
+        """Periodically bound etcd's history and the job's keys, and check etcd's alarms."""
         now = self._clock()
         if now - self._maintained_at < _MAINTENANCE_S:
             return

@@ -1,7 +1,8 @@
-"""Whether it pays to continue without slow hosts: what the rest of the job gains against the price of a restart. Pure.
+"""Compares the gain of continuing without slow hosts, over the rest of the job, with the price of a
+restart. Pure.
 
-The price is what restarts of this job have cost: seconds without a step and the steps that were done again. What-if
-slowdown x remaining time against that price is the rule of DESIGN decision 14 (MegaScale sec. 5 evicts by hand).
+The price is the time that restarts of this job took: seconds without a step plus the steps that were repeated. The job
+evicts if what-if slowdown x remaining time exceeds it: ADR 0023 (MegaScale sec. 5 evicts by hand).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.host_verdict import HostVerdict
 from megatrain.contracts.rounds import Round
-from megatrain.contracts.texts import count_text
+from megatrain.formatting.quantities import count_text
 from megatrain.jobs.lost_time import restart_price_s
 from megatrain_launcher.driver.incidents import last_step, median_step_s
 from megatrain_launcher.driver.policy import Policy
@@ -19,7 +20,7 @@ from megatrain_launcher.driver.state import ClusterState
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What an eviction brings over the rest of the job, and what it costs. `text` says how both were found."""
+    """What an eviction gains over the rest of the job, and its price. `text` states how both were computed."""
 
     gain_s: float
     price_s: float
@@ -33,9 +34,10 @@ class Balance:
 def balance_of(
     state: ClusterState, policy: Policy, round_: Round, verdict: HostVerdict, num_hosts: int, num_spares: int
 ) -> Balance:
-    """Return what it brings to go on without `num_hosts` hosts of a round.
+    """Return the gain and the price of continuing without `num_hosts` hosts of a round.
 
-    Where there are too few spares the job goes on with the largest layout that is left, after it has waited for others.
+    If there are too few spares, the job first waits for other hosts and then continues with the largest possible
+    layout.
     """
     num_before = len(round_.hosts)
     num_after = policy.best_count(min(num_before, num_before - num_hosts + num_spares))
@@ -55,10 +57,11 @@ def balance_of(
             gain_s = 0.0
         else:
             gain_s = step_s - (step_s - gain_s) * num_before / num_after
-        text = f"with {num_after} of {count_text(num_before, 'host')}, for {count_text(num_spares, 'spare')} is there, "
+        spares = count_text(num_spares, "spare")
+        text = f"on {num_after} of {count_text(num_before, 'host')} ({spares} can take part): "
     gain_s = max(0.0, gain_s)
     text = (
-        f"{text}{gain_s:.4g} s a step over {count_text(num_steps, 'step')} gain {gain_s * num_steps:.4g} s, "
+        f"{text}{gain_s:.4g} s a step over {count_text(num_steps, 'step')} saves {gain_s * num_steps:.4g} s; "
         f"a restart costs {price_s:.4g} s ({price})"
     )
     return Balance(gain_s * num_steps, price_s, text)

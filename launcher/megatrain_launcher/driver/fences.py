@@ -1,61 +1,62 @@
-"""When the workers of unreachable hosts are certainly gone, and the deadlines that all hosts get for it. Pure.
+"""When the workers of unreachable hosts are certainly gone, and the deadlines that hosts get for this. Pure.
 
-The rule is `megatrain.failures.fence`: hosts obey it, the driver waits it out. What the rule needs to know of a round
-is found here.
+The rule is `megatrain.failures.fence`: hosts obey it, and the driver waits until its deadlines have passed. This module
+finds the rule's inputs for a round.
 """
 
 from __future__ import annotations
 
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.rounds import MAX_INTERVAL_S, Round, RoundDeadlines, RoundHost
-from megatrain_launcher.driver.actions import Action, Alarm, RaiseDeadlines
+from megatrain_launcher.driver.actions import Alarm, DriverAction, RaiseDeadlines
 from megatrain_launcher.driver.incidents import statuses_in
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
 
 _PROVING_STEPS = 2
-"""Of another host: it completed the second one with what this host gave after its first."""
+"""If another host has completed this many steps, this host has completed its first one: the other's second step needs
+data that this host sends after its first."""
 
 
-def told_deadlines(state: ClusterState, policy: Policy, round_: Round) -> RoundDeadlines:
-    """Return the deadlines that the hosts of a round received, zeros where there are none.
+def published_deadlines(state: ClusterState, policy: Policy, round_: Round) -> RoundDeadlines:
+    """Return the deadlines that the hosts of a round received, zeros if there are none.
 
-    Where that record cannot be read any more, it is computed from the hosts' own reports.
+    If that record is no longer readable, the deadlines are computed from the hosts' own reports.
     """
-    told = state.deadlines.get(round_.number, RoundDeadlines(round_.number))
+    published = state.deadlines.get(round_.number, RoundDeadlines(round_.number))
     if state.keys.deadlines(round_.number) not in state.damaged:
-        return told
+        return published
     rule = policy.fence_rule
     return RoundDeadlines(
         round_.number,
-        interval_s=max(told.interval_s, rule.raised(0.0, _seen_interval_s(state, round_) or 0.0) or 0.0),
-        stop_s=max(told.stop_s, rule.raised_stop(0.0, _seen_stop_s(state, round_)) or 0.0),
+        interval_s=max(published.interval_s, rule.raised(0.0, _seen_interval_s(state, round_) or 0.0) or 0.0),
+        stop_s=max(published.stop_s, rule.raised_stop(0.0, _seen_stop_s(state, round_)) or 0.0),
     )
 
 
 def grace_s(state: ClusterState, policy: Policy, round_: Round) -> float:
-    """Return how long the workers of a round have that were asked to save and stop, as their hosts know it."""
-    return policy.fence_rule.grace_s(told_deadlines(state, policy, round_).stop_s)
+    """Return how long, by the rule that the hosts obey, a round's workers may take to save and stop when asked."""
+    return policy.fence_rule.grace_s(published_deadlines(state, policy, round_).stop_s)
 
 
-def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple[Action, ...]:
-    """Return the action that publishes longer deadlines, or publishes them again where they cannot be read any more.
+def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple[DriverAction, ...]:
+    """Return the action that publishes longer deadlines, or republishes them if they are no longer readable.
 
-    With an alarm where steps and saves take so long that a host that is cut off is waited for beyond the limit for
-    missing hosts.
+    Adds an alarm if steps and saves take so long that the wait for a host that is cut off exceeds the limit for missing
+    hosts.
     """
-    rule, told = policy.fence_rule, told_deadlines(state, policy, round_)
+    rule, published = policy.fence_rule, published_deadlines(state, policy, round_)
     key = state.keys.deadlines(round_.number)
-    longer_s = rule.raised(told.interval_s, _seen_interval_s(state, round_) or 0.0)
-    longer_stop_s = rule.raised_stop(told.stop_s, _seen_stop_s(state, round_))
+    longer_s = rule.raised(published.interval_s, _seen_interval_s(state, round_) or 0.0)
+    longer_stop_s = rule.raised_stop(published.stop_s, _seen_stop_s(state, round_))
     wanted = RoundDeadlines(
         round_.number,
-        interval_s=min(MAX_INTERVAL_S, longer_s or told.interval_s),
-        stop_s=min(MAX_INTERVAL_S, longer_stop_s or told.stop_s),
+        interval_s=min(MAX_INTERVAL_S, longer_s or published.interval_s),
+        stop_s=min(MAX_INTERVAL_S, longer_stop_s or published.stop_s),
     )
     is_lost = key in state.damaged or key not in state.seen
-    actions: tuple[Action, ...] = ()
-    if wanted != told or (is_lost and wanted != RoundDeadlines(round_.number)):
+    actions: tuple[DriverAction, ...] = ()
+    if wanted != published or (is_lost and wanted != RoundDeadlines(round_.number)):
         seen = state.seen.get(key)
         actions = (RaiseDeadlines(wanted, 0 if seen is None else seen.mod_revision),)
     limits = rule.deadlines(wanted.interval_s, wanted.stop_s)
@@ -70,15 +71,17 @@ def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple
 
 
 def gone_by(state: ClusterState, policy: Policy, round_: Round, part: RoundHost, lease_gone_at: float) -> float:
-    """Return when the workers of a host of a round are certainly gone, by what it must obey without a lease."""
+    """Return when the workers of a host of a round are certainly gone, by the deadlines that it obeys without a
+    lease.
+    """
     others = [one for one in round_.hosts if one.host != part.host]
     moments = [at for one in others if (at := _stuck_since(state, round_, one)) is not None]
-    seen_s, told = _seen_interval_s(state, round_), told_deadlines(state, policy, round_)
+    seen_s, published = _seen_interval_s(state, round_), published_deadlines(state, policy, round_)
     return policy.fence_rule.gone_by(
         lease_gone_at=lease_gone_at,
         stuck_since=min(moments, default=None),
-        told_s=told.interval_s,
-        told_stop_s=told.stop_s,
+        published_s=published.interval_s,
+        published_stop_s=published.stop_s,
         seen_s=policy.hang_floor_s if seen_s is None else seen_s,
         has_stepped=_has_stepped(state, round_, part, others),
     )
@@ -95,28 +98,33 @@ def _seen_stop_s(state: ClusterState, round_: Round) -> float:
 
 
 def _stuck_since(state: ClusterState, round_: Round, part: RoundHost) -> float | None:
-    """Return since when a host of a round completes no step, so that no other can complete more than one; None: it may.
+    """Return since when a host of a round certainly completes no further step; None if it may complete some.
 
-    A host that is done with its training is no sign: the others may be saving what they have. Nor is a stall of a host
-    that is cut off: should its steps go on, nobody is told.
+    From then on, every other host can complete one more step at most.
+
+    A host that has finished its training does not count: the others may be saving. A stall of a host that is cut off
+    does not count either: it could not report any further steps.
     """
     status = state.status_of(part, round_.number)
     if status is not None and (status.phase is HostPhase.DONE or status.exit_code is not None):
         return None
-    is_heard = state.is_registered(part)
-    if is_heard and status is not None and status.stall is not None and part.host in state.stalled_since:
+    is_registered = state.is_registered(part)
+    if is_registered and status is not None and status.stall is not None and part.host in state.stalled_since:
         return state.stalled_since[part.host] - status.stall.silent_s
     if state.has_stopped(part, round_.number):
         assert status is not None
         has_stepped = status.min_step is not None and part.host in state.advanced_at
         if has_stepped:
             return state.advanced_at[part.host]
-        return max(state.seen_at(state.keys.status(part.host)), state.gone_since(part))  # one of them, if it has left
+        # the later of the two, since a host that left may have no status key
+        return max(state.seen_at(state.keys.status(part.host)), state.gone_since(part))
     return state.proven_at(part) if state.proof_of_death(part) else None
 
 
 def _has_stepped(state: ClusterState, round_: Round, part: RoundHost, others: list[RoundHost]) -> bool:
-    """Say whether a host has certainly completed a step of a round: it said so, or another one has completed two."""
+    """Return whether a host has certainly completed a step of a round: it reported one, or another host has completed
+    two.
+    """
     own = state.status_of(part, round_.number)
     if own is not None and own.min_step is not None:
         return True

@@ -1,7 +1,7 @@
-"""The next state from what the watch tells. Pure: the same events at the same times give the same state.
+"""The next state from watch events. Pure: the same events at the same times give the same state.
 
-A value that cannot be read is kept out of the state and named in `damaged`; it must not stop the driver. The clock of
-another host's time is used when it is close to the observer's, else the observer's own time counts.
+A value that cannot be read is kept out of the state and listed in `damaged`; it must not stop the driver. Another
+host's time is used if its clock is close to the observer's, else the observer's own time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from megatrain.coordination.wire import KeyValue
 from megatrain_launcher.driver.state import ClusterState, Departed, Seen
 
 _KEPT_FAILURE_ROUNDS = 2
-_BELIEVED_S = 60.0
-"""A failure may be reported so long after it happened, where etcd was away or a driver had to be elected."""
+_MAX_REPORT_DELAY_S = 60.0
+"""How long after it happened a failure may be reported: etcd may have been down, or a driver had to be elected."""
 _ELECTION = "driver"
 
 
@@ -38,7 +38,7 @@ def _number(parts: tuple[str, ...]) -> Any:
     (text,) = parts
     number = key_number(text)
     if number is None:
-        raise ValueError(f"{text!r} is no number of a key")
+        raise ValueError(f"{text!r} is not the number of a key")
     return number
 
 
@@ -69,7 +69,8 @@ _TABLES: Mapping[str, tuple[str, type[Any], Callable[[tuple[str, ...]], Any]]] =
     "outcomes": ("outcomes", VerdictOutcome, _text),
     "notices": ("receivers", ReceiverRecord, _text),
 }
-"""By the first part of a key: attribute of the state, record class, and how the rest of the key names the entry."""
+"""By the first part of a key: the attribute of the state, the record class, and a function that returns, from the other
+parts of the key, the index of the entry in that attribute."""
 _OWN_NAMES: Mapping[str, tuple[str, ...]] = {
     "hosts": ("host",),
     "status": ("host",),
@@ -86,7 +87,8 @@ _OWN_NAMES: Mapping[str, tuple[str, ...]] = {
     "outcomes": ("verdict_id",),
     "notices": ("receiver",),
 }
-"""What in a record says the same as its key. A record under another's key would be answered, or halted, elsewhere."""
+"""The fields of a record that repeat its key. A record under another key would be answered or halted in the wrong
+place."""
 _SINGLE: Mapping[str, type[Any]] = {"job": JobRecord, "end": JobEnd}
 
 
@@ -103,9 +105,9 @@ def fold_all(state: ClusterState, events: Iterable[WatchEvent], now: float) -> C
     return draft.finish()
 
 
-def believed(told: float, heard: float, now: float) -> float:
-    """Return the host's time of an event first seen at `heard`; `heard` where its clock is wrong."""
-    return told if heard - _BELIEVED_S <= told <= now else heard
+def plausible_time(host_time: float, first_seen: float, now: float) -> float:
+    """Return `host_time` if it is not after `now` and at most _MAX_REPORT_DELAY_S before `first_seen`, else that."""
+    return host_time if first_seen - _MAX_REPORT_DELAY_S <= host_time <= now else first_seen
 
 
 def _name(key: bytes) -> str:
@@ -113,7 +115,7 @@ def _name(key: bytes) -> str:
 
 
 class _Draft:
-    """A state in the making: copies a table when it is written to for the first time."""
+    """A state under construction: copies a table when it is first written to."""
 
     def __init__(self, state: ClusterState, now: float) -> None:
         self._state = state
@@ -152,19 +154,19 @@ class _Draft:
         before: Seen | None = self._table("seen").get(key)
         if before is not None and before.mod_revision == item.mod_revision:
             return
-        is_same_life = before is not None and before.create_revision == item.create_revision
-        since = before.since if before is not None and is_same_life else self._now
+        was_not_recreated = before is not None and before.create_revision == item.create_revision
+        since = before.since if before is not None and was_not_recreated else self._now
         self._table("seen")[key] = Seen(item.create_revision, item.mod_revision, since, self._now)
         kind, *rest = self._state.keys.parts(key) or ("",)
         try:
             if kind == _ELECTION and not item.lease_id:
-                raise CoordinationError(f"{key}: it has no lease, so it is no candidacy")
+                raise CoordinationError(f"{key}: it has no lease, so it is not a candidacy")
             if kind in _SINGLE and not rest:
                 self._changed[kind] = decode(_SINGLE[kind], item.value, key)
             elif kind in _TABLES:
                 self._enter(kind, tuple(rest), item.value, key)
         except (CoordinationError, ValueError) as error:
-            # what was there before is no longer true either
+            # the earlier value no longer holds either
             self._drop(kind, tuple(rest))
             self._table("damaged")[key] = str(error)
         else:
@@ -177,7 +179,7 @@ class _Draft:
         kind, *rest = self._state.keys.parts(key) or ("",)
         if kind in _SINGLE and not rest:
             self._changed[kind] = None
-        elif kind != "status":  # the last word of a host that is gone still counts
+        elif kind != "status":  # the last status of a host that is gone still counts
             self._drop(kind, tuple(rest))
 
     def _enter(self, kind: str, rest: tuple[str, ...], value: bytes, key: str) -> None:
@@ -195,13 +197,13 @@ class _Draft:
             if before is not None and before.session != record.session:
                 self._table("departed")[entry] = Departed(before, self._now)
             elif before is None:
-                self._return(record)
+                self._forget_departure(record)
         elif isinstance(record, HostStatus):
             self._note_progress(record, before)
         table[entry] = record
 
     def _drop(self, kind: str, rest: tuple[str, ...]) -> None:
-        if kind not in _TABLES or kind == "deadlines":  # hosts may still obey the deadlines from before
+        if kind not in _TABLES or kind == "deadlines":  # hosts may still obey the earlier deadlines
             return
         name, _, entry_of = _TABLES[kind]
         try:
@@ -212,8 +214,8 @@ class _Draft:
         if isinstance(record, HostRecord):
             self._table("departed")[entry] = Departed(record, self._now)
 
-    def _return(self, record: HostRecord) -> None:
-        """Forget that a life of a host was gone, and what a probe said of it, when it is there again."""
+    def _forget_departure(self, record: HostRecord) -> None:
+        """Forget that a session of a host was gone, and the result of its probe, when it is registered again."""
         left = self._table("departed").get(record.host)
         if left is not None and left.record.session == record.session:
             del self._table("departed")[record.host]
@@ -237,9 +239,9 @@ class _Draft:
         ranks: dict[int, RankFailure] = dict(rounds.get(status.round, {}))
         for failure in status.failures:
             known = ranks.get(failure.rank)
-            # a later word with a label says more than an early one without
+            # a later failure with a label is more specific than an early one without
             if known is None or failure.label or not known.label:
-                at = believed(failure.at_unix_s, self._now, self._now) if known is None else known.at_unix_s
+                at = plausible_time(failure.at_unix_s, self._now, self._now) if known is None else known.at_unix_s
                 ranks[failure.rank] = replace(failure, at_unix_s=at)
         rounds[status.round] = ranks
         for number in sorted(rounds)[:-_KEPT_FAILURE_ROUNDS]:

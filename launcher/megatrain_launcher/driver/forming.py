@@ -1,4 +1,4 @@
-"""Who may take part in the next round, and whether it is written now or waits for more hosts. Pure."""
+"""Which hosts may take part in the next round, and whether it is written now or waits for more hosts. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import CheckReport, HostPhase, HostRecord
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_requests import RequestKind
+from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.rounds import Cordon, JobEnd, Rollback, Round
-from megatrain.contracts.texts import count_text, natural_order
+from megatrain.formatting.quantities import count_text
 from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
-from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, ended, no_earlier
-from megatrain_launcher.driver.pair_checks import PairCheck, follow_pairs, verdict_text
-from megatrain_launcher.driver.policy import CHECK_TIMEOUT_S, LAST_CALL_S, Policy
+from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, as_ended, no_earlier
+from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
+from megatrain_launcher.driver.policy import CHECK_TIMEOUT_S, WAIT_FOR_MORE_S, Policy
 from megatrain_launcher.driver.ranks import choose, parts_of
 from megatrain_launcher.driver.responses import EVICT
 from megatrain_launcher.driver.state import ClusterState
@@ -26,17 +27,19 @@ _BUSY_PHASES = (HostPhase.STARTING, HostPhase.RUNNING, HostPhase.STOPPING)
 
 @dataclass(frozen=True, slots=True)
 class Eligible:
-    """Hosts that may take part, and why the other registered ones may not."""
+    """Hosts that may take part, and why the other registered hosts may not."""
 
     available: Mapping[str, HostRecord]
     refused: Mapping[str, str]
 
 
 def eligible(now: float, state: ClusterState, policy: Policy, previous: Round | None) -> Eligible:
-    """Sort the registered hosts. `previous`: the newest round, whose members are the caller's to judge."""
+    """Divide the registered hosts into usable and refused ones. `previous`: the newest round; the caller decides about
+    its members.
+    """
     fenced = {session for one in state.rounds.values() for session in one.fenced}
     members = {part.session for part in previous.hosts} if previous is not None else set()
-    newest = {part.session: number for number in sorted(state.rounds) for part in state.rounds[number].hosts}
+    last_round_of = {part.session: number for number in sorted(state.rounds) for part in state.rounds[number].hosts}
     checked = _checks_pending(now, state)
     evicted = {one.host: one.by for one in state.requests.values() if one.kind is RequestKind.EVICT}
     available: dict[str, HostRecord] = {}
@@ -47,9 +50,11 @@ def eligible(now: float, state: ClusterState, policy: Policy, previous: Round | 
         if not reason and host in evicted:
             reason = f"{evicted[host]} asked to evict it"
         if not reason and record.session in fenced:
-            reason = "it did not say that its workers of an older round are gone; its executor must start anew"
+            number = last_round_of.get(record.session)
+            which = "an older round" if number is None else f"round {number}"
+            reason = f"it has not reported that the workers of {which} have ended; its executor must restart"
         if not reason and record.session not in members:
-            reason = _busy_with(state, record, newest.get(record.session, 0))
+            reason = _busy_with(state, record, last_round_of.get(record.session, 0))
         if reason:
             refused[host] = reason
         else:
@@ -63,14 +68,16 @@ def _refusal(state: ClusterState, policy: Policy, record: HostRecord) -> str:
     if record.host in state.cordons:
         return f"it is cordoned: {state.cordons[record.host].reason}"
     if record.num_workers != policy.num_workers:
-        return f"it has {record.num_workers} workers, the job {policy.num_workers} a host"
+        return f"it has {record.num_workers} workers, but the job needs {policy.num_workers} a host"
     if state.job is not None and record.config_hash != state.job.config_hash:
         return "its configuration differs from the job's"
     return ""
 
 
 def _checks_pending(now: float, state: ClusterState) -> dict[str, str]:
-    """Return why hosts that must pass their checks may not take part yet; the newest incident that says so counts."""
+    """Return why hosts that must pass their checks may not take part yet, by the newest incident that asks for
+    a check.
+    """
     found: dict[str, str] = {}
     asking = [incident for incident in state.incidents.values() if incident.notes.get(CHECK_NOTE)]
     for incident in sorted(asking, key=state.created, reverse=True):
@@ -83,7 +90,7 @@ def _check_pending(now: float, state: ClusterState, incident: Incident, host: st
     report = state.checks.get((incident.incident_id, host))
     if report is not None and report.failed and not _has_passed_since(state, host, report):
         return f"it failed its check: {report.failed[0].name}: {report.failed[0].detail}"
-    # since this driver saw the halt: the moments of an incident may be of another clock
+    # since this driver saw the halt: an incident's times may come from another clock
     asked_s = now - state.since(state.keys.halt(incident.round))
     if report is not None or asked_s > CHECK_TIMEOUT_S or not state.is_of_this_launch(incident):
         return ""
@@ -91,7 +98,7 @@ def _check_pending(now: float, state: ClusterState, incident: Incident, host: st
 
 
 def _has_passed_since(state: ClusterState, host: str, failed: CheckReport) -> bool:
-    """Say whether a later check of a host passed, as people ask for when they have mended it."""
+    """Return whether a host passed a later check, which people request after a repair."""
     return any(
         report.is_fit and report.at_unix_s > failed.at_unix_s
         for (_, name), report in state.checks.items()
@@ -99,15 +106,15 @@ def _has_passed_since(state: ClusterState, host: str, failed: CheckReport) -> bo
     )
 
 
-def _busy_with(state: ClusterState, record: HostRecord, named: int) -> str:
-    """Return why a host may still have workers; `named`: the newest round that can be read and names it."""
+def _busy_with(state: ClusterState, record: HostRecord, last_round: int) -> str:
+    """Return why a host may still have workers. `last_round`: the newest readable round with this session, or 0."""
     status = state.statuses.get(record.host)
-    is_told = status is not None and status.session == record.session
-    if named:
-        part = state.rounds[named].part_of(record.host, record.session)
-        is_idle = part is not None and state.is_past(part, named)
-        return "" if is_idle else "it may still have workers of an older round"
-    if status is not None and is_told and status.phase in _BUSY_PHASES:
+    is_current = status is not None and status.session == record.session
+    if last_round:
+        part = state.rounds[last_round].part_of(record.host, record.session)
+        is_idle = part is not None and state.has_left_round(part, last_round)
+        return "" if is_idle else f"it may still have workers of round {last_round}"
+    if status is not None and is_current and status.phase in _BUSY_PHASES:
         return f"it has workers of round {status.round}"
     return ""
 
@@ -125,9 +132,10 @@ def form(
     reason: str,
     vanished: tuple[str, ...] = (),
 ) -> Decision:
-    """Write the next round if enough hosts are there, else wait or end the job. `since`: when waiting began.
+    """Write the next round if enough hosts are registered, else wait or end the job. `since`: when waiting began.
 
-    `fenced`: sessions of the round before that did not stop in order; `left_out`: hosts and why they are missing.
+    `fenced`: sessions of the previous round that did not confirm their stop; `left_out`: missing hosts, and why each is
+    missing.
     """
     found = eligible(now, state, policy, previous)
     is_first = previous is None or state.is_of_older_launch(previous)
@@ -137,15 +145,15 @@ def form(
     count = policy.best_count(len(available))
     wanted = max(policy.feasible_counts) if previous is None else policy.best_count(len(previous.hosts))
     wanted = wanted or min(policy.feasible_counts)
-    if count and (count >= wanted or _is_last_call_over(now, state, policy, previous, available, since)):
+    if count and (count >= wanted or _may_start_with_fewer(now, state, policy, previous, available, since)):
         why = reason if count >= wanted else f"{reason}, with {count} of {count_text(wanted, 'host')}"
         tests = PairCheck()
         if policy.has_pair_checks and _are_pairs_due(previous, available, incident):
             tests = follow_pairs(now, state, policy, f"round-{state.next_number}", available.values())
-            accused = {host: text for host, text in tests.verdict.guilty.items() if host in available}
-            if tests.waiting or accused:
-                return _after_pairs(now, tests, accused, incident)
-        found_text = verdict_text(tests.verdict)
+            culprits = {host: text for host, text in tests.findings.culprits.items() if host in available}
+            if tests.waiting or culprits:
+                return _after_pairs(now, tests, culprits, incident)
+        found_text = findings_text(tests.findings)
         why = f"{why}; pair tests: {found_text}" if found_text else why
         return _write(now, state, policy, available, count, previous, fenced, incident, why, vanished)
     missing = _missing(state, found, left_out or {}, previous, available)
@@ -155,41 +163,41 @@ def form(
     if not count and waited_s > policy.join_timeout_s:
         least = min(policy.feasible_counts)
         why = (
-            f"{count_text(len(available), 'host')} can take part, {least} must (waited {waited_s:.0f} s, "
+            f"{count_text(len(available), 'host')} can take part, {least} are needed (waited {waited_s:.0f} s, "
             f"recovery.join_timeout_s={policy.join_timeout_s:g})"
         )
         why = f"{why}: {missing}" if missing else why
         number = previous.number if previous is not None else 0
-        closed = tuple(UpdateIncident(ended(one, is_recovered=False)) for one in _open_with(state, incident))
+        closed = tuple(UpdateIncident(as_ended(one, is_recovered=False)) for one in _open_with(state, incident))
         return Decision((*closed, EndJob(JobEnd(int(ExitCode.FAILURE), why, now, number))), why)
     return Decision((), text)
 
 
 def _are_pairs_due(previous: Round | None, available: Mapping[str, HostRecord], incident: Incident | None) -> bool:
-    """Say whether hosts meet in pairs first: not where a failure names who is to blame, and every second counts."""
+    """Return whether pair tests come first: not after a failure with a known culprit, to restart without delay."""
     if incident is not None:
         return PAIRS_NOTE in incident.notes
     return previous is None or not available.keys() <= {part.host for part in previous.hosts}
 
 
-def _after_pairs(now: float, tests: PairCheck, accused: Mapping[str, str], incident: Incident | None) -> Decision:
-    """Go on with pair tests, or cordon the hosts that they accuse: another decision forms a round without these."""
+def _after_pairs(now: float, tests: PairCheck, culprits: Mapping[str, str], incident: Incident | None) -> Decision:
+    """Continue the pair tests, or cordon the hosts at fault; a later decision forms a round without them."""
     if tests.waiting:
         return Decision(tests.actions, tests.waiting)
-    text = f"pair tests: {verdict_text(tests.verdict)}"
+    text = f"pair tests: {findings_text(tests.findings)}"
     incident_id = "" if incident is None else incident.incident_id
     cordons = [
-        CordonHost(Cordon(host, f"pair tests: {why}", "driver", now, incident_id)) for host, why in accused.items()
+        CordonHost(Cordon(host, f"pair tests: {why}", "driver", now, incident_id)) for host, why in culprits.items()
     ]
     if incident is None:
         return Decision(tuple(cordons), text)
     named = replace(
-        incident, culprit_hosts=tuple(accused), action=EVICT, reason=text, evidence=(text, *incident.evidence)[:16]
+        incident, culprit_hosts=tuple(culprits), action=EVICT, reason=text, evidence=(text, *incident.evidence)[:16]
     )
     return Decision((UpdateIncident(named), *cordons), text)
 
 
-def _is_last_call_over(
+def _may_start_with_fewer(
     now: float,
     state: ClusterState,
     policy: Policy,
@@ -197,11 +205,11 @@ def _is_last_call_over(
     available: Mapping[str, HostRecord],
     since: float,
 ) -> bool:
-    """Say whether to go on with fewer hosts than wanted."""
+    """Return whether the next round may start with fewer hosts than wanted, because the others had time to register."""
     if previous is not None:
         return now - since >= policy.shrink_after_s
     times = sorted(state.since(state.keys.host(host), now) for host in available)
-    return now - times[min(policy.feasible_counts) - 1] >= LAST_CALL_S
+    return now - times[min(policy.feasible_counts) - 1] >= WAIT_FOR_MORE_S
 
 
 def _write(
@@ -234,7 +242,7 @@ def _write(
         rollback=_rollback_of(incident, previous),
     )
     updates = tuple(UpdateIncident(_with_round(now, one, number)) for one in _open_with(state, incident))
-    abandoned = tuple(UpdateIncident(ended(one, is_recovered=False)) for one in state.abandoned_incidents())
+    abandoned = tuple(UpdateIncident(as_ended(one, is_recovered=False)) for one in state.abandoned_incidents())
     return Decision(
         (*updates, *abandoned, WriteRound(round_, vanished)),
         f"round {number} with {count_text(count, 'host')}: {reason}",
@@ -242,7 +250,10 @@ def _write(
 
 
 def _rollback_of(incident: Incident | None, previous: Round | None) -> Rollback | None:
-    """Return where workers go back to. Later rounds say it, too: the first one may have ended before it was done."""
+    """Return where workers roll back to.
+
+    Later rounds repeat it: the first one may have ended before the rollback was done.
+    """
     if incident is not None and incident.rollback is not None:
         return incident.rollback
     return None if previous is None else previous.rollback
@@ -256,7 +267,7 @@ def _with_round(now: float, incident: Incident, number: int) -> Incident:
 
 
 def _open_with(state: ClusterState, incident: Incident | None) -> tuple[Incident, ...]:
-    """Return the open incidents, the one at hand as it is after this decision."""
+    """Return the open incidents, with the current one as it is after this decision."""
     open_ = {one.incident_id: one for one in state.open_incidents()}
     if incident is not None:
         open_[incident.incident_id] = incident
@@ -270,15 +281,15 @@ def _missing(
     previous: Round | None,
     available: Mapping[str, HostRecord],
 ) -> str:
-    """Name the hosts that are not there, since when, and why."""
-    told: dict[str, str] = dict(found.refused)
+    """Name the missing hosts, since when each is missing, and why."""
+    reasons: dict[str, str] = dict(found.refused)
     for part in previous.hosts if previous is not None else ():
         if part.host not in state.hosts:
-            told[part.host] = f"gone since {_clock(state.gone_since(part))}"
+            reasons[part.host] = f"gone since {_clock(state.gone_since(part))}"
         elif part.host in left_out and part.host not in available:
-            told[part.host] = left_out[part.host]
-    names = sorted(told, key=natural_order)
-    shown = [f"{host} ({told[host]})" for host in names[:8]]
+            reasons[part.host] = left_out[part.host]
+    names = sorted(reasons, key=natural_order)
+    shown = [f"{host} ({reasons[host]})" for host in names[:8]]
     return ", ".join(shown) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 

@@ -1,7 +1,7 @@
-"""Who holds up a stuck round: the hosts' evidence put together. Pure.
+"""Which ranks hold up a stuck round, from the evidence of all hosts. Pure.
 
-The rule is that of failures.hang: a stopped or dead process is the plainest sign, else the last sequence numbers tell.
-A host that sends no evidence counts as silent, like a rank without a black box.
+The rule is that of failures.hang: a stopped or dead process is the clearest sign; without one, the last sequence
+numbers decide. A host that sends no evidence counts as silent, like a rank without a black box.
 """
 
 from __future__ import annotations
@@ -19,41 +19,44 @@ _RANGE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Accusation:
-    """Who did it, how sure that is, and the evidence in sentences, the strongest first."""
+class CulpritFinding:
+    """The culprit, how certain it is, and the evidence in sentences, strongest first."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     confidence: str
     sentences: tuple[str, ...]
     waits_for_storage: str = ""
-    """Ranks that wait for storage and not for other ranks: no rank hangs. Empty where that is not so."""
+    """Ranks that wait for storage and not for other ranks: then no rank hangs. Empty if there are none."""
 
     @property
     def is_firm(self) -> bool:
-        """Whether the evidence is good enough to count against a host."""
+        """Whether the evidence is strong enough to count against a host."""
         return bool(self.hosts) and self.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
 
 
-def accuse(round_: Round, evidence: Mapping[str, HangEvidence], stalls: Iterable[str] = ()) -> Accusation:
-    """Return who holds up a round. `evidence`: by host, of those that sent some; `stalls`: the hosts' complaints."""
+def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: Iterable[str] = ()) -> CulpritFinding:
+    """Return the culprit of a stuck round.
+
+    `evidence`: by host, of the hosts that sent some; `stalls`: the hosts' reports.
+    """
     known = {one.rank: one for host in sorted(evidence) for one in evidence[host].ranks}
-    unheard = [part for part in round_.hosts if part.host not in evidence]
+    without_evidence = [part for part in round_.hosts if part.host not in evidence]
     silent = {rank for one in evidence.values() for rank in one.silent}
-    for part in unheard:
+    for part in without_evidence:
         silent.update(range(part.first_rank, part.first_rank + part.num_workers))
     silent = {rank for rank in silent if 0 <= rank < round_.world_size}
     busy = [rank for rank, one in known.items() if one.is_busy]
     states = {rank: one.process_state for rank, one in known.items() if 0 <= rank < round_.world_size}
     report = hang_suspects(_positions(known), _groups(evidence, round_), silent, busy, states)
-    complaints = (*stalls, *(f"{part.host} sent no evidence" for part in unheard))
+    complaints = (*stalls, *(f"{part.host} sent no evidence" for part in without_evidence))
     suspects = tuple(rank for rank in report.suspects if 0 <= rank < round_.world_size)
     if not suspects and round_.world_size == 1:
-        alone = ["the only rank stands still", *_standing(known, (0,))]
-        return Accusation((0,), _hosts(round_, (0,)), Confidence.CERTAIN, _cut([*alone, *complaints]))
-    sentences = [report.reason, *_standing(known, suspects), *_waiting(report)]
+        alone = ["the only rank makes no progress", *_step_sentences(known, (0,))]
+        return CulpritFinding((0,), _hosts(round_, (0,)), Confidence.CERTAIN, _cut([*alone, *complaints]))
+    sentences = [report.reason, *_step_sentences(known, suspects), *_collective_sentences(report)]
     at_storage = [rank for rank in suspects if rank in known and _is_at_storage(known[rank])]
-    return Accusation(
+    return CulpritFinding(
         suspects,
         _hosts(round_, suspects),
         report.confidence,
@@ -71,17 +74,19 @@ def _positions(known: Mapping[int, RankEvidence]) -> dict[int, dict[str, Positio
 
 def _awaited(one: RankEvidence, group: str) -> int | None:
     if not one.awaited_group:
-        return None
+        return 0 if one.is_on_device else None
     return one.awaited if one.awaited_group == group else 0
 
 
 def _groups(evidence: Mapping[str, HangEvidence], round_: Round) -> dict[str, tuple[int, ...]]:
-    """Return the groups' members as all hosts together know them; a rank that is not in the round is left out."""
+    """Return the groups' members, combined from all hosts; ranks that are not in the round are left out."""
     num_ranks = min(round_.world_size, sum(part.num_workers for part in round_.hosts))
-    ranges = {group: told for one in evidence.values() for group, told in one.groups.items()}
+    ranges = {group: numbers for one in evidence.values() for group, numbers in one.groups.items()}
     return {
         group: tuple(rank for rank in sorted(range(first, first + count * stride, stride)) if 0 <= rank < num_ranks)
-        for group, (first, count, stride) in ((group, told) for group, told in ranges.items() if len(told) == _RANGE)
+        for group, (first, count, stride) in (
+            (group, numbers) for group, numbers in ranges.items() if len(numbers) == _RANGE
+        )
         if stride and 0 < count <= num_ranks
     }
 
@@ -96,7 +101,7 @@ def _has_any(part: RoundHost, ranks: set[int]) -> bool:
     return any(rank in ranks for rank in range(part.first_rank, part.first_rank + part.num_workers))
 
 
-def _standing(known: Mapping[int, RankEvidence], suspects: Iterable[int]) -> list[str]:
+def _step_sentences(known: Mapping[int, RankEvidence], suspects: Iterable[int]) -> list[str]:
     sentences = []
     for rank in suspects:
         one = known.get(rank)
@@ -111,10 +116,12 @@ def _is_at_storage(one: RankEvidence) -> bool:
 
 
 def _where(one: RankEvidence) -> str:
+    if one.is_on_device:
+        return f" in {one.in_flight or 'work between recorded operations'} on its GPU"
     return f" in {one.in_flight}" if one.in_flight else f" in phase {one.phase}" if one.phase else ""
 
 
-def _waiting(report: HangReport) -> list[str]:
+def _collective_sentences(report: HangReport) -> list[str]:
     return [
         f"collective {missing.sequence} of {missing.group}: {len(missing.waiting)} wait, {len(missing.absent)} never "
         f"entered it, {len(missing.silent)} silent"

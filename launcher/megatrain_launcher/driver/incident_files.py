@@ -1,7 +1,7 @@
-"""Incidents as JSON files in the run directory, and the audit of verdicts: what is left to read when etcd is gone.
+"""Incidents as JSON files in the run directory, and the audit of verdicts: both stay readable when etcd is gone.
 
-audit.jsonl has a line for each outcome of a verdict, with the verdict itself; lines are only ever appended.
-Written by a thread of its own: the driver must go on deciding while the run directory's storage is away.
+audit.jsonl has a line for each outcome of a verdict, with the verdict itself; lines are only ever appended. A separate
+thread writes, because the driver must keep deciding while the run directory's storage is unavailable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _END_S = 5.0
 class IncidentFiles:
     """Writes <directory>/<incident id>.json, and the audit, while it is entered.
 
-    Trouble with the disk is reported and stops nothing.
+    Disk errors are reported and stop nothing.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -36,9 +36,9 @@ class IncidentFiles:
         self._trouble = ""
         self._changed = threading.Condition()
         self._waiting: dict[str, Incident | AuditEntry] = {}
-        self._told: dict[str, Incident | AuditEntry] = {}
-        """All that was ever to be written, the newest of each."""
-        self._is_anew = False
+        self._newest: dict[str, Incident | AuditEntry] = {}
+        """The newest version of everything that was ever to be written."""
+        self._must_reopen_audit = False
         self._busy_since: float | None = None
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -57,11 +57,11 @@ class IncidentFiles:
             self._is_closed = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(_END_S)  # storage that does not answer must not delay the end
+            self._thread.join(_END_S)  # unresponsive storage must not delay the end
 
     @property
     def trouble(self) -> str:
-        """What keeps incidents from being written; empty where nothing does."""
+        """Why incidents cannot be written; empty if they can."""
         with self._changed:
             since = self._busy_since
             if since is not None and time.monotonic() - since > _SLOW_S:
@@ -69,24 +69,24 @@ class IncidentFiles:
             return self._trouble
 
     def write(self, incident: Incident) -> None:
-        """Have an incident written, or written anew, as a whole; of one that waits the newest counts."""
+        """Queue an incident to be written or rewritten as a whole; of several versions the newest is written."""
         self._put(incident.incident_id, incident)
 
     def audit(self, entry: AuditEntry) -> None:
-        """Have a line appended to the audit, unless the outcome is in it already."""
+        """Queue a line for the audit, unless the outcome is already in it."""
         self._put(f"{AUDIT_NAME}/{entry.outcome.verdict_id}/{entry.outcome.kind}", entry)
 
     def write_again(self) -> None:
-        """Have all that was written before written anew: somebody has removed it."""
+        """Queue all earlier files again, after they were removed."""
         with self._changed:
-            self._waiting = {**self._told, **self._waiting}
-            self._is_anew = True
+            self._waiting = {**self._newest, **self._waiting}
+            self._must_reopen_audit = True
             self._changed.notify_all()
 
     def _put(self, name: str, record: Incident | AuditEntry) -> None:
         if self._directory is not None:
             with self._changed:
-                self._waiting[name] = self._told[name] = record
+                self._waiting[name] = self._newest[name] = record
                 self._changed.notify_all()
 
     def _run(self, directory: Path) -> None:
@@ -97,8 +97,8 @@ class IncidentFiles:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
                     return
-                if self._is_anew:
-                    audit, self._is_anew = _Audit(directory / AUDIT_NAME), False
+                if self._must_reopen_audit:
+                    audit, self._must_reopen_audit = _Audit(directory / AUDIT_NAME), False
                 record = self._waiting.pop(next(iter(self._waiting)))
                 self._busy_since = time.monotonic()
             trouble = _write(directory, record) if isinstance(record, Incident) else audit.append(record)
@@ -107,7 +107,7 @@ class IncidentFiles:
 
 
 def _write(directory: Path, incident: Incident) -> str:
-    """Write one file; return why it could not be."""
+    """Write one file; return the error if that failed."""
     path = directory / f"{incident.incident_id}.json"
     raw = encode(incident) + b"\n"
     try:
@@ -121,7 +121,7 @@ def _write(directory: Path, incident: Incident) -> str:
         except OSError:
             draft.unlink(missing_ok=True)
             raise
-    except (OSError, ValueError) as error:  # an id may be no name of a file
+    except (OSError, ValueError) as error:  # an id may not be a valid file name
         why = getattr(error, "strerror", None) or error
         trouble = f"incident {incident.incident_id!r} cannot be written to {directory}: {why}"
         _logger.warning("%s", trouble)
@@ -130,18 +130,18 @@ def _write(directory: Path, incident: Incident) -> str:
 
 
 class _Audit:
-    """The file of outcomes, of which every driver of the job appends those that are not in it yet."""
+    """The file of outcomes. Every driver of the job appends the outcomes that are not in it yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: set[tuple[str, str]] = set()
 
     def append(self, entry: AuditEntry) -> str:
-        """Append a line; return why it could not be."""
+        """Append a line; return the error if that failed."""
         name = (entry.outcome.verdict_id, str(entry.outcome.kind))
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if name not in self._known:  # another driver may have reported it meanwhile
+            if name not in self._known:  # another driver may have appended it meanwhile
                 self._known = {(one.outcome.verdict_id, str(one.outcome.kind)) for one in read_audit(self._path)[0]}
             if name not in self._known:
                 append_to_audit(self._path, entry)

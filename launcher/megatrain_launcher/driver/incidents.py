@@ -1,4 +1,4 @@
-"""Incident records: how one begins, what each state of the job adds to it, and what all of them cost. Pure."""
+"""Incident records: how one begins, what each state of the job adds to it, and the total cost. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from megatrain.jobs.lost_time import MEDIAN_NOTE, effective_time_ratio
 from megatrain_launcher.driver.state import ClusterState
 
 EXIT_CODE_NOTE = "exit_code"
-"""Of a job that stops as somebody asked."""
+"""The note with the exit code of a job that stops on request."""
 REQUEST_NOTE = "request"
 CHECK_NOTE = "check"
 PAIRS_NOTE = "pairs"
-"""All hosts meet their neighbours before the next round, because there is no culprit."""
+"""The note of an incident without a culprit: all hosts run pair tests with their neighbours before the next round."""
 OVER_NOTE = "over_unix_s"
 HOSTS_NOTE = "num_hosts"
-"""That the round after an eviction for slowness is to have."""
+"""The note with the number of hosts that the round after an eviction for slowness must have."""
 
 
 def new_incident(
     now: float, state: ClusterState, kind: IncidentKind, *, round_: Round, began: float, reason: str, action: str
 ) -> Incident:
-    """Return an incident as it begins, with what the round's hosts say of their steps."""
+    """Return a new incident, with the steps that the round's hosts report."""
     median_s = median_step_s(state, round_)
     return Incident(
         incident_id=new_id(now, state, round_.number),
@@ -43,7 +43,7 @@ def new_incident(
 
 
 def new_id(now: float, state: ClusterState, number: int) -> str:
-    """Return an id that sorts by time and that no incident has."""
+    """Return an unused id that sorts by time."""
     while True:
         moment = datetime.fromtimestamp(now, UTC)
         found = f"{moment:%Y%m%d-%H%M%S}-{moment.microsecond // 1000:03d}-r{number}"
@@ -53,9 +53,9 @@ def new_id(now: float, state: ClusterState, number: int) -> str:
 
 
 def history_of(state: ClusterState, before: Incident | None = None) -> tuple[Incident, ...]:
-    """Return the incidents of this launch of the job, the oldest first, up to but not `before`.
+    """Return the incidents of this launch of the job, oldest first, up to but not including `before`.
 
-    By revisions: an id tells the time of the clock of whoever drove then.
+    The order is that of revisions, because an id has the time of the clock of the driver that wrote it.
     """
     end = state.revision + 1 if before is None else state.created(before)
     found = [(state.created(one), one) for one in state.incidents.values() if state.is_of_this_launch(one)]
@@ -64,7 +64,7 @@ def history_of(state: ClusterState, before: Incident | None = None) -> tuple[Inc
 
 
 def statuses_in(state: ClusterState, round_: Round) -> tuple[HostStatus, ...]:
-    """Return what the hosts of a round said of it, those that are gone too."""
+    """Return the hosts' statuses of a round, including those of hosts that are gone."""
     found = (state.status_of(part, round_.number) for part in round_.hosts)
     return tuple(status for status in found if status is not None)
 
@@ -80,8 +80,8 @@ def median_step_s(state: ClusterState, round_: Round) -> float | None:
     return medians[len(medians) // 2] if medians else None
 
 
-def followed(now: float, state: ClusterState, round_: Round) -> tuple[Incident, ...]:
-    """Return the open incidents that a live round brings further: joined, loaded, the first step done."""
+def advanced_incidents(now: float, state: ClusterState, round_: Round) -> tuple[Incident, ...]:
+    """Return the open incidents that progress of a live round advances: joined, loaded, first step done."""
     found = statuses_in(state, round_)
     is_whole = len(found) == len(round_.hosts)
     changed: list[Incident] = []
@@ -103,7 +103,7 @@ def followed(now: float, state: ClusterState, round_: Round) -> tuple[Incident, 
 
 
 def _reached(moments: Moments, found: Sequence[HostStatus], now: float) -> Moments:
-    """Return how far a recovery is. What was once entered stays: no moment is before the one that it follows."""
+    """Return how far a recovery is. Recorded times stay; no time is earlier than that of the phase before it."""
     joined, loaded, first_step = moments.joined, moments.loaded, moments.first_step
     least = no_earlier(moments.round_written or moments.detected, moments)
     if joined is None:
@@ -111,22 +111,22 @@ def _reached(moments: Moments, found: Sequence[HostStatus], now: float) -> Momen
     if loaded is None:
         loaded = _within(_last(status.milestones.loaded_unix_s for status in found), joined or least, now)
     if first_step is None:
-        told = _last(status.milestones.first_step_unix_s for status in found)
-        first_step = _within(told, loaded or joined or least, now)
+        all_stepped = _last(status.milestones.first_step_unix_s for status in found)
+        first_step = _within(all_stepped, loaded or joined or least, now)
     return replace(moments, joined=joined, loaded=loaded, first_step=first_step)
 
 
 def no_earlier(now: float, moments: Moments) -> float:
-    """Return `now`, or the newest moment of the driver's where that is later: another clock wrote it."""
-    told = (moments.detected, moments.decided, moments.halted, moments.round_written)
-    return max(now, *(moment for moment in told if moment is not None))
+    """Return `now`, or the driver's newest recorded time if that is later: another driver's clock wrote it."""
+    recorded = (moments.detected, moments.decided, moments.halted, moments.round_written)
+    return max(now, *(moment for moment in recorded if moment is not None))
 
 
-def _within(told: float | None, least: float, now: float) -> float | None:
-    """Return a moment as hosts reported it; where their clocks cannot be right, the time at which the report came."""
-    if told is None:
+def _within(host_time: float | None, least: float, now: float) -> float | None:
+    """Return a time that hosts reported; if their clocks cannot be right, the time at which the report arrived."""
+    if host_time is None:
         return None
-    return told if least <= told <= now else max(least, now)
+    return host_time if least <= host_time <= now else max(least, now)
 
 
 def _last(times: Iterable[float | None]) -> float | None:
@@ -142,6 +142,6 @@ def _closed(now: float, state: ClusterState, incident: Incident) -> Incident:
     return replace(closed, effective_time_ratio=effective_time_ratio([*others, closed], begin, now))
 
 
-def ended(incident: Incident, *, is_recovered: bool) -> Incident:
-    """Return an open incident as the job's end leaves it."""
+def as_ended(incident: Incident, *, is_recovered: bool) -> Incident:
+    """Return an open incident in its final state: recovered or stopped."""
     return replace(incident, state=IncidentState.RECOVERED if is_recovered else IncidentState.STOPPED)

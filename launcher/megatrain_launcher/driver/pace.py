@@ -1,30 +1,30 @@
-"""When a driver may decide: never on knowledge from before it was delayed, and with a pause after each decision.
+"""When a driver may decide: after a delay only once it has read the new events, and with a pause after each decision.
 
-A process that was stopped for a while, or a machine that slept, finds the clock far ahead and the news of the meantime
-not yet read: hosts would look silent that are not.
+A process that was stopped for a while, or a machine that slept, finds the clock far ahead and the events of that time
+unread. Without this rule, healthy hosts would look silent.
 """
 
 from __future__ import annotations
 
 _HELD_UP_S = 1.0
 _SETTLE_S = 0.5
-"""How long the watch has to read what waited for it."""
-_REST_PARTS = 4
-"""A decision is followed by a pause of so many times as long as it took to think: events meanwhile come in one go."""
-_LONGEST_REST_S = 0.1
+"""How long the watch has to read the events that waited for it."""
+_PAUSE_FACTOR = 4
+"""The pause after a decision, as a multiple of the time it took to compute; events meanwhile are handled together."""
+_MAX_PAUSE_S = 0.1
 
 
 class Pace:
     """Times are monotonic. For one thread."""
 
     def __init__(self, now_s: float) -> None:
-        self._looked_s = now_s
+        self._began_look_s = now_s
         self._settled_s = now_s
 
-    def look(self, now_s: float) -> float:
-        """Note a turn of the loop; return for how long the loop was held up before it, 0 where it was not."""
-        held_up_s = now_s - self._looked_s
-        self._looked_s = now_s
+    def begin_look(self, now_s: float) -> float:
+        """Note a pass of the loop; return for how long the loop was held up before it, 0 if it was not."""
+        held_up_s = now_s - self._began_look_s
+        self._began_look_s = now_s
         if held_up_s <= _HELD_UP_S:
             return 0.0
         self._settled_s = now_s + _SETTLE_S
@@ -34,6 +34,6 @@ class Pace:
         return now_s >= self._settled_s
 
     @staticmethod
-    def rest_s(thinking_s: float) -> float:
-        """Return the pause after a decision that took so long to make."""
-        return min(_LONGEST_REST_S, _REST_PARTS * thinking_s)
+    def pause_s(decision_s: float) -> float:
+        """Return the pause after a decision that took this long to make."""
+        return min(_MAX_PAUSE_S, _PAUSE_FACTOR * decision_s)

@@ -8,25 +8,25 @@ from typing import Literal, Self
 from megatrain.config.config import Config
 from megatrain.failures.fence import FenceRule
 
-LAST_CALL_S = 2.0
-"""How long a first round waits for more hosts after the least number is there."""
+WAIT_FOR_MORE_S = 2.0
+"""How long a first round waits for more hosts once the minimum is registered."""
 EVIDENCE_S = 1.0
-"""How long a stuck round's hosts have to say where their ranks stand."""
+"""Time limit for the hosts of a stuck round to report the positions of their ranks."""
 PROBE_AGAIN_S = 0.5
 HANG_GRACE_S = 2.0
-"""Beyond the lease's TTL: so long after it began a stall is answered although its suspects are unreachable."""
+"""A stall that has lasted a lease's TTL and this long is answered even if its suspects are unreachable."""
 GROW_AFTER_S = 10.0
-"""A host must have been there for so long before a round that trains is ended to take it in."""
+"""How long a host must have been registered before a round that trains is ended to include it."""
 CHECK_TIMEOUT_S = 320.0
-"""Of a suspect's health checks: the timed ones may take 300 s."""
+"""Limit for a suspect's health checks: the timed ones may take 300 s."""
 PAIRS_TIMEOUT_S = 150.0
-"""Of one turn of pair tests: loading torch, meeting the partner, measuring."""
+"""Limit for one turn of pair tests: loading torch, meeting the partner, measuring."""
 REQUEST_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The driver's rules. `feasible_counts`: numbers of hosts whose layout is possible, each within min and max."""
+    """The driver's rules. `feasible_counts`: the numbers of hosts with a possible layout, each within min and max."""
 
     min_hosts: int
     max_hosts: int
@@ -45,11 +45,11 @@ class Policy:
     save_grace_s: float = 60.0
     join_timeout_s: float = 600.0
     shrink_after_s: float = 600.0
-    """How long a broken round's place is kept for a host before the job goes on with fewer."""
+    """How long a broken round keeps a host's place before the job continues with fewer hosts."""
     max_vanished_fraction: float = 0.3
     has_health_checks: bool = True
     has_pair_checks: bool = False
-    """Hosts meet in timed all-reduces before the first round, and after a failure that names no host."""
+    """Whether hosts run timed all-reduces in pairs before the first round, and after a failure that names no host."""
     max_slowdown: float = 1.5
     train_steps: int = 1_000_000
     max_skipped_steps: int = 5
@@ -104,7 +104,7 @@ class Policy:
 
     @property
     def fence_rule(self) -> FenceRule:
-        """How long the workers of a host may outlive its lease: what hosts obey, and what is waited for."""
+        """How long the workers of a host may outlive its lease: hosts obey this limit, and the driver waits for it."""
         return FenceRule(
             lease_ttl_s=self.lease_ttl_s,
             floor_s=self.hang_floor_s,
@@ -113,5 +113,5 @@ class Policy:
         )
 
     def best_count(self, num_hosts: int) -> int:
-        """Return the largest possible number of hosts that needs no more than `num_hosts`; 0: there is none."""
+        """Return the largest possible number of hosts up to `num_hosts`; 0 if there is none."""
         return max((count for count in self.feasible_counts if count <= num_hosts), default=0)

@@ -1,4 +1,4 @@
-"""Asking executors' liveness ports whether they live, to tell a dead one from a slow one before its lease runs out."""
+"""Probes executors' liveness ports: they show whether an executor is dead or slow, before its lease runs out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What became of a probe. `detail` is a sentence, for evidence."""
+    """The result of a probe. `detail` is a sentence for the evidence."""
 
     host: str
     session: str
@@ -28,7 +28,7 @@ class ProbeResult:
 
 
 class Prober:
-    """Asks many hosts at once; a host that is being asked is not asked twice. Methods are for one thread."""
+    """Probes many hosts at once, but each host only once at a time. Methods are for one thread."""
 
     def __init__(self, reader: LivenessReader, clock: Callable[[], float]) -> None:
         self._reader = reader
@@ -37,19 +37,19 @@ class Prober:
         self._lock = threading.Lock()
         self._under_way: set[tuple[str, str]] = set()
         self._results: list[ProbeResult] = []
-        self._greeted: set[tuple[str, str]] = set()
+        self._contacted: set[tuple[str, str]] = set()
 
     @property
     def is_busy(self) -> bool:
         with self._lock:
             return bool(self._under_way or self._results)
 
-    def greet(self, hosts: Iterable[HostRecord]) -> None:
-        """Reach each new host's port while it lives: a port that refuses later is a proof of death only then."""
+    def reach_new_hosts(self, hosts: Iterable[HostRecord]) -> None:
+        """Connect to each new host's port while it lives: only then does a port that refuses later prove death."""
         for host in hosts:
-            if host.liveness_port and (host.host, host.session) not in self._greeted:
-                self._greeted.add((host.host, host.session))
-                self._pool.submit(self._greet, host)
+            if host.liveness_port and (host.host, host.session) not in self._contacted:
+                self._contacted.add((host.host, host.session))
+                self._pool.submit(self._reach, host)
 
     def start(self, probe: Probe) -> None:
         with self._lock:
@@ -59,19 +59,21 @@ class Prober:
         self._pool.submit(self._ask, probe)
 
     def take(self) -> tuple[ProbeResult, ...]:
-        """Return what came in since the last call."""
+        """Return the results that arrived since the last call."""
         with self._lock:
             results, self._results = self._results, []
         return tuple(results)
 
     def close(self) -> None:
-        """Wait for the probes under way, a second at most."""
+        """Wait for running probes, a second at most."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _greet(self, host: HostRecord) -> None:
+    def _reach(self, host: HostRecord) -> None:
         vitality, detail = self._reader.ask(host.address, host.liveness_port, host.session)
         if vitality is not Vitality.ALIVE:
-            _logger.info("host %s is registered, but %s; its death would be known by its lease only", host.host, detail)
+            _logger.info(
+                "host %s is registered, but %s; its death would be noticed only when its lease ends", host.host, detail
+            )
 
     def _ask(self, probe: Probe) -> None:
         vitality, detail = self._reader.ask(probe.address, probe.port, probe.session)

@@ -1,6 +1,6 @@
 """Which hosts take part in a round, and with which ranks. Pure.
 
-Ranks are stable: a host keeps its place while it can, and a spare takes the place of the host that went, so that local
+Ranks are stable: a host keeps its place while it can, and a spare takes the place of a host that left, so that local
 snapshots stay useful. The first placement follows the topology: hosts of one switch are neighbours, and neighbours have
 neighbouring ranks (dp next to tp: MegaScale sec. 3.5).
 """
@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from megatrain.contracts.host_records import HostRecord
+from megatrain.contracts.natural_order import NaturalKey, natural_order
 from megatrain.contracts.rounds import Round, RoundHost
-from megatrain.contracts.texts import NaturalKey, natural_order
 
 _FIRST_LABEL = "switch"
 
@@ -26,9 +26,9 @@ def topology_key(record: HostRecord) -> tuple[tuple[tuple[int, str, NaturalKey],
 
 
 def choose(available: Mapping[str, HostRecord], previous: Round | None, count: int) -> tuple[HostRecord, ...]:
-    """Return the hosts of the next round, in the order of their ranks. There must be `count` of them.
+    """Return the hosts of the next round, in the order of their ranks. At least `count` must be available.
 
-    Hosts of the round before come first, then spares, those that share most labels with the others before the rest.
+    Hosts of the previous round come first, then spares, ordered by the labels that they share with the others.
     """
     slots = {} if previous is None else {part.host: slot for slot, part in enumerate(previous.hosts)}
     members = sorted((record for name, record in available.items() if name in slots), key=lambda one: slots[one.host])
@@ -40,22 +40,22 @@ def choose(available: Mapping[str, HostRecord], previous: Round | None, count: i
         chosen += spares[: count - len(chosen)]
     if previous is None:
         return tuple(sorted(chosen, key=topology_key))
-    return _seat(chosen, slots, count)
+    return _assign_slots(chosen, slots, count)
 
 
-def _seat(chosen: Sequence[HostRecord], slots: Mapping[str, int], count: int) -> tuple[HostRecord, ...]:
-    """Give each host its slot of before where it has one, and the free slots to the others in topology order."""
-    seats: dict[int, HostRecord] = {}
-    standing: list[HostRecord] = []
+def _assign_slots(chosen: Sequence[HostRecord], slots: Mapping[str, int], count: int) -> tuple[HostRecord, ...]:
+    """Give each host its previous slot if it has one, and the free slots to the others in topology order."""
+    by_slot: dict[int, HostRecord] = {}
+    without_slot: list[HostRecord] = []
     for record in chosen:
         slot = slots.get(record.host, count)
         if slot < count:
-            seats[slot] = record
+            by_slot[slot] = record
         else:
-            standing.append(record)
-    free = (slot for slot in range(count) if slot not in seats)
-    seats.update(zip(free, sorted(standing, key=topology_key), strict=True))
-    return tuple(seats[slot] for slot in range(count))
+            without_slot.append(record)
+    free = (slot for slot in range(count) if slot not in by_slot)
+    by_slot.update(zip(free, sorted(without_slot, key=topology_key), strict=True))
+    return tuple(by_slot[slot] for slot in range(count))
 
 
 def parts_of(records: Sequence[HostRecord], num_workers: int) -> tuple[RoundHost, ...]:

@@ -1,4 +1,6 @@
-"""The notifications of an incident, copied from the receivers' records to its own, where they stay. Pure."""
+"""The receipts of an incident's notifications, copied from the receivers' records to the incident's, where they stay.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,22 @@ from dataclasses import replace
 
 from megatrain.contracts.incident import TOPIC_PREFIX, Incident
 from megatrain.contracts.receipts import Receipt
-from megatrain_launcher.driver.actions import Action, OpenIncident, UpdateIncident
+from megatrain_launcher.driver.actions import DriverAction, OpenIncident, UpdateIncident
 from megatrain_launcher.driver.state import ClusterState
 
 
-def kept_receipts(state: ClusterState, actions: Iterable[Action] = ()) -> tuple[UpdateIncident, ...]:
+def kept_receipts(state: ClusterState, actions: Iterable[DriverAction] = ()) -> tuple[UpdateIncident, ...]:
     """Return the incidents with receipts that their records lack.
 
-    One that a decision's other `actions` write anyway waits for the next decision: of two writes one would be lost.
+    An incident that the decision's other `actions` write waits for the next decision, because one of two writes would
+    be lost.
     """
-    told = {topic.removeprefix(TOPIC_PREFIX) for record in state.receivers.values() for topic in record.receipts}
-    if not told:
+    records = state.receivers.values()
+    with_receipts = {topic.removeprefix(TOPIC_PREFIX) for record in records for topic in record.receipts}
+    if not with_receipts:
         return ()
     busy = {one.incident.incident_id for one in actions if isinstance(one, OpenIncident | UpdateIncident)}
-    known = [state.incidents[name] for name in sorted(told - busy) if name in state.incidents]
+    known = [state.incidents[name] for name in sorted(with_receipts - busy) if name in state.incidents]
     changed = ((one, _receipts_of(state, one)) for one in known)
     return tuple(
         UpdateIncident(replace(one, receipts=receipts)) for one, receipts in changed if receipts != one.receipts
@@ -28,7 +32,7 @@ def kept_receipts(state: ClusterState, actions: Iterable[Action] = ()) -> tuple[
 
 
 def _receipts_of(state: ClusterState, incident: Incident) -> tuple[Receipt, ...]:
-    """Return all receipts of an incident; of a receiver that tells of it no more those that are kept."""
+    """Return all receipts of an incident; a receiver's current record replaces the receipts kept for it."""
     said = {name: record.receipts.get(incident.topic, ()) for name, record in state.receivers.items()}
     kept = (one for one in incident.receipts if not said.get(one.receiver))
     new = (one for receipts in said.values() for one in receipts)

@@ -1,20 +1,20 @@
-"""The launch before this one ended without an end: an incident with its downtime, opened by the first driver. Pure."""
+"""The previous launch ended without an end record: the first driver opens an incident with its downtime. Pure."""
 
 from __future__ import annotations
 
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
-from megatrain.contracts.texts import seconds_text
+from megatrain.formatting.quantities import seconds_text
 from megatrain_launcher.driver.actions import Decision, OpenIncident
 from megatrain_launcher.driver.incidents import new_id
 from megatrain_launcher.driver.responses import RESTART
 from megatrain_launcher.driver.state import ClusterState
 
 
-def tell_lost_launch(now: float, state: ClusterState) -> Decision | None:
-    """Open the incident of a launch that was lost, before the first round of this one; None where there is nothing
-    to report, or it is reported.
+def report_lost_launch(now: float, state: ClusterState) -> Decision | None:
+    """Open the incident of a lost launch before the first round of this one; None if there is nothing to report, or it
+    is already reported.
 
-    The first round then takes it along, as any open incident, and the first step closes it.
+    The first round then continues it like any open incident, and the first step closes it.
     """
     lost = None if state.job is None else state.job.lost_launch
     has_begun = state.round is not None and not state.is_of_older_launch(state.round)
@@ -26,7 +26,7 @@ def tell_lost_launch(now: float, state: ClusterState) -> Decision | None:
     began = min(lost.last_sign_unix_s, now)
     launched = min(max(state.job.created_unix_s, began), now)
     reason = (
-        f"the launch before, begun by {lost.first_host}, ended without an end; the job was launched again "
+        f"the previous launch, begun by {lost.first_host}, left no record of its end; the job was launched again "
         f"{seconds_text(launched - began)} after its last sign of life"
     )
     incident = Incident(

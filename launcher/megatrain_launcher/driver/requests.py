@@ -1,8 +1,8 @@
-"""What people asked for: answers, and the halts, cordons and commands that follow. Pure.
+"""People's requests: answers, and the halts, cordons and commands that follow. Pure.
 
-A request stays in etcd until its last answer, so that whoever drives can go on with it. What is under way is known from
-what it left: a command or an incident that names it, or a first answer while a round is being stopped. A round that was
-written after a request is what that asked for.
+A request stays in etcd until its last answer, so that a new driver can continue it. The state shows what is under way:
+a command or an incident that names the request, or a first answer while a round is being stopped. A round written after
+a request fulfils that request for a new round.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, HostRecord
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.rounds import Cordon, HostCommand, JobEnd, Round
-from megatrain.contracts.texts import count_text, names_text, natural_order
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import count_text
 from megatrain_launcher.driver.actions import (
-    Action,
     AnswerRequest,
     CordonHost,
+    DriverAction,
     EndJob,
     OpenIncident,
     SendCommand,
     UpdateIncident,
 )
 from megatrain_launcher.driver.breaking import halt
-from megatrain_launcher.driver.incidents import EXIT_CODE_NOTE, REQUEST_NOTE, ended, new_incident, statuses_in
-from megatrain_launcher.driver.pair_checks import PairCheck, follow_pairs, verdict_text
+from megatrain_launcher.driver.incidents import EXIT_CODE_NOTE, REQUEST_NOTE, as_ended, new_incident, statuses_in
+from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import REQUEST_TIMEOUT_S, Policy
 from megatrain_launcher.driver.ranks import topology_key
 from megatrain_launcher.driver.responses import EVICT, RESTART, STOP
@@ -35,10 +37,10 @@ from megatrain_launcher.driver.unsaved import unsaved
 from megatrain_launcher.driver.verdicts import decided_by_person
 
 
-def answer_requests(now: float, state: ClusterState, policy: Policy, *, is_quiet: bool) -> tuple[Action, ...]:
-    """Return what follows from the oldest request that something can be done about.
+def answer_requests(now: float, state: ClusterState, policy: Policy, *, is_quiet: bool) -> tuple[DriverAction, ...]:
+    """Return what follows from the oldest request that can be acted on.
 
-    `is_quiet`: nothing else is decided at this moment; only then a request may change anything.
+    `is_quiet`: nothing else is decided at this moment; only then may a request change anything.
     """
     for request in _by_age(state):
         actions = _follow(now, state, policy, request, is_quiet=is_quiet)
@@ -54,8 +56,8 @@ def asked_to_stop(state: ClusterState) -> JobRequest | None:
     return next((request for request in _by_age(state) if request.kind is RequestKind.STOP), None)
 
 
-def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[Action, ...]:
-    """Return answers to all requests of a job that is over: only a stop was granted, where that saved and stopped."""
+def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[DriverAction, ...]:
+    """Return answers to all requests of a job that is over: only a stop was granted, if the job saved and stopped."""
     text = f"the job is over: {end.reason}"
     is_good = end.exit_code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
     return tuple(
@@ -65,7 +67,7 @@ def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[Action, ..
 
 
 def _by_age(state: ClusterState) -> list[JobRequest]:
-    """Return the requests, the oldest first: by revisions, for clocks of machines differ."""
+    """Return the requests, oldest first by revision, because clocks of machines differ."""
 
     def revision(request_id: str) -> int:
         found = state.seen.get(state.keys.request(request_id))
@@ -80,14 +82,14 @@ def _answer(
     return AnswerRequest(Answer(request.request_id, is_accepted, is_done, text, now))
 
 
-def _refuse(now: float, request: JobRequest, text: str) -> tuple[Action, ...]:
+def _refuse(now: float, request: JobRequest, text: str) -> tuple[DriverAction, ...]:
     return (_answer(now, request, text, is_accepted=False, is_done=True),)
 
 
 def _follow(
     now: float, state: ClusterState, policy: Policy, request: JobRequest, *, is_quiet: bool
-) -> tuple[Action, ...] | None:
-    """Go on with a request that was begun; None: it was not."""
+) -> tuple[DriverAction, ...] | None:
+    """Continue a request that was begun; None if it was not."""
     command = next((one for one in state.commands.values() if one.request == request.request_id), None)
     incident = next(
         (one for one in state.incidents.values() if one.notes.get(REQUEST_NOTE) == request.request_id), None
@@ -107,12 +109,12 @@ def _follow(
     if text:
         return (_answer(now, request, text, is_done=True),)
     if _is_overdue(now, state, request):
-        return _refuse(now, request, f"nothing came of it within {REQUEST_TIMEOUT_S:g} s")
+        return _refuse(now, request, f"it was not done within {REQUEST_TIMEOUT_S:g} s")
     return ()
 
 
 def _paired(state: ClusterState, request: JobRequest) -> list[HostRecord]:
-    """Return the hosts that a check lets meet: idle ones, and of one host only it and its two neighbours."""
+    """Return the hosts that a check pairs: idle ones; for a check of one host, it and its two neighbours."""
     live = state.round if state.round is not None and state.round.number not in state.halts else None
     training = {part.host for part in live.hosts} if live is not None else set()
     idle = sorted((one for host, one in state.hosts.items() if host not in training), key=topology_key)
@@ -121,8 +123,8 @@ def _paired(state: ClusterState, request: JobRequest) -> list[HostRecord]:
         return idle
     if request.host not in names:
         return []
-    place = names.index(request.host)
-    near = {(place + step) % len(idle) for step in (-1, 0, 1)}
+    index = names.index(request.host)
+    near = {(index + step) % len(idle) for step in (-1, 0, 1)}
     return [record for number, record in enumerate(idle) if number in near]
 
 
@@ -131,7 +133,7 @@ def _pairs_result(tests: PairCheck) -> str:
         return f"pair tests did not end: {tests.waiting}"
     if not tests.num_pairs:
         return "no pair tests: fewer than two hosts are idle"
-    return verdict_text(tests.verdict) or f"{count_text(tests.num_pairs, 'pair')} of idle hosts met and passed"
+    return findings_text(tests.findings) or f"{count_text(tests.num_pairs, 'pair')} of idle hosts passed"
 
 
 def _is_overdue(now: float, state: ClusterState, request: JobRequest) -> bool:
@@ -139,7 +141,7 @@ def _is_overdue(now: float, state: ClusterState, request: JobRequest) -> bool:
 
 
 def _command_result(state: ClusterState, request: JobRequest, command: HostCommand) -> str:
-    """Return what became of a command, empty while it is under way."""
+    """Return the result of a command, empty while it is under way."""
     if request.kind is RequestKind.CHECK:
         reports = {host: state.checks.get((request.request_id, host)) for host in command.hosts}
         if any(report is None for host, report in reports.items() if host in state.hosts):
@@ -167,7 +169,7 @@ def _incident_result(incident: Incident) -> str:
     return "the job is over"
 
 
-def _begin(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> tuple[Action, ...]:
+def _begin(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> tuple[DriverAction, ...]:
     round_ = state.round
     if request.kind in (RequestKind.APPROVE, RequestKind.DISMISS):
         return _about_verdict(now, state, policy, request)
@@ -187,7 +189,7 @@ def _begin(now: float, state: ClusterState, policy: Policy, request: JobRequest)
         case RequestKind.RESTART if _is_newer(state, round_, request):
             return _await_training(now, state, request, round_)
         case RequestKind.RESTART if at_risk := unsaved(state, round_):
-            text = f"{at_risk}; mend that first, for a restart would stand on the memory of the hosts alone"
+            text = f"{at_risk}; fix that first: a restart would depend on the hosts' memory alone"
             return _refuse(now, request, text)
         case RequestKind.RESTART:
             return _halt_for(now, state, request, round_, RESTART, "saving, then a new round begins")
@@ -195,16 +197,16 @@ def _begin(now: float, state: ClusterState, policy: Policy, request: JobRequest)
             return _halt_for(now, state, request, round_, STOP, "saving, then the job ends")
 
 
-def _without_round(now: float, state: ClusterState, request: JobRequest) -> tuple[Action, ...]:
+def _without_round(now: float, state: ClusterState, request: JobRequest) -> tuple[DriverAction, ...]:
     if request.kind is not RequestKind.STOP:
-        return _refuse(now, request, "nothing trains at the moment: there is nothing to save or to restart")
-    closed = tuple(UpdateIncident(ended(one, is_recovered=False)) for one in state.open_incidents())
+        return _refuse(now, request, "no round is running: there is nothing to save or to restart")
+    closed = tuple(UpdateIncident(as_ended(one, is_recovered=False)) for one in state.open_incidents())
     end = EndJob(JobEnd(request.exit_code, f"{request.by} stopped the job", now, 0))
-    return (*closed, end, _answer(now, request, "the job is over; nothing was training", is_done=True))
+    return (*closed, end, _answer(now, request, "the job is over; no round was running", is_done=True))
 
 
-def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_: Round) -> tuple[Action, ...]:
-    """Say what a request means for a round that is halted; the next round, or the end, is what it waits for."""
+def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_: Round) -> tuple[DriverAction, ...]:
+    """Answer a request for a round that is halted; the request waits for the next round or the end of the job."""
     number, is_saving = round_.number, state.halts[round_.number].is_saving
     doing = "saves and stops" if is_saving else "is being stopped"
     match request.kind:
@@ -220,22 +222,22 @@ def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_
             return _refuse(now, request, text)
 
 
-def _wait(now: float, state: ClusterState, request: JobRequest, text: str) -> tuple[Action, ...]:
-    """Say once what a request waits for; the answer that stands says that this was said."""
+def _wait(now: float, state: ClusterState, request: JobRequest, text: str) -> tuple[DriverAction, ...]:
+    """Answer once what a request waits for; an existing answer shows that this was done."""
     if _is_overdue(now, state, request):
-        return _refuse(now, request, f"nothing came of it within {REQUEST_TIMEOUT_S:g} s: {text}")
+        return _refuse(now, request, f"it was not done within {REQUEST_TIMEOUT_S:g} s: {text}")
     return () if request.request_id in state.answers else (_answer(now, request, text),)
 
 
 def _is_newer(state: ClusterState, round_: Round, request: JobRequest) -> bool:
-    """Say whether a round was written after somebody had asked for one."""
+    """Return whether a round was written after the request."""
     own, asked = (
         state.seen.get(key) for key in (state.keys.round(round_.number), state.keys.request(request.request_id))
     )
     return own is not None and asked is not None and own.create_revision > asked.create_revision
 
 
-def _await_training(now: float, state: ClusterState, request: JobRequest, round_: Round) -> tuple[Action, ...]:
+def _await_training(now: float, state: ClusterState, request: JobRequest, round_: Round) -> tuple[DriverAction, ...]:
     found = statuses_in(state, round_)
     if len(found) == len(round_.hosts) and all(status.phase is HostPhase.RUNNING for status in found):
         text = f"done: round {round_.number} trains; it began after this was asked for"
@@ -247,7 +249,7 @@ def _command(now: float, state: ClusterState, kind: str, hosts: tuple[str, ...],
     return HostCommand(state.next_command, kind, hosts, request.request_id, created_unix_s=now)
 
 
-def _check(now: float, state: ClusterState, request: JobRequest) -> tuple[Action, ...]:
+def _check(now: float, state: ClusterState, request: JobRequest) -> tuple[DriverAction, ...]:
     if request.host and request.host not in state.hosts:
         return _refuse(now, request, _unknown(state, request.host))
     hosts = (request.host,) if request.host else tuple(sorted(state.hosts, key=natural_order))
@@ -256,14 +258,14 @@ def _check(now: float, state: ClusterState, request: JobRequest) -> tuple[Action
     return (SendCommand(command), _answer(now, request, text))
 
 
-def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Action, ...]:
-    """Cordon a host, and see that no round has it any more."""
+def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[DriverAction, ...]:
+    """Cordon a host and remove it from the live round."""
     host, round_ = request.host, state.round
     is_member = round_ is not None and any(part.host == host for part in round_.hosts)
     if not host or (host not in state.hosts and not is_member and host not in state.cordons):
         return _refuse(now, request, _unknown(state, host))
     reason = request.reason or f"evicted by {request.by}"
-    cordon: tuple[Action, ...] = ()
+    cordon: tuple[DriverAction, ...] = ()
     if host not in state.cordons or request.request_id not in state.answers:
         cordon = (CordonHost(Cordon(host, reason, request.by, now)),)
     if round_ is None or not is_member:
@@ -277,21 +279,21 @@ def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Action
         return (*cordon, *_wait(now, state, request, text))
     at_risk = unsaved(state, round_)
     if at_risk:
-        text = f"{host} is cordoned and leaves with round {round_.number}, which is not ended now: {at_risk}"
+        text = f"{host} is cordoned and leaves when round {round_.number} ends; the round goes on for now: {at_risk}"
         return (*cordon, _answer(now, request, text, is_done=True))
     return (*cordon, *_halt_for(now, state, request, round_, EVICT, f"saving, then a round without {host}"))
 
 
-def _about_verdict(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> tuple[Action, ...]:
-    word = decided_by_person(now, state, policy, request)
-    if not word.is_done and not word.actions:
-        return _wait(now, state, request, word.text)
-    return (*word.actions, _answer(now, request, word.text, is_accepted=word.is_accepted, is_done=word.is_done))
+def _about_verdict(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> tuple[DriverAction, ...]:
+    reply = decided_by_person(now, state, policy, request)
+    if not reply.is_done and not reply.actions:
+        return _wait(now, state, request, reply.text)
+    return (*reply.actions, _answer(now, request, reply.text, is_accepted=reply.is_accepted, is_done=reply.is_done))
 
 
 def _halt_for(
     now: float, state: ClusterState, request: JobRequest, live: Round, action: str, text: str
-) -> tuple[Action, ...]:
+) -> tuple[DriverAction, ...]:
     """Open the request's incident and halt the round, with time to save."""
     why = f": {request.reason}" if request.reason else ""
     host = f" {request.host}" if request.host else ""

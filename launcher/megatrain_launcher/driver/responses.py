@@ -1,7 +1,7 @@
-"""What a failure means: restart, evict or stop, from what is known when the broken round's workers are gone. Pure.
+"""What the driver does after a failure: it restarts, evicts or stops, by what is known once all workers are gone. Pure.
 
-Exit codes speak first, then the verdict on the log of the rank that failed first without being a victim. The limits on
-restarts come last and can turn every answer into a stop.
+Exit codes decide first, then the verdict on the log of the earliest failed rank that is not a victim. The limits on
+restarts come last and can turn every response into a stop.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.failures.culprit import SIGNS_OF_LOSS, root_of
-from megatrain.failures.verdict import ACTIONS, Action, Label
+from megatrain.failures.verdict import ACTIONS, FailureAction, Label
+from megatrain.jobs.incident_phrases import rank_and_end
 from megatrain.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
-from megatrain.jobs.words import rank_and_end
 from megatrain_launcher.driver.policy import Policy
 
 _FATAL = {
@@ -24,17 +24,17 @@ _FATAL = {
     ExitCode.CHECKPOINT: "there is no checkpoint that can be loaded",
     ExitCode.NO_PERMISSION: "access was refused",
 }
-"""Restarting does not help."""
+"""Exit codes of failures that a restart cannot cure, with the reason."""
 _LABEL_OF_CODE = {ExitCode.NON_FINITE: Label.NUMERICS, ExitCode.SAVE_FAILED: Label.STORAGE}
-_ONE_RETRY = (Action.STOP_USER, Action.RETRY_THEN_STOP, Action.ROLLBACK)
-_BLAMELESS = (
+_ONE_RETRY = (FailureAction.STOP_USER, FailureAction.RETRY_THEN_STOP, FailureAction.ROLLBACK)
+_NOT_CAUSED_BY_HOST = (
     Label.COLLECTIVE_TIMEOUT, Label.CUDA_OOM, Label.HOST_OOM, Label.USER_CODE, Label.DATA, Label.STORAGE,
     Label.NUMERICS, Label.PREEMPTION, Label.DRIVER_SOFTWARE,
 )  # fmt: skip
-"""Failures that would have come on any other host, too."""
+"""Labels of failures that would have occurred on any other host too."""
 RESTART, EVICT, STOP, REQUEUE, HOLD = "restart", "evict", "stop", "requeue", "hold"
 ROLLBACK = "rollback"
-"""A restart from before what went wrong, without the batches that did it."""
+"""The action of a restart from before the fault, without the batches that caused it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,21 @@ class Facts:
     """By rank."""
     lost: Mapping[str, str]
     """Hosts of the round that are gone, with the evidence."""
-    accused: tuple[str, ...]
+    suspects: tuple[str, ...]
     """Hosts that victims lost the connection to, or that a hang's evidence points at."""
-    accused_ranks: tuple[int, ...] = ()
+    suspect_ranks: tuple[int, ...] = ()
     sign: str = ""
     """The strongest evidence of a hang, in a sentence."""
     last_step: int | None = None
-    told: str = ""
-    """Why a host stopped its workers by itself, in its words."""
+    stop_reason: str = ""
+    """The reason that a host gave for stopping its own workers."""
     fit: frozenset[str] = frozenset()
-    """Hosts that may take part in the next round, as far as nothing of this answer keeps them out."""
+    """Hosts that may take part in the next round, before this response excludes any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What to do. `exit_code` is the job's where `action` is stop or requeue."""
+    """What the driver does after a failure. `exit_code` is the job's if `action` is stop or requeue."""
 
     action: str
     reason: str
@@ -70,15 +70,15 @@ class Response:
     culprit_hosts: tuple[str, ...] = ()
     culprit_ranks: tuple[int, ...] = ()
     cordoned: tuple[str, ...] = ()
-    """Those of the culprits that may not come back by themselves."""
-    is_checked: bool = False
+    """The culprits that cannot return until a person removes their cordon."""
+    needs_health_check: bool = False
     """The culprits must pass their health checks before they take part again."""
-    is_paired: bool = False
-    """There is no culprit: pair tests of all hosts come before the next round."""
+    needs_pair_tests: bool = False
+    """There is no culprit: all hosts run pair tests before the next round."""
     exit_code: int = 0
     kind: IncidentKind = IncidentKind.FAILURE
     rollback: tuple[int, int, int] | None = None
-    """The step to go back to, and the first and the last one whose batches are left out."""
+    """The step to roll back to, and the first and last step whose batches are skipped."""
 
     @property
     def is_cordoned(self) -> bool:
@@ -86,10 +86,10 @@ class Response:
 
 
 def respond(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
-    """Return what to do about a broken round. `history`: the incidents before this one, the oldest first."""
+    """Return the response to a broken round. `history`: the incidents before this one, oldest first."""
     response = _by_cause(facts, history, policy, now)
     if response.action in (RESTART, EVICT, ROLLBACK):
-        return _brake(_again_and_again(response, facts, history, policy, now), facts, history, policy, now)
+        return _limit_restarts(_evict_if_recurring(response, facts, history, policy, now), facts, history, policy, now)
     return response
 
 
@@ -103,34 +103,36 @@ def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
         names = tuple(sorted(facts.lost))
         reason = f"{_names(names)} {'is' if len(names) == 1 else 'are'} gone: {'; '.join(facts.lost.values())}"
         return Response(EVICT, reason, culprit_hosts=names, kind=IncidentKind.HOST_LOST)
-    if facts.accused:
-        return _for_network(facts.accused, (), facts, history, policy, now)
+    if facts.suspects:
+        return _for_network(facts.suspects, (), facts, history, policy, now)
     if facts.failures:
         first = min(facts.failures, key=lambda failure: (failure.at_unix_s, failure.rank))
-        reason = f"{_end_of(first, facts)}, a victim; whose, no log says"
-        return Response(RESTART, reason, label=first.label, is_paired=True)
-    return Response(RESTART, facts.told or f"workers of round {facts.round} were stopped, and no reason is recorded")
+        reason = f"{_end_of(first, facts)}, a victim; no log names the culprit"
+        return Response(RESTART, reason, label=first.label, needs_pair_tests=True)
+    return Response(
+        RESTART, facts.stop_reason or f"workers of round {facts.round} were stopped, but no reason is recorded"
+    )
 
 
 def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
-    hosts, ranks = facts.accused, facts.accused_ranks
+    hosts, ranks = facts.suspects, facts.suspect_ranks
     named = Response(
         RESTART, "", culprit_hosts=hosts, culprit_ranks=ranks, label="hang", kind=IncidentKind.HANG
     )  # fmt: skip
     if not hosts:
-        return replace(named, reason="a hang without a culprit", is_paired=True)
+        return replace(named, reason="a hang without a culprit", needs_pair_tests=True)
     who = f"{_ranks(ranks)} on {_names(hosts)}" if ranks else _names(hosts)
     reason = f"{who} held up all others{f': {facts.sign}' if facts.sign else ''}"
     times = _times(hosts, [one for one in _since(history, now - HOUR_S) if one.kind is IncidentKind.HANG])
     cordoned = tuple(host for host in hosts if times[host] >= policy.hangs_per_hour)
     if cordoned:
-        reason = f"{reason}; {_names_of_times(cordoned, times)} within an hour"
+        reason = f"{reason}; {_names_with_counts(cordoned, times)} within an hour"
         return replace(named, action=EVICT, reason=reason, cordoned=cordoned)
     return replace(named, reason=reason)
 
 
 def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
-    label, action = _verdict_on(root)
+    label, action = _label_and_action(root)
     host = facts.host_of.get(root.rank, "")
     hosts = (host,) if host else ()
     text = _end_of(root, facts)
@@ -138,13 +140,13 @@ def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], poli
     if root.exit_code in _FATAL:
         reason = f"{text}: {_FATAL[ExitCode(root.exit_code)]}, and a restart does not help"
         return replace(named, action=STOP, reason=reason, exit_code=root.exit_code)
-    if action == Action.EVICT_HOST and hosts:
+    if action == FailureAction.EVICT_HOST and hosts:
         return replace(named, action=EVICT, reason=f"{text}: {host} is broken", cordoned=hosts)
-    if action == Action.TOLERATE_THEN_EVICT and hosts:
+    if action == FailureAction.TOLERATE_THEN_EVICT and hosts:
         return _for_network(hosts, (root.rank,), facts, history, policy, now, text)
-    if action == Action.RESTART_THEN_CHECK and hosts and policy.has_health_checks:
-        return replace(named, reason=f"{text}; {host} must pass its checks", is_checked=True)
-    if action == Action.REQUEUE:
+    if action == FailureAction.RESTART_THEN_CHECK and hosts and policy.has_health_checks:
+        return replace(named, reason=f"{text}; {host} must pass its checks", needs_health_check=True)
+    if action == FailureAction.REQUEUE:
         reason = f"{text}: this allocation is being taken away"
         return replace(named, action=REQUEUE, reason=reason, exit_code=int(ExitCode.SAVED_AND_STOPPED))
     if action in _ONE_RETRY and _is_again(label, facts, history):
@@ -158,9 +160,9 @@ def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], poli
 def _for_non_finite(
     named: Response, last_step: int, history: Sequence[Incident], policy: Policy, now: float
 ) -> Response:
-    """Go back to before the steps in a row that changed nothing, and leave out their batches.
+    """Roll back to before the consecutive steps that changed nothing, and skip their batches.
 
-    Should the state be at fault and not these, the same comes again at the same step, and the job stops.
+    If the state is at fault and not the batches, the failure recurs at the same step, and the job stops.
     """
     if policy.max_rollbacks == 0:
         return named
@@ -177,7 +179,7 @@ def _for_non_finite(
 
 
 def rollbacks_since(incidents: Iterable[Incident], moment: float) -> list[Incident]:
-    """Return the incidents since a moment for which the job went back to before something."""
+    """Return the incidents since a given time for which the job rolled back."""
     return _since([one for one in incidents if one.rollback is not None], moment)
 
 
@@ -190,47 +192,49 @@ def _for_network(
     now: float,
     text: str = "",
 ) -> Response:
-    """Tolerate a host's first trouble with the network, and evict it when that comes again soon."""
+    """Tolerate a host's first network failure, and evict the host if it recurs soon."""
     text = text or f"victims lost the connection to {_names(hosts)}"
     named = Response(RESTART, text, label=Label.NETWORK, culprit_hosts=hosts, culprit_ranks=ranks)
     recent = _since(history, now - policy.network_window_s)
     times = _times(hosts, [one for one in recent if one.label == Label.NETWORK])
     cordoned = tuple(host for host in hosts if times[host] >= policy.network_failures)
     if cordoned:
-        reason = f"{text}; {_names_of_times(cordoned, times)} within {policy.network_window_s:g} s"
+        reason = f"{text}; {_names_with_counts(cordoned, times)} within {policy.network_window_s:g} s"
         return replace(named, action=EVICT, reason=reason, culprit_hosts=cordoned, cordoned=cordoned)
     return named
 
 
-def _again_and_again(
+def _evict_if_recurring(
     response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float
 ) -> Response:
-    """Give up hosts that failed too often, whatever it was each time, where the job can go on without them."""
+    """Evict hosts that failed too often, whatever the failures were, if the job can continue without them."""
     most = max(1.0, policy.max_vanished_fraction * len(set(facts.host_of.values())))
 
-    def is_of_hosts(kind: IncidentKind, label: str, num_culprits: int) -> bool:
-        is_its_own = kind is IncidentKind.HOST_LOST or (kind is IncidentKind.FAILURE and label not in _BLAMELESS)
-        return is_its_own and num_culprits <= most  # many at once are not to blame, but what they share
+    def counts_against_host(kind: IncidentKind, label: str, num_culprits: int) -> bool:
+        is_host_fault = kind is IncidentKind.HOST_LOST or (
+            kind is IncidentKind.FAILURE and label not in _NOT_CAUSED_BY_HOST
+        )
+        return is_host_fault and num_culprits <= most  # if many hosts fail at once, the cause is shared
 
-    if not is_of_hosts(response.kind, response.label, len(response.culprit_hosts)):
+    if not counts_against_host(response.kind, response.label, len(response.culprit_hosts)):
         return response
     recent = _since(history, now - HOUR_S)
-    alike = [one for one in recent if is_of_hosts(one.kind, one.label, len(one.culprit_hosts))]
+    alike = [one for one in recent if counts_against_host(one.kind, one.label, len(one.culprit_hosts))]
     hosts, ranks = set(response.culprit_hosts), set(response.culprit_ranks)
     if any(ranks.intersection(one.culprit_ranks) and hosts.isdisjoint(one.culprit_hosts) for one in alike):
-        return response  # it goes with the rank, not with the host
+        return response  # the failure follows the rank, not the host
     times = _times(response.culprit_hosts, alike)
     often = tuple(host for host in response.culprit_hosts if times[host] >= policy.host_failures_per_hour)
     if not often or set(often) <= set(response.cordoned):
         return response
-    reason = f"{response.reason}; {_names_of_times(often, times)} within an hour"
+    reason = f"{response.reason}; {_names_with_counts(often, times)} within an hour"
     if not policy.best_count(len(facts.fit - set(often))):
         return replace(response, reason=f"{reason}, and the job cannot go on without it")
     return replace(response, action=EVICT, reason=reason, cordoned=tuple(dict.fromkeys((*response.cordoned, *often))))
 
 
-def _verdict_on(failure: RankFailure) -> tuple[str, str]:
-    """Return label and action; an exit code of megatrain's own says more than a log."""
+def _label_and_action(failure: RankFailure) -> tuple[str, str]:
+    """Return label and action; an exit code of megatrain's own is more reliable than a log."""
     by_code = _LABEL_OF_CODE.get(ExitCode(failure.exit_code)) if failure.exit_code in set(ExitCode) else None
     if by_code is not None:
         return by_code, ACTIONS[by_code]
@@ -240,15 +244,17 @@ def _verdict_on(failure: RankFailure) -> tuple[str, str]:
 
 
 def _is_again(label: str, facts: Facts, history: Sequence[Incident]) -> bool:
-    """Say whether the failure before was of the same kind and no step beyond it was completed since."""
+    """Return whether the previous failure was of the same kind and no step beyond it has been completed since."""
     before = next((one for one in reversed(history) if is_automatic(one)), None)
     if before is None or before.label != label:
         return False
     return step_of(facts.last_step) <= step_of(before.last_step)
 
 
-def _brake(response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
-    """Stop where there were too many restarts within an hour, or too many that led nowhere."""
+def _limit_restarts(
+    response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float
+) -> Response:
+    """Stop after too many restarts within an hour, or too many without progress."""
     budget = restart_budget(
         history,
         facts.last_step,
@@ -274,17 +280,17 @@ def _brake(response: Response, facts: Facts, history: Sequence[Incident], policy
 
 
 def _since(incidents: Sequence[Incident], moment: float) -> list[Incident]:
-    """Return the incidents since a moment, by the clocks of drivers: those of hosts may be wrong."""
+    """Return the incidents since a given time, by the clocks of drivers: those of hosts may be wrong."""
     return [one for one in incidents if one.moments.detected >= moment]
 
 
 def _times(hosts: Sequence[str], alike: Sequence[Incident]) -> dict[str, int]:
-    """Return for each host the number of times with this one."""
+    """Return how often each host has failed, including this time."""
     return {host: 1 + sum(1 for one in alike if host in one.culprit_hosts) for host in hosts}
 
 
-def _names_of_times(hosts: Sequence[str], times: Mapping[str, int]) -> str:
-    """Return "host-1 for the 3rd time", with the number of the others where there are many."""
+def _names_with_counts(hosts: Sequence[str], times: Mapping[str, int]) -> str:
+    """Return "host-1 for the 3rd time", with the number of the others if there are many."""
     shown = ", ".join(f"{host} for the {_nth(times[host])} time" for host in hosts[:4])
     return shown + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
 

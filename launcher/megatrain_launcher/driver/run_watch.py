@@ -1,6 +1,6 @@
-"""Directories of a run that somebody removes while it runs: noticed within seconds, made again, and reported.
+"""Detects within seconds that a directory of the run was removed, recreates and reports it.
 
-Looked at by a thread of its own: the driver must go on deciding while the run directory's storage is away.
+A separate thread checks, because the driver must keep deciding while the run directory's storage is unavailable.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Self
 from megatrain.config.config import Config
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.vanished_files import Losses, WatchedPath
-from megatrain.coordination.lasting_thread import LastingThread
-from megatrain_launcher.driver.checkpoint_watch import local_checkpoints
+from megatrain.coordination.restarting_thread import RestartingThread
+from megatrain_launcher.driver.resume_point_watch import local_checkpoints
 
 _logger = logging.getLogger(__name__)
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 def watched_directories(config: Config, run: RunDirectory) -> dict[Path, str]:
-    """Return what a run must not lose while it runs, each with what is lost by that, in words.
+    """Return the directories that a run needs, each with a text that says what its removal loses.
 
     Logs are watched where they are written: each host has its own.
     """
     found = {
         run.metrics: "the records of all steps until then are lost, the next ones are written",
-        run.events: "what the diagnosis had stored is lost, what comes now is stored",
-        run.diagnosis: "the diagnosis writes anew what it knows",
-        run.incidents: "black boxes of broken rounds are lost; etcd has the incidents, and they are written anew",
+        run.events: "the events stored so far are lost, new ones are stored",
+        run.diagnosis: "the diagnosis writes its files again",
+        run.incidents: "black boxes of broken rounds are lost; the incidents are written again from etcd",
     }
     checkpoints = local_checkpoints(config, run)
     if checkpoints is not None:
-        way_out = "ask for one now by `megatrain job checkpoint`, before anything else breaks"
-        found[checkpoints] = f"NO CHECKPOINT IS LEFT until the next save; {way_out}"
+        hint = "request one now with `megatrain job checkpoint`, before anything else fails"
+        found[checkpoints] = f"NO CHECKPOINT IS LEFT until the next save; {hint}"
     return found
 
 
@@ -46,13 +46,13 @@ class _Watched:
     path: WatchedPath
     consequence: str
     trouble: str = ""
-    """Why it cannot be made again."""
+    """Why it cannot be recreated."""
 
 
 class RunWatch:
-    """Looks while it is entered. `on_lost` is called with each path that was lost, once there is a directory again.
+    """Checks while it is entered. Calls `on_lost` with each lost path once the directory exists again.
 
-    Every candidate looks, so that the next driver knows what was lost; the driver logs it.
+    Every candidate checks, so that the next driver knows what was lost; the driver logs it.
     """
 
     def __init__(
@@ -64,36 +64,36 @@ class RunWatch:
         self._watched = [_Watched(WatchedPath(path), consequence) for path, consequence in directories.items()]
         self._on_lost, self._is_driving = on_lost, is_driving
         self._losses = Losses()
-        self.has_looked = False
-        """Whether what is there now is watched."""
+        self.has_polled = False
+        """Whether every directory has been checked at least once."""
         self._closed = threading.Event()
-        self._thread: LastingThread | None = None
+        self._thread: RestartingThread | None = None
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Recent losses, and directories that cannot be made again."""
+        """Recent losses, and directories that cannot be recreated."""
         return (*self._losses.texts, *(one.trouble for one in self._watched if one.trouble))
 
     def __enter__(self) -> Self:
         self._closed.clear()
-        self._thread = LastingThread("run watch", self._run, self._closed)
+        self._thread = RestartingThread("run watch", self._run, self._closed)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed.set()  # storage that does not answer must not delay the end
+        self._closed.set()  # unresponsive storage must not delay the end
 
     def _run(self) -> None:
         while not self._closed.is_set():
             for one in self._watched:
-                self._look(one)
-            self.has_looked = True
-            self._closed.wait(_LOOK_S)
+                self._poll(one)
+            self.has_polled = True
+            self._closed.wait(_POLL_S)
         for one in self._watched:
             one.path.close()
 
-    def _look(self, one: _Watched) -> None:
+    def _poll(self, one: _Watched) -> None:
         was_lost, path = one.path.was_lost(), one.path.path
         if not was_lost and not one.trouble:
             return
@@ -104,8 +104,8 @@ class RunWatch:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            one.trouble = f"{path} cannot be made again: {error.strerror}"
+            one.trouble = f"{path} cannot be created again: {error.strerror}"
             return
         one.trouble = ""
-        one.path.was_lost()  # the new one is watched from now on
+        one.path.was_lost()  # from now on, watch the new one
         self._on_lost(path)

@@ -1,4 +1,4 @@
-"""A live round that makes no progress: gather evidence for a moment, name who holds up the others, halt. Pure."""
+"""A live round without progress: gather evidence briefly, find the culprit, halt. Pure."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from megatrain.contracts.host_records import HangEvidence
 from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.rounds import HostCommand, Round
 from megatrain_launcher.driver.actions import Decision, SendCommand
-from megatrain_launcher.driver.breaking import break_round, broken_incident, probes_for, stall_began, stall_words
-from megatrain_launcher.driver.hangs import Accusation, accuse
+from megatrain_launcher.driver.breaking import break_round, broken_incident, probes_for, stall_began, stall_sentence
+from megatrain_launcher.driver.hangs import CulpritFinding, find_culprit
 from megatrain_launcher.driver.policy import EVIDENCE_S, HANG_GRACE_S, Policy
 from megatrain_launcher.driver.state import ClusterState
 
 _ASK_AGAIN_S = 5.0
 
 
-def answer_stall(now: float, state: ClusterState, policy: Policy, round_: Round, stalled: tuple[str, ...]) -> Decision:
-    """Return what to do about a round of which hosts complain of no progress."""
+def respond_to_stall(
+    now: float, state: ClusterState, policy: Policy, round_: Round, stalled: tuple[str, ...]
+) -> Decision:
+    """Return the response to a round whose hosts report a stall."""
     since = min(state.stalled_since.get(host, now) for host in stalled)
     evidence = _fresh_evidence(state, round_, since)
-    unheard = tuple(part for part in round_.hosts if part.host not in evidence)
-    actions = probes_for(now, state, unheard)
+    without_evidence = tuple(part for part in round_.hosts if part.host not in evidence)
+    actions = probes_for(now, state, without_evidence)
     if not _has_asked(state, round_, since, now):
         actions = (_evidence_command(now, state, round_), *actions)
-    if unheard and now - since < EVIDENCE_S:
+    if without_evidence and now - since < EVIDENCE_S:
         return Decision(actions, f"no progress on {', '.join(stalled[:8])}: waiting for evidence")
-    found = accuse(round_, evidence, (stall_words(state, host) for host in stalled[:4]))
+    found = find_culprit(round_, evidence, (stall_sentence(state, host) for host in stalled[:4]))
     if found.waits_for_storage:
-        # the wait has a limit of its own, runtime.checkpoint_timeout_s, after which the rank fails with the reason
+        # the wait has its own limit, runtime.checkpoint_timeout_s, after which the rank fails with the reason
         return Decision(actions, f"no progress on {', '.join(stalled[:8])}: {found.waits_for_storage}")
-    silent = {part.host for part in unheard}
+    silent = {part.host for part in without_evidence}
     if found.hosts and silent.issuperset(found.hosts):
-        dead = {part.host: proof for part in unheard if (proof := state.proof_of_death(part))}
+        dead = {part.host: proof for part in without_evidence if (proof := state.proof_of_death(part))}
         if now - since < policy.lease_ttl_s + HANG_GRACE_S and not dead:
             return Decision(
                 actions, f"no progress, and {', '.join(found.hosts)} cannot be reached: waiting for the lease"
@@ -43,7 +45,7 @@ def answer_stall(now: float, state: ClusterState, policy: Policy, round_: Round,
 
 
 def _halt_hang(
-    now: float, state: ClusterState, round_: Round, found: Accusation, *, began: float, detected: float
+    now: float, state: ClusterState, round_: Round, found: CulpritFinding, *, began: float, detected: float
 ) -> Decision:
     hosts, ranks = (found.hosts, found.ranks) if found.is_firm else ((), ())
     incident = broken_incident(now, state, round_, IncidentKind.HANG, began, found.sentences, hosts=hosts)
@@ -53,7 +55,7 @@ def _halt_hang(
 
 
 def _fresh_evidence(state: ClusterState, round_: Round, since: float) -> dict[str, HangEvidence]:
-    """Return what was written about this stall: evidence may come a moment before the status that tells of it."""
+    """Return the evidence of this stall; evidence may arrive a moment before the status that reports the stall."""
     found: dict[str, HangEvidence] = {}
     for part in round_.hosts:
         one = state.evidence.get((round_.number, part.host))
@@ -64,7 +66,7 @@ def _fresh_evidence(state: ClusterState, round_: Round, since: float) -> dict[st
 
 
 def _has_asked(state: ClusterState, round_: Round, since: float, now: float) -> bool:
-    """Whether evidence of this stall was asked for a while ago at most: what it says may have changed."""
+    """Whether evidence of this stall was requested recently; older evidence may be outdated."""
     since = max(since, now - _ASK_AGAIN_S)
     return any(
         command.kind == "evidence"

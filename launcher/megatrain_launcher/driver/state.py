@@ -1,7 +1,7 @@
-"""What the driver knows: a frozen value of all that etcd holds about the job, and of when this driver saw it.
+"""The input of a decision: a frozen value of all that etcd holds about the job, and when this driver saw it.
 
-Times are the observer's own: when a key appeared or a lease was gone, no other clock says. A new driver starts them
-anew, which only makes it more patient. `folding` makes the next value from what the watch tells.
+Times are the observer's own; no other clock decides when a key appeared or a lease was gone. A new driver restarts
+them, so it only waits longer. `folding` makes the next value from watch events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _STOPPED_PHASES = (HostPhase.STOPPED, HostPhase.PARKED, HostPhase.DONE)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A key as this driver saw it. `since`: when this life of the key appeared; `changed`: when its value did last."""
+    """A key as this driver saw it.
+
+    `since`: when the key was created, as this driver saw it; `changed`: when its value last changed.
+    """
 
     create_revision: int
     mod_revision: int
@@ -42,12 +45,12 @@ class Departed:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """Everything `decide` looks at. `statuses` keeps the last word of hosts that are gone."""
+    """Everything that `decide` reads. `statuses` keeps the last status of hosts that are gone."""
 
     keys: JobKeys
     observer: str
     began: float
-    """When this driver began to look."""
+    """When this driver began to watch."""
     revision: int = 0
     job: JobRecord | None = None
     end: JobEnd | None = None
@@ -72,9 +75,9 @@ class ClusterState:
     departed: Mapping[str, Departed] = field(default_factory=dict)
     stalled_since: Mapping[str, float] = field(default_factory=dict)
     advanced_at: Mapping[str, float] = field(default_factory=dict)
-    """When a host was last seen to have completed more steps."""
+    """When a host's completed steps were last seen to increase."""
     failures: Mapping[int, Mapping[int, RankFailure]] = field(default_factory=dict)
-    """By round and rank, also of hosts that are gone."""
+    """By round and rank, including hosts that are gone."""
     probes: Mapping[str, ProbeResult] = field(default_factory=dict)
 
     @property
@@ -96,60 +99,68 @@ class ClusterState:
 
     @property
     def damaged_revisions(self) -> Mapping[str, int]:
-        """For each key whose value cannot be read, the revision at which that was written."""
+        """For each unreadable key, the revision at which its value was written."""
         return {key: self.seen[key].mod_revision for key in self.damaged if key in self.seen}
 
     def is_of_older_launch(self, round_: Round) -> bool:
-        """Say whether a round was written before the job was launched anew. By revisions: clocks of hosts differ."""
+        """Return whether a round was written before the job's latest launch.
+
+        By revisions, because clocks of hosts differ.
+        """
         job, own = self.seen.get(self.keys.record), self.seen.get(self.keys.round(round_.number))
         return job is not None and own is not None and own.create_revision < job.mod_revision
 
     def created(self, incident: Incident) -> int:
-        """Return the revision at which an incident was opened: the order of time that no clock can spoil."""
+        """Return the revision at which an incident was opened: an order of time that does not depend on clocks."""
         found = self.seen.get(self.keys.incident(incident.incident_id))
         return self.revision + 1 if found is None else found.create_revision
 
     def is_of_this_launch(self, incident: Incident) -> bool:
-        """Say whether an incident happened since the job was launched. By revisions: clocks of hosts differ."""
+        """Return whether an incident happened since the job was launched.
+
+        By revisions, because clocks of hosts differ.
+        """
         job = self.seen.get(self.keys.record)
         return job is None or self.created(incident) > job.mod_revision
 
     def since(self, key: str, default: float | None = None) -> float:
-        """Return since when a key has been there; the beginning where it is not."""
+        """Return since when a key has existed; if it does not exist, `default`, or when this driver began to watch."""
         found = self.seen.get(key)
         if found is not None:
             return found.since
         return self.began if default is None else default
 
     def seen_at(self, key: str) -> float:
-        """Return when the value of a key was last seen to change; the beginning where it is not there any more."""
+        """Return when the value of a key was last seen to change; if it no longer exists, when this driver began to
+        watch.
+        """
         found = self.seen.get(key)
         return self.began if found is None else found.changed
 
     def is_registered(self, part: RoundHost) -> bool:
-        """Say whether this life of a round's host is registered now."""
+        """Return whether this session of a round's host is registered now."""
         record = self.hosts.get(part.host)
         return record is not None and record.session == part.session
 
     def status_of(self, part: RoundHost, number: int) -> HostStatus | None:
-        """Return what this life of a host said of a round, None where that is nothing yet."""
+        """Return this session's status of a round, None if there is none yet."""
         status = self.statuses.get(part.host)
         if status is None or status.session != part.session or status.round != number:
             return None
         return status
 
     def has_stopped(self, part: RoundHost, number: int) -> bool:
-        """Say whether a host itself said that none of its workers of this round is left."""
+        """Return whether a host itself reported that none of its workers of this round is left."""
         status = self.status_of(part, number)
         if status is None:
             return False
         return status.phase in _STOPPED_PHASES or (status.phase is HostPhase.FAILED and _is_none_alive(status))
 
-    def is_past(self, part: RoundHost, number: int) -> bool:
-        """Say whether a host itself said that no worker of this round is left, of this one or of a later one."""
+    def has_left_round(self, part: RoundHost, number: int) -> bool:
+        """Return whether the host's own status, of this round or a later one, shows that no worker is left."""
         status = self.statuses.get(part.host)
-        is_told = status is not None and status.session == part.session and status.round >= number
-        return is_told and status is not None and self.has_stopped(part, status.round)
+        has_reported = status is not None and status.session == part.session and status.round >= number
+        return has_reported and status is not None and self.has_stopped(part, status.round)
 
     def gone_since(self, part: RoundHost) -> float:
         """Return since when a host is known to be gone."""
@@ -159,10 +170,10 @@ class ClusterState:
         return self.began
 
     def proof_of_death(self, part: RoundHost) -> str:
-        """Return why it is certain that this life of a host is over; empty where it is not."""
+        """Return the proof that this session of a host is over; empty if there is none."""
         record = self.hosts.get(part.host)
         if record is not None and record.session != part.session:
-            return f"{part.host} was started anew: its executor and workers of before are gone"
+            return f"{part.host} was restarted: its earlier executor and workers are gone"
         found = self.probes.get(part.host)
         if found is not None and found.session == part.session and found.vitality is Vitality.DEAD:
             return f"{part.host}: {found.detail}"
@@ -180,7 +191,7 @@ class ClusterState:
         return tuple(incident for incident in self._unclosed() if self.is_of_this_launch(incident))
 
     def abandoned_incidents(self) -> tuple[Incident, ...]:
-        """Return the incidents that ended an earlier launch: no driver was left to record that."""
+        """Return the incidents that were open when an earlier launch ended; no driver was left to close them."""
         return tuple(incident for incident in self._unclosed() if not self.is_of_this_launch(incident))
 
     def _unclosed(self) -> list[Incident]:

@@ -1,7 +1,7 @@
-"""What follows from the verdicts of the diagnosis: at most one act at a time, and exactly one final outcome each. Pure.
+"""Responses to the verdicts of the diagnosis: at most one action at a time, and one final outcome per verdict. Pure.
 
-A verdict is about one round: of a later one it says nothing. It is judged when nothing else is decided at the moment
-and no incident is open, so that no two answers to the same trouble meet. Who may approve or dismiss is a person.
+A verdict applies to one round only. Its outcome is decided when nothing else is, and no incident is open, so that
+two responses to the same failure never overlap. Only a person can approve or dismiss a verdict.
 """
 
 from __future__ import annotations
@@ -10,97 +10,101 @@ from dataclasses import dataclass, replace
 
 from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictKind, VerdictOutcome
 from megatrain.contracts.job_requests import JobRequest, RequestKind
-from megatrain_launcher.driver.actions import Action, DropKey, RecordOutcome
+from megatrain_launcher.driver.actions import DriverAction, DropKey, RecordOutcome
+from megatrain_launcher.driver.outcome_rules import Judgement, number_of_round, outcome_of
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.driver.verdict_acts import act, keep_as_evidence
-from megatrain_launcher.driver.verdict_rules import Judgement, judge, number_of_round
+from megatrain_launcher.driver.verdict_actions import actions_on, keep_as_evidence
 
 _MAX_AT_ONCE = 40
-"""Outcomes that one decision writes: a flood of verdicts must not fill a transaction."""
-_MAX_TOLD = 500
+"""Outcomes per decision: many verdicts must not fill a transaction."""
+_MAX_CHARS = 500
 _UNKNOWN = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """What is shown to a person about a verdict, and what is done. `is_done`: nothing more follows."""
+class VerdictReply:
+    """What people see of a verdict, and the actions. `is_done`: nothing more follows."""
 
-    actions: tuple[Action, ...]
+    actions: tuple[DriverAction, ...]
     text: str
     is_accepted: bool = True
     is_done: bool = True
 
 
-def answer_verdicts(now: float, state: ClusterState, policy: Policy, *, is_quiet: bool) -> tuple[Action, ...]:
-    """Return outcomes of verdicts that have no final one, and what is done about the first that calls for something.
+def answer_verdicts(now: float, state: ClusterState, policy: Policy, *, is_quiet: bool) -> tuple[DriverAction, ...]:
+    """Return outcomes of verdicts without a final one, and the actions for the first that requires any.
 
-    `is_quiet`: nothing else is decided at this moment; only then a verdict may change anything.
+    `is_quiet`: nothing else is decided at this moment; only then may a verdict change anything.
     """
-    actions: list[Action] = [*_unreadable(now, state)]
+    actions: list[DriverAction] = [*_unreadable(now, state)]
     for verdict in _unanswered(state):
         if len(actions) >= _MAX_AT_ONCE:
             break
         judged = _judge(now, state, policy, verdict)
         if judged.kind is None or judged.kind is state_of(state, verdict.verdict_id):
-            continue  # it waits, and that is said already
+            continue  # it waits, and its outcome already records this
         if judged.kind is not OutcomeKind.ACTED:
             actions.append(_outcome(now, state, verdict, judged))
-            # the next ones are judged knowing of it: of two that say the same one is enough
+            # the outcomes of later verdicts depend on this one: of two equal verdicts, one is enough
             state = _with_outcome(state, actions[-1])
         elif is_quiet:
             return (*actions, *_act(now, state, policy, verdict, judged, None))
     return tuple(actions)
 
 
-def decline_all(now: float, state: ClusterState, why: str) -> tuple[Action, ...]:
-    """Return outcomes of all verdicts that have no final one, of a job that is over."""
+def decline_all(now: float, state: ClusterState, why: str) -> tuple[DriverAction, ...]:
+    """Return outcomes of all verdicts without a final one, of a job that is over."""
     judged = Judgement(OutcomeKind.DECLINED, f"the job is over: {why}")
     found = [_outcome(now, state, one, judged) for one in _unanswered(state)[:_MAX_AT_ONCE]]
     return (*_unreadable(now, state), *found)[:_MAX_AT_ONCE]
 
 
-def decided_by_person(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> Word:
-    """Return what becomes of an approval or a dismissal."""
+def decided_by_person(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> VerdictReply:
+    """Return the outcome of an approval or a dismissal."""
     verdict = state.verdicts.get(request.verdict)
     if verdict is None:
         waiting = sorted(one.verdict_id for one in state.outcomes.values() if one.kind is OutcomeKind.WAITING)
         known = f"; waiting for a person: {', '.join(waiting[:8])}" if waiting else "; none waits for a person"
-        return Word((), f"no verdict {request.verdict!r}{known}", is_accepted=False)
+        return VerdictReply((), f"no verdict {request.verdict!r}{known}", is_accepted=False)
     outcome = state.outcomes.get(verdict.verdict_id)
     if outcome is not None and outcome.kind is not OutcomeKind.WAITING:
         who = f" by {outcome.by}" if outcome.by else ""
-        return Word((), f"verdict {verdict.verdict_id} is {outcome.kind}{who}: {outcome.reason}", is_accepted=False)
+        return VerdictReply(
+            (), f"verdict {verdict.verdict_id} is {outcome.kind}{who}: {outcome.reason}", is_accepted=False
+        )
     if request.kind is RequestKind.DISMISS:
         why = f": {request.reason}" if request.reason else ""
-        dismissed = Judgement(OutcomeKind.DECLINED, f"{request.by} dismissed it{why}")
-        return Word((_outcome(now, state, verdict, dismissed, request.by),), f"dismissed {verdict.verdict_id}")
-    judged = judge(now, state, policy, verdict, is_approved=True)
+        dismissed = Judgement(OutcomeKind.DECLINED, f"dismissed by {request.by}{why}")
+        return VerdictReply((_outcome(now, state, verdict, dismissed, request.by),), f"dismissed {verdict.verdict_id}")
+    judged = outcome_of(now, state, policy, verdict, is_approved=True)
     if judged.kind is None:
-        return Word((), f"approved, and waits: {judged.reason}", is_done=False)
+        return VerdictReply((), f"approved, and waits: {judged.reason}", is_done=False)
     if judged.kind is not OutcomeKind.ACTED:
         declined = _outcome(now, state, verdict, judged, request.by)
-        return Word((declined,), f"verdict {verdict.verdict_id} is out of date: {judged.reason}", is_accepted=False)
+        return VerdictReply(
+            (declined,), f"verdict {verdict.verdict_id} is out of date: {judged.reason}", is_accepted=False
+        )
     actions = _act(now, state, policy, verdict, judged, request)
-    return Word(actions, f"approved: {judged.reason}", is_done=False)
+    return VerdictReply(actions, f"approved: {judged.reason}", is_done=False)
 
 
 def state_of(state: ClusterState, verdict_id: str) -> OutcomeKind | None:
-    """Return what became of a verdict so far."""
+    """Return the state of a verdict so far."""
     outcome = state.outcomes.get(verdict_id)
     return None if outcome is None else outcome.kind
 
 
 def _judge(now: float, state: ClusterState, policy: Policy, verdict: HostVerdict) -> Judgement:
     if state_of(state, verdict.verdict_id) is not OutcomeKind.WAITING:
-        return judge(now, state, policy, verdict)
+        return outcome_of(now, state, policy, verdict)
     if number_of_round(state) == verdict.round:
         return Judgement(OutcomeKind.WAITING, "")
     return Judgement(OutcomeKind.DECLINED, f"round {verdict.round} is over, and it was not approved in time")
 
 
 def _unanswered(state: ClusterState) -> list[HostVerdict]:
-    """Return the verdicts without a final outcome, the oldest first: by revisions, for clocks of machines differ."""
+    """Return the verdicts without a final outcome, oldest first by revision, because clocks of machines differ."""
 
     def revision(verdict_id: str) -> int:
         found = state.seen.get(state.keys.verdict(verdict_id))
@@ -110,28 +114,28 @@ def _unanswered(state: ClusterState) -> list[HostVerdict]:
     return [state.verdicts[one] for one in sorted(open_, key=lambda one: (revision(one), one))]
 
 
-def _unreadable(now: float, state: ClusterState) -> list[Action]:
-    """Decline unreadable verdicts; a key that cannot be one of a verdict is removed."""
+def _unreadable(now: float, state: ClusterState) -> list[DriverAction]:
+    """Decline unreadable verdicts; remove a key that cannot be a verdict's."""
     prefix = state.keys.directory("verdicts")
     found = sorted(key for key in state.damaged if key.startswith(prefix) and key in state.seen and _UNKNOWN not in key)
-    actions: list[Action] = []
+    actions: list[DriverAction] = []
     for key in found[:_MAX_AT_ONCE]:
         name = key.removeprefix(prefix)
         if not name or "/" in name:
             actions.append(DropKey(key, state.seen[key].mod_revision))
         elif state_of(state, name) in (None, OutcomeKind.WAITING):
-            why = f"it cannot be read: {state.damaged[key]}"[:_MAX_TOLD]
+            why = f"it cannot be read: {state.damaged[key]}"[:_MAX_CHARS]
             actions.append(RecordOutcome(VerdictOutcome(name, OutcomeKind.DECLINED, why, state.observer, now)))
     return actions
 
 
 def _act(
     now: float, state: ClusterState, policy: Policy, verdict: HostVerdict, judged: Judgement, request: JobRequest | None
-) -> tuple[Action, ...]:
+) -> tuple[DriverAction, ...]:
     if verdict.kind is VerdictKind.HANG:
         incident, actions = keep_as_evidence(state, verdict)
     else:
-        incident, actions = act(now, state, policy, verdict, judged, request)
+        incident, actions = actions_on(now, state, policy, verdict, judged, request)
     outcome = _outcome(now, state, verdict, judged, "" if request is None else request.by).outcome
     return (*actions, RecordOutcome(replace(outcome, incident=incident)))
 
@@ -142,7 +146,7 @@ def _outcome(now: float, state: ClusterState, verdict: HostVerdict, judged: Judg
         VerdictOutcome(
             verdict_id=verdict.verdict_id,
             kind=judged.kind,
-            reason=judged.reason[:_MAX_TOLD],
+            reason=judged.reason[:_MAX_CHARS],
             driver=state.observer,
             at_unix_s=now,
             by=by,
@@ -152,6 +156,6 @@ def _outcome(now: float, state: ClusterState, verdict: HostVerdict, judged: Judg
     )
 
 
-def _with_outcome(state: ClusterState, action: Action) -> ClusterState:
+def _with_outcome(state: ClusterState, action: DriverAction) -> ClusterState:
     assert isinstance(action, RecordOutcome)
     return replace(state, outcomes={**state.outcomes, action.outcome.verdict_id: action.outcome})

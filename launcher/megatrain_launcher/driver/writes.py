@@ -1,4 +1,4 @@
-"""A decision as one etcd transaction: conditions that must still hold, and what is written. Pure."""
+"""A decision as one etcd transaction: conditions that must still hold, and the writes. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.record import encode
 from megatrain.coordination.wire import Compare, Delete, KeyRange, Operation, Put, as_bytes
 from megatrain_launcher.driver.actions import (
-    Action,
     AnswerRequest,
     CordonHost,
+    DriverAction,
     DropKey,
     EndJob,
     HaltRound,
@@ -27,6 +27,8 @@ from megatrain_launcher.driver.state import Seen
 
 _MAX_OPERATIONS = 100
 """etcd takes 128 in one transaction by default."""
+_NUM_ROUNDS, _NUM_INCIDENTS, _NUM_VERDICTS = 50, 500, 500
+"""How many of each are kept."""
 _FIRST = (HaltRound, WriteRound, SkipRound, EndJob, OpenIncident, SendCommand)
 _SECOND = (UpdateIncident, CordonHost, RecordOutcome)
 _NUMBERED = ("rounds", "halts", "deadlines", "evidence", "commands")
@@ -39,7 +41,7 @@ class Writes:
 
 
 def writes_of(
-    actions: Iterable[Action],
+    actions: Iterable[DriverAction],
     keys: JobKeys,
     *,
     answer_lease_id: int = 0,
@@ -47,9 +49,9 @@ def writes_of(
 ) -> Writes:
     """Return what a decision writes. Rounds, halts, commands and the end are only ever created, never changed.
 
-    What does not fit into one transaction is left to the next decision: halts and rounds come first.
-    `damaged`: keys that hold nothing readable, by the revision at which that was written. A halt or an end takes the
-    place of such a one, a round never does.
+    Writes that do not fit into one transaction wait for the next decision: halts and rounds come first. `damaged`:
+    unreadable keys, by the revision at which each was written. A halt or an end replaces an unreadable one, a round
+    never does.
     """
     conditions: list[Compare] = []
     operations: list[Operation] = []
@@ -57,20 +59,20 @@ def writes_of(
         if len(operations) >= _MAX_OPERATIONS:
             break
         _add(action, keys, answer_lease_id, damaged or {}, conditions, operations)
-    # etcd refuses a transaction that puts a key twice: the last word counts
+    # etcd refuses a transaction that puts a key twice: the last put wins
     puts = {as_bytes(one.key): one for one in operations if isinstance(one, Put)}
     rest = (one for one in operations if not isinstance(one, Put))
     return Writes(tuple(conditions), (*puts.values(), *rest))
 
 
-def _urgency(action: Action) -> int:
+def _urgency(action: DriverAction) -> int:
     if isinstance(action, _FIRST):
         return 0
     return 1 if isinstance(action, _SECOND) else 2
 
 
 def _add(
-    action: Action,
+    action: DriverAction,
     keys: JobKeys,
     answer_lease_id: int,
     damaged: Mapping[str, int],
@@ -130,13 +132,11 @@ def trims_of(
     keys: JobKeys,
     present: Mapping[str, Seen],
     *,
-    num_rounds: int = 50,
-    num_incidents: int = 500,
-    num_verdicts: int = 500,
+    num_verdicts: int = _NUM_VERDICTS,
 ) -> Sequence[Delete]:
-    """Return deletions of all but the newest rounds with what belongs to them, commands, incidents, and verdicts.
+    """Return deletions of all but the newest rounds with their records, commands, incidents, and verdicts.
 
-    Evidence of a round goes in one, however many hosts gave some. Names that are not ours are left to people.
+    Evidence of a round is deleted as one range, for any number of hosts. Keys with unknown names are left for people.
     """
     numbers: dict[str, set[int]] = {kind: set() for kind in _NUMBERED}
     incidents: list[str] = []
@@ -146,13 +146,13 @@ def trims_of(
             numbers[kind].add(number)
         elif kind == "incidents" and len(rest) == 1:
             incidents.append(key)
-    kept = set(sorted(numbers["rounds"] | numbers["halts"])[-num_rounds:])
+    kept = set(sorted(numbers["rounds"] | numbers["halts"])[-_NUM_ROUNDS:])
     stale = [keys.round(number) for number in sorted(numbers["rounds"] - kept)]
     stale += [keys.halt(number) for number in sorted(numbers["halts"] - kept)]
     stale += [keys.deadlines(number) for number in sorted(numbers["deadlines"] - kept)]
-    stale += [keys.command(number) for number in sorted(numbers["commands"])[:-num_rounds]]
-    # not by id: that is of some driver's clock
-    stale += sorted(incidents, key=lambda key: present[key].create_revision)[:-num_incidents]
+    stale += [keys.command(number) for number in sorted(numbers["commands"])[:-_NUM_ROUNDS]]
+    # not by id: an id has the time of some driver's clock
+    stale += sorted(incidents, key=lambda key: present[key].create_revision)[:-_NUM_INCIDENTS]
     stale += _stale_verdicts(keys, present, num_verdicts)
     evidence = [KeyRange.prefix(keys.evidence(number, "")) for number in sorted(numbers["evidence"] - kept)]
     ranges = (*evidence, *(KeyRange.key(key) for key in stale))
@@ -160,7 +160,9 @@ def trims_of(
 
 
 def _stale_verdicts(keys: JobKeys, present: Mapping[str, Seen], num_verdicts: int) -> list[str]:
-    """Return verdicts that were answered long ago, each before its outcome: without that it would be judged anew."""
+    """Return verdicts that were answered long ago, each before its outcome: without the outcome, the driver would
+    decide on the verdict again.
+    """
     names: dict[str, set[str]] = {"verdicts": set(), "outcomes": set()}
     for key in present:
         kind, *rest = keys.parts(key) or ("",)

@@ -1,1 +1,1 @@
-"""The executor: one process a host that keeps workers, obeys the driver's rounds, and tells how its host is."""
+"""The executor: one process per host that runs workers, obeys the driver's rounds, and reports the host's state."""

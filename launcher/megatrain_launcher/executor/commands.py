@@ -1,4 +1,4 @@
-"""Which of the driver's commands this host has still to obey, and the number up to which all are obeyed."""
+"""Which of the driver's commands this host has yet to obey, and the number up to which all are obeyed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megatrain.contracts.rounds import HostCommand
 
 
 class CommandKind(StrEnum):
-    """What the driver may ask of executors. Unknown kinds are ignored: another version may know more."""
+    """What the driver may ask of executors. Unknown kinds are ignored: another version may have more."""
 
     CHECKPOINT = "checkpoint"
     EVIDENCE = "evidence"
@@ -17,8 +17,8 @@ class CommandKind(StrEnum):
     PAIRS = "pairs"
 
 
-class CommandDesk:
-    """Pure bookkeeping. Commands up to `seen` were given before this executor came and are not its to obey."""
+class CommandTracker:
+    """Tracks which commands are obeyed. Commands up to `seen` predate this executor, which ignores them."""
 
     def __init__(self, seen: int) -> None:
         self._seen = seen
@@ -30,11 +30,11 @@ class CommandDesk:
 
     @property
     def obeyed(self) -> int:
-        """The number up to which every command is obeyed, or did not mean this host."""
+        """The number up to which every command is obeyed, or was not for this host."""
         return min(self._open) - 1 if self._open else self._seen
 
     def take(self, commands: Iterable[HostCommand]) -> list[HostCommand]:
-        """Enter commands and return those that are new, in their order."""
+        """Enter commands and return the new ones, in order."""
         fresh = [command for command in sorted(commands, key=lambda one: one.number) if command.number > self._seen]
         for command in fresh:
             self._seen = command.number
@@ -42,12 +42,12 @@ class CommandDesk:
                 self._open[command.number] = command
         return fresh
 
-    def settle(self, number: int) -> None:
-        """A command is obeyed, or cannot be any more."""
+    def mark_done(self, number: int) -> None:
+        """Note that a command is obeyed, or can no longer be obeyed."""
         self._open.pop(number, None)
 
-    def settle_checkpoints(self, up_to: int) -> None:
-        """All ranks have obeyed the commands to save up to this number."""
+    def mark_checkpoints_done(self, up_to: int) -> None:
+        """Note that all ranks have obeyed the commands to save up to this number."""
         for number in [one for one, command in self._open.items() if command.kind == CommandKind.CHECKPOINT]:
             if number <= up_to:
-                self.settle(number)
+                self.mark_done(number)

@@ -1,7 +1,7 @@
 """The control pages of this host's ranks: round, lease, the command to save, and what is recorded and streamed.
 
-A page is written when a rank's black box appears, when the lease was renewed, when a command came, and when what shall
-be recorded or the deadlines changed; never in between, so that a worker sees a change only when there is one.
+A page is written when a rank's black box appears, the lease was renewed, a command arrived, or the recording settings
+or the deadlines changed; never otherwise, so a worker sees a change only when there is one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatrain.contracts.rounds import RoundDeadlines
 _logger = logging.getLogger(__name__)
 _NS = 1_000_000_000
 _RENEWED_NS = _NS // 2
-"""A lease counts as renewed when its end has moved by so much: reading two clocks is not exact."""
+"""A lease counts as renewed when its end has moved by this much: reading two clocks is not exact."""
 
 
 class ControlPages:
@@ -32,16 +32,16 @@ class ControlPages:
         self._written: dict[int, ControlPage] = {}
 
     def command_checkpoint(self, number: int) -> None:
-        """Have the ranks save at the next step that all agree on, at the next `write`."""
+        """Make the ranks save at the next step that all agree on, from the next `write` on."""
         self._command_number = max(self._command_number, number)
 
     def set_recording(self, settings: DiagSettings) -> None:
-        """Have the ranks record and their host stream what the settings say, from the next `write` on."""
+        """Make the ranks record, and their host stream, what the settings specify, from the next `write` on."""
         self._recording = settings
 
-    def set_deadlines(self, told: RoundDeadlines) -> None:
-        """Have the ranks go by what a round needs from step to step and for a stop, from the next `write` on."""
-        self._interval_ns, self._stop_ns = int(told.interval_s * _NS), int(told.stop_s * _NS)
+    def set_deadlines(self, deadlines: RoundDeadlines) -> None:
+        """Make the ranks use a round's deadlines between steps and for a stop, from the next `write` on."""
+        self._interval_ns, self._stop_ns = int(deadlines.interval_s * _NS), int(deadlines.stop_s * _NS)
 
     def write(self, paths: dict[int, Path], lease_ok_until_ns: int, now_unix_s: float) -> None:
         """Bring the pages of these ranks up to date. A burst of full steps that is over by `now_unix_s` ends here."""
@@ -57,18 +57,18 @@ class ControlPages:
         )
         for rank, path in paths.items():
             before = self._written.get(rank)
-            if before is not None and _says_the_same(before, page):
+            if before is not None and _is_equivalent(before, page):
                 continue
             try:
                 write_control(path, page)
             except DataError as error:
-                # the rank has ended, or its file was taken away; should it still be there, the next look writes
+                # the rank has ended, or its file was removed; if the rank still runs, the next poll writes
                 _logger.debug("rank %d: %s", rank, error)
                 continue
             self._written[rank] = page
 
 
-def _says_the_same(before: ControlPage, page: ControlPage) -> bool:
+def _is_equivalent(before: ControlPage, page: ControlPage) -> bool:
     is_renewed = abs(page.lease_ok_until_ns - before.lease_ok_until_ns) > _RENEWED_NS
 
     def settings(one: ControlPage) -> tuple[int, ...]:

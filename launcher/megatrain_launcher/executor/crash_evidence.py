@@ -1,8 +1,8 @@
-"""What a broken round leaves behind: its black boxes, kept in the run directory; memory given back at the end.
+"""What a broken round leaves behind: its black boxes, kept in the run directory; their memory is freed.
 
-A box is copied when its process is gone, by a thread of its own, so that the next round need not wait; then its memory
-is freed. Boxes of processes that died unseen (their executor was killed too) are found by their names when an executor
-begins and ends. Only boxes of this job's run and of dead processes of this machine are touched.
+A separate thread copies a box when its process is gone, so that the next round need not wait, and then frees the box's
+memory. If an executor was killed, the next one on the machine keeps its boxes: it searches for their file names when it
+starts and when it ends. It touches only boxes of this job's run and of dead processes of this machine.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from megatrain_launcher.executor.evidence import is_running
 _logger = logging.getLogger(__name__)
 _MAX_ROUNDS_KEPT = 20
 _MAX_BOXES_KEPT = 1280
-"""Of the newest rounds so many are kept on disk, but fewer of a large job; two at least."""
+"""The most black boxes on disk: a large job keeps fewer rounds, but at least two."""
 _COPIED_BYTES = 1 << 20
 _SAME_BOOT_NS = 2_000_000_000
-"""The system's clock may have been set by less than this since."""
+"""The most by which the system's clock may have been set since a box was created."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoxPlaces:
-    """Where the ranks of a job leave their black boxes. `directory` is None where black boxes are off."""
+    """Where the ranks of a job write their black boxes. `directory` is None if black boxes are off."""
 
     directory: Path | None
     job: str
     run: RunDirectory
 
     def paths(self, round_number: int, ranks: range) -> dict[int, Path]:
-        """Return the file of each rank's black box in a round; none where they are off."""
+        """Return the file of each rank's black box in a round; none if black boxes are off."""
         if self.directory is None:
             return {}
         return {
@@ -63,7 +63,7 @@ class BoxPlaces:
         }
 
     def make(self) -> None:
-        """Make this user's directory before any rank needs it. What keeps us from that, `trouble` says."""
+        """Create this user's directory before any rank needs it. `trouble` reports a failure."""
         if self.directory is not None:
             with suppress(OSError):
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class BoxPlaces:
 
     @property
     def trouble(self) -> str:
-        """Why no black box can be trusted, empty where they can: then neither a hang nor a step is seen."""
+        """Why no black box can be trusted, empty if they can: without them neither a hang nor a step is seen."""
         if self.directory is None:
             return ""
         try:
@@ -94,7 +94,7 @@ class BoxPlaces:
 
 
 class CrashEvidence:
-    """Keeps what broken rounds leave, from a thread of its own until `close`."""
+    """Keeps the evidence of broken rounds, in a separate thread, until `close`."""
 
     def __init__(self, places: BoxPlaces, num_ranks: int) -> None:
         """Keep the boxes of `places`; `num_ranks` is the job's size."""
@@ -109,17 +109,17 @@ class CrashEvidence:
         return self.places.run.incidents / f"round-{round_number:06d}"
 
     def keep_positions(self, evidence: HangEvidence) -> None:
-        """Have it written down where the ranks stand. What was kept of the round before gives way as `counts` says."""
+        """Queue the ranks' positions to be written. They replace what was kept of the same round as `counts` says."""
         self._jobs.put(partial(self._write_positions, evidence))
 
     def keep_boxes(self, round_number: int, paths: Mapping[int, Path]) -> None:
-        """Have the black boxes of a broken round copied and freed. Its processes must be gone."""
+        """Queue the black boxes of a broken round to be copied and freed. Its processes must be gone."""
         for rank, path in paths.items():
             self._jobs.put(partial(self._keep, round_number, rank, path))
         self._jobs.put(self._thin_out)
 
     def sweep(self) -> None:
-        """Keep and free the boxes of this run whose processes are dead, whoever left them."""
+        """Keep and free the boxes of this run whose processes are dead, including those of other executors."""
         for path in self.places.leftovers():
             try:
                 with BlackBoxReader(path) as reader:
@@ -131,7 +131,7 @@ class CrashEvidence:
                 self.keep_boxes(identity.round, {identity.rank: path})
 
     def close(self) -> None:
-        """Finish what was asked for."""
+        """Finish the queued work."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -146,9 +146,9 @@ class CrashEvidence:
         try:
             directory = self.directory(evidence.round)
             directory.mkdir(parents=True, exist_ok=True)
-            place = directory / f"{safe_name(evidence.host)}.json"
-            place.unlink(missing_ok=True)  # what is there may be a link to somewhere else
-            place.write_bytes(encode(evidence) + b"\n")
+            kept_path = directory / f"{safe_name(evidence.host)}.json"
+            kept_path.unlink(missing_ok=True)  # it may be a link to somewhere else
+            kept_path.write_bytes(encode(evidence) + b"\n")
         except OSError as error:
             _logger.warning("evidence of round %d is not kept: %s", evidence.round, error)
 
@@ -158,15 +158,15 @@ class CrashEvidence:
         directory = self.directory(round_number)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            place = kept_black_box(directory, rank)
-            place.unlink(missing_ok=True)
-            with open(open_own_file(path, os.O_RDONLY), "rb") as box, place.open("xb") as kept:
+            kept_path = kept_black_box(directory, rank)
+            kept_path.unlink(missing_ok=True)
+            with open(open_own_file(path, os.O_RDONLY), "rb") as box, kept_path.open("xb") as kept:
                 shutil.copyfileobj(box, kept, _COPIED_BYTES)
         except NotOwnError as error:
             _logger.warning("black box of rank %d in round %d is not kept: %s", rank, round_number, error)
             return
         except OSError as error:
-            # the disk is full or away; shared memory must not fill up as well
+            # the disk is full or unavailable; shared memory must not fill up too
             _logger.warning("black box of rank %d in round %d is not kept: %s", rank, round_number, error)
         with suppress(OSError):
             path.unlink()
@@ -179,10 +179,11 @@ class CrashEvidence:
 
 
 def counts(evidence: HangEvidence, before: HangEvidence | None) -> bool:
-    """Say whether evidence takes the place of what is kept: what was taken before the round was halted counts.
+    """Return whether new evidence replaces the kept one: evidence from before the halt counts.
 
-    Of that the newest does. What was taken later shows ranks that fell with their peers, or were killed: it counts
-    where there is nothing else, or where what there is is of a stall that passed, for ranks came to later steps since.
+    Of such evidence the newest counts. Later evidence shows ranks that failed with their peers, or were killed. It is
+    used only if there is no other, or if the other is of a stall that passed, because ranks have reached later steps
+    since.
     """
     if before is None or before.round != evidence.round or not evidence.is_after_halt:
         return True
@@ -193,16 +194,17 @@ def counts(evidence: HangEvidence, before: HangEvidence | None) -> bool:
 
 
 def _is_of_this_machine(clock: ClockBase) -> bool:
-    """Say whether a box was written here since the last boot: no two machines' monotonic clocks began together.
+    """Return whether a box was written on this machine since its last boot: each machine's monotonic clock has its own
+    origin.
 
-    A directory may be one that several machines see; only of our own processes we know that they are dead.
+    Several machines may see one directory, but only processes of this machine are known to be dead.
     """
     began_ns = time.time_ns() - time.monotonic_ns()
     return abs(clock.unix_ns - clock.monotonic_ns - began_ns) < _SAME_BOOT_NS
 
 
 def _remove_old(path: Path) -> None:
-    """Remove a file that is no black box, unless it may be one that is just being made."""
+    """Remove a file that is no black box, unless it may be one under construction."""
     with suppress(OSError):
         if not path.name.startswith("."):
             path.unlink()

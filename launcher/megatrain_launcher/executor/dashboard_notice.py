@@ -1,4 +1,4 @@
-"""Prints where a job's web page is: as soon as it is served, and again when it has moved."""
+"""Prints the address of a job's web page: when it is first served, and whenever it has moved."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from megatrain.coordination.wire import KeyRange
 
 
 @contextmanager
-def told_dashboard(settings: EtcdSettings, keys: JobKeys, tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell the address of the page during the block, each one once."""
-    told = ""
+def reported_dashboard(settings: EtcdSettings, keys: JobKeys, report: Callable[[str], None]) -> Iterator[None]:
+    """Report the address of the page during the block, each address once."""
+    last_url = ""
 
     def take(event: WatchEvent) -> None:
-        nonlocal told
+        nonlocal last_url
         for item in event.written:
-            with suppress(CoordinationError):  # a record that cannot be read is the page's to mend
+            with suppress(CoordinationError):  # the page itself must repair a record that cannot be read
                 record = decode(DashboardRecord, item.value, keys.dashboard)
                 way_in = f" (sign in with the token in {record.token_file})" if record.token_file else ""
-                if record.url != told:
-                    tell(f"dashboard: {record.url}{way_in}")
-                    told = record.url
+                if record.url != last_url:
+                    report(f"dashboard: {record.url}{way_in}")
+                    last_url = record.url
 
     with EtcdClient(settings) as client, Follower(client, KeyRange.key(keys.dashboard), take):
         yield

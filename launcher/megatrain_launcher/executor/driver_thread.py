@@ -1,4 +1,4 @@
-"""This host's candidate for the driver, in a thread of its own."""
+"""This host's candidate for the driver, in a separate thread."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper
-from megatrain_launcher.driver.checkpoint_watch import local_checkpoints
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.driver.driver import Driver, SteadyClock
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.resume_point_watch import local_checkpoints
 from megatrain_launcher.driver.run_watch import watched_directories
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.notify.notifier import notifier_of
@@ -27,9 +27,9 @@ def driver_of(
     keeper: Callable[[], LeaseKeeper],
     leading: threading.Event,
 ) -> RunDriver:
-    """Return what runs this host's driver, with whatever lease the host has at the moment.
+    """Return the function that runs this host's driver, with whichever lease the host currently has.
 
-    `leading` is set while it is elected.
+    `leading` is set while the driver is elected.
     """
     policy = Policy.of(
         settings.config,
@@ -53,14 +53,14 @@ class DriverThread:
 
     def __init__(self, run_driver: RunDriver) -> None:
         self._stop = threading.Event()
-        self._thread = LastingThread("driver", lambda: run_driver(self._stop), self._stop)
+        self._thread = RestartingThread("driver", lambda: run_driver(self._stop), self._stop)
 
     @property
     def trouble(self) -> str:
-        """What this host's driver stumbled over last; empty where nothing was."""
+        """The last error of this host's driver; empty if there is none."""
         return self._thread.trouble
 
     def close(self) -> None:
-        """Have it step down, and wait until it has."""
+        """Make the driver step down, and wait until it has."""
         self._stop.set()
         self._thread.join()

@@ -1,7 +1,7 @@
-"""What this host knows about a stuck round: where its ranks stand in each group, and how their processes are.
+"""This host's evidence on a stuck round: the position of its ranks in each group, and the state of their processes.
 
-The groups' entries in the black boxes tell the last collective that a rank entered and left; /proc tells a process that
-was stopped, waits in the kernel or is dead. Which rank is to blame is decided elsewhere, from all hosts' evidence.
+The groups' entries in the black boxes name the last collective that a rank entered and left. /proc shows a process that
+is stopped, waits in the kernel or is dead. The culprit is determined elsewhere, from all hosts' evidence.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from megatrain.contracts.black_box import BlackBoxReader
-from megatrain.contracts.black_box_values import Group, Phase, Progress, RecordFlag
+from megatrain.contracts.black_box_values import GroupRecord, Phase, Progress
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPosition
-from megatrain.failures.hang import is_own_work
+from megatrain.failures.hang_standing import standing_of
 from megatrain_launcher.executor.progress import RankWatch
 
 _NS = 1_000_000_000
-_LIVES_NS = 2 * _NS
+_RECENT_NS = 2 * _NS
 _LOOK_BACK = 1024
-"""Records before the newest among which the open span is looked for."""
+"""How many of the newest records are searched for the open span."""
 
 
 def process_state(pid: int) -> str:
-    """Return the letter of a process's state, empty when there is none."""
+    """Return the letter of a process's state, empty if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -33,12 +33,12 @@ def process_state(pid: int) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Say whether there is such a process that is not dead already, waiting for somebody to take its exit code."""
+    """Return whether a process exists and is not a zombie that waits for its exit code to be collected."""
     return process_state(pid) not in ("", "Z", "X")
 
 
-def group_name(group: Group) -> str:
-    """Return a name that tells this group from all others of the job: "dp:0+4x2" has ranks 0, 2, 4 and 6."""
+def group_name(group: GroupRecord) -> str:
+    """Return a name that distinguishes this group from all others of the job: "dp:0+4x2" has ranks 0, 2, 4 and 6."""
     return f"{group.name}:{group.first_rank}+{group.num_ranks}x{group.stride}"
 
 
@@ -64,14 +64,13 @@ def hang_evidence(
 
 
 def _is_at_storage(progress: Progress) -> bool:
-    """Whether a rank in a checkpoint has said a moment ago that it lives: it does so while it waits for storage."""
-    return progress.phase is Phase.CHECKPOINT and time.monotonic_ns() - progress.phase_since_ns < _LIVES_NS
+    """Whether a rank in a checkpoint gave a sign of life a moment ago: it does so while it waits for storage."""
+    return progress.phase is Phase.CHECKPOINT and time.monotonic_ns() - progress.phase_since_ns < _RECENT_NS
 
 
 def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvidence, dict[str, tuple[int, ...]]]:
     progress, table = reader.progress(), reader.groups()
     groups = [group for group in table.values() if group.stride]
-    awaited = table.get(progress.awaited_group)
     newest = reader.records_since(max(0, reader.cursor() - _LOOK_BACK))
     tail = [record for record in newest if record.is_span]
     newest_ns = max(
@@ -80,21 +79,20 @@ def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvi
         progress.completed_ns or 0,
         *(record.start_ns + (record.duration_ns or 0) for record in tail),
     )
-    open_spans = [record for record in tail if record.is_in_flight]
-    # what only the accelerator has to do is no place where the host can hang
-    held = [record for record in open_spans if not record.flags & RecordFlag.HOST_DONE] or open_spans
-    in_flight = held[-1].operation if held else ""
+    standing = standing_of(tail, progress, table)
+    awaited = table.get(standing.awaited_group or 0)
     evidence = RankEvidence(
         rank=rank,
-        positions={group_name(group): RankPosition(group.entered, group.left) for group in groups},
+        positions={group_name(group): RankPosition(standing.entered[group.number], group.left) for group in groups},
         process_state=process_state(pid),
         step=-1 if progress.current_step is None else progress.current_step,
         phase=progress.phase.name.lower().replace("_", "-"),
         newest_unix_s=reader.clock.unix_of(newest_ns) / _NS,
-        in_flight=in_flight,
+        in_flight=standing.in_flight,
         awaited_group=group_name(awaited) if awaited is not None and awaited.stride else "",
-        awaited=progress.awaited_place,
-        is_busy=is_own_work(in_flight),
+        awaited=standing.awaited,
+        is_busy=standing.is_busy,
+        is_on_device=standing.is_on_device,
         is_at_storage=_is_at_storage(progress),
     )
     return evidence, {group_name(group): (group.first_rank, group.num_ranks, group.stride) for group in groups}

@@ -1,7 +1,7 @@
-"""The executor: ties lease, orders, workers, their watch and this host's driver together, from start to end.
+"""The executor: connects lease, orders, workers, their watch and this host's driver, from start to end.
 
-`run_executor` returns the exit code that the job ended with. Whatever happens, it leaves no worker, no fork server and
-no black box of a round that is over. The agent runs in the calling thread, everything else in threads of its own.
+`run_executor` returns the exit code that the job ended with. In every case it leaves no worker, no standby server and
+no black box of a round that is over. The agent runs in the calling thread, everything else in separate threads.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from megatrain.coordination.lease_keeper import LeaseKeeper
 from megatrain.coordination.wire import KeyRange
 from megatrain.programs.stop_signals import StopSignals
 from megatrain_launcher.agent import AgentSettings, RoundAgent
-from megatrain_launcher.executor.caretaker import Caretaker, CaretakerParts
-from megatrain_launcher.executor.check_desk import CheckDesk, DeskParts, HealthChecks
+from megatrain_launcher.executor.check_queue import CheckQueue, CheckQueueParts, HealthChecks
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
 from megatrain_launcher.executor.driver_thread import DriverThread, RunDriver, driver_of
-from megatrain_launcher.executor.hearing import Hearing, unfit_after_s
+from megatrain_launcher.executor.executor_control import ExecutorControl, ExecutorControlParts
 from megatrain_launcher.executor.host_checks import HostChecks
 from megatrain_launcher.executor.host_program import start_host_programs
-from megatrain_launcher.executor.host_state import HostState
+from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.job_programs import ProgramSettings
 from megatrain_launcher.executor.job_record import claim_job, leaving_error, record_of
 from megatrain_launcher.executor.launch_mark import leave_mark
 from megatrain_launcher.executor.liveness import LivenessPort
-from megatrain_launcher.executor.lost_launch import look_back
+from megatrain_launcher.executor.lost_launch import find_lost_launch
 from megatrain_launcher.executor.membership import LeaseTimes, Membership
-from megatrain_launcher.executor.orders import OrderBook
-from megatrain_launcher.executor.program_keeper import ProgramKeeper, start_keeper
+from megatrain_launcher.executor.order_delivery import OrderDelivery, orders_lost_after_s, unfit_after_s
+from megatrain_launcher.executor.order_state import OrderState
+from megatrain_launcher.executor.program_runner import ProgramRunner, start_program_runner
 from megatrain_launcher.executor.round_follower import FollowerParts, RoundFollower
 from megatrain_launcher.executor.settings import ExecutorSettings, new_session
 from megatrain_launcher.executor.status_writer import StatusWriter
 from megatrain_launcher.executor.storage_watch import StorageWatch
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
-from megatrain_launcher.standby.server import StandbyServer
+from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.store import open_store
 from megatrain_launcher.worker_environment import server_environment
 from megatrain_launcher.worker_logs import WorkerLogs
 
 _logger = logging.getLogger(__name__)
 _LEAVING_S = 5.0
-"""Beyond their lease's life: so long the hosts of a launch that has ended are waited for."""
+"""How long, beyond their lease's life, the hosts of an ended launch are waited for."""
 _CHECKS_RUN = "its health checks are running"
 
 MakeChecks = Callable[[ExecutorSettings, EtcdClient, JobKeys], HealthChecks]
@@ -69,7 +69,7 @@ MakeDriver = Callable[[ExecutorSettings, EtcdClient, JobKeys, Callable[[], Lease
 
 @dataclass(frozen=True, slots=True)
 class ExecutorParts:
-    """What an executor uses and does not know."""
+    """The parts of an executor that tests replace: its health checks and its driver."""
 
     make_checks: MakeChecks = HostChecks
     make_driver: MakeDriver = driver_of
@@ -88,19 +88,19 @@ def run_executor(settings: ExecutorSettings, parts: ExecutorParts | None = None)
         try:
             settings.run_directory.create()
             patience_s = recovery.lease_ttl_s + _LEAVING_S
-            record = claim_job(client, keys, record_of(settings), patience_s, partial(_look_back, settings))
+            record = claim_job(client, keys, record_of(settings), patience_s, partial(_find_lost_launch, settings))
             if record.first_host == settings.host:
                 leave_mark(settings.run_directory, record)
             local = _open_local(settings, closing)
-            place = _take_place(settings, client, record, local, closing)
-            return _take_part(settings, parts or ExecutorParts(), client, place, signals)
+            joined = _join_job(settings, client, record, local, closing)
+            return _run_parts(settings, parts or ExecutorParts(), client, joined, signals)
         except CoordinationError as error:
             raise leaving_error(settings.host, error) from error
 
 
 @dataclass(slots=True)
 class _Wakers:
-    """What to wake when something changed; filled in when the parts that wake each other are made."""
+    """What to wake after a change; filled in when the parts that wake each other are made."""
 
     all: list[Callable[[], None]] = field(default_factory=list)
 
@@ -111,39 +111,39 @@ class _Wakers:
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """What this host has before the job knows of it."""
+    """What this host has before it joins the job."""
 
     wakers: _Wakers
-    state: HostState
+    state: HostStatusBuilder
     crash: CrashEvidence
     store: Store
     store_port: int
     environment: Mapping[str, str]
-    standby: StandbyServer
+    standby: StandbyClient
     logs: WorkerLogs
     liveness: LivenessPort
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _JoinedHost:
     """This host's place in the job."""
 
     local: _Local
     keys: JobKeys
     record: JobRecord
     membership: Membership
-    orders: OrderBook
+    orders: OrderState
     seen_command: int
 
 
-def _look_back(settings: ExecutorSettings, record: JobRecord) -> LostLaunch:
+def _find_lost_launch(settings: ExecutorSettings, record: JobRecord) -> LostLaunch:
     boxes = settings.config.telemetry.black_box_directory
-    return look_back(record, settings.run_directory, Path(boxes) if boxes else None, settings.host)
+    return find_lost_launch(record, settings.run_directory, Path(boxes) if boxes else None, settings.host)
 
 
 def _open_local(settings: ExecutorSettings, closing: ExitStack) -> _Local:
     wakers = _Wakers()
-    state = HostState(settings.host, wakers.wake)
+    state = HostStatusBuilder(settings.host, wakers.wake)
     # what is entered first is closed last
     places = _box_places(settings)
     places.make()
@@ -153,7 +153,7 @@ def _open_local(settings: ExecutorSettings, closing: ExitStack) -> _Local:
     crash.sweep()
     store, store_port = open_store(settings.address)
     environment = server_environment(settings.environment, settings.num_workers)
-    standby = closing.enter_context(StandbyServer(preload=tuple(settings.preload), environment=environment))
+    standby = closing.enter_context(StandbyClient(preload=tuple(settings.preload), environment=environment))
     logs = WorkerLogs(settings.logs / safe_name(settings.host), tee=settings.tee, on_alarm=state.set_alarm)
     closing.enter_context(logs)
     liveness = LivenessPort(new_session(), settings.address)
@@ -161,53 +161,56 @@ def _open_local(settings: ExecutorSettings, closing: ExitStack) -> _Local:
     return _Local(wakers, state, crash, store, store_port, environment, standby, logs, liveness)
 
 
-def _take_place(
+def _join_job(
     settings: ExecutorSettings, client: EtcdClient, record: JobRecord, local: _Local, closing: ExitStack
-) -> _Place:
+) -> _JoinedHost:
     recovery, session, keys = settings.config.recovery, local.liveness.session, JobKeys(record.job)
     times = LeaseTimes(recovery.lease_ttl_s, recovery.lease_renew_s)
     membership = Membership(client, keys, times, local.wakers.wake)
     seen_command = _newest_command(client, keys)
     membership.register(_host_record(settings, local))
     closing.callback(membership.close)
-    orders = OrderBook(keys, settings.host, session, local.wakers.wake)
+    orders = OrderState(
+        keys, settings.host, session, local.wakers.wake,
+        max_unconfirmed_s=orders_lost_after_s(recovery.lease_ttl_s),
+    )  # fmt: skip
     closing.callback(orders.close)
-    return _Place(local, keys, record, membership, orders, seen_command)
+    return _JoinedHost(local, keys, record, membership, orders, seen_command)
 
 
-def _take_part(
-    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, place: _Place, signals: StopSignals
+def _run_parts(
+    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, joined: _JoinedHost, signals: StopSignals
 ) -> int:
     """Start the threads, run the agent until the job is over, end the threads."""
-    local, orders, membership = place.local, place.orders, place.membership
+    local, orders, membership = joined.local, joined.orders, joined.membership
     leading = threading.Event()
     with ExitStack() as closing:
-        keeper = _start_keeper(settings, client, place, leading)
-        if keeper is not None:
-            closing.callback(keeper.close)  # after the streamer, whose last words go to the daemon
+        runner = _start_programs(settings, client, joined, leading)
+        if runner is not None:
+            closing.callback(runner.close)  # after the streamer, whose last messages go to the daemon
         programs = start_host_programs(settings)
         for program in programs:
             closing.callback(program.close)
         storage = StorageWatch(settings.config, settings.run_directory, settings.host, local.wakers.wake)
         closing.callback(storage.close)
-        driver = _start_driver(settings, parts, client, place, leading)
+        driver = _start_driver(settings, parts, client, joined, leading)
         if driver is not None:
             closing.callback(driver.close)
 
         def status() -> HostStatus:
             view = orders.view()
             troubles = (orders.trouble, membership.trouble, local.standby.trouble, local.logs.trouble)
-            more = (local.crash.places.trouble, *(one.trouble for one in (driver, keeper) if one is not None))
+            more = (local.crash.places.trouble, *(one.trouble for one in (driver, runner) if one is not None))
             trouble = "; ".join(one for one in (*troubles, *more) if one)
-            told = local.state.status(membership.session, view, trouble)
-            is_streamed = any(program.is_kept for program in programs)
-            return replace(told, is_streamed=is_streamed, saves=storage.view.saves, disks=storage.view.disks)
+            host_status = local.state.status(membership.session, view, trouble)
+            is_streamed = any(program.is_supervised for program in programs)
+            return replace(host_status, is_streamed=is_streamed, saves=storage.view.saves, disks=storage.view.disks)
 
-        writer = StatusWriter(client, place.keys, membership, status, settings.config.recovery.status_interval_s)
+        writer = StatusWriter(client, joined.keys, membership, status, settings.config.recovery.status_interval_s)
         closing.callback(writer.close)
-        desk = _start_desk(settings, parts, client, place, writer)
-        closing.callback(desk.close)
-        follower = _start_follower(settings, place, writer, desk)
+        check_queue = _start_check_queue(settings, parts, client, joined, writer)
+        closing.callback(check_queue.close)
+        follower = _start_follower(settings, joined, writer, check_queue)
         closing.callback(follower.close)
         events = EventParts(settings.host, local.state, local.crash.places, local.crash, lambda: membership.session)
         rounds = RoundAgent(
@@ -218,28 +221,30 @@ def _take_part(
             local.logs,
             local.store,
         )
-        caretaker = Caretaker(
-            CaretakerParts(
+        control = ExecutorControl(
+            ExecutorControlParts(
                 client=client,
-                keys=place.keys,
+                keys=joined.keys,
                 host=settings.host,
                 orders=orders,
                 membership=membership,
                 liveness=local.liveness,
                 state=local.state,
-                hearing=Hearing(unfit_after_s(settings.config.recovery.lease_ttl_s)),
+                delivery=OrderDelivery(unfit_after_s(settings.config.recovery.lease_ttl_s)),
                 on_stop=rounds.wake,
             )
         )
-        closing.callback(caretaker.close)
-        local.wakers.all += [writer.wake, rounds.wake, follower.wake, caretaker.wake]
-        signals.tell(lambda name: caretaker.stop(f"it got {name}"), lambda name: caretaker.kill(f"it got {name} again"))
+        closing.callback(control.close)
+        local.wakers.all += [writer.wake, rounds.wake, follower.wake, control.wake]
+        signals.set_callbacks(
+            lambda name: control.stop(f"it got {name}"), lambda name: control.kill(f"it got {name} again")
+        )
         orders.follow(client)
         rounds.run()
-        return _exit_code(orders, caretaker, membership)
+        return _exit_code(orders, control, membership)
 
 
-def _exit_code(orders: OrderBook, caretaker: Caretaker, membership: Membership) -> int:
+def _exit_code(orders: OrderState, control: ExecutorControl, membership: Membership) -> int:
     """Return the exit code of an executor whose agent has returned. Raises: CoordinationError when it was replaced."""
     end = orders.view().end
     if end is not None:
@@ -247,58 +252,62 @@ def _exit_code(orders: OrderBook, caretaker: Caretaker, membership: Membership) 
         return end.exit_code
     if membership.replaced:
         raise CoordinationError(membership.replaced)
-    if caretaker.was_killed or not caretaker.stop_reason:
+    if control.was_killed or not control.stop_reason:
         return ExitCode.FAILURE
     return ExitCode.SAVED_AND_STOPPED
 
 
 def _start_driver(
-    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, place: _Place, leading: threading.Event
+    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, joined: _JoinedHost, leading: threading.Event
 ) -> DriverThread | None:
     if not settings.is_driver_candidate:
         return None
-    return DriverThread(parts.make_driver(settings, client, place.keys, lambda: place.membership.keeper, leading))
+    return DriverThread(parts.make_driver(settings, client, joined.keys, lambda: joined.membership.keeper, leading))
 
 
-def _start_keeper(
-    settings: ExecutorSettings, client: EtcdClient, place: _Place, leading: threading.Event
-) -> ProgramKeeper | None:
+def _start_programs(
+    settings: ExecutorSettings, client: EtcdClient, joined: _JoinedHost, leading: threading.Event
+) -> ProgramRunner | None:
     if not settings.is_daemon_candidate:
         return None
     run = settings.run_directory.root.absolute()
     programs = ProgramSettings(settings.config, run, settings.etcd, settings.environment)
-    return start_keeper(programs, settings.host, client, place.record, leading)
+    return start_program_runner(programs, settings.host, client, joined.record, leading)
 
 
-def _start_desk(
-    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, place: _Place, writer: StatusWriter
-) -> CheckDesk:
-    state = place.local.state
-    checks = parts.make_checks(settings, client, place.keys)
-    desk = CheckDesk(DeskParts(checks, place.membership, writer.add_report, lambda: state.running() is not None))
+def _start_check_queue(
+    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, joined: _JoinedHost, writer: StatusWriter
+) -> CheckQueue:
+    state = joined.local.state
+    checks = parts.make_checks(settings, client, joined.keys)
+    check_queue = CheckQueue(
+        CheckQueueParts(checks, joined.membership, writer.add_report, lambda: state.running() is not None)
+    )
     if settings.config.recovery.has_health_checks:
-        desk.check_before_joining()
-    return desk
+        check_queue.check_before_joining()
+    return check_queue
 
 
-def _start_follower(settings: ExecutorSettings, place: _Place, writer: StatusWriter, desk: CheckDesk) -> RoundFollower:
+def _start_follower(
+    settings: ExecutorSettings, joined: _JoinedHost, writer: StatusWriter, check_queue: CheckQueue
+) -> RoundFollower:
     parts = FollowerParts(
         host=settings.host,
-        state=place.local.state,
-        orders=place.orders,
-        membership=place.membership,
-        places=place.local.crash.places,
+        state=joined.local.state,
+        orders=joined.orders,
+        membership=joined.membership,
+        places=joined.local.crash.places,
         patience=settings.config.patience,
         fence_rule=settings.config.fence_rule,
         recording=DiagSettings(sample_period=settings.config.diagnostics.sample_period),
-        publish=partial(_publish, writer, place.local.crash),
-        check=desk.obey,
+        publish=partial(_publish, writer, joined.local.crash),
+        check=check_queue.obey,
     )
-    return RoundFollower(parts, place.seen_command)
+    return RoundFollower(parts, joined.seen_command)
 
 
 def _publish(writer: StatusWriter, crash: CrashEvidence, evidence: HangEvidence) -> None:
-    """Tell the driver where the ranks stand, and keep the same in the run directory."""
+    """Report to the driver where the ranks stand, and keep the same in the run directory."""
     writer.add_evidence(evidence)
     crash.keep_positions(evidence)
 
@@ -342,7 +351,7 @@ def _box_places(settings: ExecutorSettings) -> BoxPlaces:
 
 
 def _newest_command(client: EtcdClient, keys: JobKeys) -> int:
-    """Return the number of the newest command that was given before this executor came."""
+    """Return the number of the newest command from before this executor started."""
     items = client.read_all(KeyRange.prefix(keys.directory("commands")), has_values=False).items
     names = [keys.parts(item.key.decode(errors="replace"))[-1] for item in items]
     return max((key_number(name) or 0 for name in names), default=0)

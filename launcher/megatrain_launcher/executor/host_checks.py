@@ -1,4 +1,4 @@
-"""The health checks as an executor asks for them: of its own host, and together with a partner."""
+"""The health checks that an executor requests: of its own host, and together with a partner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatrain_launcher.health.pair_test import NAME, pair_task, run_pair
 
 @dataclass(frozen=True, slots=True)
 class HostChecks:
-    """Implements `check_desk.HealthChecks`."""
+    """Implements `check_queue.HealthChecks`."""
 
     settings: ExecutorSettings
     client: EtcdClient

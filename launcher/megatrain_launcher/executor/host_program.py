@@ -1,8 +1,8 @@
-"""Programs beside a host's workers, where a distribution that has one is installed: the streamer of the diagnosis.
+"""Programs that run beside a host's workers, if an installed distribution has one: the streamer of the diagnosis.
 
-Such a distribution declares an entry point in the group `megatrain.host_program`: a function of the keywords that
-`_words` gives it, which returns the words of a command, none where there is nothing to run. Training does not need the
-program: the log names one that cannot be started, or ends, and it is started again after a while.
+Such a distribution declares an entry point in the group `megatrain.host_program`: a function with the keywords that
+`_command` passes, which returns a command with its arguments, empty if there is nothing to run. Training does not need
+the program: if it cannot be started, or ends, the log reports this and it is started again after a while.
 """
 
 from __future__ import annotations
@@ -12,69 +12,69 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from megatrain.commands.etcd_flags import etcd_environment, etcd_words
+from megatrain.commands.etcd_flags import etcd_arguments, etcd_environment
 from megatrain.contracts.run_directory import safe_name
-from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain.programs.child_process import ChildProcess
-from megatrain.programs.kept_program import keep_running
+from megatrain.programs.supervisor import supervise
 from megatrain_launcher.executor.settings import ExecutorSettings
 
 ENTRY_POINT_GROUP = "megatrain.host_program"
 _logger = logging.getLogger(__name__)
 _STOP_S = 5.0
-"""So long a program that was asked to end may take to bring away what it has."""
+"""How long a program that was asked to end may take to send its remaining data."""
 
 
 class HostProgram:
-    """Keeps one program running until `close`."""
+    """Supervises one program until `close`."""
 
     def __init__(self, entry_point: importlib.metadata.EntryPoint, settings: ExecutorSettings) -> None:
         self._entry_point = entry_point
         self._settings = settings
         self._logs = settings.logs / safe_name(settings.host)
         self._closed = threading.Event()
-        self.is_kept = False
-        """Whether there is a program to run, and it is kept running."""
-        # the kernel ends the child when this thread does
-        self._thread = LastingThread(f"host program {entry_point.name}", self._run, self._closed)
+        self.is_supervised = False
+        """Whether there is a program to run; it is started again whenever it ends."""
+        # the parent-death guard ends the child when this thread ends
+        self._thread = RestartingThread(f"host program {entry_point.name}", self._run, self._closed)
 
     def close(self) -> None:
-        """Ask the program to end, and wait for it; it is killed when it takes too long."""
+        """Ask the program to end, and wait for it; kill it if it takes too long."""
         self._closed.set()
         self._thread.join()
 
     def _run(self) -> None:
         name = self._entry_point.name
         try:
-            words = self._words()
+            command = self._command()
         except Exception as error:  # noqa: BLE001 -- another distribution's code may fail in any way
             _logger.warning("%s cannot be started: %s: %s", name, type(error).__name__, error)
             return
-        self.is_kept = bool(words)
-        if words:
-            keep_running(name, lambda: self._start(words), self._closed, _logger.warning)
+        self.is_supervised = bool(command)
+        if command:
+            supervise(name, lambda: self._start(command), self._closed, _logger.warning)
 
-    def _start(self, words: Sequence[str]) -> ChildProcess:
+    def _start(self, command: Sequence[str]) -> ChildProcess:
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{safe_name(self._entry_point.name)}.log"
-        return ChildProcess(words, log=log, environment=self._environment(), stop_s=_STOP_S)
+        return ChildProcess(command, log=log, environment=self._environment(), stop_s=_STOP_S)
 
-    def _words(self) -> list[str]:
+    def _command(self) -> list[str]:
         settings = self._settings
-        words = self._entry_point.load()(
+        command = self._entry_point.load()(
             config=settings.config,
             run=settings.run_directory.root,
             host=settings.host,
             logs=self._logs,
-            etcd=etcd_words(settings.etcd),
+            etcd=etcd_arguments(settings.etcd),
         )
-        return [str(word) for word in words]
+        return [str(part) for part in command]
 
     def _environment(self) -> dict[str, str]:
-        # one thread for numerical libraries: all cores are the workers'
+        # one thread for numerical libraries: all cores belong to the workers
         return {**self._settings.environment, "OMP_NUM_THREADS": "1", **etcd_environment(self._settings.etcd)}
 
 
 def start_host_programs(settings: ExecutorSettings) -> list[HostProgram]:
-    """Start every installed program of hosts."""
+    """Start every installed host program."""
     return [HostProgram(one, settings) for one in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)]

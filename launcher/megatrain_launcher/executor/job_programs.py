@@ -1,9 +1,9 @@
-"""The programs of a job, where a distribution that has some is installed: the diagnostics daemon and the web page.
+"""The programs of a job, if an installed distribution has some: the diagnostics daemon and the web page.
 
-Such a distribution declares an entry point in the group `megatrain.job_programs`: a function of the keywords `config`,
-`run` and `etcd` (flags that lead there) which returns commands by name. One host of a job runs them. Training does not
-need them: one that cannot be started, or ends, is reported and started again after a while. Each is kept by itself, so
-that the end of one is nothing to the others.
+Such a distribution declares an entry point in the group `megatrain.job_programs`: a function with the keywords
+`config`, `run` and `etcd` (flags for reaching it) which returns commands by name. One host of a job runs them. Training
+does not need them: a program that cannot be started, or ends, is reported and started again after a while. Each has its
+own thread, so that the end of one does not affect the others.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.commands.etcd_flags import etcd_environment, etcd_words
+from megatrain.commands.etcd_flags import etcd_arguments, etcd_environment
 from megatrain.config.config import Config
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.programs.child_process import ChildProcess
-from megatrain.programs.kept_program import keep_running
+from megatrain.programs.supervisor import supervise
 
 ENTRY_POINT_GROUP = "megatrain.job_programs"
 
@@ -35,13 +35,13 @@ class ProgramSettings:
 
 
 @contextmanager
-def running_programs(settings: ProgramSettings, tell: Callable[[str], None]) -> Iterator[None]:
-    """Have every installed program of the job run during the block. `tell` is called from threads of their own."""
+def running_programs(settings: ProgramSettings, report: Callable[[str], None]) -> Iterator[None]:
+    """Run every installed program of the job during the block. `report` is called from separate threads."""
     is_over = threading.Event()
-    # each in a thread of its own, with which the kernel ends it
+    # one thread per program; the parent-death guard ends the program when its thread ends
     threads = [
-        threading.Thread(target=_keep, args=(name, words, settings, is_over, tell), name=name)
-        for name, words in _commands(settings, tell).items()
+        threading.Thread(target=_supervise, args=(name, command, settings, is_over, report), name=name)
+        for name, command in _commands(settings, report).items()
     ]
     try:
         for thread in threads:
@@ -54,30 +54,30 @@ def running_programs(settings: ProgramSettings, tell: Callable[[str], None]) -> 
                 thread.join()
 
 
-def _commands(settings: ProgramSettings, tell: Callable[[str], None]) -> dict[str, list[str]]:
+def _commands(settings: ProgramSettings, report: Callable[[str], None]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         try:
-            commands = entry_point.load()(config=settings.config, run=settings.run, etcd=etcd_words(settings.etcd))
-            found |= {str(name): [str(word) for word in words] for name, words in commands.items()}
+            commands = entry_point.load()(config=settings.config, run=settings.run, etcd=etcd_arguments(settings.etcd))
+            found |= {str(name): [str(part) for part in command] for name, command in commands.items()}
         except Exception as error:  # noqa: BLE001 -- another distribution's code may fail in any way
-            tell(f"{entry_point.name} cannot be started: {type(error).__name__}: {error}; the job runs without it")
+            report(f"{entry_point.name} cannot be started: {type(error).__name__}: {error}; the job runs without it")
     return found
 
 
-def _keep(
+def _supervise(
     name: str,
-    words: Sequence[str],
+    command: Sequence[str],
     settings: ProgramSettings,
     is_over: threading.Event,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
-    """Keep one program running until all is over."""
+    """Supervise one program until the job is over."""
     log = settings.run / "logs" / f"{name}.log"
     environment = {**settings.environment, **etcd_environment(settings.etcd)}
 
     def start() -> ChildProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
-        return ChildProcess(words, log=log, environment=environment)
+        return ChildProcess(command, log=log, environment=environment)
 
-    keep_running(name, start, is_over, lambda text: tell(f"{text}; see {log}"))
+    supervise(name, start, is_over, lambda text: report(f"{text}; see {log}"))

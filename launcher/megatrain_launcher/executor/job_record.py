@@ -1,8 +1,8 @@
-"""Whose job this name is: the first host writes the job's record, the others must fit it.
+"""Claims a job's name: the first host writes the job's record, and the settings of the others must match it.
 
-A name is free when no job has it, or when its job has ended (or was abandoned) and none of its hosts is registered any
-more. Then the new launch replaces the record and takes the old end away, in one transaction. Rounds stay: their numbers
-go on, so that nothing left by an old round can be confused with a new one's.
+A name is free if no job has it, or if its job has ended (or was abandoned) and none of its hosts is registered any
+more. Then the new launch replaces the record and deletes the old end, in one transaction. Rounds stay: their numbers
+continue, so that nothing left by an old round can be confused with a new round's.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from megatrain_launcher.executor.settings import ExecutorSettings
 _logger = logging.getLogger(__name__)
 _MAX_SHOWN_KEYS = 8
 _MAX_HOSTS_READ = 64
-"""Whether there are hosts, and some of their names, is all that is needed: a thousand may ask at once."""
+"""A few suffice to decide, and to name some in an error; a thousand hosts may read at once."""
 _MAX_ASKED = 4
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _ABANDONED_S = 2.0
-"""So long after its record was seen without hosts, a job that has not ended counts as abandoned."""
+"""How long a job without an end may have a record and no hosts before it counts as abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What etcd says of a job's name at one moment."""
+    """What etcd contains about a job's name at one moment."""
 
     record: JobRecord | None
     record_revision: int
@@ -48,7 +48,7 @@ class JobView:
 
 
 def record_of(settings: ExecutorSettings) -> JobRecord:
-    """Return the record that this host would write as the first one."""
+    """Return the record that this host would write as the first host."""
     config = settings.config
     return JobRecord(
         job=config.job.name,
@@ -64,8 +64,8 @@ def record_of(settings: ExecutorSettings) -> JobRecord:
     )
 
 
-LookBack = Callable[[JobRecord], LostLaunch]
-"""Says what is known of a launch that ended without an end."""
+FindLostLaunch = Callable[[JobRecord], LostLaunch]
+"""Returns what is known of a launch that ended without an end record."""
 
 
 def _as_recorded(record: JobRecord) -> LostLaunch:
@@ -73,53 +73,59 @@ def _as_recorded(record: JobRecord) -> LostLaunch:
 
 
 def claim_job(
-    client: EtcdClient, keys: JobKeys, mine: JobRecord, patience_s: float, look_back: LookBack = _as_recorded
+    client: EtcdClient,
+    keys: JobKeys,
+    mine: JobRecord,
+    patience_s: float,
+    find_lost_launch: FindLostLaunch = _as_recorded,
 ) -> JobRecord:
-    """Make sure that the name is this launch's, and return the job's record.
+    """Claim the name for this launch, and return the job's record.
 
     `patience_s`: how long to wait for hosts of a launch that has ended, or whose hosts do not answer. The caller
     registers its host at once: a record without hosts counts as abandoned after a moment.
-    Raises: ConfigError naming host and key when the job is another one; CoordinationError.
+    Raises: ConfigError naming host and key when the record is of another job; CoordinationError.
     """
     began = time.monotonic()
     while True:
         view = read_job(client, keys)
         waited_s = time.monotonic() - began
         if view.record is None or (view.end is not None and not view.hosts):
-            _write(client, keys, view, mine, look_back)  # what stands then is read, whoever wrote it
+            _write(
+                client, keys, view, mine, find_lost_launch
+            )  # the next read shows the record, whichever host wrote it
         elif view.end is not None and mine.launch_id and view.record.launch_id == mine.launch_id:
             return view.record  # too late: this host leaves with the others
         elif (
             view.end is None
             and _is_same_launch(view.record, mine)
-            and not (waited_s <= patience_s and _has_nobody_left(view, mine))
+            and not (waited_s <= patience_s and _has_no_live_host(view, mine))
         ):
             problems = _differences(view.record, mine)
             if not problems:
                 return view.record
             if view.hosts or waited_s > _ABANDONED_S:
                 raise ConfigError(problems)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         elif view.hosts and (waited_s > patience_s or (view.end is None and _is_any_alive(view.hosts))):
             raise ConfigError([_another_launch(view.record, view, mine)])
         elif view.end is None and not view.hosts and waited_s > _ABANDONED_S:
-            _write(client, keys, view, mine, look_back)
+            _write(client, keys, view, mine, find_lost_launch)
         else:
-            # hosts of a launch that has ended are leaving, the leases of one that was killed run out, or the first
-            # host of another one is about to come
-            time.sleep(_LOOK_S)
+            # hosts of an ended launch are leaving, the leases of a killed launch are running out, or the first host of
+            # another launch is about to register
+            time.sleep(_POLL_S)
 
 
 def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
-    """Return what etcd says of the job now, as of one revision, with no more hosts than somebody could look at.
+    """Return what etcd contains about the job now, at one revision, with at most _MAX_HOSTS_READ hosts.
 
-    Raises: CoordinationError; also when a record cannot be read, unless it is a host's that no lease keeps.
+    Raises: CoordinationError; also when a record cannot be read, except a host record without a lease.
     """
     hosts_range = Range(KeyRange.prefix(keys.directory("hosts")), limit=_MAX_HOSTS_READ, is_newest_first=True)
     newest_round = Range(KeyRange.prefix(keys.directory("rounds")), limit=1, is_newest_first=True, has_values=False)
     ranges = [Range(KeyRange.key(keys.record)), Range(KeyRange.key(keys.end)), hosts_range, newest_round]
-    answer = client.txn([], ranges, is_repeatable=True)
-    records, ends, hosts, rounds = (answer.range_answer(number).items for number in range(len(ranges)))
+    response = client.txn([], ranges, is_repeatable=True)
+    records, ends, hosts, rounds = (response.range_response(number).items for number in range(len(ranges)))
     record, end = (_only(items) for items in (records, ends))
     return JobView(
         record=None if record is None else decode(JobRecord, record.value, keys.record),
@@ -132,14 +138,14 @@ def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
 
 
 def _host_of(item: KeyValue) -> HostRecord | None:
-    """Return a registered host; None for what somebody left there: an executor's own key has a lease."""
+    """Return a registered host; None for a key without a lease that cannot be read: an executor's own key has one."""
     key = item.key.decode(errors="replace")
     try:
         return decode(HostRecord, item.value, key)
     except CoordinationError as error:
         if item.lease_id:
             raise
-        _logger.warning("no host, and skipped: %s", error)
+        _logger.warning("a record is not a host's, and is skipped: %s", error)
         return None
 
 
@@ -148,20 +154,21 @@ def _only(items: tuple[KeyValue, ...]) -> KeyValue | None:
 
 
 def _is_any_alive(hosts: Iterable[HostRecord]) -> bool:
-    """Ask a few of the registered hosts; one that lives is enough to know that their launch runs."""
+    """Probe a few of the registered hosts; one live host proves that their launch runs."""
     few = itertools.islice(hosts, _MAX_ASKED)
     return any(ask(one.address, one.liveness_port, one.session)[0] is Vitality.ALIVE for one in few)
 
 
 def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:
-    """Say whether this host may belong to the launch that wrote the record."""
+    """Return whether this host may belong to the launch that wrote the record."""
     return not mine.launch_id or record.launch_id == mine.launch_id
 
 
-def _has_nobody_left(view: JobView, mine: JobRecord) -> bool:
-    """Say whether all hosts of a launch that ran are gone or dead: then a host without a launch id begins another one.
+def _has_no_live_host(view: JobView, mine: JobRecord) -> bool:
+    """Return whether all hosts of an earlier launch are gone or dead: then a host without a launch id begins another
+    launch.
 
-    It would count as one of theirs, and the loss of the launch before would not be reported.
+    Otherwise it would count as one of theirs, and the loss of the earlier launch would not be reported.
     """
     if mine.launch_id or not view.has_begun:
         return False
@@ -169,11 +176,13 @@ def _has_nobody_left(view: JobView, mine: JobRecord) -> bool:
     return all(ask(one.address, one.liveness_port, one.session)[0] is Vitality.DEAD for one in asked)
 
 
-def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, look_back: LookBack) -> None:
-    """Replace the record that was read, unless another host was faster; it names an earlier launch without an end."""
+def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, find_lost_launch: FindLostLaunch) -> None:
+    """Replace the record that was read, unless another host was faster; the new one names an earlier launch without an
+    end.
+    """
     own = mine if mine.launch_id else replace(mine, launch_id=secrets.token_hex(8))
     if view.record is not None and view.end is None and view.has_begun:
-        own = replace(own, lost_launch=look_back(view.record))
+        own = replace(own, lost_launch=find_lost_launch(view.record))
     conditions = [
         Compare.mod_revision(keys.record, view.record_revision),
         Compare.mod_revision(keys.end, view.end_revision),
@@ -184,7 +193,7 @@ def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, lo
 
 
 def _differences(record: JobRecord, mine: JobRecord) -> list[str]:
-    """Return in what this host was started for another job than the first one."""
+    """Return how this host's job differs from the first host's."""
     first, here = record.first_host, mine.first_host
     problems = [
         f"{key}: {here} has {_shown(mine.config, key)}, but {first}, the first host of job {record.job!r}, has "
@@ -200,13 +209,13 @@ def _differences(record: JobRecord, mine: JobRecord) -> list[str]:
             problems.append(f"{flag}: {here} was started with {name}={found}, {first} with {expected}")
     if not problems and record.run_directory and mine.run_directory != record.run_directory:
         problems.append(
-            f"job.run_directory: {here} writes to {mine.run_directory}, {first} to {record.run_directory}: it begins "
-            "where each was started"
+            f"job.run_directory: {here} writes to {mine.run_directory}, {first} to {record.run_directory}: a relative "
+            "path begins where each host was started"
         )
     if not record.config and record.config_hash != mine.config_hash:
         problems.append(f"config: {here} has hash {mine.config_hash[:12]}, {first} has {record.config_hash[:12]}")
-    way_out = "start all hosts with one configuration, or give this job another job.name"
-    return [f"{problem}; {way_out}" for problem in problems]
+    hint = "start all hosts with one configuration, or give this job another job.name"
+    return [f"{problem}; {hint}" for problem in problems]
 
 
 def _shown(config: Mapping[str, str], key: str) -> str:
@@ -219,8 +228,8 @@ def _another_launch(record: JobRecord, view: JobView, mine: JobRecord) -> str:
     own = mine.launch_id or "none"
     return (
         f"job.name={mine.job!r}: {mine.first_host} cannot launch it: another launch of this name {state} (begun by "
-        f"{record.first_host}, launch id {record.launch_id}, ours is {own}; hosts {names}; key of its record: job); "
-        "stop it with `megatrain job stop`, or give this one another job.name"
+        f"{record.first_host}, launch id {record.launch_id}, this one's is {own}; hosts {names}; key of its record: "
+        "job); stop it with `megatrain job stop`, or give this one another job.name"
     )
 
 

@@ -1,7 +1,7 @@
-"""A port that shows whether this executor lives: each connection gets its session, and is closed.
+"""A port that shows whether this executor lives: each connection receives its session, and is closed.
 
-A refused connection, or another session, proves that the executor is gone, for who has reached that port before; for
-anybody else it may be a firewall that refuses, or an address that means another machine here. Silence proves nothing.
+A refused connection, or another session, proves that the executor is gone, but only to a process that has reached the
+port before; otherwise a firewall may have refused, or the address may mean another machine. Silence proves nothing.
 """
 
 from __future__ import annotations
@@ -50,47 +50,52 @@ class LivenessPort:
             except OSError:
                 if self._closed.wait(_AGAIN_S):
                     return
-                continue  # the caller has gone again, or this process has no descriptor left for the moment
+                continue  # the caller has disconnected, or this process is out of descriptors for the moment
             with connection, suppress(OSError):
                 connection.settimeout(_ANSWER_S)
                 connection.sendall(self.session.encode() + b"\n")
 
 
 def ask(address: str, port: int, session: str, *, timeout_s: float = _ANSWER_S) -> tuple[Vitality, str]:
-    """Return whether the executor of `session` lives behind a port, and how that is known, in a sentence."""
-    place = f"{address}:{port}"
+    """Return whether the executor of `session` lives behind a port, and the evidence as a sentence."""
+    endpoint = f"{address}:{port}"
     if not 0 < port <= _LAST_PORT:
-        return Vitality.UNKNOWN, f"{place} is no address"
+        return Vitality.UNKNOWN, f"{endpoint} is not an address"
     deadline = time.monotonic() + timeout_s
-    heard = b""
+    received = b""
     try:
         with socket.create_connection((address, port), timeout=timeout_s) as connection:
-            while len(heard) < _MAX_ANSWER_BYTES:
+            while len(received) < _MAX_ANSWER_BYTES:
                 connection.settimeout(max(deadline - time.monotonic(), 0.001))
                 part = connection.recv(_MAX_ANSWER_BYTES)
                 if not part:
                     break
-                heard += part
+                received += part
     except ConnectionRefusedError:
-        return Vitality.DEAD, f"{place} refuses connections: no executor is there"
-    except (OSError, ValueError) as error:  # an address may be no name at all
-        return Vitality.UNKNOWN, f"{place} does not answer ({error})"
-    found = heard.decode(errors="replace").strip()
+        return Vitality.DEAD, f"{endpoint} refuses connections: no executor is there"
+    except (OSError, ValueError) as error:  # an address may be an invalid name
+        return Vitality.UNKNOWN, f"{endpoint} does not answer ({error})"
+    found = received.decode(errors="replace").strip()
     if found == session:
-        return Vitality.ALIVE, f"{place} answers: its executor lives"
+        return Vitality.ALIVE, f"{endpoint} answers: its executor lives"
     if not found:
-        return Vitality.UNKNOWN, f"{place} took the connection and said nothing"
-    return Vitality.DEAD, f"{place} is another executor's by now"
+        return Vitality.UNKNOWN, f"{endpoint} accepted the connection but sent nothing"
+    return Vitality.DEAD, f"{endpoint} now belongs to another executor"
 
 
 class LivenessReader:
-    """Asks liveness ports of other machines. Believes that one is dead only after it was reached. For any thread."""
+    """Probes liveness ports of other machines.
+
+    Reports an executor dead only if it was reached before. For any thread.
+    """
 
     def __init__(self) -> None:
         self._reached: set[tuple[str, int]] = set()
 
     def ask(self, address: str, port: int, session: str) -> tuple[Vitality, str]:
-        """Do as the function `ask`, but without a proof of death from a port that never answered this process."""
+        """Do the same as the function `ask`, but without a proof of death from a port that never answered this
+        process.
+        """
         vitality, detail = ask(address, port, session)
         if vitality is Vitality.ALIVE:
             self._reached.add((address, port))

@@ -1,7 +1,7 @@
-"""What a launch left behind that ended without saying so: its last sign of life, how far it was, and why it ended.
+"""The traces of a launch that left no end record: its last sign of life, its progress, and why it ended.
 
-Black boxes outlive a launcher, to the last step, but not their machine; the run's metrics outlive both. What hosts
-told etcd is gone with their leases.
+Black boxes outlive a launcher and contain the last step, but do not outlive their machine; the run's metrics outlive
+both. What hosts wrote to etcd is gone with their leases.
 """
 
 from __future__ import annotations
@@ -19,39 +19,42 @@ from megatrain.contracts.bounded_files import open_below
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.rounds import JobRecord, LostLaunch
 from megatrain.contracts.run_directory import RunDirectory, own_box_paths, safe_name
-from megatrain.contracts.texts import time_text
+from megatrain.formatting.quantities import time_text
 
 MACHINE_RESTARTED, LAUNCHER_LOST = "machine-restarted", "launcher-lost"
 _METRICS = "metrics.jsonl"
 _TAIL_BYTES = 1 << 16
-_MOST_BOXES = 64
-"""One is enough to know when all ended; the slowest of a host's ranks says how far they were."""
+_MAX_BOXES = 64
+"""One box shows when all ended; the slowest of a host's ranks gives the progress."""
 _NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Something that a launch did, and what it says of the steps that were done."""
+    """A sign of life of a launch, and the number of completed steps that it reports."""
 
     unix_s: float
     what: str
     step: int | None = None
     host: str = ""
-    """Whose memory still holds it."""
+    """The machine whose memory still holds it."""
 
 
-def look_back(record: JobRecord, run: RunDirectory, boxes: Path | None, host: str) -> LostLaunch:
-    """Return what is known of the launch of a record. `boxes`: telemetry.black_box_directory; `host`: who looks."""
+def find_lost_launch(record: JobRecord, run: RunDirectory, boxes: Path | None, host: str) -> LostLaunch:
+    """Return what is known of the launch of a record.
+
+    `boxes`: telemetry.black_box_directory; `host`: the host that runs this.
+    """
     signs = [Sign(record.created_unix_s, f"it was launched by {record.first_host}"), *metric_signs(run)]
     signs += [] if boxes is None else box_signs(run, boxes, record.job)
     return lost_launch_of(record, signs, time.time(), _booted_unix_s(), host)
 
 
 def lost_launch_of(record: JobRecord, signs: list[Sign], now: float, booted: float | None, host: str) -> LostLaunch:
-    """Return what signs of life say. `booted`: when the machine of `host`, who looks, was started. Pure."""
+    """Return what the signs of life show. `booted`: when the machine of `host`, which runs this, was started. Pure."""
     own = [one for one in signs if record.created_unix_s <= one.unix_s <= now] or signs[:1]
     last = max(own, key=lambda one: one.unix_s)
-    # of the newest word on steps; several ranks of one moment say how far all were by the slowest
+    # from the newest sign with steps; of several ranks at one moment the slowest counts
     steps = [one for one in own if one.step is not None]
     newest = max((one.unix_s for one in steps), default=0.0)
     reached = min((one.step for one in steps if one.step is not None and one.unix_s > newest - 60.0), default=None)
@@ -59,14 +62,14 @@ def lost_launch_of(record: JobRecord, signs: list[Sign], now: float, booted: flo
     cause = ""
     if booted is not None and booted > last.unix_s:
         cause = MACHINE_RESTARTED
-        evidence.append(f"the machine of {host} was started after that, at {time_text(booted)}")
+        evidence.append(f"the machine of {host} was restarted after that, at {time_text(booted)}")
     elif host in {record.first_host, *(one.host for one in own)}:
         cause = LAUNCHER_LOST
         evidence.append(
-            f"the machine of {host} was not started since: the launcher was killed, by somebody or by the kernel for "
-            "want of memory, or stopped while its etcd was away"
+            f"the machine of {host} has not been restarted since: the launcher was killed, by a person or by the "
+            "kernel when memory ran out, or stopped while its etcd was out of reach"
         )
-    evidence.append(f"neither launcher nor driver of launch {record.launch_id} wrote its end")
+    evidence.append(f"neither launcher nor driver of launch {record.launch_id} recorded its end")
     return LostLaunch(record.launch_id, record.first_host, last.unix_s, reached, cause, tuple(evidence))
 
 
@@ -75,9 +78,9 @@ def metric_signs(run: RunDirectory) -> Iterator[Sign]:
     with suppress(OSError), open(open_below(run.root, f"{run.metrics.name}/{_METRICS}"), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         for line in reversed(file.read().splitlines()):
-            with suppress(ValueError, KeyError, TypeError):  # half a line, or one of another kind
-                told = json.loads(line)
-                yield Sign(float(told["unix_time_s"]), f"metrics of step {int(told['step'])}", int(told["step"]))
+            with suppress(ValueError, KeyError, TypeError):  # an incomplete line, or one of another kind
+                entry = json.loads(line)
+                yield Sign(float(entry["unix_time_s"]), f"metrics of step {int(entry['step'])}", int(entry["step"]))
                 return
 
 
@@ -85,7 +88,7 @@ def box_signs(run: RunDirectory, boxes: Path, job: str) -> Iterator[Sign]:
     """Yield the newest record of each black box that the run's ranks left in this machine's memory."""
     prefix = f"megatrain.{safe_name(job)}.{run.key}."
     found = [path for path in own_box_paths(boxes) if path.name.startswith(prefix)]
-    for path in found[-_MOST_BOXES:]:
+    for path in found[-_MAX_BOXES:]:
         with suppress(DataError):
             box = read_black_box(path)
             done = box.progress.completed_step
@@ -95,7 +98,7 @@ def box_signs(run: RunDirectory, boxes: Path, job: str) -> Iterator[Sign]:
 
 
 def _booted_unix_s() -> float | None:
-    """Return when this machine was started; None where the system does not say."""
+    """Return when this machine was started; None if the system does not provide it."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
             if line.startswith("btime "):

@@ -1,9 +1,9 @@
-"""This host's place in the job: its lease, its record, and a new life when the job went on without the old one.
+"""This host's place in the job: its lease, its record, and a new session if the job continued without the old one.
 
-A lost lease is answered with a new one and the same session: whether the job has gone on without this host, only its
-rounds say. The host's key is written only where no other executor holds it. A record left by an executor that is proven
-dead (its port, on this same machine, refuses) is replaced at once; for any other the host waits until the lease is
-over.
+After a lost lease the host takes a new lease and keeps its session: only the job's rounds show whether the job has
+continued without it. The host's key is written only if no other executor holds it. If the holder is proven dead (its
+port, on this same machine, refuses), its record is replaced at once; otherwise the host waits until the holder's lease
+is over.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.errors import LeaseLostError
-from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Put, Range
 from megatrain.failures.fence import LeaseView
 from megatrain_launcher.executor.liveness import Vitality, ask
 
 _logger = logging.getLogger(__name__)
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _AGAIN_S = 0.5
-"""Pause before the next try to register anew."""
+"""Pause before the next try to register again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class LeaseTimes:
     renew_s: float
 
 
-class Judge(Enum):
-    """The checks that may find this host unfit. It is fit when none does."""
+class FitnessCheck(Enum):
+    """The checks that may find this host unfit. It is fit if none does."""
 
-    CHECKS = auto()
-    HEARING = auto()
+    HEALTH = auto()
+    ORDERS = auto()
 
 
 class ReplacedError(CoordinationError):
@@ -52,9 +52,9 @@ class ReplacedError(CoordinationError):
 
 
 class Membership:
-    """Keeps this host registered from `register` to `close`. Its methods may be called from any thread.
+    """Keeps this host registered from `register` to `close`. Any thread may call its methods.
 
-    `on_change`: called when the lease or the session changed; quick, and must not raise.
+    `on_change`: called when the lease or the session changed; must be quick and must not raise.
     """
 
     def __init__(
@@ -66,20 +66,20 @@ class Membership:
         self._on_change = on_change
         self._lock = threading.RLock()
         self._record: HostRecord | None = None
-        self._objections: dict[Judge, str] = {}
+        self._unfit_reasons: dict[FitnessCheck, str] = {}
         self._keeper: LeaseKeeper | None = None
         self._is_registered = False
         self._keeper_of_key: LeaseKeeper | None = None
-        """The keeper of the lease that the host's key was written with; None before it was."""
+        """The keeper of the lease that the host's key was written with; None before the first write."""
         self._gone_at: float | None = None
         """When that lease was lost, or ran out before; None while it is kept, as far as this host knows."""
         self._trouble = ""
         self._replaced = ""
         self._wake = threading.Event()
         self._closed = threading.Event()
-        self._thread: LastingThread | None = None
+        self._thread: RestartingThread | None = None
         self._job_created = 0
-        """Revision of etcd at which the job's record was made; 0 where there is none, as under torchrun."""
+        """Revision of etcd at which the job's record was made; 0 if there is none, as under torchrun."""
 
     def register(self, record: HostRecord) -> None:
         """Take a lease and the host's key; keep both from now on.
@@ -89,22 +89,22 @@ class Membership:
         deadline = time.monotonic() + self._times.ttl_s + 2.0
         self._keeper = self._new_keeper()
         self._record = record
-        self._objections[Judge.CHECKS] = "" if record.is_fit else record.unfit_reason
+        self._unfit_reasons[FitnessCheck.HEALTH] = "" if record.is_fit else record.unfit_reason
         try:
             item = self._client.get(self._keys.record)
             self._job_created = 0 if item is None else item.create_revision
             while (holder := self._claim(record)) is not None:
                 self._check_gone(holder, deadline)
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         except BaseException:
             self._keeper.close()
             raise
         self._is_registered, self._keeper_of_key = True, self._keeper
-        self._thread = LastingThread("membership", self._run, self._closed)
+        self._thread = RestartingThread("membership", self._run, self._closed)
 
     @property
     def record(self) -> HostRecord:
-        """This host as it is, or wants to be, registered."""
+        """This host's record as it is, or should be, registered."""
         with self._lock:
             assert self._record is not None
             return self._record
@@ -115,63 +115,63 @@ class Membership:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the host's key stands, as far as this host knows."""
+        """Whether the host's key exists, as far as this host knows."""
         with self._lock:
             return self._is_registered and self.keeper.state is not LeaseState.LOST
 
     @property
     def keeper(self) -> LeaseKeeper:
-        """The keeper of the lease at the moment; another one after a loss."""
+        """The keeper of the current lease; another one after a loss."""
         with self._lock:
             assert self._keeper is not None
             return self._keeper
 
     @property
     def replaced(self) -> str:
-        """Why this executor must leave: another one has its name. Empty while that is not so."""
+        """Why this executor must leave: another one has its name. Empty if none has."""
         return self._replaced
 
     @property
     def trouble(self) -> str:
-        """What keeps this host from being registered; empty when all is well."""
+        """Why this host is not registered; empty if it is."""
         return self._trouble
 
     def lease(self) -> LeaseView:
-        """Return the lease that the host's key was written with last, as this host's own clock sees it."""
+        """Return the lease that the host's key was last written with, by this host's own clock."""
         with self._lock:
             now, keeper = time.monotonic(), self._keeper_of_key
             if keeper is None:
                 return LeaseView(0.0)
             if keeper is self._keeper and keeper.state is not LeaseState.LOST:
                 self._gone_at = None
-                return LeaseView(-keeper.valid_s)
+                return LeaseView(-keeper.valid_s)  # negative: valid for so many seconds
             if self._gone_at is None:
                 self._gone_at = now + min(0.0, keeper.valid_s)
             return LeaseView(now - self._gone_at)
 
-    def begin_life(self, session: str) -> None:
-        """Say that this host begins a new life."""
+    def begin_session(self, session: str) -> None:
+        """Begin a new session of this host."""
         with self._lock:
             self._record = replace(self.record, session=session, joined_unix_s=time.time())
             self._is_registered = False
-        self._tell_change()
+        self._notify_change()
 
-    def judge(self, by: Judge, objection: str) -> bool:
-        """Say why this host is not fit, empty when it is, by one of its judges. Return whether that is news."""
+    def set_unfit_reason(self, check: FitnessCheck, reason: str) -> bool:
+        """Set why this host is not fit by one of the checks, empty if it is. Return whether that has changed."""
         with self._lock:
-            if self.objection(by) == objection:
+            if self.unfit_reason(check) == reason:
                 return False
-            self._objections[by] = objection
-            reasons = [self._objections[one] for one in Judge if self.objection(one)]
+            self._unfit_reasons[check] = reason
+            reasons = [self._unfit_reasons[one] for one in FitnessCheck if self.unfit_reason(one)]
             self._record = replace(self.record, is_fit=not reasons, unfit_reason="; ".join(reasons))
             self._is_registered = False
-        self._tell_change()
+        self._notify_change()
         return True
 
-    def objection(self, by: Judge) -> str:
-        """Return why this host is not fit by one of its judges; empty when it is."""
+    def unfit_reason(self, check: FitnessCheck) -> str:
+        """Return why this host is not fit by one of the checks; empty if it is."""
         with self._lock:
-            return self._objections.get(by, "")
+            return self._unfit_reasons.get(check, "")
 
     def close(self) -> None:
         """Give up the host's key and its lease."""
@@ -182,18 +182,18 @@ class Membership:
         if self._keeper is not None:
             self._keeper.close()
 
-    def _tell_change(self) -> None:
+    def _notify_change(self) -> None:
         self._wake.set()
         self._on_change()
 
     def _new_keeper(self) -> LeaseKeeper:
-        def tell(state: LeaseState) -> None:
-            self._tell_change()
+        def lease_changed(state: LeaseState) -> None:
+            self._notify_change()
 
-        return LeaseKeeper(self._client, ttl_s=self._times.ttl_s, period_s=self._times.renew_s, on_change=tell)
+        return LeaseKeeper(self._client, ttl_s=self._times.ttl_s, period_s=self._times.renew_s, on_change=lease_changed)
 
     def _run(self) -> None:
-        """Register anew whenever it is needed, as long as it takes."""
+        """Register again whenever needed, for as long as it takes."""
         pause_s: float | None = None
         while not self._closed.is_set():
             self._wake.wait(pause_s)
@@ -225,11 +225,13 @@ class Membership:
         if holder is not None:
             found = decode(HostRecord, holder.value, self._keys.host(record.host))
             if _is_same_executor(found, record):
-                # our own key of before, below a lease that etcd is about to end
-                raise CoordinationError("our key below the lost lease is still there", key=self._keys.host(record.host))
+                # our own earlier key, on a lease that etcd is about to end
+                raise CoordinationError(
+                    "this host's key under the lost lease still exists", key=self._keys.host(record.host)
+                )
             raise ReplacedError(
                 f"host {record.host}: another executor (process {found.pid} at {found.address}) registered under this "
-                "name while this one was away; this one leaves",
+                "name while this one was not registered; this one leaves",
                 key=self._keys.host(record.host),
             )
         with self._lock:
@@ -242,7 +244,7 @@ class Membership:
         self._on_change()
 
     def _claim(self, record: HostRecord) -> KeyValue | None:
-        """Write the host's key where it is free or ours; return what stands in the way.
+        """Write the host's key if it is free or ours; return what prevents that.
 
         Raises: CoordinationError.
         """
@@ -253,34 +255,35 @@ class Membership:
             conditions.append(Compare.create_revision(self._keys.record, self._job_created))
         ranges = [Range(KeyRange.key(key)), Range(KeyRange.key(self._keys.record))]
         try:
-            answer = self._client.txn(conditions, [put], ranges, is_repeatable=True)
-            if answer.is_met:
+            response = self._client.txn(conditions, [put], ranges, is_repeatable=True)
+            if response.succeeded:
                 return None
-            self._check_job(answer.range_answer(1).items)
-            item = answer.range_answer(0).first()
+            self._check_job(response.range_response(1).items)
+            item = response.range_response(0).first()
             if item.lease_id == keeper.lease_id:
                 same = Compare.mod_revision(key, item.mod_revision)
-                return None if self._client.txn([same], [put], is_repeatable=True).is_met else item
+                return None if self._client.txn([same], [put], is_repeatable=True).succeeded else item
             if _is_dead_here(decode(HostRecord, item.value, key), record):
                 same = Compare.mod_revision(key, item.mod_revision)
-                return None if self._client.txn([same], [put], is_repeatable=True).is_met else item
+                return None if self._client.txn([same], [put], is_repeatable=True).succeeded else item
         except LeaseLostError as error:
             raise CoordinationError(f"the new lease was lost at once: {error}", key=key) from error
         return item
 
     def _check_job(self, records: Sequence[KeyValue]) -> None:
-        """Raise CoordinationError where etcd has lost the job since this host joined it: rounds would count from 1
-        again."""
+        """Raise CoordinationError if etcd has lost the job since this host joined it: rounds would count from 1
+        again.
+        """
         found = records[0].create_revision if records else 0
         if self._job_created and found != self._job_created:
             raise CoordinationError(
-                f"etcd does not know the job {self._keys.job!r} any more that this host is in: it was emptied, or set "
-                "back; give it its data back, or stop the job, which saves, and launch it again",
+                f"etcd no longer has the job {self._keys.job!r} that this host is in: etcd was emptied, or "
+                "restored to an older state; restore its data, or stop the job, which saves, and launch it again",
                 key=self._keys.record,
             )
 
     def _check_gone(self, holder: KeyValue, deadline: float) -> None:
-        """Raises: ConfigError when the holder of our name lives, or does not go in time."""
+        """Raises: ConfigError when the holder of our name lives, or does not leave in time."""
         key = self._keys.host(self.record.host)
         found = decode(HostRecord, holder.value, key)
         is_alive = ask(found.address, found.liveness_port, found.session)[0] is Vitality.ALIVE
@@ -294,12 +297,12 @@ class Membership:
 
 
 def _is_same_executor(found: HostRecord, record: HostRecord) -> bool:
-    """Say whether two records are of one executor, whatever its sessions: no other has its port."""
+    """Return whether two records are of one executor, in any session: no other has its port."""
     return (found.pid, found.address, found.liveness_port) == (record.pid, record.address, record.liveness_port)
 
 
 def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:
-    """Say whether an executor is proven dead: it was on this machine, and its port refuses connections."""
+    """Return whether an executor is proven dead: it was on this machine, and its port refuses connections."""
     if found.address != record.address and found.address not in _own_addresses():
         return False
     return ask(found.address, found.liveness_port, found.session)[0] is Vitality.DEAD

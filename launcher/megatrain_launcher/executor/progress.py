@@ -1,7 +1,7 @@
-"""How far the ranks of this host have come in their round, read from their black boxes ten times a second.
+"""The progress of this host's ranks in their round, read from their black boxes ten times a second.
 
-A black box belongs to a rank of the round only when the process that wrote it is the one that was started: a file of
-the same name may be left from a launch of before. What a box said last stays known when its file goes.
+A black box counts as a rank's only if the process that wrote it is the one that was started: a file of the same name
+may be left from an earlier launch. The last content of a box stays known when its file is gone.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from megatrain.failures.fence import interval_of, stop_times
 
 _logger = logging.getLogger(__name__)
 _NS = 1_000_000_000
-_LOOK_RECORDS = 4096
-"""The moments of a start are looked for while a rank has written no more spans than this."""
+_POLL_RECORDS = 4096
+"""The milestones of a start are searched for while a rank has written no more spans than this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
-    """When one rank came so far, unix seconds; None: not yet, or not seen."""
+class RankMoments:
+    """When a rank reached each milestone, unix seconds; None: not yet, or not seen."""
 
     joined: float | None = None
     loaded: float | None = None
     first_step: float | None = None
     resumed_step: int | None = None
-    """Steps that were done when this rank began."""
+    """Steps that were completed when this rank began."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """One rank as its black box tells. `is_closed`: its process has written all it will."""
+    """One rank by its black box. `is_closed`: its process has written everything."""
 
     rank: int
     progress: Progress
     clock: ClockBase
-    moments: Moments
+    moments: RankMoments
     is_closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HostProgress:
-    """What a host's status says of its ranks together."""
+    """The part of a host's status about all its ranks together."""
 
     milestones: Milestones
     min_step: int | None = None
@@ -66,8 +66,8 @@ class HostProgress:
     save_interval_s: float | None = None
 
 
-def moments_of(records: Sequence[Record], progress: Progress, clock: ClockBase) -> Moments:
-    """Return the moments of a start, from its spans and, where one is lost, from the progress words."""
+def moments_of(records: Sequence[Record], progress: Progress, clock: ClockBase) -> RankMoments:
+    """Return the milestones of a start, from the rank's spans; if one is lost, from the progress words."""
 
     def end_of(operation: Operation) -> float | None:
         for record in records:
@@ -87,7 +87,7 @@ def moments_of(records: Sequence[Record], progress: Progress, clock: ClockBase) 
     first_step = end_of(Operation.STEP) if has_stepped else None
     if first_step is None and progress.completed_ns is not None:
         first_step = clock.unix_of(progress.completed_ns) / _NS
-    return Moments(joined, loaded, first_step, min(steps) if steps else progress.current_step)
+    return RankMoments(joined, loaded, first_step, min(steps) if steps else progress.current_step)
 
 
 class RankWatch:
@@ -99,11 +99,11 @@ class RankWatch:
         self.pid = pid
         self.latest: RankProgress | None = None
         self._reader: BlackBoxReader | None = None
-        self._moments = Moments()
+        self._moments = RankMoments()
         self._has_warned = False
 
-    def look(self) -> RankProgress | None:
-        """Return what the rank's black box says now; None before there is one."""
+    def poll(self) -> RankProgress | None:
+        """Return what the rank's black box contains now; None before it exists."""
         if self._reader is None and not self._open():
             return self.latest
         assert self._reader is not None
@@ -119,7 +119,7 @@ class RankWatch:
         return self.latest
 
     def reader(self) -> BlackBoxReader | None:
-        """Return the open black box, None where there is none."""
+        """Return the open black box, None if there is none."""
         return self._reader
 
     def close(self) -> None:
@@ -141,12 +141,12 @@ class RankWatch:
         self._reader = reader
         return True
 
-    def _find_moments(self, reader: BlackBoxReader, progress: Progress) -> Moments:
+    def _find_moments(self, reader: BlackBoxReader, progress: Progress) -> RankMoments:
         known = self._moments
-        is_early = reader.cursor() <= _LOOK_RECORDS
+        is_early = reader.cursor() <= _POLL_RECORDS
         found = moments_of(reader.records_since(0) if is_early else (), progress, reader.clock)
-        # a moment once seen stays: later looks may only estimate it
-        return Moments(
+        # a recorded time stays: later polls may only estimate it
+        return RankMoments(
             found.joined if known.joined is None else known.joined,
             found.loaded if known.loaded is None else known.loaded,
             found.first_step,
@@ -167,9 +167,9 @@ class RoundProgress:
         self.started_unix_s = started_unix_s
         self.watches = {rank: RankWatch(path, rank, pids[rank]) for rank, path in sorted(paths.items())}
 
-    def look(self) -> dict[int, RankProgress]:
-        """Return what each rank's black box says now; ranks without one are left out."""
-        found = {rank: watch.look() for rank, watch in self.watches.items()}
+    def poll(self) -> dict[int, RankProgress]:
+        """Return what each rank's black box contains now; ranks without one are left out."""
+        found = {rank: watch.poll() for rank, watch in self.watches.items()}
         return {rank: progress for rank, progress in found.items() if progress is not None}
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class RoundProgress:
 
 
 def host_progress(ranks: Mapping[int, RankProgress], num_ranks: int, started_unix_s: float) -> HostProgress:
-    """Return what the ranks of a host amount to: its slowest rank counts."""
+    """Return the combined progress of a host's ranks: its slowest rank counts."""
     milestones = Milestones(started_unix_s=started_unix_s)
     found = [ranks[rank] for rank in sorted(ranks)]
     if not found:

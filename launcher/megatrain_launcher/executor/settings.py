@@ -16,14 +16,16 @@ from megatrain_launcher.log_tee import TeeChoice
 
 
 def new_session() -> str:
-    """Return what tells one life of an executor from all others."""
+    """Return an id that distinguishes one session of an executor from all others."""
     return secrets.token_hex(8)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSettings:
-    """The settings that an executor gets when it starts. `host` and `address`: its name, and where other hosts reach
-    it."""
+    """The settings that an executor gets when it starts.
+
+    `host` and `address`: its name, and its address for other hosts.
+    """
 
     config: Config
     etcd: EtcdSettings
@@ -35,22 +37,22 @@ class ExecutorSettings:
     feasible_hosts: frozenset[int]
     """The numbers of hosts, between min and max, with which this configuration can train."""
     launch_id: str = ""
-    """Shared by all hosts of one launch; empty: whatever the first host says."""
+    """Shared by all hosts of one launch; empty: the first host's is used."""
     module: str = "megatrain.train"
     arguments: Sequence[str] = ()
-    """Of the workers' module."""
+    """Arguments of the workers' module."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    preload: Sequence[str] = ("megatrain.worker",)
+    preload: Sequence[str] = ("megatrain.training.worker",)
     """Modules that standby workers have loaded before they are needed."""
     labels: Mapping[str, str] = field(default_factory=dict)
     hardware: str = ""
     version: str = ""
     tee: TeeChoice = "first"
-    """Whose lines the executor repeats on its own output: none, first (rank 0 of the job), all."""
+    """The ranks whose lines the executor repeats on its own output: none, first (rank 0 of the job), all."""
     log_directory: Path | None = None
     is_driver_candidate: bool = True
     is_daemon_candidate: bool = True
-    """Whether the job's daemon and page may run here."""
+    """Whether the job's daemon and page may run on this host."""
 
     @property
     def run_directory(self) -> RunDirectory:

@@ -1,8 +1,8 @@
-"""Writes this host's status under its lease: at once when something happened, else every few seconds.
+"""Writes this host's status under its lease: at once after an event, else every few seconds.
 
-What changes with every step (steps, their times, the phase of the slowest rank) is no event: it waits for its turn.
-Evidence is written by the same thread and before the status that mentions it, so that who sees a stall can have the
-evidence. While etcd is out of reach the newest status waits; nothing is queued.
+What changes with every step (steps, their times, the phase of the slowest rank) is no event: it waits for the next
+regular write. The same thread writes evidence before the status that mentions it, so that a reader who sees a stall can
+read the evidence. While etcd cannot be reached, the newest status waits; nothing is queued.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from megatrain.contracts.host_records import CheckReport, HangEvidence, HostStat
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.own_keys import OwnKeys
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.executor.membership import Membership
 
 _logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _WRITE_S = 3.0
 
 
 def is_news(before: HostStatus | None, now: HostStatus) -> bool:
-    """Say whether something happened between two statuses that must be published at once."""
+    """Return whether an event between two statuses must be published at once."""
     return before is None or _without_routine(before) != _without_routine(now)
 
 
@@ -57,7 +57,7 @@ class _Written:
 
 
 class StatusWriter:
-    """A thread that writes status, evidence and check reports until `close`. `build` makes the status of now."""
+    """A thread that writes status, evidence and check reports until `close`. `build` returns the current status."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class StatusWriter:
         self._evidence: dict[int, HangEvidence] = {}
         self._reports: list[tuple[str, CheckReport]] = []
         self._written: _Written | None = None
-        self._told_trouble = ""
-        self._thread = LastingThread("status writer", self._run, self._closed)
+        self._logged_trouble = ""
+        self._thread = RestartingThread("status writer", self._run, self._closed)
 
     def wake(self) -> None:
-        """Look whether something happened that is worth writing now."""
+        """Check now whether anything is worth writing."""
         self._wake.set()
 
     def add_evidence(self, evidence: HangEvidence) -> None:
@@ -92,13 +92,13 @@ class StatusWriter:
         self._wake.set()
 
     def add_report(self, check_id: str, report: CheckReport) -> None:
-        """Write what health checks found, leased."""
+        """Write the result of health checks, under the lease."""
         with self._lock:
             self._reports.append((check_id, report))
         self._wake.set()
 
     def close(self) -> None:
-        """Write a last time what is new, if etcd answers, and end."""
+        """Write what is new a last time, if etcd answers, and end."""
         self._closed.set()
         self._wake.set()
         self._thread.join()
@@ -114,12 +114,12 @@ class StatusWriter:
                 return
 
     def _write_all(self) -> float:
-        """Write what is new; return when to look again. What etcd does not take must not keep the status back."""
+        """Write what is new; return when to try again. Writes that etcd refuses must not delay the status."""
         try:
             self._write_pending()
             is_all_written = True
         except CoordinationError as error:
-            self._tell_trouble(f"evidence or a report is not written: {error}")
+            self._log_trouble(f"evidence or a report is not written: {error}")
             is_all_written = False
         try:
             pause_s = self._write_status()
@@ -128,13 +128,13 @@ class StatusWriter:
             return _AGAIN_S
         return pause_s if is_all_written else min(pause_s, _AGAIN_S)
 
-    def _tell_trouble(self, trouble: str) -> None:
-        level = logging.DEBUG if trouble == self._told_trouble else logging.WARNING
-        self._told_trouble = trouble
+    def _log_trouble(self, trouble: str) -> None:
+        level = logging.DEBUG if trouble == self._logged_trouble else logging.WARNING
+        self._logged_trouble = trouble
         _logger.log(level, "%s", trouble)
 
     def _write_pending(self) -> None:
-        """Write what waits, each once. Raises: CoordinationError; what is not written waits on."""
+        """Write what is pending, each item once. Raises: CoordinationError; what is not written stays pending."""
         for number, evidence in self._pending_evidence():
             key = self._keys.evidence(number, evidence.host)
             self._own.put(key, encode(evidence), deadline_s=_WRITE_S)
@@ -155,7 +155,7 @@ class StatusWriter:
             return sorted(self._evidence.items())
 
     def _write_status(self) -> float:
-        """Write the status where it is time to; return when to look again. Raises: CoordinationError."""
+        """Write the status if it is due; return when to try again. Raises: CoordinationError."""
         if not self._membership.is_registered:
             return _AGAIN_S
         lease_id = self._membership.keeper.lease_id

@@ -1,8 +1,8 @@
-"""How an executor stops when somebody asks it to by a signal: the whole job saves and stops, by way of the driver.
+"""How an executor stops on a signal: through the driver, the whole job saves and stops.
 
-A host that no round uses just leaves. One that trains asks the driver to stop the job, as `megatrain job stop` would.
-If no driver answers, it asks its own workers to save: all ranks then agree on a step and stop. A second request kills.
-Pure: what to do next, from what is known.
+A host that no round uses leaves at once. A host that trains asks the driver to stop the job, as `megatrain job stop`
+would. If no driver answers, it asks its own workers to save: all ranks then agree on a step and stop. A second request
+kills the workers. Pure: returns what to do next, from what is known.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from enum import Enum
 
 HALT_S = 10.0
-"""So long after it was asked, the driver must have halted the round."""
+"""The time limit for the driver to halt the round after the request."""
 END_S = 20.0
-"""So long after its workers are gone, a host waits for the end of the job."""
+"""How long after its workers are gone a host waits for the end of the job."""
 
 
-class StopStep(Enum):
-    """What an executor that shall stop does now."""
+class StopAction(Enum):
+    """What a stopping executor does now."""
 
     WAIT = "wait"
     ASK_DRIVER = "ask the driver"
-    SAVE_HERE = "tell the own workers to save and stop"
+    SAVE_HERE = "ask this host's workers to save and stop"
     LEAVE = "leave"
 
 
 @dataclass(frozen=True, slots=True)
 class StopView:
-    """What is known. Times in seconds since the stop was asked for; None: it has not happened."""
+    """What is known. Times in seconds since the stop was requested; None: it has not happened."""
 
     is_training: bool
     """A round has workers here, or is about to."""
     has_trained: bool
-    """There were workers when the stop was asked for."""
+    """There were workers when the stop was requested."""
     is_halted: bool
     asked_at_s: float | None
     saved_here_at_s: float | None
@@ -40,15 +40,15 @@ class StopView:
     now_s: float
 
 
-def next_step(view: StopView) -> StopStep:
+def next_stop_action(view: StopView) -> StopAction:
     """Return what to do now."""
     if not view.is_training:
         waited_s = 0.0 if view.idle_since_s is None else view.now_s - view.idle_since_s
         if not view.has_trained or view.saved_here_at_s is not None or waited_s > END_S:
-            return StopStep.LEAVE
-        return StopStep.WAIT
+            return StopAction.LEAVE
+        return StopAction.WAIT
     if view.is_halted or view.saved_here_at_s is not None:
-        return StopStep.WAIT
+        return StopAction.WAIT
     if view.asked_at_s is None:
-        return StopStep.ASK_DRIVER
-    return StopStep.SAVE_HERE if view.now_s - view.asked_at_s > HALT_S else StopStep.WAIT
+        return StopAction.ASK_DRIVER
+    return StopAction.SAVE_HERE if view.now_s - view.asked_at_s > HALT_S else StopAction.WAIT

@@ -9,22 +9,22 @@ from pathlib import Path
 
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
 from megatrain_launcher.executor.evidence import hang_evidence
-from megatrain_launcher.executor.host_state import HostState
+from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.progress import RoundProgress, host_progress
-from megatrain_launcher.seams import Assignment, WorkerEnd
+from megatrain_launcher.interfaces import Assignment, WorkerEnd
 
 
 @dataclass(frozen=True, slots=True)
 class EventParts:
     host: str
-    state: HostState
+    state: HostStatusBuilder
     places: BoxPlaces
     crash: CrashEvidence
     session: Callable[[], str]
 
 
 class WorkerEvents:
-    """Implements `seams.WorkerListener`, in the agent's thread: nothing here waits for a disk or for etcd."""
+    """Implements `interfaces.WorkerListener`, in the agent's thread: nothing here waits for a disk or for etcd."""
 
     def __init__(self, parts: EventParts) -> None:
         self._parts = parts
@@ -38,9 +38,9 @@ class WorkerEvents:
         self._parts.state.worker_ended(assignment, end)
 
     def workers_stopping(self, assignment: Assignment) -> None:
-        """Look where the ranks stand while their processes are still there, then say that they are being stopped.
+        """Read where the ranks stand while their processes still exist, then report that they are being stopped.
 
-        The round is already over, here or elsewhere: this reading counts only where there is no earlier one.
+        The round is already over, here or elsewhere, so this reading counts only if there is no earlier one.
         """
         number = assignment.round.number
         self._parts.state.workers_stopping(assignment)
@@ -48,7 +48,7 @@ class WorkerEvents:
             return
         progress = RoundProgress(self._paths(assignment), self._pids, time.time())
         try:
-            progress.look()
+            progress.poll()
             session = self._parts.session()
             found = hang_evidence(self._parts.host, session, number, progress.watches, time.time())
         finally:
@@ -58,16 +58,16 @@ class WorkerEvents:
     def workers_stopped(self, assignment: Assignment) -> None:
         is_broken = self._parts.state.is_broken(assignment.round.number)
         if is_broken and self._pids:
-            self._look_last(assignment)
+            self._read_last_steps(assignment)
         self._parts.state.workers_stopped(assignment)
         self._pids = {}
         if is_broken:
             self._parts.crash.keep_boxes(assignment.round.number, self._paths(assignment))
 
-    def _look_last(self, assignment: Assignment) -> None:
+    def _read_last_steps(self, assignment: Assignment) -> None:
         progress = RoundProgress(self._paths(assignment), self._pids, time.time())
         try:
-            found = host_progress(progress.look(), assignment.part.num_workers, progress.started_unix_s)
+            found = host_progress(progress.poll(), assignment.part.num_workers, progress.started_unix_s)
         finally:
             progress.close()
         self._parts.state.set_last_steps(assignment.round.number, found)

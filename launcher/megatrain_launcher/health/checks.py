@@ -1,7 +1,7 @@
-"""All health checks of a host: the list, and what runs each with a deadline of its own.
+"""All health checks of a host: the list, and the code that runs each with its own deadline.
 
-Each check has a thread. One that hangs (a file system or driver that never answers) is left behind and counts as failed
-or as a warning, as the list says; the gate answers in time in every case.
+Each check has a thread. If a check hangs (a file system or driver that never answers), its thread is abandoned, and the
+check counts as failed or as a warning, as the list says; the result is always in time.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from megatrain.contracts.errors import MegatrainError
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain_launcher.health import clock, gpus, kernel_log, limits, memory, network, storage, timed
 from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import Finding, warning
-from megatrain_launcher.health.history import History, read_history, write_history
+from megatrain_launcher.health.finding import HealthFinding, warning
+from megatrain_launcher.health.history import HealthHistory, read_history, write_history
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check and the names of what it finds."""
+    """One check and the names of its findings."""
 
     names: tuple[str, ...]
-    run: Callable[[HealthContext, History], Sequence[Finding]]
+    run: Callable[[HealthContext, HealthHistory], Sequence[HealthFinding]]
     deadline_s: float
     is_needed: bool = True
-    """Whether a host that gives no answer to it is unfit."""
+    """Whether a host is unfit if this check gives no answer."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -47,9 +47,9 @@ CHECKS: tuple[Check, ...] = (
 
 
 def run_checks(context: HealthContext, checks: Sequence[Check] = CHECKS) -> CheckReport:
-    """Run all checks at the same time, remember what they measured, and return what they found, in the list's order."""
+    """Run all checks at the same time, store their measurements, and return their findings, in the list's order."""
     at_unix_s = time.time()
-    history, trouble = History(), ""
+    history, trouble = HealthHistory(), ""
     try:
         history, trouble = read_history(context.history)
     except OSError as error:
@@ -63,12 +63,12 @@ def run_checks(context: HealthContext, checks: Sequence[Check] = CHECKS) -> Chec
 
 
 def unfit_reason(report: CheckReport) -> str:
-    """Return in one line why a host may not take part, empty when it may."""
+    """Return in one line why a host may not take part, empty if it may."""
     return "; ".join(f"{result.name}: {result.detail}" for result in report.failed)
 
 
-def _remember(context: HealthContext, history: History, findings: Sequence[Sequence[Finding]]) -> str:
-    """Write the history with what was found; return what went wrong."""
+def _remember(context: HealthContext, history: HealthHistory, findings: Sequence[Sequence[HealthFinding]]) -> str:
+    """Write the history with the new findings; return the error if that failed."""
     newer = history.with_findings(finding for some in findings for finding in some)
     if newer == history:
         return ""
@@ -80,28 +80,30 @@ def _remember(context: HealthContext, history: History, findings: Sequence[Seque
 
 
 class _Running:
-    """A check on its way."""
+    """A running check."""
 
-    def __init__(self, check: Check, context: HealthContext, history: History) -> None:
+    def __init__(self, check: Check, context: HealthContext, history: HealthHistory) -> None:
         self._check = check
         self._began = time.monotonic()
         self._ended: float | None = None
-        self._found: Sequence[Finding] | None = None
-        self.findings: Sequence[Finding] = ()
-        """What was found in time."""
+        self._found: Sequence[HealthFinding] | None = None
+        self.findings: Sequence[HealthFinding] = ()
+        """The findings that arrived in time."""
         name = f"health-{check.names[0]}"
         self._thread = threading.Thread(target=self._run, args=(context, history), name=name, daemon=True)
         self._thread.start()
 
     def results(self) -> list[CheckResult]:
-        """Wait for the check, at most until its deadline, and return what it found."""
+        """Wait for the check, at most until its deadline, and return its findings."""
         self._thread.join(max(0.0, self._began + self._check.deadline_s - time.monotonic()))
         is_late = self._thread.is_alive()
         found = self._found
         if is_late or found is None:
             outcome = CheckOutcome.FAILED if self._check.is_needed and is_late else CheckOutcome.WARNING
-            detail = f"no answer within {self._check.deadline_s:g} s" if is_late else "the check broke; see the log"
-            found = [Finding(name, outcome, detail) for name in self._check.names]
+            detail = (
+                f"no answer within {self._check.deadline_s:g} s" if is_late else "the check itself failed; see the log"
+            )
+            found = [HealthFinding(name, outcome, detail) for name in self._check.names]
         self.findings = found
         taken_s = (self._ended or time.monotonic()) - self._began
         return [
@@ -109,12 +111,12 @@ class _Running:
             for finding in found
         ]
 
-    def _run(self, context: HealthContext, history: History) -> None:
+    def _run(self, context: HealthContext, history: HealthHistory) -> None:
         try:
             self._found = self._check.run(context, history)
         except (OSError, ValueError, MegatrainError) as error:
             # a check that cannot be made says nothing about the host
             _logger.exception("health check %s of host %s", self._check.names[0], context.host)
-            self._found = [warning(name, f"could not be made: {error}") for name in self._check.names]
+            self._found = [warning(name, f"could not be run: {error}") for name in self._check.names]
         finally:
             self._ended = time.monotonic()

@@ -1,6 +1,6 @@
-"""Runs a probe: a program of this package that may hang or crash, kept at arm's length.
+"""Runs a probe: a program of this package that may hang or crash, isolated from its caller.
 
-A child that hangs in the kernel cannot be killed. It is left behind then: whoever asked has its answer in time.
+A child that hangs in the kernel cannot be killed. It is then abandoned, so that the caller has its answer in time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KILLED_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ProbeEnd:
-    """What became of a probe. `exit_code` is None when it did not end in time, negative for a signal."""
+    """The end of a probe. `exit_code` is None if it did not end in time, negative for a signal."""
 
     exit_code: int | None
     output: str
@@ -36,7 +36,7 @@ class ProbeEnd:
 
     @property
     def trouble(self) -> str:
-        """Say how it ended, and its last words."""
+        """Return how it ended, with its last output."""
         if self.exit_code is None:
             return f"no end within {self.deadline_s:g} s"
         how = f"its probe {end_text(self.exit_code)}"
@@ -57,7 +57,7 @@ def device_environment(environment: Mapping[str, str], interface: str) -> dict[s
 
 
 class ProbeRunner(Protocol):
-    """Runs the module `name` of this package as a program and returns what became of it."""
+    """Runs the module `name` of this package as a program and returns its end."""
 
     def __call__(
         self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], deadline_s: float
@@ -66,10 +66,10 @@ class ProbeRunner(Protocol):
 
 
 def run_probe(name: str, arguments: Sequence[str], *, environment: Mapping[str, str], deadline_s: float) -> ProbeEnd:
-    """Run a probe in a Python of its own. Raises: OSError when no process can be started."""
-    words = [sys.executable, "-m", f"{_PACKAGE}.{name}", *arguments]
+    """Run a probe in a new Python process. Raises: OSError when no process can be started."""
+    command = [sys.executable, "-m", f"{_PACKAGE}.{name}", *arguments]
     process = subprocess.Popen(
-        words,
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -91,7 +91,7 @@ def run_probe(name: str, arguments: Sequence[str], *, environment: Mapping[str, 
 
 
 def _kill(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Kill a probe with its children and return what it had written; one stuck in the kernel is left behind."""
+    """Kill a probe with its children and return its output; one stuck in the kernel is abandoned."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     try:

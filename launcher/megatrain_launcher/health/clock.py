@@ -1,9 +1,9 @@
 """Checks this host's clock against the etcd members' by the Date of their HTTP answers.
 
-Date tells the server's time in whole seconds, cut off. An answer with date D, asked for at `sent` and here at
-`received` (both by our clock), bounds the offset server - ours by D - received and D + 1 - sent: together one second
-and the way there and back, so its middle is wrong by half of that at most. More answers narrow the bounds, for they
-fall on other parts of a second; asking ends as soon as the bounds lie inside or outside of what is allowed.
+Date is the server's time in whole seconds, truncated. An answer with date D, requested at `sent` and received at
+`received` (both by our clock), bounds the offset server - ours by D - received and D + 1 - sent: the interval is one
+second plus the round trip, so its middle is wrong by at most half of that. More answers narrow the bounds, because they
+fall on other parts of a second; the check ends as soon as the bounds lie inside or outside of what is allowed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from email.utils import parsedate_to_datetime
 from megatrain.contracts.errors import ConfigError
 from megatrain.coordination.settings import Endpoint, EtcdSettings
 from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
-from megatrain_launcher.health.history import History
+from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("clock",)
 DEADLINE_S = 15.0
@@ -44,12 +44,12 @@ class Offset:
         return (self.most - self.least) / 2
 
     def narrowed(self, other: Offset) -> Offset:
-        """Return what both say; the newer one where they contradict each other, because a clock was set."""
+        """Return the intersection; the newer one if they contradict each other, because a clock was set."""
         least, most = max(self.least, other.least), min(self.most, other.most)
         return Offset(least, most) if least <= most else other
 
     def is_within(self, limit_s: float) -> bool | None:
-        """Say whether the offset is allowed; None while the bounds leave that open."""
+        """Return whether the offset is allowed; None while the bounds leave that open."""
         if -limit_s <= self.least and self.most <= limit_s:
             return True
         if self.least > limit_s or self.most < -limit_s:
@@ -62,8 +62,8 @@ def offset_of(date_unix_s: float, sent_unix_s: float, received_unix_s: float) ->
     return Offset(date_unix_s - received_unix_s, date_unix_s + 1.0 - sent_unix_s)
 
 
-def check_clock(context: HealthContext, history: History) -> tuple[Finding, ...]:
-    """Ask each member, until it is clear whether our clock is near enough to it."""
+def check_clock(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
+    """Compare our clock with each member's, until the result is clear."""
     del history
     if context.etcd is None:
         return (skipped(NAMES[0], "no etcd to compare with"),)
@@ -82,7 +82,10 @@ def check_clock(context: HealthContext, history: History) -> tuple[Finding, ...]
 
 
 def measured_offset(limit_s: float, ask: Callable[[], Offset | None]) -> Offset | None:
-    """Return an offset that is clear about the limit, or the best of some answers; None without any."""
+    """Return an offset that is certainly within or beyond the limit, else the narrowest one that the answers give.
+
+    None without an answer.
+    """
     offset: Offset | None = None
     for number in range(_MAX_ANSWERS):
         if number:
@@ -96,13 +99,13 @@ def measured_offset(limit_s: float, ask: Callable[[], Offset | None]) -> Offset 
     return offset
 
 
-def judge_clock(offsets: Sequence[Offset | None], limit_s: float) -> Finding:
-    """Return what the offsets from all members mean: it is our clock when it differs from most of theirs. Pure."""
+def judge_clock(offsets: Sequence[Offset | None], limit_s: float) -> HealthFinding:
+    """Judge the offsets from all members: our clock is wrong if it differs from most of theirs. Pure."""
     (name,) = NAMES
     known = [offset for offset in offsets if offset is not None]
     if not known:
-        return warning(name, "no etcd member tells its time: not compared")
-    # what is still open after eight answers is within the limit by its middle, or not
+        return warning(name, "no etcd member reports its time: not compared")
+    # if eight answers leave it open, the middle of the bounds decides
     wrong = [offset for offset in known if not _is_allowed(offset, limit_s)]
     typical = sorted(known, key=lambda offset: offset.middle)[len(known) // 2]
     sign = "ahead of" if typical.middle < 0 else "behind"
@@ -124,7 +127,7 @@ def _is_allowed(offset: Offset, limit_s: float) -> bool:
 
 
 def _ask(endpoint: Endpoint, settings: EtcdSettings) -> Offset | None:
-    """Return what one answer says, None without one that has a date. Raises: ConfigError for unusable TLS files."""
+    """Return the bounds of one answer, None if it has no date. Raises: ConfigError for unusable TLS files."""
     timeout_s = min(_ANSWER_S, settings.attempt_s)
     connection: http.client.HTTPConnection
     if endpoint.scheme == "https":
@@ -133,7 +136,7 @@ def _ask(endpoint: Endpoint, settings: EtcdSettings) -> Offset | None:
     else:
         connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
     try:
-        connection.connect()  # not part of the way there and back
+        connection.connect()  # connecting is no part of the round trip
         sent = time.time()
         connection.request("GET", "/version")
         response = connection.getresponse()

@@ -1,7 +1,7 @@
-"""Times what one device does alone: a matrix product and copies of memory. Loads torch; probes import it late.
+"""Times a single device: a matrix product and copies of memory. Loads torch; probes import it late.
 
-A few are timed together, and the best of some repetitions counts: whatever else runs makes single ones slower, a slow
-device makes all of them slow.
+Several runs are timed together, and the best of some repetitions counts: other load makes single repetitions slower, a
+slow device makes all of them slow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CPU_COPY_BYTES = 64 << 20
 GPU_COPY_BYTES = 512 << 20
 CPU_IN_ONE = 4
 GPU_IN_ONE = 50
-"""So many are timed together: some ten milliseconds, far above what a clock and a launch cost."""
+"""How many are timed together: some ten milliseconds, far above the cost of reading a clock and launching."""
 
 
 def resolve_device(wanted: str) -> tuple[str, int]:
@@ -35,7 +35,7 @@ def resolve_device(wanted: str) -> tuple[str, int]:
 
 
 def hardware_name(kind: str) -> str:
-    """Return what the speed of a device of this host depends on, so that other hardware has a history of its own."""
+    """Return the properties that determine the speed of a device, so that other hardware has its own history."""
     import torch
 
     if kind == "cuda":
@@ -75,7 +75,7 @@ def measure_compute(kind: str, index: int) -> dict[str, Any]:
 
 
 def measure_matmul(kind: str, index: int) -> float:
-    """Return the best time of some matrix products together. Raises: RuntimeError when the device fails."""
+    """Return the best time of a batch of matrix products. Raises: RuntimeError when the device fails."""
     import torch
 
     device = torch.device(kind, index) if kind == "cuda" else torch.device("cpu")

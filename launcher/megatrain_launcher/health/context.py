@@ -1,4 +1,4 @@
-"""Everything the checks of one host depend on, so that a test can show them a machine of its own."""
+"""Everything that the checks of one host depend on, so that a test can replace the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megatrain_launcher.health.child import ProbeRunner, run_probe
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the system tells of itself."""
+    """Where the system publishes its state."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -26,30 +26,30 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthContext:
-    """What the checks of one host need to know."""
+    """The inputs of the checks of one host."""
 
     host: str
     session: str
     run_directory: Path
     num_workers: int
     history: Path
-    """The file with this host's own measurements of before."""
+    """The file with this host's own earlier measurements."""
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     device: str = "auto"
     """As runtime.device: auto, cpu or cuda."""
     network_interface: str = ""
     shared_memory: Path | None = None
-    """Where black boxes go; None: nowhere."""
+    """Where black boxes go; None if they are off."""
     shared_memory_bytes: int = 0
-    """What all black boxes of this host take there."""
+    """The size of all black boxes of this host there."""
     etcd: EtcdSettings | None = None
-    """Whose clock this host's is compared with."""
+    """The members with whose clocks this host's is compared."""
     is_training: bool = False
-    """Workers are running: nothing is timed then, for both would disturb each other."""
+    """Workers are running: nothing is timed then, because both would disturb each other."""
     places: Places = field(default_factory=Places)
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     probe: ProbeRunner = run_probe
-    """What runs the programs which load torch or the GPU's driver."""
+    """Runs the programs that load torch or the GPU's driver."""
 
 
 def context_of(
@@ -61,7 +61,6 @@ def context_of(
     num_workers: int,
     etcd: EtcdSettings | None,
     is_training: bool = False,
-    probe: ProbeRunner = run_probe,
 ) -> HealthContext:
     """Return the context of a host that runs `num_workers` workers with this configuration."""
     telemetry = config.telemetry
@@ -79,10 +78,9 @@ def context_of(
         shared_memory_bytes=num_workers * box_bytes(telemetry.black_box_records) if shared_memory else 0,
         etcd=etcd,
         is_training=is_training,
-        probe=probe,
     )
 
 
 def history_path(run_directory: Path, host: str) -> Path:
-    """Return where a run keeps what it measured of a host."""
+    """Return where a run keeps its measurements of a host."""
     return run_directory / "hosts" / safe_name(host) / "health.json"

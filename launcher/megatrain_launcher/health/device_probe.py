@@ -1,6 +1,7 @@
-"""Run as a program: times each device of this host alone, then an all-reduce among them over the loopback interface.
+"""Run as a program: times each device of this host by itself, then an all-reduce among them over the loopback
+interface.
 
-Prints a line of JSON for each measurement as soon as it is there, so that what worked is known though the rest hangs.
+Prints a line of JSON for each measurement as soon as it is made, so that it is known even if a later part hangs.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatrain_launcher.health.forked import run_part, say
-from megatrain_launcher.health.leash import end_with_starter
+from megatrain_launcher.health.forked import print_measurement, run_part
+from megatrain_launcher.health.parent_death_guard import guard_probe
 
 _CPU_RANKS = 2
 
 
 def main(wanted: str, num_workers: int, part_s: float) -> None:
     """Measure. Ends with exit code 1 where torch sees no device of the wanted kind."""
-    end_with_starter()
+    guard_probe()
     from megatrain_launcher.health.compute import hardware_name, measure_compute, resolve_device
 
     try:
         kind, num_devices = resolve_device(wanted)
     except RuntimeError as error:
-        say(part="device", error=str(error))
+        print_measurement(part="device", error=str(error))
         sys.exit(1)
-    say(part="device", kind=kind, num_devices=num_devices, hardware=hardware_name(kind))
+    print_measurement(part="device", kind=kind, num_devices=num_devices, hardware=hardware_name(kind))
     num_used = min(num_workers, num_devices)
     run_part("compute", [partial(measure_compute, kind, index) for index in range(num_used)], part_s)
     num_ranks = num_used if kind == "cuda" else _CPU_RANKS

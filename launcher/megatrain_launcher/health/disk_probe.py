@@ -1,6 +1,6 @@
-"""Run as a program: says how much space a directory's disk has, and writes, syncs and removes a small file there.
+"""Run as a program: reports the space of a directory's disk, and writes, syncs and removes a small file there.
 
-A program of its own because a file system whose server is gone may keep its callers in the kernel for good.
+It is a separate program because a file system whose server is gone may block its callers in the kernel forever.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatrain.contracts.whole_files import temporary_name
-from megatrain_launcher.health.leash import end_with_starter
+from megatrain_launcher.health.parent_death_guard import guard_probe
 
 _PROBE_BYTES = 1 << 16
 
 
 def main(directory: Path) -> None:
     """Print free_bytes, total_bytes, free_files and write_s, or error."""
-    end_with_starter()
+    guard_probe()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         space = os.statvfs(directory)

@@ -1,4 +1,4 @@
-"""What one check found, before it becomes a line of the report, and what of it the host's history shall remember."""
+"""The finding of one check, before it becomes a line of the report, and what of it the host's history keeps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from megatrain.contracts.host_records import CheckOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One finding. `value` with `unit` is what was measured, where something was."""
+class HealthFinding:
+    """One finding. `value` with `unit` is the measurement, if there is one."""
 
     name: str
     outcome: CheckOutcome
@@ -18,22 +18,22 @@ class Finding:
     value: float | None = None
     unit: str = ""
     samples: Mapping[str, float] = field(default_factory=dict)
-    """Measurements that the history keeps many of; only those of a check that passed are kept."""
+    """Measurements of which the history keeps several; only those of a passed check are kept."""
     seen: Mapping[str, float] = field(default_factory=dict)
-    """Facts that the history keeps the last of: the number of GPUs, the speed of a link."""
+    """Facts of which the history keeps the last: the number of GPUs, the speed of a link."""
 
 
-def passed(name: str, detail: str) -> Finding:
-    return Finding(name, CheckOutcome.PASSED, detail)
+def passed(name: str, detail: str) -> HealthFinding:
+    return HealthFinding(name, CheckOutcome.PASSED, detail)
 
 
-def warning(name: str, detail: str) -> Finding:
-    return Finding(name, CheckOutcome.WARNING, detail)
+def warning(name: str, detail: str) -> HealthFinding:
+    return HealthFinding(name, CheckOutcome.WARNING, detail)
 
 
-def failed(name: str, detail: str) -> Finding:
-    return Finding(name, CheckOutcome.FAILED, detail)
+def failed(name: str, detail: str) -> HealthFinding:
+    return HealthFinding(name, CheckOutcome.FAILED, detail)
 
 
-def skipped(name: str, detail: str) -> Finding:
-    return Finding(name, CheckOutcome.SKIPPED, detail)
+def skipped(name: str, detail: str) -> HealthFinding:
+    return HealthFinding(name, CheckOutcome.SKIPPED, detail)

@@ -1,7 +1,7 @@
-"""Runs functions in forked children of a probe, each line of JSON they print being one measurement.
+"""Runs functions in forked children of a probe; each line of JSON that they print is one measurement.
 
-A crash or hang in one then takes nothing from the others, and torch is imported only once. Forking is safe here because
-a probe has one thread and has not touched the device yet.
+A crash or hang in one does not affect the others, and torch is imported only once. Forking is safe here because a probe
+has one thread and has not touched the device yet.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.contracts.exit_codes import end_text
-from megatrain.programs.processes import end_with_parent
+from megatrain.programs.processes import install_parent_death_guard
 
 _POLL_S = 0.01
 _GRACE_S = 1.0
-"""What the others have, to say what they saw, after one failed."""
+"""Time limit for the other children's results after one has failed."""
 _MAX_SHOWN = 300
 _STAT = Path("/proc/stat")
 
 
-def say(**fields: Any) -> None:
-    """Print one measurement. Shorter than a pipe's atomic size, so that lines of several children do not mix."""
+def print_measurement(**fields: Any) -> None:
+    """Print one measurement as a line, shorter than PIPE_BUF: lines of several children do not mix."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def measurements(output: str) -> list[dict[str, Any]]:
-    """Return what a probe printed with `say`; what libraries print in between is ignored."""
+    """Return the measurements that a probe printed; lines of libraries between them are ignored."""
     found = []
     for line in output.splitlines():
         with suppress(ValueError):
@@ -46,15 +46,15 @@ def measurements(output: str) -> list[dict[str, Any]]:
 
 
 def run_part(part: str, functions: Sequence[Callable[[], Mapping[str, Any]]], deadline_s: float) -> None:
-    """Run each function in a child of its own, which says what it returns; say it too when one ends otherwise."""
+    """Run each function in its own child, which prints the result; print an error for a child that ends otherwise."""
     before = _Load.now()
     sys.stdout.flush()
     sys.stderr.flush()
     children = {_fork(part, number, function): number for number, function in enumerate(functions)}
     for number, how in sorted(_wait(children, deadline_s).items()):
         if how:
-            say(part=part, number=number, error=how)
-    say(part=f"{part}-load", others_busy=_Load.now().others_since(before))
+            print_measurement(part=part, number=number, error=how)
+    print_measurement(part=f"{part}-load", others_busy=_Load.now().others_since(before))
 
 
 def _fork(part: str, number: int, function: Callable[[], Mapping[str, Any]]) -> int:
@@ -64,11 +64,11 @@ def _fork(part: str, number: int, function: Callable[[], Mapping[str, Any]]) -> 
         return pid
     exit_code = 1
     try:
-        end_with_parent(parent)
-        say(part=part, number=number, **function())
+        install_parent_death_guard(parent)
+        print_measurement(part=part, number=number, **function())
         exit_code = 0
     except (RuntimeError, OSError, ValueError) as error:  # torch's own errors are RuntimeErrors
-        say(part=part, number=number, error=f"{type(error).__name__}: {_first_line(error)}")
+        print_measurement(part=part, number=number, error=f"{type(error).__name__}: {_first_line(error)}")
     except BaseException:
         traceback.print_exc()
         raise
@@ -79,7 +79,7 @@ def _fork(part: str, number: int, function: Callable[[], Mapping[str, Any]]) -> 
 
 
 def _wait(children: dict[int, int], deadline_s: float) -> dict[int, str]:
-    """Wait for all, at most for the deadline; return how each ended, empty for those that spoke for themselves."""
+    """Wait for all, at most for the deadline; return how each ended, empty if it printed a result or an error."""
     ends: dict[int, str] = {}
     left = dict(children)
     deadline = time.monotonic() + deadline_s
@@ -97,7 +97,7 @@ def _wait(children: dict[int, int], deadline_s: float) -> dict[int, str]:
         if left and time.monotonic() > deadline:
             for pid, number in left.items():
                 os.kill(pid, signal.SIGKILL)
-                # those that wait for one that failed are not at fault
+                # those that wait for a failed one are not at fault
                 ends[number] = "" if has_failed else f"no end within {deadline_s:g} s"
             _reap(left)
             break
@@ -107,7 +107,7 @@ def _wait(children: dict[int, int], deadline_s: float) -> dict[int, str]:
 
 
 def _reap(children: Mapping[int, int]) -> None:
-    """Reap killed children; one that is stuck in the kernel is left to it."""
+    """Reap killed children; abandon one that is stuck in the kernel."""
     deadline = time.monotonic() + _GRACE_S
     left = set(children)
     while left and time.monotonic() < deadline:
@@ -117,12 +117,12 @@ def _reap(children: Mapping[int, int]) -> None:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:_MAX_SHOWN] if lines else "no more is said"
+    return lines[0][:_MAX_SHOWN] if lines else "no message"
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """Processor time, in seconds, that the whole host and this process with its children had so far."""
+    """Processor time, in seconds, that the whole host and this process with its children have used so far."""
 
     at_s: float
     host_s: float | None
@@ -134,13 +134,13 @@ class _Load:
         own = times.user + times.system + times.children_user + times.children_system
         host: float | None = None
         with suppress(OSError, ValueError, IndexError):
-            # user nice system idle iowait irq softirq steal: stolen time is somebody else's too
+            # user nice system idle iowait irq softirq steal: stolen time also belongs to others
             ticks = [int(word) for word in _STAT.read_text().split("\n", 1)[0].split()[1:9]]
             host = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
         return cls(time.monotonic(), host, own)
 
     def others_since(self, before: _Load) -> float | None:
-        """Return which part of all cores others used meanwhile; None where the system does not tell."""
+        """Return the part of all cores that others used meanwhile; None if the system does not provide it."""
         span = (self.at_s - before.at_s) * (os.cpu_count() or 1)
         if self.host_s is None or before.host_s is None or span <= 0:
             return None

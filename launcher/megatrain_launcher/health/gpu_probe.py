@@ -1,6 +1,6 @@
 """Run as a program: asks the driver about the GPUs, prints a DriverReading.
 
-A program of its own because a call into a broken driver may never return, and then its process cannot even be killed.
+It is a separate program because a call into a broken driver may never return; its process cannot even be killed then.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import sys
 from megatrain.contracts.record import encode
 from megatrain.devices.gpu_readings import DriverReading
 from megatrain.devices.nvml import read_nvml
-from megatrain_launcher.health.leash import end_with_starter
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
+from megatrain_launcher.health.parent_death_guard import guard_probe
 
 
 def main(deadline_s: float) -> None:
-    """Ask NVML, or nvidia-smi where there is no binding."""
-    end_with_starter()
+    """Ask NVML, or nvidia-smi if there is no binding."""
+    guard_probe()
     reading = read_nvml() or read_nvidia_smi(deadline_s) or DriverReading("")
     sys.stdout.write(encode(reading).decode() + "\n")
 

@@ -1,4 +1,4 @@
-"""Checks the GPUs: that all are there, that the driver works, and that none has broken memory or asks for a reset."""
+"""Checks the GPUs: all exist, the driver works, and none has broken memory or needs a reset."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import decode
 from megatrain.devices.gpu_readings import DriverReading, GpuReading
 from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
-from megatrain_launcher.health.history import History
+from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("gpu-driver", "gpu-count", "gpu-state")
 DEADLINE_S = 30.0
@@ -20,11 +20,11 @@ _SEEN = "num_gpus"
 _MISMATCH = re.compile(r"mismatch", re.IGNORECASE)
 
 
-def check_gpus(context: HealthContext, history: History) -> tuple[Finding, ...]:
-    """Ask the driver in a process of its own and judge what it says."""
+def check_gpus(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
+    """Ask the driver in a separate process and judge its answer."""
     if context.device == "cpu":
         return tuple(skipped(name, "runtime.device is cpu") for name in NAMES)
-    margin_s = 5.0  # for the probe to start, and to say that nvidia-smi does not answer
+    margin_s = 5.0  # for the probe to start, and to report that nvidia-smi does not answer
     end = context.probe(
         "gpu_probe",
         [f"{DEADLINE_S - 2 * margin_s:g}"],
@@ -56,8 +56,8 @@ def judge_gpus(
     visible: str | None,
     num_before: int,
     kernel_module: str,
-) -> tuple[Finding, ...]:
-    """Return the findings that a reading gives. Pure.
+) -> tuple[HealthFinding, ...]:
+    """Return the findings of a reading. Pure.
 
     `num_before` is how many GPUs this host had at its last check, `visible` is CUDA_VISIBLE_DEVICES.
     """
@@ -70,7 +70,7 @@ def judge_gpus(
 
 
 def kernel_module_version(proc: Path) -> str:
-    """Return the version of the driver that the kernel has loaded, empty where there is none."""
+    """Return the version of the driver that the kernel has loaded, empty if there is none."""
     try:
         text = (proc / "driver/nvidia/version").read_text()
     except OSError:
@@ -81,8 +81,8 @@ def kernel_module_version(proc: Path) -> str:
 
 def _without_gpus(
     reading: DriverReading, is_expected: bool, num_before: int, kernel_module: str
-) -> tuple[Finding, ...]:
-    reason = reading.error or ("no GPU is seen" if reading.source else "neither NVML nor nvidia-smi is here")
+) -> tuple[HealthFinding, ...]:
+    reason = reading.error or ("no GPU is seen" if reading.source else "neither NVML nor nvidia-smi is installed")
     advice = _advice(reading.error)
     before = f"; this host had {num_before} before" if num_before else ""
     rest = tuple(skipped(name, reason) for name in NAMES[2:])
@@ -100,18 +100,20 @@ def _without_gpus(
     return skipped(NAMES[0], reason), skipped(NAMES[1], reason), *rest
 
 
-def _judge_driver(reading: DriverReading, kernel_module: str) -> Finding:
+def _judge_driver(reading: DriverReading, kernel_module: str) -> HealthFinding:
     name = NAMES[0]
     if reading.error:
         return failed(name, f"{reading.error}{_advice(reading.error)}")
     if kernel_module and reading.version and kernel_module != reading.version:
-        return failed(name, f"the kernel has driver {kernel_module}, the library is of {reading.version}{_REBOOT}")
+        return failed(
+            name, f"the kernel has driver {kernel_module}, the library is of version {reading.version}{_REBOOT}"
+        )
     return passed(name, f"driver {reading.version or 'of unknown version'}, asked by {reading.source}")
 
 
 def _judge_count(
     reading: DriverReading, chosen: Sequence[GpuReading], num_workers: int, num_before: int, visible: str | None
-) -> Finding:
+) -> HealthFinding:
     found = len(reading.gpus)
     state = f"{found} GPUs" + ("" if len(chosen) == found else f", {len(chosen)} by CUDA_VISIBLE_DEVICES={visible}")
     if found < num_before:
@@ -123,7 +125,7 @@ def _judge_count(
     return replace(passed(NAMES[1], state), value=found, unit="GPUs", seen={_SEEN: found})
 
 
-def _judge_state(gpus: Sequence[GpuReading]) -> Finding:
+def _judge_state(gpus: Sequence[GpuReading]) -> HealthFinding:
     name = NAMES[2]
     broken = [problem for gpu in gpus for problem in _problems(gpu)]
     if broken:
@@ -133,7 +135,7 @@ def _judge_state(gpus: Sequence[GpuReading]) -> Finding:
         for gpu in gpus
         if gpu.uncorrected_errors
     ]
-    if noted:  # nothing is pending: the memory was mended, or taken out of use
+    if noted:  # nothing is pending: the memory was repaired, or taken out of use
         return warning(name, "; ".join(noted))
     names = ", ".join(sorted({gpu.name for gpu in gpus if gpu.name}))
     return passed(name, f"{names or 'GPUs'}: no memory errors, nothing pending")
@@ -141,18 +143,18 @@ def _judge_state(gpus: Sequence[GpuReading]) -> Finding:
 
 def _problems(gpu: GpuReading) -> list[str]:
     who = f"GPU {gpu.index}" + (f" ({gpu.uuid})" if gpu.uuid else "")
-    told: Mapping[str, bool | None] = {
+    problems: Mapping[str, bool | None] = {
         f"{who} does not answer: {gpu.error}": bool(gpu.error),
         f"{who}: remapping a row of its memory failed": gpu.has_row_remap_failed,
         f"{who}: the remapping of a row of its memory waits for a reset": gpu.is_row_remap_pending,
         f"{who}: the retirement of a page of its memory waits for a reset": gpu.is_page_retirement_pending,
         f"{who}: the driver asks for {gpu.recovery_action}": bool(gpu.recovery_action),
     }
-    return [problem for problem, is_so in told.items() if is_so]
+    return [problem for problem, is_so in problems.items() if is_so]
 
 
 def _visible(gpus: Sequence[GpuReading], visible: str | None) -> tuple[GpuReading, ...]:
-    """Return those that CUDA_VISIBLE_DEVICES leaves; what it names otherwise (MIG) leaves all."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves; names of another kind (MIG) leave all."""
     if visible is None:
         return tuple(gpus)
     wanted = [word.strip() for word in visible.split(",") if word.strip()]

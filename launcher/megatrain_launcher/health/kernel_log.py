@@ -1,6 +1,6 @@
-"""Checks the kernel's log for GPUs that broke lately: NVIDIA's Xid messages, which no later query tells of.
+"""Checks the kernel's log for GPUs that broke lately: NVIDIA's Xid messages, which no later query returns.
 
-The kernel keeps them with the time since boot. Where its log may not be read, nothing can be said.
+The kernel keeps them with the time since boot. If its log may not be read, the check gives no result.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from megatrain.failures.xids import CLEAN_UP, MENDED, PROGRAM_FAULT
+from megatrain.failures.xids import CLEAN_UP, HANDLED, PROGRAM_FAULT
+from megatrain.formatting.quantities import count_text
 from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
-from megatrain_launcher.health.history import History
+from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("kernel-log",)
 DEADLINE_S = 10.0
@@ -25,7 +26,7 @@ _LINE = re.compile(rb"\d+,\d+,(?P<since_boot_us>\d+)[^;]*;(?P<text>.*)")
 _MAX_NAMED = 3
 
 
-def check_kernel_log(context: HealthContext, history: History) -> tuple[Finding, ...]:
+def check_kernel_log(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
     """Read what the kernel has kept and judge its Xid messages."""
     del history
     if context.device == "cpu":
@@ -49,7 +50,7 @@ def read_kernel_log(path: Path) -> list[bytes]:
                 raw = os.read(descriptor, 1 << 16)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # a record was overwritten before it was read; the next read goes on after it
+            except BrokenPipeError:  # a record was overwritten before it was read; the next read continues after it
                 continue
             if not raw:
                 break
@@ -60,10 +61,10 @@ def read_kernel_log(path: Path) -> list[bytes]:
     return records
 
 
-def judge_kernel_log(lines: Iterable[bytes], now_s: float) -> Finding:
-    """Return what Xid messages mean for the host; `now_s` is the time since boot. Pure."""
+def judge_kernel_log(lines: Iterable[bytes], now_s: float) -> HealthFinding:
+    """Return the findings of Xid messages for the host; `now_s` is the time since boot. Pure."""
     broken: list[str] = []
-    mended: list[str] = []
+    handled: list[str] = []
     for line in lines:
         record = _LINE.match(line)
         xid = _XID.search(record["text"]) if record else None
@@ -74,10 +75,13 @@ def judge_kernel_log(lines: Iterable[bytes], now_s: float) -> Finding:
         if number in PROGRAM_FAULT | CLEAN_UP or age_s > RECENT_S:
             continue
         said = f"Xid {number} of GPU {xid['gpu'].decode(errors='replace')} {age_s:.0f} s ago"
-        (mended if number in MENDED else broken).append(said)
+        (handled if number in HANDLED else broken).append(said)
     if broken:
         named = ", ".join(broken[-_MAX_NAMED:])
-        return failed(NAMES[0], f"{len(broken)} hardware errors within the hour, the last: {named}; reset the GPU")
-    if mended:
-        return warning(NAMES[0], f"{len(mended)} errors that the driver mended, the last: {mended[-1]}")
-    return passed(NAMES[0], "no hardware error of a GPU within the hour")
+        return failed(
+            NAMES[0], f"{len(broken)} hardware errors within the last hour, the newest: {named}; reset the GPU"
+        )
+    if handled:
+        what = count_text(len(handled), "error")
+        return warning(NAMES[0], f"{what} that the GPU driver corrected, the newest: {handled[-1]}")
+    return passed(NAMES[0], "no hardware error of a GPU within the last hour")

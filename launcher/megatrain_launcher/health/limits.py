@@ -1,23 +1,23 @@
-"""Checks what the system lets a process have: open files, and locked memory where RDMA needs it."""
+"""Checks the system's limits for a process: open files, and locked memory if RDMA needs it."""
 
 from __future__ import annotations
 
 import resource
 
 from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
-from megatrain_launcher.health.history import History
+from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("open-files", "locked-memory")
 DEADLINE_S = 5.0
 TOO_FEW_FILES = 256
-"""torch with its libraries, logs and a store take about a hundred."""
+"""torch with its libraries, logs and a store use about a hundred."""
 FEW_FILES = 4096
 """A rank opens a socket to each peer of each group, plus files and libraries."""
 SMALL_LOCKED_BYTES = 1 << 30
 
 
-def check_limits(context: HealthContext, history: History) -> tuple[Finding, ...]:
+def check_limits(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
     """Read the limits of this process, which its workers inherit."""
     del history
     has_rdma = any((context.places.sys / "class/infiniband").glob("*"))
@@ -27,19 +27,19 @@ def check_limits(context: HealthContext, history: History) -> tuple[Finding, ...
     )
 
 
-def judge_open_files(soft_limit: int) -> Finding:
-    """Return what the limit on open files means. Pure."""
+def judge_open_files(soft_limit: int) -> HealthFinding:
+    """Judge the limit on open files. Pure."""
     if soft_limit == resource.RLIM_INFINITY:
         return passed(NAMES[0], "unlimited")
     if soft_limit < TOO_FEW_FILES:
-        return failed(NAMES[0], f"{soft_limit}; a worker needs {TOO_FEW_FILES} and more: ulimit -n {FEW_FILES}")
+        return failed(NAMES[0], f"{soft_limit}; a worker needs at least {TOO_FEW_FILES}: ulimit -n {FEW_FILES}")
     if soft_limit < FEW_FILES:
         return warning(NAMES[0], f"{soft_limit}; enough for a few hosts, large jobs need ulimit -n {FEW_FILES}")
     return passed(NAMES[0], f"{soft_limit}")
 
 
-def judge_locked_memory(soft_limit: int, has_rdma: bool) -> Finding:
-    """Return what the limit on locked memory means: RDMA registers its buffers as locked. Pure."""
+def judge_locked_memory(soft_limit: int, has_rdma: bool) -> HealthFinding:
+    """Judge the limit on locked memory: RDMA registers its buffers as locked. Pure."""
     if not has_rdma:
         return skipped(NAMES[1], "no RDMA device")
     if soft_limit == resource.RLIM_INFINITY:

@@ -1,4 +1,4 @@
-"""Checks the host's memory: that it is all there, that some of it is free, and that its error counters stand still."""
+"""Checks the host's memory: all of it exists, some of it is free, and its error counters do not rise."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
-from megatrain_launcher.health.history import History
+from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("memory", "memory-errors")
 DEADLINE_S = 5.0
 GIB = 1 << 30
 MISSING_FRACTION = 0.02
-"""The kernel's own share differs a little from boot to boot; a lost module is at least one in 32."""
+"""The kernel's own part differs a little from boot to boot; a lost module is at least one in 32."""
 LITTLE_FREE_FRACTION = 0.05
 _TOTAL = "memory_bytes"
 
 
-def check_memory(context: HealthContext, history: History) -> tuple[Finding, ...]:
+def check_memory(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
     """Read the system's counters of this host."""
     sizes = read_sizes(context.places.proc / "meminfo")
     controllers = sorted((context.places.sys / "devices/system/edac/mc").glob("mc[0-9]*"))
@@ -34,7 +34,7 @@ def check_memory(context: HealthContext, history: History) -> tuple[Finding, ...
 
 
 def read_sizes(meminfo: Path) -> tuple[int, int] | None:
-    """Return total and available bytes; None where the system does not say."""
+    """Return total and available bytes; None if the system does not report them."""
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:
@@ -45,25 +45,25 @@ def read_sizes(meminfo: Path) -> tuple[int, int] | None:
     return int(fields["MemTotal"][0]) * 1024, int(fields["MemAvailable"][0]) * 1024  # /proc counts KiB
 
 
-def judge_memory(sizes: tuple[int, int] | None, total_before: float | None) -> Finding:
-    """Return what the sizes mean. Pure."""
+def judge_memory(sizes: tuple[int, int] | None, total_before: float | None) -> HealthFinding:
+    """Judge the sizes. Pure."""
     name = NAMES[0]
     if sizes is None:
-        return skipped(name, "the system does not tell")
+        return skipped(name, "the system does not report it")
     total, available = sizes
     state = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
     if total_before is not None and total < total_before * (1 - MISSING_FRACTION):
         problem = f"{state}; this host had {total_before / GIB:.1f} GiB before: a memory module may be lost"
         finding = failed(name, f"{problem} (if it was taken out on purpose, remove this host's health.json)")
     elif available < total * LITTLE_FREE_FRACTION:
-        finding = replace(warning(name, f"{state}: others take nearly all of it"), seen={_TOTAL: total})
+        finding = replace(warning(name, f"{state}: other processes use nearly all of it"), seen={_TOTAL: total})
     else:
         finding = replace(passed(name, state), seen={_TOTAL: total})
     return replace(finding, value=available / GIB, unit="GiB")
 
 
-def judge_errors(corrected: int, uncorrected: int, corrected_before: float | None) -> Finding:
-    """Return what the error counters since boot mean. Pure."""
+def judge_errors(corrected: int, uncorrected: int, corrected_before: float | None) -> HealthFinding:
+    """Judge the error counters since boot. Pure."""
     name = NAMES[1]
     seen = {"memory_corrected_errors": float(corrected)}
     if uncorrected:

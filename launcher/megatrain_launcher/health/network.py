@@ -1,7 +1,6 @@
-"""Checks the network interfaces: that what carries the ranks' traffic is up, as fast as before, and does not flap.
+"""Checks the network interfaces: those that carry the ranks' traffic are up, as fast as before, and do not flap.
 
-Whether a port that is down matters, only this host's history can say: a port that once was up is missed, one that never
-was is not.
+A port that is down counts only by this host's history: one that was up before is missing, one that never was is not.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from dataclasses import replace
 from megatrain.contracts.host_records import CheckOutcome
 from megatrain.devices.links import LinkReading, read_interfaces, read_ports
 from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
-from megatrain_launcher.health.history import History
+from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("network", "infiniband")
 DEADLINE_S = 5.0
@@ -21,8 +20,8 @@ FLAPS = 4
 """Changes of the carrier since the last check: two times down and up again."""
 
 
-def check_network(context: HealthContext, history: History) -> tuple[Finding, ...]:
-    """Read the links of this host and compare them with what they were."""
+def check_network(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
+    """Read the links of this host and compare them with their earlier state."""
     ethernet = read_interfaces(context.places.sys / "class/net")
     return (
         judge_interfaces(ethernet, context.network_interface, history.seen),
@@ -30,15 +29,15 @@ def check_network(context: HealthContext, history: History) -> tuple[Finding, ..
     )
 
 
-def judge_interfaces(links: Sequence[LinkReading], chosen: str, seen: Mapping[str, float]) -> Finding:
-    """Return what the interfaces mean; `chosen` is runtime.network_interface. Pure."""
+def judge_interfaces(links: Sequence[LinkReading], chosen: str, seen: Mapping[str, float]) -> HealthFinding:
+    """Judge the interfaces; `chosen` is runtime.network_interface. Pure."""
     name = NAMES[0]
     by_name = {link.name: link for link in links}
     if chosen == "lo":
         return passed(name, "lo is chosen: one host")
     if chosen and chosen not in by_name:
         there = ", ".join(by_name) or "none but lo"
-        return failed(name, f"runtime.network_interface={chosen!r} is not there; there are: {there}")
+        return failed(name, f"runtime.network_interface={chosen!r} does not exist; there are: {there}")
     if chosen and not by_name[chosen].is_up:
         return failed(name, f"runtime.network_interface={chosen!r} is {by_name[chosen].state}")
     if not links:
@@ -48,8 +47,8 @@ def judge_interfaces(links: Sequence[LinkReading], chosen: str, seen: Mapping[st
     return _judged(name, links, chosen, seen)
 
 
-def judge_ports(links: Sequence[LinkReading], seen: Mapping[str, float]) -> Finding:
-    """Return what the RDMA ports mean. Pure."""
+def judge_ports(links: Sequence[LinkReading], seen: Mapping[str, float]) -> HealthFinding:
+    """Judge the RDMA ports. Pure."""
     if not links:
         return skipped(NAMES[1], "no RDMA device")
     return _judged(NAMES[1], links, "", seen, is_needed=True)
@@ -57,8 +56,11 @@ def judge_ports(links: Sequence[LinkReading], seen: Mapping[str, float]) -> Find
 
 def _judged(
     name: str, links: Sequence[LinkReading], chosen: str, seen: Mapping[str, float], *, is_needed: bool = False
-) -> Finding:
-    """Judge each link against what it was. `is_needed`: every link that was up before carries the ranks' traffic."""
+) -> HealthFinding:
+    """Judge each link against its earlier state.
+
+    `is_needed`: every link that was up before carries the ranks' traffic.
+    """
     problems: list[tuple[CheckOutcome, str]] = []
     remembered: dict[str, float] = {}
     for link in links:
@@ -86,7 +88,7 @@ def _judged(
     if problems:
         is_failed = any(outcome is CheckOutcome.FAILED for outcome, _ in problems)
         text = "; ".join(problem for _, problem in problems)
-        return Finding(name, CheckOutcome.FAILED if is_failed else CheckOutcome.WARNING, text, seen=remembered)
+        return HealthFinding(name, CheckOutcome.FAILED if is_failed else CheckOutcome.WARNING, text, seen=remembered)
     state = ", ".join(
         f"{link.name} {'up' if link.is_up else link.state}" + (f" {_speed(link.speed_mbps)}" if link.speed_mbps else "")
         for link in links

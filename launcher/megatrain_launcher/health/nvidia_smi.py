@@ -1,4 +1,4 @@
-"""Reads the GPUs by the program nvidia-smi, where NVML's Python binding is not installed."""
+"""Reads the GPUs with the program nvidia-smi, if NVML's Python binding is not installed."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _FIELDS = (
 _NEEDED = 4
 """The first fields: every version of the program has them."""
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
-# What the program prints in place of a value when the GPU itself does not answer.
+# What the program prints instead of a value when the GPU itself does not answer.
 _BROKEN = re.compile(r"gpu is lost|requires reset|unknown error|fallen off|\berr!", re.IGNORECASE)
 _MAX_SHOWN = 300
 
 
 def read_nvidia_smi(timeout_s: float) -> DriverReading | None:
-    """Return what nvidia-smi says, None where there is no such program."""
+    """Return nvidia-smi's reading, None if there is no such program."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
     fields = list(_FIELDS)
     while True:
-        words = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
         try:
             end = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s
             )
         except subprocess.TimeoutExpired:
             return DriverReading("nvidia-smi", error=f"no answer from nvidia-smi within {timeout_s:g} s")
@@ -60,11 +60,11 @@ def _reading(exit_code: int, output: str, said: str, fields: Sequence[str]) -> D
         for row in csv.reader(output.splitlines(), skipinitialspace=True)
         if len(row) == len(fields) and row[0].isdigit()
     ]
-    # Without driver or with a wrong library there are no rows. One lost GPU ends the list with a line of words.
-    words = [line.strip() for line in said.splitlines() if line.strip() and not re.match(r"\d+, ", line)]
-    trouble = words[0][:_MAX_SHOWN] if words else f"exit code {exit_code}"
+    # Without a driver or with a wrong library there are no rows. One lost GPU ends the list with a line of text.
+    messages = [line.strip() for line in said.splitlines() if line.strip() and not re.match(r"\d+, ", line)]
+    trouble = messages[0][:_MAX_SHOWN] if messages else f"exit code {exit_code}"
     if not rows:
-        return DriverReading("nvidia-smi", error=trouble if words or exit_code else "it names no GPU")
+        return DriverReading("nvidia-smi", error=trouble if messages or exit_code else "it names no GPU")
     error = trouble if exit_code else ""
     return DriverReading("nvidia-smi", rows[0]["driver_version"], error, tuple(_gpu(row) for row in rows))
 

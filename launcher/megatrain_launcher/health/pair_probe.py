@@ -8,15 +8,15 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from megatrain_launcher.health.forked import run_part, say
-from megatrain_launcher.health.leash import end_with_starter
+from megatrain_launcher.health.forked import print_measurement, run_part
+from megatrain_launcher.health.parent_death_guard import guard_probe
 
 COMPUTE_S = 30.0
-"""What a rank has before the time limit of meeting begins, and to say that it has passed."""
+"""How long a rank has before the time limit of the meeting begins, and to report that it has passed."""
 
 
 def main(argv: list[str]) -> None:
-    """Measure with one rank for each device that workers use; on the processor one rank does."""
+    """Measure with one rank for each device that workers use; on the CPU, with one rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", required=True)
     parser.add_argument("--num-workers", type=int, required=True)
@@ -26,13 +26,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--prefix", required=True)
     parser.add_argument("--timeout-s", type=float, required=True)
     args = parser.parse_args(argv)
-    end_with_starter()
+    guard_probe()
     from megatrain_launcher.health.compute import resolve_device
 
     try:
         kind, num_devices = resolve_device(args.device)
     except RuntimeError as error:
-        say(part="pair", error=str(error))
+        print_measurement(part="pair", error=str(error))
         sys.exit(1)
     num_ranks = min(args.num_workers, num_devices)
     ranks = [partial(_measure, args, kind, num_ranks, number) for number in range(num_ranks)]
@@ -51,8 +51,8 @@ def _measure(args: argparse.Namespace, kind: str, num_ranks: int, number: int) -
         )
         return dist.PrefixStore(args.prefix, store)
 
-    # before the partner is met, and said at once: known also where the partner never comes
-    say(part="pair", number=number, kind=kind, compute_s=measure_matmul(kind, number))
+    # before the meeting, and printed at once: so it is known even if the partner never comes
+    print_measurement(part="pair", number=number, kind=kind, compute_s=measure_matmul(kind, number))
     rank = args.side * num_ranks + number
     return measure_all_reduce(kind, number, rank, 2 * num_ranks, make_store, args.timeout_s)
 

@@ -1,7 +1,7 @@
-"""This host's side of a timed all-reduce with a partner: what is agreed beforehand, running it, and reporting it.
+"""This host's side of a timed all-reduce with a partner: agreeing on it, running it, and reporting it.
 
-The partners meet at the store that one of their executors offers anyway. A bad result makes no host unfit by itself:
-who is at fault is for `pairs.judge_pairs`, from the results of all.
+The partners meet at the store that one of their executors provides anyway. A bad result makes no host unfit by itself:
+`pairs.judge_pairs` finds the culprit from the results of all.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from megatrain_launcher.health.pairs import PairResult
 NAME = "pair"
 _NOTHING: Mapping[str, float] = {}
 START_S = 60.0
-"""What loading torch may take, beyond the time limit of meeting and measuring."""
+"""How long loading torch may take, beyond the time limit of meeting and measuring."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairTask:
-    """What one host needs to know to meet its partner."""
+    """The settings with which one host meets its partner."""
 
     host: str
     partner: str
     side: int
-    """0 is the one whose store both use."""
+    """0: the host whose store both use."""
     store_address: str
     store_port: int
     prefix: str
-    """Of keys in that store, of no other pair or turn."""
+    """Prefix of keys in that store; no other pair or turn has it."""
     num_workers: int
     device: str = "auto"
     network_interface: str = ""
@@ -68,8 +68,7 @@ def pair_task(
 def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner = run_probe) -> CheckResult:
     """Meet the partner, measure and return the result; blocks up to the time limit and START_S.
 
-    On a processor the result has no unit: others use it meanwhile, the partner itself perhaps, so its times are not
-    to be judged.
+    On a CPU the result has no unit: others use it meanwhile, perhaps even the partner, so its times are not judged.
     """
     began = time.monotonic()
     unit = ""
@@ -106,7 +105,7 @@ def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner 
 
 
 def pair_results(report: CheckReport) -> tuple[PairResult, ...]:
-    """Return the pair results that a host's report holds."""
+    """Return the pair results in a host's report."""
     return tuple(
         PairResult(
             report.host,
@@ -123,7 +122,7 @@ def pair_results(report: CheckReport) -> tuple[PairResult, ...]:
 
 
 def _parts(lines: Sequence[Mapping[str, object]], trouble: str) -> tuple[dict[str, float], str]:
-    """Return the times of the slowest rank of this side by part, and the reason where it failed."""
+    """Return the times of the slowest rank of this side by part, and the reason if it failed."""
     worst: dict[str, float] = {}
     for line in lines:
         for part in ("compute", "wait", "reduce"):
@@ -131,7 +130,7 @@ def _parts(lines: Sequence[Mapping[str, object]], trouble: str) -> tuple[dict[st
             if isinstance(value, float):
                 worst[part] = max(worst.get(part, 0.0), value)
     errors = [str(line["error"]) for line in lines if "error" in line]
-    reason = "; ".join(errors) or trouble or ("" if lines else "it measured nothing")
+    reason = "; ".join(errors) or trouble or ("" if lines else "no measurement")
     if reason:
         worst.pop("reduce", None)
     return worst, reason

@@ -1,10 +1,10 @@
 """Which hosts are at fault, from timed all-reduces of neighbouring pairs with swapped partners. Pure.
 
-Neighbours in the given order form a ring; each of its edges is tested once, so every host meets two partners. A pair
-that failed or was slow says that one of its two is at fault. A host which was in a good pair is cleared; one whose
-every pair was bad is guilty when a partner of it is cleared. Computing is timed apart, before partners meet, and is
-each host's own.
-Source: the two-round node check with swapped pairs, as in DLRover and ByteRobust, with guilt only by exclusion.
+Neighbours in the given order form a ring; each of its edges is tested once, so every host meets two partners. In a pair
+that failed or was slow, one of the two is at fault. A host that was in a good pair is cleared; a host whose every pair
+was bad is a culprit if one of its partners is cleared, else a suspect. Computing is timed separately, before partners
+meet, and is each host's own.
+Source: the two-round node check with swapped pairs, as in DLRover and ByteRobust, with culprits by exclusion only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOISE_S = 0.002
 
 
 def num_turns(num_hosts: int) -> int:
-    """Return how many turns it takes until every host met its neighbours: a ring of odd length takes three."""
+    """Return how many turns it takes until every host has met its neighbours: a ring of odd length takes three."""
     if num_hosts < 2:
         return 0
     if num_hosts == 2:
@@ -31,7 +31,7 @@ def num_turns(num_hosts: int) -> int:
 def pairs(hosts: Sequence[str], turn: int) -> tuple[Pair, ...]:
     """Return the pairs of a turn, 0 to num_turns - 1; neighbours in the order of `hosts`, swapped each turn.
 
-    Raises: ValueError for a turn that there is not, or a host that is named twice.
+    Raises: ValueError for a turn that does not exist, or a host that is named twice.
     """
     if len(set(hosts)) != len(hosts):
         raise ValueError("a host is named twice")
@@ -51,7 +51,7 @@ def partners(some: Sequence[Pair]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class PairResult:
-    """One host's side of one pair. A time is None where it did not get so far, for `reason`."""
+    """One host's side of one pair. A time is None if the host did not get that far, for `reason`."""
 
     host: str
     partner: str
@@ -60,27 +60,27 @@ class PairResult:
     reduce_s: float | None = None
     reason: str = ""
     is_timed: bool = True
-    """On a processor, which others use too, only whether it works counts."""
+    """On a CPU, which others use too, only whether it works counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class PairVerdict:
-    """What the pairs say. Reasons by host; a link is a pair whose hosts are both cleared by others."""
+class PairFindings:
+    """What the pairs show: reasons by host. A link is bad if its pair failed while others clear both of its hosts."""
 
-    guilty: Mapping[str, str] = field(default_factory=dict)
-    unproven: Mapping[str, str] = field(default_factory=dict)
-    """In bad pairs only, but so were all their partners: at least one of each such pair is at fault."""
+    culprits: Mapping[str, str] = field(default_factory=dict)
+    suspects: Mapping[str, str] = field(default_factory=dict)
+    """Hosts in bad pairs only, whose partners were too: at least one host of each such pair is at fault."""
     bad_links: tuple[Pair, ...] = ()
 
 
-def guilty(
+def culprit_hosts(
     schedule: Sequence[Pair],
     results: Sequence[PairResult],
     max_slowdown: float,
     hardware: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
     """Return the hosts at fault, in the order of the schedule."""
-    return tuple(judge_pairs(schedule, results, max_slowdown, hardware).guilty)
+    return tuple(judge_pairs(schedule, results, max_slowdown, hardware).culprits)
 
 
 def judge_pairs(
@@ -88,33 +88,33 @@ def judge_pairs(
     results: Sequence[PairResult],
     max_slowdown: float,
     hardware: Mapping[str, str] | None = None,
-) -> PairVerdict:
-    """Return who is at fault; `schedule` is the pairs of all turns, a pair without both results counts as failed.
+) -> PairFindings:
+    """Return which hosts are at fault. `schedule`: the pairs of all turns; a pair without both results has failed.
 
-    `hardware` says what kind each host is: computing is compared among hosts of one kind.
+    `hardware`: the kind of each host; computing is compared among hosts of one kind.
     """
     hosts = list(dict.fromkeys(host for pair in schedule for host in pair))
     found = {(result.host, result.partner): result for result in results}
     bad = _bad_pairs(schedule, found, max_slowdown)
     cleared = {host for pair in schedule if pair not in bad for host in pair}
-    at_fault = _slow_computers(results, max_slowdown, hardware or {})
-    unproven: dict[str, str] = {}
+    culprits = _slow_computers(results, max_slowdown, hardware or {})
+    suspects: dict[str, str] = {}
     for host in hosts:
         own = {pair: reason for pair, reason in bad.items() if host in pair}
-        if host in cleared or not own or host in at_fault:
+        if host in cleared or not own or host in culprits:
             continue
         why = "; ".join(f"with {_other(pair, host)}: {reason}" for pair, reason in own.items())
         if any(_other(pair, host) in cleared for pair in own):
-            at_fault[host] = why
+            culprits[host] = why
         else:
-            unproven[host] = why
-    # a guilty partner explains a bad pair: whoever had only such pairs is not to be held for it
-    for host in list(unproven):
+            suspects[host] = why
+    # a culprit explains its bad pairs: a host with no other bad pairs is no suspect
+    for host in list(suspects):
         others = {_other(pair, host) for pair in bad if host in pair}
-        if others <= at_fault.keys():
-            del unproven[host]
-    links = tuple(pair for pair in bad if set(pair) <= cleared and not set(pair) & at_fault.keys())
-    return PairVerdict({host: at_fault[host] for host in hosts if host in at_fault}, unproven, links)
+        if others <= culprits.keys():
+            del suspects[host]
+    links = tuple(pair for pair in bad if set(pair) <= cleared and not set(pair) & culprits.keys())
+    return PairFindings({host: culprits[host] for host in hosts if host in culprits}, suspects, links)
 
 
 def _bad_pairs(schedule: Sequence[Pair], found: Mapping[Pair, PairResult], max_slowdown: float) -> dict[Pair, str]:

@@ -1,7 +1,7 @@
-"""Times an all-reduce among a few ranks, apart from waiting for them. Loads torch; probes import it late.
+"""Times an all-reduce among a few ranks, without the time to wait for them. Loads torch; probes import it late.
 
-A collective takes as long as its slowest member, so both partners of a pair measure the same: what distinguishes them
-is the time to meet, which says who came late, and each one's own computing beforehand.
+A collective takes as long as its slowest member, so both partners of a pair measure the same. What distinguishes them
+is the time until both have met, which shows who came late, and each one's own computing beforehand.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _all_reduce(values: Any, rank: int, world_size: int) -> float:
     from torch import distributed as dist
 
     values.fill_(rank + 1)
-    dist.barrier()  # so that no rank's filling is part of another's time
+    dist.barrier()  # so that no rank's fill is part of another's time
     if values.is_cuda:
         torch.cuda.synchronize(values.device)
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Checks the run directory's disk, and the tmpfs where black boxes and the communication libraries' buffers lie."""
+"""Checks the run directory's disk, and the tmpfs of black boxes and the communication libraries' buffers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from megatrain.contracts.own_files import NotOwnError, check_own_directory
 from megatrain.contracts.run_directory import own_box_directory
 from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
-from megatrain_launcher.health.history import History
+from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
+from megatrain_launcher.health.history import HealthHistory
 
 DISK_NAMES = ("disk",)
 SHARED_MEMORY_NAMES = ("shared-memory",)
@@ -23,11 +23,11 @@ MIB = 1 << 20
 FEW_FILES = 1000
 SLOW_WRITE_S = 5.0
 SHARED_MEMORY_RESERVE_BYTES = 64 * MIB
-"""What NCCL and gloo may want for themselves; 64 MiB is all that a container has by default."""
+"""Space for NCCL and gloo themselves; a container has only 64 MiB by default."""
 
 
-def check_disk(context: HealthContext, history: History) -> tuple[Finding, ...]:
-    """Have a small file written to the run directory, and look at the space left."""
+def check_disk(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
+    """Run a probe that writes a small file to the run directory, and check the space left."""
     del history
     end = context.probe(
         "disk_probe",
@@ -43,8 +43,8 @@ def check_disk(context: HealthContext, history: History) -> tuple[Finding, ...]:
     return (judge_disk(answer, where, context.recovery.min_free_disk_gb),)
 
 
-def judge_disk(answer: dict[str, Any], where: str, min_free_gb: float) -> Finding:
-    """Return what the probe's answer means. Pure."""
+def judge_disk(answer: dict[str, Any], where: str, min_free_gb: float) -> HealthFinding:
+    """Judge the probe's answer. Pure."""
     (name,) = DISK_NAMES
     if "error" in answer:
         return failed(name, f"{where} cannot be written: {answer['error']}")
@@ -63,8 +63,8 @@ def judge_disk(answer: dict[str, Any], where: str, min_free_gb: float) -> Findin
     return replace(finding, value=free_gb, unit="GB")
 
 
-def check_shared_memory(context: HealthContext, history: History) -> tuple[Finding, ...]:
-    """See that the black boxes of all workers fit where they go."""
+def check_shared_memory(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
+    """Check that the black boxes of all workers fit."""
     del history
     directory = context.shared_memory
     if directory is None:
@@ -72,8 +72,8 @@ def check_shared_memory(context: HealthContext, history: History) -> tuple[Findi
     return (judge_shared_memory(directory, context.shared_memory_bytes, _free_bytes(directory)),)
 
 
-def judge_shared_memory(directory: Path, needed_bytes: int, free: int | str) -> Finding:
-    """Return what the free bytes of a tmpfs, or the reason why they are not known, mean. Pure."""
+def judge_shared_memory(directory: Path, needed_bytes: int, free: int | str) -> HealthFinding:
+    """Judge the free bytes of a tmpfs, or the reason why they are not known. Pure."""
     (name,) = SHARED_MEMORY_NAMES
     if isinstance(free, str):
         return failed(name, f"{directory} cannot be used: {free}; telemetry.black_box_directory names another place")

@@ -1,7 +1,7 @@
 """Checks the speed of this host's devices, each against its own history, and an all-reduce among them.
 
-What is slow at first is measured once more before a host is refused for it. On a processor that others use meanwhile,
-slowness is theirs and only noted.
+A slow result is measured once more before a host is refused for it. On a CPU that others use meanwhile, slowness may be
+due to them and is only noted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from megatrain.contracts.host_records import CheckOutcome
 from megatrain_launcher.health.child import device_environment
 from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
+from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.forked import measurements
-from megatrain_launcher.health.history import History
+from megatrain_launcher.health.history import HealthHistory
 
 NAMES = ("matmul", "memory-copy", "loopback")
 DEADLINE_S = 300.0
@@ -38,24 +38,26 @@ class Timings:
     errors: Mapping[str, str] = field(default_factory=dict)
     """By check name."""
     others_busy: Mapping[str, float | None] = field(default_factory=dict)
-    """Which part of the cores others used meanwhile, by part of the probe."""
+    """The part of the cores that others used meanwhile, by part of the probe."""
 
 
-def check_speed(context: HealthContext, history: History) -> tuple[Finding, ...]:
-    """Time the devices, twice where they seem slow."""
+def check_speed(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
+    """Time the devices, twice if they seem slow."""
     if context.is_training:
         return tuple(skipped(name, "workers are running; timing would disturb them") for name in NAMES)
     findings, is_slow = judge_speed(_measure(context), history, context.recovery.max_slowdown)
     if not is_slow:
         return findings
     again, _ = judge_speed(_measure(context), history, context.recovery.max_slowdown)
-    # the better of both: slowness that does not stay is none
+    # the better of both counts: slowness that does not last is ignored
     better = {CheckOutcome.PASSED: 0, CheckOutcome.SKIPPED: 1, CheckOutcome.WARNING: 2, CheckOutcome.FAILED: 3}
     return tuple(min(pair, key=lambda finding: better[finding.outcome]) for pair in zip(again, findings, strict=True))
 
 
-def judge_speed(timings: Timings, history: History, max_slowdown: float) -> tuple[tuple[Finding, ...], bool]:
-    """Return the findings, and whether one of them failed for slowness alone. Pure."""
+def judge_speed(
+    timings: Timings, history: HealthHistory, max_slowdown: float
+) -> tuple[tuple[HealthFinding, ...], bool]:
+    """Return the findings, and whether one of them failed only for slowness. Pure."""
     lost = int(history.seen.get("num_cuda_devices", 0)) if timings.kind == "cpu" else 0
     if lost:
         problem = f"torch sees no CUDA device; at the last check it saw {lost}"
@@ -67,19 +69,19 @@ def judge_speed(timings: Timings, history: History, max_slowdown: float) -> tupl
     return tuple(findings), is_slow
 
 
-def _judge(name: str, timings: Timings, history: History, max_slowdown: float) -> Finding:
+def _judge(name: str, timings: Timings, history: HealthHistory, max_slowdown: float) -> HealthFinding:
     if name in timings.errors:
         return failed(name, timings.errors[name])
     seconds = timings.seconds.get(name, {})
-    samples = {f"{name}/{timings.hardware}/{place}": taken_s for place, taken_s in seconds.items()}
+    samples = {f"{name}/{timings.hardware}/{unit_name}": taken_s for unit_name, taken_s in seconds.items()}
     slow, compared = [], []
-    for place, taken_s in seconds.items():
-        usual = history.usual(f"{name}/{timings.hardware}/{place}")
+    for unit_name, taken_s in seconds.items():
+        usual = history.usual(f"{name}/{timings.hardware}/{unit_name}")
         if usual is None:
             continue
-        compared.append(place)
+        compared.append(unit_name)
         if taken_s > usual * max_slowdown and taken_s - usual > NOISE_S:
-            slow.append(f"{place} {taken_s * 1000:.2f} ms, usually {usual * 1000:.2f}")
+            slow.append(f"{unit_name} {taken_s * 1000:.2f} ms, usually {usual * 1000:.2f}")
     worst = max(seconds.values())
     state = f"{worst * 1000:.2f} ms" + (f" (the slowest of {len(seconds)})" if len(seconds) > 1 else "")
     busy = timings.others_busy.get("loopback" if name == "loopback" else "compute")
@@ -94,11 +96,11 @@ def _judge(name: str, timings: Timings, history: History, max_slowdown: float) -
 
 
 def timings_of(lines: Sequence[Mapping[str, Any]], trouble: str) -> Timings:
-    """Return what the probe's lines say; `trouble` is how it ended, empty when it came to its end. Pure."""
+    """Return the measurements in the probe's lines; `trouble`: how it ended, empty if it was complete. Pure."""
     by_part: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         by_part.setdefault(str(line["part"]), []).append(line)
-    (device,) = by_part.get("device", [{"error": trouble or "the probe said nothing"}])[:1]
+    (device,) = by_part.get("device", [{"error": trouble or "the probe printed nothing"}])[:1]
     if "error" in device:
         return Timings(errors=dict.fromkeys(NAMES, f"torch cannot use this host's devices: {device['error']}"))
     seconds: dict[str, dict[str, float]] = {name: {} for name in NAMES}
@@ -109,7 +111,7 @@ def timings_of(lines: Sequence[Mapping[str, Any]], trouble: str) -> Timings:
             continue
         if not line["is_repeatable"]:
             errors["matmul"] = (
-                f"{line['device']}: the same product or copy came out different: the device computes wrong"
+                f"{line['device']}: the same product or copy gave different results: the device computes wrong"
             )
         for name, keys in _KEYS.items():
             for key in keys:
@@ -124,7 +126,7 @@ def timings_of(lines: Sequence[Mapping[str, Any]], trouble: str) -> Timings:
             seconds["loopback"]["all-reduce"] = max(before, line["reduce_s"])
     for name in NAMES:
         if not seconds[name] and name not in errors:
-            errors[name] = f"not measured: {trouble or 'the probe said nothing of it'}"
+            errors[name] = f"not measured: {trouble or 'the probe printed nothing for it'}"
     loads = {part.removesuffix("-load"): by_part[part][0]["others_busy"] for part in by_part if part.endswith("-load")}
     return Timings(device["kind"], device["hardware"], device["num_devices"], seconds, errors, loads)
 

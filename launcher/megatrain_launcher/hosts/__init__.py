@@ -1,1 +1,1 @@
-"""What runs the hosts: this machine, Slurm or Kubernetes. Each tells a host who it is, and can take it out of use."""
+"""The systems that run hosts: this machine, Slurm or Kubernetes. Each identifies a host, and can cordon it."""

@@ -1,4 +1,4 @@
-"""What the rest of the launcher needs of whatever runs the hosts."""
+"""What the launcher needs from the system that runs the hosts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from megatrain.contracts.errors import MegatrainError
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What the environment tells of this host; empty or 0 where it does not."""
+    """What the environment says of this host; empty or 0 if it says nothing."""
 
     host: str
     address: str = ""
     """A name or an IP address."""
     launch_id: str = ""
     num_hosts: int = 0
-    """All hosts of the launch, spares too."""
+    """All hosts of the launch, including spares."""
     index: int = 0
-    """Of this host among them."""
+    """This host's index among them."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class CordonError(MegatrainError):
-    """The cluster did not take a host out of use; the job itself leaves it out all the same."""
+    """The cluster did not cordon a host; the job itself leaves it out all the same."""
 
 
 class HostAdapter(Protocol):
@@ -33,13 +33,13 @@ class HostAdapter(Protocol):
 
     @property
     def name(self) -> str:
-        """The word for it in --platform."""
+        """Its name in --platform."""
 
     def facts(self) -> HostFacts:
-        """Return who this host is. Raises: ConfigError when the environment contradicts itself."""
+        """Return the facts of this host. Raises: ConfigError when the environment contradicts itself."""
 
     def cordon(self, host: str, reason: str) -> str:
-        """Keep other jobs off a host, and return what was done in words; empty without a scheduler.
+        """Keep other jobs off a host, and return a sentence on what was done; empty without a scheduler.
 
         Raises: CordonError.
         """

@@ -33,12 +33,12 @@ def interface_address(interface: str) -> str:
 
 
 def address_towards(endpoint: Endpoint) -> str:
-    """Return the address from which this host reaches an endpoint. Sends nothing but a look-up of the name.
+    """Return the address from which this host reaches an endpoint. Sends nothing except a look-up of the name.
 
-    Raises: ConfigError when the name is unknown or there is no way to it.
+    Raises: ConfigError when the name is unknown or there is no route to it.
     """
     if endpoint.path:
-        return _LOOPBACK  # whoever shares a unix socket is on this machine
+        return _LOOPBACK  # all clients of a unix socket are on this machine
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -46,14 +46,14 @@ def address_towards(endpoint: Endpoint) -> str:
             address: str = probe.getsockname()[0]
     except OSError as error:
         raise ConfigError(
-            [(f"--rdzv-endpoint: no way from here to {endpoint}: {error.strerror or error}; check the name, or give "
+            [(f"--rdzv-endpoint: no route from here to {endpoint}: {error.strerror or error}; check the name, or give "
              "--local-addr=ADDRESS")]
         ) from error  # fmt: skip
     return address
 
 
 def resolve(name: str) -> str:
-    """Return an IP address of this host's own name that others can use, an empty text when there is none."""
+    """Return an IP address of this host's own name that others can use, an empty text if there is none."""
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, _DISCARD_PORT, type=socket.SOCK_DGRAM)}
     except OSError:

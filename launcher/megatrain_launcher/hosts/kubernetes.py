@@ -1,7 +1,7 @@
-"""Kubernetes: one pod a node, made by a JobSet or a TrainJob; the pod's variables say who it is (see the templates).
+"""Kubernetes: one pod per node, made by a JobSet or a TrainJob; the pod's variables identify it (see the templates).
 
-Eviction cordons the node, with the pod's service account where it has one, else by kubectl. The account needs the verb
-patch on the job's own nodes, and nothing else; a JobSet has it for those that `--node` names.
+Eviction cordons the node, with the pod's service account if it has one, else by kubectl. The account needs only the
+verb patch on the job's own nodes; a JobSet has it for those that `--node` names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KubernetesPlatform:
         self._account = account
 
     def facts(self) -> HostFacts:
-        """Return who this host is: the node, so that a pod that comes to a cordoned node is refused too."""
+        """Return the host's facts; its name is the node's, so that a pod on a cordoned node is refused too."""
         get = self._environment.get
         jobset, attempt = get("JOBSET_NAME", ""), get("JOBSET_RESTART_ATTEMPT", "0") or "0"
         index = get("JOB_COMPLETION_INDEX", "0")
@@ -62,7 +62,7 @@ class KubernetesPlatform:
         port = int(self._environment.get("KUBERNETES_SERVICE_PORT", "443"))
         patch = {"metadata": {"annotations": {REASON_ANNOTATION: reason}}, "spec": {"unschedulable": True}}
         try:
-            # read anew each time: tokens are replaced while a pod runs
+            # read again each time: tokens are replaced while a pod runs
             token = (self._account / "token").read_text().strip()
             context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
             connection = http.client.HTTPSConnection(address, port, timeout=_CALL_S, context=context)
@@ -100,23 +100,23 @@ class KubernetesPlatform:
         self._kubectl(host, [program, "annotate", "--overwrite", "node", host, f"{REASON_ANNOTATION}={reason}"])
         return f"node {host} is cordoned"
 
-    def _kubectl(self, host: str, words: list[str]) -> None:
+    def _kubectl(self, host: str, command: list[str]) -> None:
         try:
             done = subprocess.run(
-                words, capture_output=True, text=True, timeout=_COMMAND_S, check=False, env=dict(self._environment)
+                command, capture_output=True, text=True, timeout=_COMMAND_S, check=False, env=dict(self._environment)
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CordonError(f"node {host} was not cordoned: {error}") from error
         if done.returncode != 0:
-            problem = (done.stderr or done.stdout).strip() or f"{words[0]} {end_text(done.returncode)}"
+            problem = (done.stderr or done.stdout).strip() or f"{command[0]} {end_text(done.returncode)}"
             raise CordonError(f"node {host} was not cordoned: {problem}")
 
 
 def _message(status: int, body: bytes) -> str:
-    """Return what the API server says; a refusal with what the account lacks."""
+    """Return the API server's message; a refusal with the right that the account lacks."""
     try:
         text = str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
         text = f"the API server answered {status}"
-    way_out = "; the service account needs the verb patch on this node, see --node" if status in (401, 403) else ""
-    return f"{text}{way_out}"
+    hint = "; the service account needs the verb patch on this node, see --node" if status in (401, 403) else ""
+    return f"{text}{hint}"

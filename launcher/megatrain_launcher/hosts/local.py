@@ -37,39 +37,39 @@ class LocalPlatform:
 
 
 class LocalHosts:
-    """Executors host-1 to host-N on this machine, as a context: on leaving none of them is left.
+    """Executors host-1 to host-N on this machine, as a context: none of them is left when the context ends.
 
-    `words` are the arguments of `megatrain launch` for one of them, without its name. One that is
-    killed is not replaced: that is for spares.
+    `arguments`: those of `megatrain launch` for one of them, without the host's name. A killed executor is not
+    started again: a spare takes its place.
     """
 
     def __init__(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         count: int,
         environment: Mapping[str, str],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         program: Sequence[str] = (sys.executable, "-m", "megatrain"),
     ) -> None:
         self._program = list(program)
-        self._words = list(words)
+        self._arguments = list(arguments)
         self._names = [f"host-{number}" for number in range(1, count + 1)]
         self._environment = environment
-        self._tell = tell
+        self._report = report
         self._running: dict[str, ChildProcess] = {}
         self._held = ExitStack()
 
     @property
     def pids(self) -> dict[str, int]:
-        """The executors that run, by host."""
+        """The running executors' pids, by host."""
         return {name: child.pid for name, child in self._running.items()}
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.callback(self._end)
             for name in self._names:
-                words = [*self._program, "launch", f"--host-id={name}", *self._words]
-                self._running[name] = ChildProcess(words, environment=self._environment)
+                command = [*self._program, "launch", f"--host-id={name}", *self._arguments]
+                self._running[name] = ChildProcess(command, environment=self._environment)
             self._held = stack.pop_all()
         return self
 
@@ -84,7 +84,7 @@ class LocalHosts:
             child.send(signal.SIGTERM)
 
     def wait(self) -> list[int]:
-        """Wait until all have ended and return their exit codes, negative for signals; failures are reported."""
+        """Wait until all have ended and return their exit codes, negative for signals; report failures."""
         codes = []
         while self._running:
             for name, child in list(self._running.items()):
@@ -94,12 +94,12 @@ class LocalHosts:
                 del self._running[name]
                 codes.append(code)
                 if code < 0:
-                    self._tell(f"{name}: its executor {end_text(code)}")
+                    self._report(f"{name}: its executor {end_text(code)}")
             time.sleep(_POLL_S)
         return codes
 
     def _end(self) -> None:
-        """Kill what still runs: whoever leaves before `wait` returned has given up on an orderly end."""
+        """Kill what still runs: the context ended before `wait` returned, so there is no wait for an orderly end."""
         for child in self._running.values():
             child.kill()
         self._running.clear()

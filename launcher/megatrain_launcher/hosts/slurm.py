@@ -1,4 +1,4 @@
-"""Slurm: one `srun` starts an executor on each host of the allocation; who they are is in SLURM_* variables."""
+"""Slurm: one `srun` starts an executor on each host of the allocation; SLURM_* variables identify the hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMMAND_S = 30.0
 
 
 def is_slurm_task(environment: Mapping[str, str]) -> bool:
-    """Say whether `srun` started this process. In a batch script, or a shell of salloc, it did not."""
+    """Return whether `srun` started this process. In a batch script, or a shell of salloc, it did not."""
     return "SLURM_JOB_ID" in environment and "SLURM_PROCID" in environment and _step(environment) not in _NO_TASK
 
 
@@ -36,7 +36,7 @@ class SlurmPlatform:
         self._environment = environment
 
     def facts(self) -> HostFacts:
-        """Return who this host is. Raises: ConfigError when a host has more than one task, or a variable is missing."""
+        """Return the host's facts. Raises: ConfigError when a host has more than one task, or a variable is missing."""
         tasks = self._environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split(",")
         if any(task.partition("(")[0] != "1" for task in tasks):
             raise ConfigError(
@@ -59,13 +59,13 @@ class SlurmPlatform:
         )
 
     def cordon(self, host: str, reason: str) -> str:
-        """Drain a node, which only Slurm's operators may. Raises: CordonError."""
+        """Drain a node, which only Slurm's operators may do. Raises: CordonError."""
         program = shutil.which("scontrol", path=self._environment.get("PATH"))
         if program is None:
             raise CordonError(f"Slurm did not drain {host}: no scontrol on PATH; ask an operator to")
-        words = [program, "update", f"NodeName={host}", "State=DRAIN", f"Reason=megatrain: {reason}"[:200]]
+        command = [program, "update", f"NodeName={host}", "State=DRAIN", f"Reason=megatrain: {reason}"[:200]]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CordonError(f"Slurm did not drain {host}: {error}; ask an operator to") from error
         if done.returncode != 0:
@@ -78,13 +78,13 @@ class SlurmPlatform:
             text = self._environment.get(name, "")
             if text.isascii() and text.isdigit() and len(text) < 8:
                 return int(text)
-        raise ConfigError([f"{names[0]} is not set, or is no number; start with srun, or say --platform=local"])
+        raise ConfigError([f"{names[0]} is not set, or is not a number; start with srun, or give --platform=local"])
 
     def _labels(self) -> dict[str, str]:
-        """Return the switch, from SLURM_TOPOLOGY_ADDR: s0.s3.node7, the nearest switch before the node."""
+        """Return the switch, from SLURM_TOPOLOGY_ADDR (s0.s3.node7): the nearest switch before the node."""
         names = self._environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
         pattern = self._environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "switch.node").split(".")
         if len(names) < 2 or len(names) != len(pattern) or pattern[-2] != "switch":
             return {}
-        # neighbours of a switch above come together too
+        # neighbours under a higher switch then come together too
         return {"switch": ".".join(names[:-1])}

@@ -1,7 +1,7 @@
-"""Hands the driver's cordons on to the cluster, so that no other job gets a host that this one evicted.
+"""Passes the driver's cordons to the cluster, so that no other job gets a host that this one evicted.
 
-Every candidate for the driver watches; the one that drives at that moment tells. People's own cordons are theirs to
-hand on. A refusal of the cluster is only reported: the job itself leaves the host out.
+Every candidate for the driver watches; only the current driver passes cordons on. Cordons that people set are not
+passed on. A refusal of the cluster is only reported: the job itself leaves the host out.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class CordonWatch:
             self._follower.close()
 
     def _take(self, event: WatchEvent) -> None:
-        # the driver of that time has reported what a snapshot holds
+        # an earlier driver has passed on the cordons of a snapshot
         if isinstance(event, Changes):
             for item in event.written:
-                self._hand_on(item)
+                self._pass_on(item)
 
-    def _hand_on(self, item: KeyValue) -> None:
+    def _pass_on(self, item: KeyValue) -> None:
         try:
             cordon = decode(Cordon, item.value, item.key.decode(errors="replace"))
             leader = Election(self._client, self._keys.election).leader()

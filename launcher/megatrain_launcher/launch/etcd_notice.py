@@ -12,19 +12,19 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.trouble import Trouble
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.etcd_process import EtcdProcess
 
 SOURCE = "etcd"
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 @contextmanager
-def told_troubles(etcd: EtcdProcess, keys: JobKeys) -> Iterator[None]:
-    """Keep the key of etcd's trouble up with what its process says, during the block."""
+def published_troubles(etcd: EtcdProcess, keys: JobKeys) -> Iterator[None]:
+    """Keep the key of etcd's trouble equal to its process's state, during the block."""
     is_over = threading.Event()
     with EtcdClient(etcd.settings) as client:
-        thread = LastingThread("etcd notice", lambda: _follow(etcd, client, keys.trouble(SOURCE), is_over), is_over)
+        thread = RestartingThread("etcd notice", lambda: _follow(etcd, client, keys.trouble(SOURCE), is_over), is_over)
         try:
             yield
         finally:
@@ -33,16 +33,16 @@ def told_troubles(etcd: EtcdProcess, keys: JobKeys) -> Iterator[None]:
 
 
 def _follow(etcd: EtcdProcess, client: EtcdClient, key: str, is_over: threading.Event) -> None:
-    told: tuple[str, ...] | None = None
-    while not is_over.wait(_LOOK_S):
+    published: tuple[str, ...] | None = None
+    while not is_over.wait(_POLL_S):
         troubles = etcd.troubles
-        if troubles == told:
+        if troubles == published:
             continue
         try:
             if troubles:
                 client.put(key, encode(Trouble(SOURCE, "; ".join(troubles), time.time())))
             else:
                 client.delete(key)
-            told = troubles
+            published = troubles
         except CoordinationError:
             continue  # it is just being started again

@@ -1,4 +1,4 @@
-"""What an executor is made of on each platform. Loads torch's elastic agent."""
+"""The parts of an executor on each platform. Loads torch's elastic agent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megatrain_launcher.launch.cordons import CordonWatch
 
 
 def parts_with(platform: HostAdapter) -> ExecutorParts:
-    """Return the executor's parts with a driver that hands its cordons on."""
+    """Return the executor's parts with a driver that passes its cordons on."""
     if platform.name == "local":
         return ExecutorParts()
 

@@ -1,4 +1,4 @@
-"""The command line of `megatrain launch`: torchrun's flag names in both spellings, and what torchrun does not have."""
+"""The command line of `megatrain launch`: torchrun's flag names in both spellings, and flags that torchrun lacks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from megatrain.contracts.errors import ConfigError, FlagError
 from megatrain_launcher.launch.torchrun_flags import add_refusals
 
 DEFAULT_MODULE = "megatrain.train"
-DEFAULT_PRELOAD = "megatrain.worker"
+DEFAULT_PRELOAD = "megatrain.training.worker"
 TEMPLATES = ("slurm", "jobset", "trainjob")
 PLATFORMS = ("auto", "local", "slurm", "kubernetes")
-_MOST_HOSTS = 100_000
+_MAX_HOSTS = 100_000
 _RANGE = re.compile(r"(\d{1,6})(?::(\d{1,6}))?")
 _NODE = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -28,7 +28,7 @@ _TEES: Mapping[str, Tee] = {"none": "none", "first": "first", "all": "all", "0":
 
 @dataclass(frozen=True, slots=True)
 class LaunchFlags:
-    """What the command line says; empty or None where it says nothing."""
+    """What the command line says; empty or None if it says nothing."""
 
     config: Path
     overrides: tuple[str, ...] = ()
@@ -52,21 +52,25 @@ class LaunchFlags:
     template: str = ""
     image: str = ""
     nodes: tuple[str, ...] = ()
-    """Of a JobSet: where it runs, and which nodes it may cordon; empty: anywhere, and none."""
+    """For a JobSet: where it runs, and which nodes it may cordon; empty: anywhere, and none."""
 
 
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     """Add everything that `launch_flags` reads."""
     add_config_argument(parser)
     parser.add_argument(
-        "-m", "--module", default=DEFAULT_MODULE, metavar="MODULE", help=f"what workers run (default: {DEFAULT_MODULE})"
+        "-m",
+        "--module",
+        default=DEFAULT_MODULE,
+        metavar="MODULE",
+        help=f"module that workers run (default: {DEFAULT_MODULE})",
     )
     parser.add_argument(
         "--preload",
         default=DEFAULT_PRELOAD,
         metavar="MODULE[,MODULE]",
-        help="imported once a host, before workers are forked, so that a restart need not wait for it; empty: nothing "
-        f"(default: {DEFAULT_PRELOAD})",
+        help="modules that each host imports once, before workers are forked, so that a restart need not wait for it; "
+        f"empty: none (default: {DEFAULT_PRELOAD})",
     )
     _add_host_arguments(parser)
     add_etcd_arguments(parser)
@@ -85,33 +89,39 @@ def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="hosts beyond MAX that wait to take another's place: started too by --standalone, counted in what "
-        "Slurm gives and in templates; elsewhere a host that is too many waits by itself",
+        help="number of spare hosts. Used by --standalone, Slurm and templates; elsewhere start more hosts than MAX",
     )
     hosts.add_argument(
         "--standalone",
         action="store_true",
-        help="all on this machine, with an etcd of its own; the default where there is one host and no endpoint",
+        help="all hosts on this machine, with an etcd of the job's own; the default for one host without an endpoint",
     )
     hosts.add_argument(
         *spellings("--launch-id"),
         default="",
         metavar="ID",
-        help="the same on all hosts of one launch, new for each launch (default: as Slurm or Kubernetes says)",
+        help="id that is the same on all hosts of a launch, and new for each one (default: from Slurm or Kubernetes)",
     )
-    hosts.add_argument(*spellings("--host-id"), default="", metavar="NAME", help="what this host is called")
+    hosts.add_argument(
+        *spellings("--host-id"),
+        default="",
+        metavar="NAME",
+        help="name of this host (default: from Slurm or Kubernetes, else the machine's)",
+    )
     hosts.add_argument(
         "--label",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="where this host is, switch=s1 for instance; hosts of one switch get neighbouring ranks",
+        help="where this host is, for example switch=s1; hosts of one switch get neighbouring ranks",
     )
     hosts.add_argument(
-        *spellings("--local-addr"), default="", metavar="ADDRESS", help="where the other hosts reach this one"
+        *spellings("--local-addr"), default="", metavar="ADDRESS", help="address at which other hosts reach this one"
     )
     hosts.add_argument(
-        *spellings("--no-driver"), action="store_true", help="this host never drives: for jobs with `megatrain driver`"
+        *spellings("--no-driver"),
+        action="store_true",
+        help="this host is never the driver: for jobs with `megatrain driver`",
     )
     hosts.add_argument(
         *spellings("--no-daemon"),
@@ -119,7 +129,7 @@ def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
         help="this host never runs the job's daemon and web page: for jobs that have them elsewhere",
     )
     hosts.add_argument(
-        "--platform", choices=PLATFORMS, default="auto", help="what runs the hosts (default: as the environment says)"
+        "--platform", choices=PLATFORMS, default="auto", help="what runs the hosts (default: from the environment)"
     )
 
 
@@ -138,7 +148,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         dest="template",
         choices=TEMPLATES,
         default="",
-        help="print what starts this launch on a cluster, and do nothing else",
+        help="print a file that starts this launch on a cluster, and do nothing else",
     )
     output.add_argument("--image", default="", metavar="IMAGE", help="container image, for --write-template")
     output.add_argument(
@@ -146,7 +156,8 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a node on which the job runs, for --write-template jobset: once for each; the job may cordon these alone",
+        help="node that the job may use and cordon; repeat for each (--write-template jobset only; default: the job "
+        "may use any node and cordon none)",
     )
 
 
@@ -156,7 +167,11 @@ def add_config_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_hosts_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
-        "--nnodes", default="", metavar="MIN[:MAX]", help="hosts that train (default: 1, or those that Slurm gives)"
+        "--nnodes",
+        default="",
+        metavar="MIN[:MAX]",
+        help="hosts that train: MAX, or fewer if hosts are missing, but at least MIN; one number means both "
+        "(default: 1, or those of the Slurm step)",
     )
 
 
@@ -171,7 +186,7 @@ def add_job_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def launch_flags(args: argparse.Namespace) -> LaunchFlags:
-    """Return what the command line says. Raises: FlagError with everything that is wrong with it."""
+    """Return the command line's flags. Raises: FlagError with everything that is wrong with it."""
     problems: list[str] = []
     if args.rdzv_backend != "megatrain":
         problems.append(f"--rdzv-backend={args.rdzv_backend}: hosts meet at etcd here; leave it out")
@@ -179,7 +194,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
     if args.rdzv_id:
         overrides += _job_name(args.rdzv_id, overrides, problems)
     smallest, largest = parse_hosts(args.nnodes, problems)
-    if not 0 <= args.spares <= _MOST_HOSTS:
+    if not 0 <= args.spares <= _MAX_HOSTS:
         problems.append(f"--spares={args.spares}: expected a number of hosts")
     if args.host_id:
         check_name("--host-id", args.host_id, problems)
@@ -224,13 +239,13 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
 
 
 def parse_hosts(text: str, problems: list[str]) -> tuple[int | None, int | None]:
-    """Return MIN and MAX of --nnodes, nothing where it is empty."""
+    """Return MIN and MAX of --nnodes, nothing if it is empty."""
     if not text:
         return None, None
     match = _RANGE.fullmatch(text.strip())
     smallest = int(match.group(1)) if match else 0
     largest = int(match.group(2) or match.group(1)) if match else 0
-    if not 1 <= smallest <= largest <= _MOST_HOSTS:
+    if not 1 <= smallest <= largest <= _MAX_HOSTS:
         problems.append(f"--nnodes={text}: expected a number of hosts, or MIN:MAX with 1 <= MIN <= MAX")
         return None, None
     return smallest, largest
@@ -243,9 +258,9 @@ def check_name(option: str, name: str, problems: list[str]) -> None:
 
 
 def _job_name(name: str, overrides: Sequence[str], problems: list[str]) -> tuple[str, ...]:
-    told = [text.partition("=")[2] for text in overrides if text.startswith("--job.name=")]
-    if told and told[-1] != name:
-        problems.append(f"--rdzv-id={name} and --job.name={told[-1]} name two jobs; give one of them")
+    job_names = [text.partition("=")[2] for text in overrides if text.startswith("--job.name=")]
+    if job_names and job_names[-1] != name:
+        problems.append(f"--rdzv-id={name} and --job.name={job_names[-1]} name two jobs; give one of them")
     check_name("--rdzv-id", name, problems)
     return (f"--job.name={name}",)
 

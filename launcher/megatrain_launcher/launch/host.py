@@ -16,7 +16,7 @@ from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange
 from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.hosts.address import interface_address, resolve
-from megatrain_launcher.launch.etcd_notice import told_troubles
+from megatrain_launcher.launch.etcd_notice import published_troubles
 from megatrain_launcher.launch.job_files import why_not_written
 from megatrain_launcher.launch.leftovers import release_snapshots
 from megatrain_launcher.launch.plan import LaunchPlan
@@ -30,19 +30,19 @@ def run_launch(
     plan: LaunchPlan,
     environment: Mapping[str, str],
     execute: Execute,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     on_job_over: Callable[[], None] = lambda: None,
 ) -> int:
     """Start what the plan says and return the job's exit code. Raises: MegatrainError, KeyboardInterrupt.
 
     `on_job_over`: called when the last of several executors has ended, before anything is cleaned up.
     """
-    tell = _to_nobody_too(tell)
+    report = _ignoring_closed_output(report)
     for note in plan.notes():
-        tell(note)
+        report(note)
     if plan.is_alone:
         _check_logs(plan)
-        return run_standalone(plan, environment, execute, tell, on_job_over)
+        return run_standalone(plan, environment, execute, report, on_job_over)
     with _reached_etcd(plan, environment) as etcd:
         _check_logs(plan)
         launch_id = plan.flags.launch_id or plan.facts.launch_id
@@ -50,45 +50,45 @@ def run_launch(
         code = execute(settings)
         if code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
             if plan.platform.name == "slurm":
-                plan.files.tell_end(code)
-            _leave_nothing(plan, tell)
+                plan.files.write_exit_code(code)
+            _remove_snapshots(plan, report)
         return code
 
 
-def _leave_nothing(plan: LaunchPlan, tell: Callable[[str], None]) -> None:
-    """Remove the snapshots of this host, whatever its role in the job: all is saved, and no round resumes from them."""
-    left = release_snapshots(plan.config, RunDirectory(plan.files.run), plan.facts.host, tell)
+def _remove_snapshots(plan: LaunchPlan, report: Callable[[str], None]) -> None:
+    """Remove this host's snapshots, whatever its role in the job: all is saved, and no round resumes from them."""
+    left = release_snapshots(plan.config, RunDirectory(plan.files.run), plan.facts.host, report)
     if left:
-        tell(f"snapshots stay in {', '.join(map(str, left))}: their writer has not finished")
+        report(f"snapshots stay in {', '.join(map(str, left))}: their writer has not finished")
 
 
 def _check_logs(plan: LaunchPlan) -> None:
-    """Raise ConfigError where the ranks' lines would be lost."""
-    told = plan.flags.log_dir
-    directory = Path(told) if told else RunDirectory(plan.files.run).logs
+    """Raise ConfigError if the ranks' lines would be lost."""
+    log_dir = plan.flags.log_dir
+    directory = Path(log_dir) if log_dir else RunDirectory(plan.files.run).logs
     why_not = why_not_written(directory)
     if why_not:
-        option, way_out = f"--log-dir={told}", "name another directory"
-        if not told:
-            option, way_out = f"{directory}", "set job.run_directory to a place where everything may be written"
-        raise ConfigError([f"{option}: {why_not}, and the ranks' logs go there; {way_out}"])
+        option, hint = f"--log-dir={log_dir}", "name another directory"
+        if not log_dir:
+            option, hint = f"{directory}", "set job.run_directory to a place where you may write"
+        raise ConfigError([f"{option}: {why_not}, and the ranks' logs go there; {hint}"])
 
 
-def _to_nobody_too(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Return the same for a listener that may be gone, such as a terminal: nothing is stopped or lost for that."""
+def _ignoring_closed_output(report: Callable[[str], None]) -> Callable[[str], None]:
+    """Return `report` without the errors of a closed output, such as a terminal that is gone."""
 
-    def told(text: str) -> None:
+    def report_if_open(text: str) -> None:
         with suppress(OSError):
-            tell(text)
+            report(text)
 
-    return told
+    return report_if_open
 
 
 @contextmanager
 def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[EtcdSettings]:
-    """Have an etcd that all hosts reach: the one that is named, else the first host's.
+    """Provide an etcd that all hosts reach: the one that is named, else the first host's.
 
-    Raises: ConfigError when none is named and the hosts do not know which of them is the first.
+    Raises: ConfigError when none is named, and nothing says which host is the first.
     """
     if plan.flags.etcd.endpoints:
         yield plan.flags.etcd.settings(environment)
@@ -114,7 +114,7 @@ def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[
         keys = JobKeys(plan.config.job.name)
         forget_dead_hosts(etcd.settings, keys)
         stack.enter_context(files.published(etcd, keys.job, launch_id))
-        stack.enter_context(told_troubles(etcd, keys))
+        stack.enter_context(published_troubles(etcd, keys))
         yield etcd.settings
         _wait_until_alone(etcd.settings, keys)
 
@@ -134,7 +134,7 @@ def _listen_address(plan: LaunchPlan) -> str:
 
 
 def _wait_until_alone(settings: EtcdSettings, keys: JobKeys) -> None:
-    """Keep etcd up until the other hosts know of the job's end."""
+    """Keep etcd running until the other hosts have read the job's end and left."""
     deadline = time.monotonic() + _LEAVE_S
     with suppress(CoordinationError), EtcdClient(settings) as client:
         while time.monotonic() < deadline:

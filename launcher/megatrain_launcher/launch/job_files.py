@@ -1,7 +1,7 @@
-"""What a launch leaves in <run>/coordination: how to get into the job's own etcd, and how the job ended.
+"""The files of a launch in <run>/coordination: how to reach the job's own etcd, and how the job ended.
 
 endpoint, password, certificate.pem, key.pem    see megatrain.jobs.own_etcd
-exit-code   how the last launch ended: for a batch script, and for who asks for the job when its etcd is gone
+exit-code   how the last launch ended: for batch scripts, and for `status` when the job's etcd is gone
 etcd/       etcd's data, etcd.log and its unix sockets beside it
 """
 
@@ -20,10 +20,10 @@ from megatrain.contracts.errors import ConfigError, CoordinationError, DataError
 from megatrain.contracts.whole_files import write_private
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain.jobs.own_etcd import (
+    COORDINATION_DIRECTORY,
     ENDPOINT_FILE,
     PASSWORD_BYTES,
     PASSWORD_FILE,
-    PLACE,
     USER,
     endpoint_text,
     own_tls,
@@ -49,7 +49,7 @@ class JobFiles:
 
     @property
     def directory(self) -> Path:
-        return self.run / PLACE
+        return self.run / COORDINATION_DIRECTORY
 
     @property
     def endpoint(self) -> Path:
@@ -81,7 +81,7 @@ class JobFiles:
 
     @contextmanager
     def published(self, etcd: EtcdProcess, job: str, launch_id: str) -> Iterator[None]:
-        """Say where etcd is as long as the block runs. Raises: ConfigError when it cannot be written."""
+        """Publish where etcd is, during the block. Raises: ConfigError when it cannot be written."""
         try:
             etcd.keep(self.endpoint, endpoint_text(etcd.settings, job, launch_id).encode())
         except OSError as error:
@@ -92,18 +92,18 @@ class JobFiles:
             etcd.drop(self.endpoint)
 
     def wait_for_endpoint(self, launch_id: str, timeout_s: float) -> EtcdSettings:
-        """Return how to reach the etcd that another host of this launch brings.
+        """Return how to reach the etcd that another host of this launch starts.
 
-        Raises: CoordinationError when it does not come.
+        Raises: CoordinationError when it does not appear.
         """
         deadline = time.monotonic() + timeout_s
         found = "no such file"
         while time.monotonic() < deadline:
             try:
-                told = read_own_etcd(self.run)
-                if told.launch_id == launch_id:
-                    return told.settings
-                found = f"it is of launch {told.launch_id}"
+                own_etcd = read_own_etcd(self.run)
+                if own_etcd.launch_id == launch_id:
+                    return own_etcd.settings
+                found = f"it is of launch {own_etcd.launch_id}"
             except FileNotFoundError:
                 found = "no such file"
             except OSError as error:
@@ -112,38 +112,38 @@ class JobFiles:
                 found = str(error)
             time.sleep(_POLL_S)
         raise CoordinationError(
-            f"{self.endpoint}: the first host did not tell where etcd is ({found}, this is launch {launch_id}); the "
-            "run directory must be the same on all hosts, or name an etcd by --rdzv-endpoint=HOST:PORT"
+            f"{self.endpoint}: the first host did not publish etcd's address ({found}, this is launch {launch_id}); "
+            "the run directory must be the same on all hosts, or name an etcd by --rdzv-endpoint=HOST:PORT"
         )
 
     @contextmanager
-    def telling_end(self) -> Iterator[Callable[[int], int]]:
-        """Leave how a launch ended: by the code that goes through what the block is given, or by its error.
+    def recorded_end(self) -> Iterator[Callable[[int], int]]:
+        """Record how a launch ended: the block passes its exit code to the function that it gets.
 
-        What the launch before left is taken away first: a launch that is killed leaves nothing.
+        An error is recorded too. The record of the earlier launch is removed first: a killed launch leaves none.
         """
         with suppress(OSError):
             self.exit_code.unlink(missing_ok=True)
 
-        def told(code: int) -> int:
-            self.tell_end(code)
+        def record(code: int) -> int:
+            self.write_exit_code(code)
             return code
 
         try:
-            yield told
+            yield record
         except MegatrainError as error:
-            self.tell_end(error.exit_code)
+            self.write_exit_code(error.exit_code)
             raise
 
-    def tell_end(self, exit_code: int) -> None:
-        """Leave the job's exit code; a disk that is full must not change how we end."""
+    def write_exit_code(self, exit_code: int) -> None:
+        """Write the job's exit code; a full disk must not change how this process ends."""
         with suppress(OSError, ConfigError):
             make_private(self.directory)
             write_private(self.exit_code, f"{exit_code}\n".encode())
 
 
 def why_not_written(directory: Path) -> str:
-    """Make a directory and try it; return why nothing can be written there, empty where it can."""
+    """Make a directory and write in it; return why that failed, empty if it did not."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):

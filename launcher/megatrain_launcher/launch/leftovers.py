@@ -1,8 +1,8 @@
-"""What a job leaves in this machine's memory when all its executors are gone, and taking it away.
+"""What a job leaves in this machine's memory after all its executors, and its removal.
 
-Black boxes of executors that were killed go at once. Snapshots stay for checkpoint.keep_arena_s, in the care of their
-writer processes, so that the next launch can go on from them; where all is saved they are of no use, and their writers
-are told to end.
+Black boxes of killed executors are removed at once. Snapshots stay for checkpoint.keep_arena_s, kept by their writer
+processes, so that the next launch can resume from them. Once everything is saved they are of no use, and their writers
+receive the request to end.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from megatrain.arena.directory import Arena, find_arenas, remove_arena, wake_writer
+from megatrain.arena.plans import HostPlan, WriterStatus
 from megatrain.config.config import Config
-from megatrain.contracts.arena import Arena, find_arenas, remove_arena, wake_writer
-from megatrain.contracts.arena_plans import HostPlan, WriterStatus
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.run_directory import RunDirectory, own_box_paths, safe_name
 
 _POLL_S = 0.05
-_WORD_S = 5.0
-"""A writer sees a request to end within a second, unless it has something to write: then that is reported."""
+_REPORT_AFTER_S = 5.0
+"""A writer obeys a request to end within a second, unless it has data to write; a longer wait is reported."""
 
 
 def remove_black_boxes(config: Config, run: RunDirectory) -> None:
@@ -36,15 +36,15 @@ def remove_black_boxes(config: Config, run: RunDirectory) -> None:
 
 
 def find_snapshots(config: Config, run: RunDirectory, host: str = "") -> list[Arena]:
-    """Return the arenas that hold snapshots of a run: of one host, or of all that this machine is."""
-    place = config.checkpoint.directory or str(run.checkpoints)
+    """Return the arenas that hold snapshots of a run: of one host, or of all hosts on this machine."""
+    location = config.checkpoint.directory or str(run.checkpoints)
     found = []
     for arena in find_arenas(Path(config.checkpoint.arena_directory)):
         if host and arena.root.name.rpartition(".")[2] != safe_name(host):
             continue
         with suppress(CheckpointError):
-            told = HostPlan.read(arena.host_plan)
-            if told.job == config.job.name and _is_same(told.checkpoints, place):
+            host_plan = HostPlan.read(arena.host_plan)
+            if host_plan.job == config.job.name and _is_same(host_plan.checkpoints, location):
                 found.append(arena)
     return found
 
@@ -53,13 +53,13 @@ def release_snapshots(
     config: Config,
     run: RunDirectory,
     host: str = "",
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
     timeout_s: float | None = None,
 ) -> list[Path]:
-    """Have the snapshots of a run removed, and their writers end, and wait for that; return what is still there.
+    """Remove the snapshots of a run, end their writers, and wait for that; return what is still there.
 
-    `host`: as `find_snapshots` takes it. `timeout_s`: runtime.checkpoint_timeout_s where there is none, for what is on
-    its way to storage gets there first.
+    `host`: as for `find_snapshots`. `timeout_s`: runtime.checkpoint_timeout_s if there is none, because data on its way
+    to storage is written first.
     """
     leaving = [_Leaving(arena, _writer_of(arena)) for arena in find_snapshots(config, run, host)]
     for one in leaving:
@@ -68,40 +68,40 @@ def release_snapshots(
         wake_writer(one.arena)
     began = time.monotonic()
     limit_s = config.runtime.checkpoint_timeout_s if timeout_s is None else timeout_s
-    is_told = False
+    is_reported = False
     while leaving := [one for one in leaving if not one.is_gone()]:
         waited_s = time.monotonic() - began
         if waited_s > limit_s:
             break
-        if waited_s > _WORD_S and not is_told:
-            is_told = True
-            tell(f"waits for the checkpoint writer of {', '.join(str(one.arena.root) for one in leaving)} to finish")
+        if waited_s > _REPORT_AFTER_S and not is_reported:
+            is_reported = True
+            report(f"waits for the checkpoint writer of {', '.join(str(one.arena.root) for one in leaving)} to finish")
         time.sleep(_POLL_S)
     return [one.arena.root for one in leaving]
 
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """An arena that is to go, and its writer's process id, 0 where it had none."""
+    """An arena to remove, and its writer's process id, 0 if it had none."""
 
     arena: Arena
     writer: int
 
     def is_gone(self) -> bool:
         try:
-            # refused as long as its writer, or a worker, is in it
+            # refused while its writer, or a worker, uses it
             is_removed = remove_arena(self.arena.root)
         except CheckpointError:
             return False
         return is_removed and not self._has_writer()
 
     def _has_writer(self) -> bool:
-        """Say whether the process still runs: a writer ends a moment after it has removed its arena."""
+        """Return whether the process still runs: a writer ends a moment after it has removed its arena."""
         try:
-            words = Path(f"/proc/{self.writer}/cmdline").read_bytes().split(b"\0")
+            arguments = Path(f"/proc/{self.writer}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return False
-        return str(self.arena.root).encode() in words
+        return str(self.arena.root).encode() in arguments
 
 
 def _writer_of(arena: Arena) -> int:

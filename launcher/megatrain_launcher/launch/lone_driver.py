@@ -1,6 +1,6 @@
-"""A driver that is no host: one more candidate, on a machine that outlives the ones that train.
+"""A driver without a host: one more candidate, on a machine that outlives the training hosts.
 
-All that it must know of the job stands in the job's record: it needs no configuration of its own.
+The job's record contains all settings of the job: this driver reads no configuration file.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobEnd, JobRecord
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
-from megatrain_launcher.driver.checkpoint_watch import local_checkpoints
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.driver.driver import Driver, SteadyClock
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.resume_point_watch import local_checkpoints
 from megatrain_launcher.driver.run_watch import watched_directories
 from megatrain_launcher.executor.job_programs import ProgramSettings
-from megatrain_launcher.executor.program_keeper import start_keeper
+from megatrain_launcher.executor.program_runner import start_program_runner
 from megatrain_launcher.hosts.adapter import HostAdapter
 from megatrain_launcher.hosts.local import host_name
 from megatrain_launcher.launch.cordons import CordonWatch
 from megatrain_launcher.launch.plan import count_hosts
 from megatrain_launcher.notify.notifier import notifier_of
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 class RenewedLease:
-    """The lease of a candidate: taken anew when it is lost. As a context it is given back at the end."""
+    """The lease of a candidate: taken again when it is lost. As a context it is revoked at the end."""
 
     def __init__(self, client: EtcdClient, ttl_s: int, period_s: float) -> None:
         self._client = client
@@ -52,7 +52,7 @@ class RenewedLease:
         self._keeper.close()
 
     def __call__(self) -> LeaseKeeper:
-        """Return the keeper of now. Raises: CoordinationError when a new lease is needed and not granted."""
+        """Return the current keeper. Raises: CoordinationError when a new lease is needed and not granted."""
         if self._keeper.state is LeaseState.LOST:
             self._keeper.close()
             self._keeper = self._take()
@@ -63,15 +63,15 @@ class RenewedLease:
 
 
 def run_lone_driver(
-    client: EtcdClient, keys: JobKeys, stop: threading.Event, tell: Callable[[str], None], platform: HostAdapter
+    client: EtcdClient, keys: JobKeys, stop: threading.Event, report: Callable[[str], None], platform: HostAdapter
 ) -> int | None:
-    """Stand for the driver until the job has ended, and return its exit code; None when `stop` was set before.
+    """Be a candidate for the driver until the job has ended, and return its exit code; None if `stop` was set before.
 
     `platform` is informed of the hosts that this driver evicts.
 
-    Raises: ConfigError when the record is of no use; CoordinationError when etcd cannot be reached at the beginning.
+    Raises: ConfigError when the record is unusable; CoordinationError when etcd cannot be reached at the beginning.
     """
-    record = _wait_for_record(client, keys, stop, tell)
+    record = _wait_for_record(client, keys, stop, report)
     if record is None:
         return None
     config = config_of_values(record.config, record.job)
@@ -93,14 +93,14 @@ def run_lone_driver(
             make_notifier=notifier_of(config, client, keys, clock),
         )  # fmt: skip
         programs = ProgramSettings(config, run.root, client.settings, os.environ)
-        diagnosis = start_keeper(programs, name, client, record, leading) if is_run_here else None
+        diagnosis = start_program_runner(programs, name, client, record, leading) if is_run_here else None
         if diagnosis is not None:
             closing.callback(diagnosis.close)
         elif not config.diagnostics.daemon_host:
-            missing = f"{run.root} is not on this machine: while it drives, neither daemon nor page runs"
-            tell(f"{missing}; name a host for them by diagnostics.daemon_host")
-        thread = LastingThread("driver", lambda: driver.run(is_over), is_over)
-        tell(f"{name} stands for the driver of job {keys.job}")
+            missing = f"{run.root} is not on this machine: while this machine drives, neither daemon nor page runs"
+            report(f"{missing}; name a host for them with diagnostics.daemon_host")
+        thread = RestartingThread("driver", lambda: driver.run(is_over), is_over)
+        report(f"{name} is a candidate for the driver of job {keys.job}")
         try:
             return _wait_for_end(client, keys, stop, thread)
         finally:
@@ -121,26 +121,26 @@ def policy_of(record: JobRecord, config: Config) -> Policy:
 
 
 def _wait_for_record(
-    client: EtcdClient, keys: JobKeys, stop: threading.Event, tell: Callable[[str], None]
+    client: EtcdClient, keys: JobKeys, stop: threading.Event, report: Callable[[str], None]
 ) -> JobRecord | None:
-    has_told = False
+    is_announced = False
     while not stop.is_set():
         item = client.get(keys.record)
         if item is not None and client.get(keys.end) is None:
             return decode(JobRecord, item.value, keys.record)
-        if not has_told:
-            tell(f"waiting for the first host of job {keys.job}")
-            has_told = True
-        stop.wait(_LOOK_S)
+        if not is_announced:
+            report(f"waiting for the first host of job {keys.job}")
+            is_announced = True
+        stop.wait(_POLL_S)
     return None
 
 
-def _wait_for_end(client: EtcdClient, keys: JobKeys, stop: threading.Event, driver: LastingThread) -> int | None:
-    while not stop.wait(_LOOK_S) and driver.is_alive:
+def _wait_for_end(client: EtcdClient, keys: JobKeys, stop: threading.Event, driver: RestartingThread) -> int | None:
+    while not stop.wait(_POLL_S) and driver.is_alive:
         try:
             item = client.get(keys.end)
         except CoordinationError:
-            continue  # the driver tells of it
+            continue  # the driver reports it
         if item is not None:
             return decode(JobEnd, item.value, keys.end).exit_code
     return None

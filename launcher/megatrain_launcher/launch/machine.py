@@ -1,4 +1,4 @@
-"""What this machine has for workers: GPUs as the driver's device files tell of them, and cores. Loads no torch."""
+"""What this machine offers workers: GPUs, by the driver's device files, and cores. Loads no torch."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def num_cores() -> int:
 
 
 def num_workers(text: str, device: str, environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return what --nproc-per-node means here; `device` is runtime.device.
+    """Return the number of workers that --nproc-per-node means here; `device` is runtime.device.
 
-    Raises: ConfigError when it is no count, or there is nothing of what it asks for.
+    Raises: ConfigError when it is no count, or this machine has none of the requested devices.
     """
     if text.isascii() and text.isdigit() and 0 < int(text) <= 1024:
         return int(text)
@@ -48,7 +48,7 @@ def num_workers(text: str, device: str, environment: Mapping[str, str], devices:
         return num_cores()
     if text in ("gpu", "auto"):
         if gpus == 0:
-            why = 'runtime.device is "cpu"' if device == "cpu" else "this host has none that its workers could see"
+            why = 'runtime.device is "cpu"' if device == "cpu" else "this host has none that workers can see"
             raise ConfigError([f"--nproc-per-node=gpu: no GPU: {why}; use a number, cpu or auto"])
         return gpus
     raise ConfigError([f"--nproc-per-node={text}: expected a number from 1 to 1024, auto, gpu or cpu"])

@@ -1,4 +1,4 @@
-"""Whether workers will find the module that they are to run, without running any of it."""
+"""Whether workers will find the module that they must run; runs none of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def why_not_run(module: str, directory: Path) -> str:
-    """Return why `python -m module`, started in `directory`, would not find its program; empty where it would."""
+    """Return why `python -m module`, started in `directory`, would not find its program; empty if it would."""
     top, *rest = module.split(".")
     spec = _find_top(top, directory) if top.isidentifier() else None
     name = top
@@ -31,6 +31,6 @@ def _find_top(name: str, directory: Path) -> ModuleSpec | None:
     if found is not None:
         return found
     try:
-        return find_spec(name)  # by finders of other kinds: packages that were installed to be edited have one
+        return find_spec(name)  # finders of other kinds also count: editable installs have one
     except (ImportError, ValueError):
         return None

@@ -1,7 +1,7 @@
-"""What a launch will do, as far as it follows from the command line, the configuration and the environment.
+"""The plan of a launch, as far as it follows from the command line, the configuration and the environment.
 
 The whole configuration is checked here, before anything is started: for every number of hosts from MIN to MAX that the
-driver might choose. Those that it cannot train with are left out.
+driver might choose. Numbers of hosts that cannot train are left out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LaunchPlan:
         return JobFiles.of(self.config)
 
     def notes(self) -> list[str]:
-        """Return what somebody should know before it starts."""
+        """Return notes for the user, to print before the start."""
         found = []
         if self.unfit_counts:
             counts = ", ".join(map(str, sorted(self.unfit_counts)))
@@ -69,7 +69,7 @@ class LaunchPlan:
         if not self.config.telemetry.black_box_directory:
             most = self.config.recovery.restarts_without_progress
             found.append(
-                'telemetry.black_box_directory="": without black boxes no hang is noticed, no step is seen, and '
+                'telemetry.black_box_directory="": without black boxes no hang is detected, no step is seen, and '
                 f"recovery.restarts_without_progress={most} restarts in a row stop the job"
             )
         return found
@@ -77,7 +77,7 @@ class LaunchPlan:
     def executor_settings(
         self, etcd: EtcdSettings, environment: Mapping[str, str], *, launch_id: str, address: str
     ) -> ExecutorSettings:
-        """Return what this host's executor is started with."""
+        """Return the settings of this host's executor."""
         return ExecutorSettings(
             config=self.config,
             etcd=etcd,
@@ -102,7 +102,7 @@ class LaunchPlan:
         )
 
     def address(self, etcd: EtcdSettings) -> str:
-        """Return where the other hosts reach this one. Raises: ConfigError when that cannot be found out."""
+        """Return the address of this host for other hosts. Raises: ConfigError when that cannot be determined."""
         if self.flags.local_addr:
             return self.flags.local_addr
         if self.config.runtime.network_interface:
@@ -113,7 +113,7 @@ class LaunchPlan:
 
 
 def choose_platform(name: str, environment: Mapping[str, str]) -> HostAdapter:
-    """Return the platform that --platform or the environment says."""
+    """Return the platform that --platform or the environment selects."""
     if name == "slurm" or (name == "auto" and is_slurm_task(environment)):
         return SlurmPlatform(environment)
     if name == "kubernetes" or (name == "auto" and is_kubernetes_pod(environment)):
@@ -122,8 +122,9 @@ def choose_platform(name: str, environment: Mapping[str, str]) -> HostAdapter:
 
 
 def make_plan(flags: LaunchFlags, environment: Mapping[str, str]) -> LaunchPlan:
-    """Check everything that can be checked without starting. Raises: ConfigError with all problems of the first kind
-    that has any: configuration, workers, hosts.
+    """Check everything that can be checked without starting.
+
+    Raises: ConfigError with all problems of the first kind that has any: configuration, workers, hosts.
     """
     platform = choose_platform("local" if flags.is_standalone else flags.platform, environment)
     facts = platform.facts()
@@ -156,7 +157,7 @@ def count_hosts(
 ) -> tuple[frozenset[int], dict[int, tuple[str, ...]]]:
     """Return the numbers of hosts that can train, and the problems of the others.
 
-    Raises: ConfigError with those of `largest` when there is none.
+    Raises: ConfigError with those of `largest` if no number can train.
     """
     unfit = {}
     for count in range(smallest, largest + 1):

@@ -10,21 +10,21 @@ from dataclasses import replace
 from importlib import resources
 
 from megatrain.config.config import Config
-from megatrain.contracts.addresses import is_loopback
 from megatrain.contracts.errors import FlagError
+from megatrain.contracts.network_address import is_loopback
 from megatrain.jobs.run_standing import EXIT_CODE_FILE
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, DEFAULT_PRELOAD, LaunchFlags
 
 _FILES = {"slurm": "slurm.sbatch", "jobset": "jobset.yaml", "trainjob": "trainjob.yaml"}
 _BLANK = re.compile(r"\{\{(\w+)\}\}")
-_MOST_GRACE_S = 3600.0
+_MAX_GRACE_S = 3600.0
 _LOWER = re.compile(r"[^a-z0-9]+")
-_LONGEST_NAME = 40
-"""A JobSet's pods are called NAME-host-0-INDEX-RANDOM, and such a name has 63 characters at most."""
+_MAX_NAME_CHARS = 40
+"""A JobSet's pods are called NAME-host-0-INDEX-RANDOM, and such a name has at most 63 characters."""
 
 _TOKEN_NAME = "coordination/page-token"
 _TOKEN_SCRIPT = """\
-# the web page asks for the token in this file; `megatrain status` tells the page's address
+# the web page asks for the token in this file; `megatrain status` shows the page's address
 token_file={file}
 mkdir -p -m 700 "$(dirname "$token_file")"
 [ -s "$token_file" ] || (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' > "$token_file")
@@ -33,9 +33,9 @@ mkdir -p -m 700 "$(dirname "$token_file")"
 _SECRET_DIRECTORY = "/etc/megatrain/page"
 _SECRET_FILE = f"{_SECRET_DIRECTORY}/token"
 _SECRET_NOTE = """\
-# The web page asks for a token. Make it before:
+# The web page asks for a token. Create it first:
 #   kubectl create secret generic {name}-page --from-literal=token="$(openssl rand -hex 32)"
-# and look at the page by `kubectl port-forward` to the pod that `megatrain status` names.
+# and open the page with `kubectl port-forward` to the pod that `megatrain status` names.
 """
 _SECRET_MOUNT = f"""\
 - name: page-token
@@ -79,41 +79,45 @@ def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
     if problems:
         raise FlagError(problems)
     text = resources.files("megatrain_launcher").joinpath("templates", _FILES[flags.template]).read_text("utf-8")
-    place = _run_directory(flags, config)
-    page = _page_overrides(flags, config, place)
-    own = [f"--job.run_directory={place}"] if place != config.job.resolved_run_directory else []
+    location = _run_directory(flags, config)
+    page = _page_overrides(flags, config, location)
+    own = [f"--job.run_directory={location}"] if location != config.job.resolved_run_directory else []
     flags = replace(flags, overrides=(*page, *flags.overrides, *own))
-    blanks = _blanks(flags, config, max_hosts, place, has_page=bool(page))
+    blanks = _blanks(flags, config, max_hosts, location, has_page=bool(page))
     return _BLANK.sub(lambda match: blanks[match.group(1)], text)
 
 
 def _run_directory(flags: LaunchFlags, config: Config) -> str:
-    """Return the run directory as the hosts see it: pods mount it, and begin in a directory of their own."""
-    told = config.job.resolved_run_directory
-    return told if flags.template != "jobset" or told.startswith("/") else f"/runs/{config.job.name}"
+    """Return the run directory as the hosts see it: pods mount it, and begin in another directory."""
+    configured = config.job.resolved_run_directory
+    return configured if flags.template != "jobset" or configured.startswith("/") else f"/runs/{config.job.name}"
 
 
-def _page_overrides(flags: LaunchFlags, config: Config, place: str) -> tuple[str, ...]:
-    """Return what lets others than the driver's host look at the page, with a token; nothing where it is said already.
+def _page_overrides(flags: LaunchFlags, config: Config, location: str) -> tuple[str, ...]:
+    """Return overrides with which other machines than the driver's host can open the page, with a token; empty if set
+    already.
 
-    In a TrainJob nothing can be mounted: its page stays on loopback, where `kubectl port-forward` reaches it.
+    Nothing can be mounted in a TrainJob: its page stays on loopback, where `kubectl port-forward` reaches it.
     """
-    told = config.dashboard
-    is_said = (
-        told.viewer_token_file or told.operator_token_file or told.trusted_proxies or not is_loopback(told.address)
+    configured = config.dashboard
+    is_configured = (
+        configured.viewer_token_file
+        or configured.operator_token_file
+        or configured.trusted_proxies
+        or not is_loopback(configured.address)
     )
-    if is_said or not told.is_served or not config.diagnostics.is_streamed or flags.template == "trainjob":
+    if is_configured or not configured.is_served or not config.diagnostics.is_streamed or flags.template == "trainjob":
         return ()
-    token = _SECRET_FILE if flags.template == "jobset" else f"{place}/{_TOKEN_NAME}"
+    token = _SECRET_FILE if flags.template == "jobset" else f"{location}/{_TOKEN_NAME}"
     return ("--dashboard.address=0.0.0.0", f"--dashboard.viewer_token_file={token}")
 
 
-def _blanks(flags: LaunchFlags, config: Config, max_hosts: int, place: str, *, has_page: bool) -> dict[str, str]:
+def _blanks(flags: LaunchFlags, config: Config, max_hosts: int, location: str, *, has_page: bool) -> dict[str, str]:
     is_slurm = flags.template == "slurm"
-    words = ["megatrain", "launch", *launch_words(flags, max_hosts)]
+    command = ["megatrain", "launch", *launch_arguments(flags, max_hosts)]
     gpus = flags.workers if flags.workers.isdigit() and config.runtime.device != "cpu" else ""
-    grace_s = min(config.runtime.save_grace_s + config.runtime.checkpoint_timeout_s, _MOST_GRACE_S)
-    name = (_LOWER.sub("-", config.job.name.lower()).strip("-") or "megatrain")[:_LONGEST_NAME].rstrip("-")
+    grace_s = min(config.runtime.save_grace_s + config.runtime.checkpoint_timeout_s, _MAX_GRACE_S)
+    name = (_LOWER.sub("-", config.job.name.lower()).strip("-") or "megatrain")[:_MAX_NAME_CHARS].rstrip("-")
     indent = 20 if flags.template == "jobset" else 6
     return {
         "job": config.job.name,
@@ -122,16 +126,16 @@ def _blanks(flags: LaunchFlags, config: Config, max_hosts: int, place: str, *, h
         "hosts": str(max_hosts + flags.spares),
         "gpus": f"#SBATCH --gpus-per-node={gpus}\n" if gpus else "",
         "output": f"slurm-{config.job.name}-%j.out",
-        "exit_code_file": shlex.quote(f"{place}/{EXIT_CODE_FILE}"),
-        "token": _slurm_token(f"{place}/{_TOKEN_NAME}") if has_page else "",
+        "exit_code_file": shlex.quote(f"{location}/{EXIT_CODE_FILE}"),
+        "token": _slurm_token(f"{location}/{_TOKEN_NAME}") if has_page else "",
         "secret_note": _SECRET_NOTE.format(name=name) if has_page else "",
         "secret_mount": _indented(_SECRET_MOUNT, 20) if has_page else "",
         "secret": _indented(_SECRET_VOLUME, 16).format(name=name) if has_page else "",
         "ports": _indented(_PORTS, 18).format(port=config.dashboard.port) if has_page and config.dashboard.port else "",
-        "command": shlex.join(words) if is_slurm else json.dumps(words),
+        "command": shlex.join(command) if is_slurm else json.dumps(command),
         "image": json.dumps(flags.image),
         "grace_s": str(round(grace_s)),
-        "run_directory": json.dumps(place),
+        "run_directory": json.dumps(location),
         "environment": _environment(indent),
         "rights": _rights(name, flags.nodes),
         "has_rights": "true" if flags.nodes else "false",
@@ -148,26 +152,26 @@ def _indented(text: str, spaces: int) -> str:
     return "".join(" " * spaces + line + "\n" for line in text.splitlines())
 
 
-def launch_words(flags: LaunchFlags, max_hosts: int) -> list[str]:
+def launch_arguments(flags: LaunchFlags, max_hosts: int) -> list[str]:
     """Return the arguments of `megatrain launch` that every host of this launch is started with."""
     smallest = flags.min_hosts or max_hosts
-    words = [f"--nnodes={smallest}:{max_hosts}", f"--nproc-per-node={flags.workers}", *flags.etcd.words()]
+    arguments = [f"--nnodes={smallest}:{max_hosts}", f"--nproc-per-node={flags.workers}", *flags.etcd.arguments()]
     if flags.spares:
-        words.append(f"--spares={flags.spares}")
+        arguments.append(f"--spares={flags.spares}")
     if not flags.is_driver_candidate:
-        words.append("--no-driver")
+        arguments.append("--no-driver")
     if not flags.is_daemon_candidate:
-        words.append("--no-daemon")
+        arguments.append("--no-daemon")
     if flags.log_dir:
-        words.append(f"--log-dir={flags.log_dir}")
+        arguments.append(f"--log-dir={flags.log_dir}")
     if flags.tee != "first":
-        words.append(f"--tee={flags.tee}")
-    words += [f"--label={name}={value}" for name, value in flags.labels.items()]
+        arguments.append(f"--tee={flags.tee}")
+    arguments += [f"--label={name}={value}" for name, value in flags.labels.items()]
     if flags.module != DEFAULT_MODULE:
-        words += ["-m", flags.module]
+        arguments += ["-m", flags.module]
     if flags.preload != (DEFAULT_PRELOAD,):
-        words.append(f"--preload={','.join(flags.preload)}")
-    return [*words, str(flags.config), *flags.overrides]
+        arguments.append(f"--preload={','.join(flags.preload)}")
+    return [*arguments, str(flags.config), *flags.overrides]
 
 
 def _environment(indent: int) -> str:
@@ -178,7 +182,7 @@ def _environment(indent: int) -> str:
 
 
 def _rights(name: str, nodes: Sequence[str]) -> str:
-    """Return what lets the pods' account cordon these nodes, and touch no other; nothing where none are named."""
+    """Return the rights by which the pods' account can cordon these nodes, and no others; empty if none are named."""
     if not nodes:
         return ""
     text = resources.files("megatrain_launcher").joinpath("templates", "jobset_rights.yaml").read_text("utf-8")
@@ -199,7 +203,7 @@ def _node_affinity(nodes: Sequence[str]) -> str:
 
 
 def _node_term(node: str) -> tuple[str, ...]:
-    """Return one of several terms, of which a node must fulfil one: a term names a single node."""
+    """Return one of several terms, of which a node must match one: a term names a single node."""
     return (
         "      - matchFields:",
         "          - key: metadata.name",

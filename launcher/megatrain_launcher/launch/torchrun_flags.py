@@ -1,4 +1,4 @@
-"""torchrun's flags that mean nothing here: each is refused with what to use in its place."""
+"""torchrun's flags that have no meaning here: each is refused with what to use instead."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _LEAVE_OUT = "leave it out"
 
 REFUSED: Mapping[str, str] = {
     "--max-restarts": "the driver restarts; set recovery.restarts_per_hour and recovery.restarts_without_progress",
-    "--monitor-interval": f"ends of workers are events, not polled for; {_LEAVE_OUT}",
+    "--monitor-interval": f"the ends of workers are not polled for; {_LEAVE_OUT}",
     "--start-method": f"workers are forked by a server that has torch loaded; {_LEAVE_OUT}",
     "--event-log-handler": "incidents are records: see `megatrain incidents`",
     "--role": f"all workers are alike; {_LEAVE_OUT}",
     "--no-python": "workers are Python modules: name one by -m",
     "--run-path": "workers are Python modules: name one by -m",
-    "--redirects": "every rank's output is in a file already; --log-dir says where, --tee which are shown too",
+    "--redirects": "every rank's output is already in a file; --log-dir sets where, --tee which ranks are also shown",
     "--local-ranks-filter": "use --tee first or --tee all",
     "--duplicate-stdout-filters": "see `megatrain logs classify` for the lines that matter",
     "--duplicate-stderr-filters": "see `megatrain logs classify` for the lines that matter",
-    "--node-rank": "the driver gives out ranks; --host-id says which host this is",
+    "--node-rank": "the driver assigns ranks; --host-id names this host",
     "--master-addr": "hosts meet at etcd: use --rdzv-endpoint",
     "--master-port": "hosts meet at etcd: use --rdzv-endpoint",
-    "--logs-specs": "every rank's output is in a file already; --log-dir says where",
+    "--logs-specs": "every rank's output is already in a file; --log-dir sets where",
     "--numa-binding": "set runtime.cpu_binding",
     "--signals-to-handle": f"SIGTERM, SIGINT, SIGHUP and SIGUSR1 all save and stop; {_LEAVE_OUT}",
     "--shutdown-timeout": "set runtime.save_grace_s",
@@ -47,7 +47,7 @@ class _Refusal(argparse.Action):
 
 
 def add_refusals(parser: argparse.ArgumentParser) -> None:
-    """Make every flag of REFUSED a usage error of its own."""
+    """Make every flag of REFUSED a usage error."""
     for option in REFUSED:
         names = [*spellings(option), *([_SHORT[option]] if option in _SHORT else [])]
         parser.add_argument(

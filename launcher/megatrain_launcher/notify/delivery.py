@@ -1,4 +1,4 @@
-"""One try to give a message away: what may go wrong, and when another try may help."""
+"""One try to deliver a message: what can fail, and when another try may help."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.printable import printable
-from megatrain.contracts.texts import short
-from megatrain.contracts.web_address import WebAddress
-from megatrain.coordination.connection import Connection
+from megatrain.contracts.network_address import WebAddress
+from megatrain.coordination.connection import EtcdConnection
 from megatrain.coordination.deadline import Deadline
 from megatrain.coordination.http_exchange import GarbageError, HttpExchange
 from megatrain.coordination.settings import Endpoint
+from megatrain.formatting.terminal import printable, short
 
-_MOST_ANSWER_BYTES = 64 << 10
-_LONGEST_ANSWER = 200
+_MAX_ANSWER_BYTES = 64 << 10
+_MAX_ANSWER_CHARS = 200
 _BUSY = (429, 503)
-"""Statuses that may say when to come again."""
-MOST_RETRY_AFTER_S = 3600.0
+"""Statuses that may say when to try again."""
+MAX_RETRY_AFTER_S = 3600.0
 
 
 class DeliveryError(Exception):
-    """A receiver has not taken a message. `retry_after_s`: so long it asked us to wait; 0: it did not."""
+    """A receiver has not accepted a message. `retry_after_s`: how long it asked us to wait; 0: it did not say."""
 
     def __init__(self, text: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(text)
@@ -34,7 +33,7 @@ class DeliveryError(Exception):
 
 
 def tls_context(ca_file: str) -> ssl.SSLContext:
-    """Return what receivers are reached with: certificates and names are checked. Raises: ConfigError."""
+    """Return the TLS context for receivers: certificates and names are checked. Raises: ConfigError."""
     try:
         return ssl.create_default_context(cafile=ca_file or None)
     except (OSError, ssl.SSLError) as error:
@@ -52,9 +51,9 @@ def post(
     secrets: Sequence[str] = (),
     timeout_s: float,
 ) -> str:
-    """Send one request, and return what was answered, short and printable. Redirects are not followed.
+    """Send one request, and return the answer, short and printable. Redirects are not followed.
 
-    Neither that nor an error's text holds the address's path, the bearer token or one of `secrets`.
+    Neither the answer nor an error's text holds the address's path, the bearer token or one of `secrets`.
     Raises: DeliveryError.
     """
     token = f"Bearer {bearer}" if bearer else None
@@ -63,23 +62,23 @@ def post(
     )  # fmt: skip
     deadline = Deadline(timeout_s)
     endpoint = Endpoint(address.scheme, address.host, address.port)
-    connection: Connection | None = None
+    connection: EtcdConnection | None = None
     answer = bytearray()
     try:
-        connection = Connection(endpoint, context if address.scheme == "https" else None, deadline)
+        connection = EtcdConnection(endpoint, context if address.scheme == "https" else None, deadline)
         connection.send(exchange.request, deadline)
-        while not exchange.is_complete and len(answer) <= _MOST_ANSWER_BYTES:
+        while not exchange.is_complete and len(answer) <= _MAX_ANSWER_BYTES:
             data = connection.receive(deadline.remaining_s())
             if not data:
                 exchange.end()
                 break
             answer += exchange.feed(data)
     except (OSError, GarbageError) as error:
-        raise DeliveryError(f"{address}: {failure_text(error)}") from None  # the cause's text is not ours to vouch for
+        raise DeliveryError(f"{address}: {failure_text(error)}") from None  # the cause's text may hold secrets
     finally:
         if connection is not None:
             connection.close()
-    said = said_text(answer[:_MOST_ANSWER_BYTES].decode(errors="replace"), (*secrets, bearer, address.target))
+    said = said_text(answer[:_MAX_ANSWER_BYTES].decode(errors="replace"), (*secrets, bearer, address.target))
     if 200 <= exchange.status < 300:
         return f"{exchange.status} {said}".rstrip()
     raise DeliveryError(
@@ -89,7 +88,7 @@ def post(
 
 
 def failure_text(error: Exception) -> str:
-    """Return why a try failed, in a few words."""
+    """Return in a few words why a try failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):
@@ -98,11 +97,11 @@ def failure_text(error: Exception) -> str:
 
 
 def said_text(text: str, secrets: Sequence[str]) -> str:
-    """Return what a receiver said, on one line, without what only it and we may know."""
+    """Return a receiver's answer, on one line, without the secrets."""
     for secret in secrets:
         if len(secret) > 1:  # the path of a plain address is one character
             text = text.replace(secret, "(secret)")
-    return printable(short(re.sub(r"[^\x20-\x7e]+", " ", text), _LONGEST_ANSWER))
+    return printable(short(re.sub(r"[^\x20-\x7e]+", " ", text), _MAX_ANSWER_CHARS))
 
 
 def _redirect_text(status: int) -> str:
@@ -110,16 +109,16 @@ def _redirect_text(status: int) -> str:
 
 
 def _retry_after_s(exchange: HttpExchange) -> float:
-    """Return how long a receiver asks us to wait: it may say seconds or a date."""
+    """Return how long a receiver asks us to wait: in seconds or as a date."""
     raw = next((value for name, value in exchange.headers if name == b"retry-after"), b"").decode("ascii", "replace")
     if re.fullmatch(r"[0-9]{1,9}", raw):
-        return min(float(raw), MOST_RETRY_AFTER_S)
+        return min(float(raw), MAX_RETRY_AFTER_S)
     try:
         moment = parsedate_to_datetime(raw)
         left_s = (moment - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError):  # neither; or a date without a zone
         return 0.0
-    return min(max(left_s, 0.0), MOST_RETRY_AFTER_S)
+    return min(max(left_s, 0.0), MAX_RETRY_AFTER_S)
 
 
 def read_template(path: str, key: str) -> str:

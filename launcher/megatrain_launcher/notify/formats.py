@@ -1,4 +1,4 @@
-"""A message as the bodies that receivers take. Pure.
+"""A message as the bodies that receivers accept. Pure.
 
 Formats as their vendors document them: Slack's incoming webhooks and Block Kit; PagerDuty's Events API v2; the OpenAPI
 description of Alertmanager's API v2; RFC 5322 for e-mail. tests/helpers/vendor_rules.py holds their rules.
@@ -25,7 +25,7 @@ from megatrain_launcher.notify.topics import Stage, Topic
 _SLACK_HEADER, _SLACK_SECTION, _SLACK_BLOCKS = 150, 3000, 50
 _PAGERDUTY_SUMMARY = 1024
 _EXPIRES_REFRESHES = 5
-"""After so many missed repeats an alert is over for an Alertmanager: the job's driver is gone."""
+"""After this many missed repeats an alert is over for an Alertmanager: the job's driver is gone."""
 _SEVERITIES = {HealthLevel.RED: "critical", HealthLevel.AMBER: "warning", HealthLevel.GREEN: "info"}
 _SIGNS = {HealthLevel.RED: ":red_circle:", HealthLevel.AMBER: ":large_orange_circle:", HealthLevel.GREEN: ""}
 _ACTIONS = {Stage.OPEN: "trigger", Stage.UNDER_WAY: "acknowledge", Stage.CLOSED: "resolve"}
@@ -35,7 +35,7 @@ _CUT = "..."
 def slack_body(message: Message) -> dict[str, Any]:
     """Return the JSON of an incoming webhook. `text` is what a telephone shows.
 
-    All texts are plain ones: in these nothing that a log line says is a link, a mention or a format.
+    All texts are plain ones, so nothing in a quoted log line becomes a link, a mention or a format.
     """
     sign = ":white_check_mark:" if message.is_over else _SIGNS[message.level]
     blocks = [{"type": "header", "text": _plain(f"{sign} {message.title}".strip(), _SLACK_HEADER, has_signs=True)}]
@@ -63,13 +63,14 @@ def _plain(text: str, longest: int, *, has_signs: bool = False) -> dict[str, Any
 
 
 def _escaped(text: str) -> str:
-    """Return text with the three escapes that Slack asks for."""
+    """Return text with the three escapes that Slack requires."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def pagerduty_events(message: Message, routing_key: str) -> list[dict[str, Any]]:
-    """Return the events of the Events API v2, one a topic. The worst is the last: a try that breaks off is tried anew
-    as a whole.
+    """Return the events of the Events API v2, one per topic.
+
+    The worst is the last: a try that breaks off is repeated as a whole.
     """
     return [_pagerduty_event(message, topic, routing_key) for topic in reversed(message.topics)]
 
@@ -103,7 +104,7 @@ def _pagerduty_event(message: Message, topic: Topic, routing_key: str) -> dict[s
 
 
 def alertmanager_alerts(message: Message) -> list[dict[str, Any]]:
-    """Return the alerts of a POST to /api/v2/alerts. Labels are the same for as long as a topic lives."""
+    """Return the alerts of a POST to /api/v2/alerts. Labels stay the same for as long as a topic lives."""
     return [_alert(message, topic) for topic in message.topics]
 
 
@@ -157,7 +158,7 @@ def _message_id(text: str) -> str:
 
 
 def webhook_body(message: Message) -> dict[str, Any]:
-    """Return the JSON that a webhook without a template is sent."""
+    """Return the JSON for a webhook without a template."""
     return {
         "schema_version": 1,
         "job": message.job,
@@ -196,7 +197,7 @@ TEMPLATE_NAMES = (
     "job", "level", "is_over", "title", "text", "at", "key", "topic", "event", "stage", "what", "where", "hosts",
     "ranks", "step", "lost", "now", "who_acts", "page", "runbook",
 )  # fmt: skip
-"""What may be filled in: of the message, and of its first topic."""
+"""What a template may contain: fields of the message, and of its first topic."""
 
 
 def filled_template(template: Template, message: Message, *, is_json: bool) -> str:
@@ -216,7 +217,7 @@ def filled_template(template: Template, message: Message, *, is_json: bool) -> s
 
 
 def _time(unix_s: float) -> str:
-    """Return a moment in RFC 3339; of a clock that is out of its mind, the beginning of time."""
+    """Return a time in RFC 3339; the epoch if it is beyond what a date can be."""
     try:
         moment = datetime.fromtimestamp(unix_s, UTC)
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""The newest look at the job, for all senders: one thread reads etcd, however many receivers there are."""
+"""The newest view of the job, for all senders: one thread reads etcd for any number of receivers."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Protocol
 
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain.jobs.assessment import assess
 from megatrain.jobs.health import ReasonCode
 from megatrain.jobs.snapshot import DecodedRecords, read_job
-from megatrain_launcher.notify.message import Links
+from megatrain_launcher.notify.message import PageLinks
 from megatrain_launcher.notify.topics import Topic, topics_of
 
 _PERIOD_S = 1.0
 _PART_BUSY = 5.0
-"""Between two looks without a signal that something has happened: a second, and where hosts are so many that a look
-takes long, so many times that."""
+"""Pause between two reads without a signal that something has happened: a second, and if hosts are so many that a read
+takes long, a multiple of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there was to tell at one moment. `number` grows."""
+    """What there was to report at one moment. `number` grows."""
 
     number: int
     topics: tuple[Topic, ...]
-    links: Links
+    links: PageLinks
     left_s: float | None = None
-    """Of the last look at a job that is over: senders have so long to tell of it."""
+    """Set in the last view of a job that is over: how long senders have to report it."""
 
     @property
     def is_last(self) -> bool:
@@ -39,15 +39,15 @@ class Look:
 
 
 class TakeLook(Protocol):
-    """Looks at the job. Raises: CoordinationError."""
+    """Reads the job. Raises: CoordinationError."""
 
     def __call__(self, number: int) -> Look: ...
 
 
 class JobLook:
-    """Looks at a job in etcd. For one thread."""
+    """Reads a job in etcd. For one thread."""
 
-    def __init__(self, client: EtcdClient, keys: JobKeys, links: Links, clock: Callable[[], float]) -> None:
+    def __init__(self, client: EtcdClient, keys: JobKeys, links: PageLinks, clock: Callable[[], float]) -> None:
         self._client, self._keys, self._links, self._clock = client, keys, links, clock
         self._decoded = DecodedRecords()
         self._first_seen: dict[ReasonCode, float] = {}
@@ -58,12 +58,12 @@ class JobLook:
         now_s = self._clock()
         health = assess(snapshot, now_s).health
         self._first_seen = {reason.code: self._first_seen.get(reason.code, now_s) for reason in health.reasons}
-        links = Links(self._links.page or snapshot.dashboard_url, self._links.runbooks)
+        links = PageLinks(self._links.page or snapshot.dashboard_url, self._links.runbooks)
         return Look(number, topics_of(snapshot, health, self._first_seen, now_s), links)
 
 
 class Looks:
-    """Keeps the newest look until `close`. `take` is called by one thread."""
+    """Keeps the newest view until `close`. One thread calls `take`."""
 
     def __init__(self, take: TakeLook, clock: Callable[[], float]) -> None:
         self._take = take
@@ -73,30 +73,30 @@ class Looks:
         self._is_due = True
         self._last_s: float | None = None
         self._closed = threading.Event()
-        self._thread = LastingThread("notices", self._run, self._closed)
+        self._thread = RestartingThread("notices", self._run, self._closed)
 
     @property
     def trouble(self) -> str:
         return self._thread.trouble
 
-    def stir(self) -> None:
-        """Look at once: something has happened. Never waits."""
+    def wake(self) -> None:
+        """Read at once, because something has happened. Never waits."""
         with self._changed:
             self._is_due = True
             self._changed.notify_all()
 
     def finish(self, last_s: float) -> None:
-        """Look for the last time; senders have `last_s` for what it shows."""
+        """Read for the last time; senders have `last_s` to send what it shows."""
         with self._changed:
             self._last_s = last_s
-        self.stir()
+        self.wake()
 
     def close(self) -> None:
         self._closed.set()
-        self.stir()
+        self.wake()
 
     def next(self, seen: int, wake_unix_s: float, closed: threading.Event) -> Look | None:
-        """Wait for a look newer than number `seen`, or until a moment; return the newest look, None when closed."""
+        """Wait for a view newer than number `seen`, or until a given time; return the newest view, None when closed."""
 
         def is_over() -> bool:
             newest = self._look
@@ -120,7 +120,7 @@ class Looks:
             try:
                 look = self._take(number + 1)
             except Exception:
-                self.stir()  # what happened is still to be seen
+                self.wake()  # what happened has not been seen yet
                 raise
             busy_s = time.monotonic() - began_s
             if last_s is not None:

@@ -1,4 +1,4 @@
-"""One e-mail to an SMTP server: encrypted before anybody logs in, and within one deadline however slowly it answers."""
+"""One e-mail to an SMTP server: encrypted before the login, and within one deadline even if it answers slowly."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Literal
 
 from megatrain_launcher.notify.delivery import DeliveryError, failure_text, said_text
 
-_MOST_ANSWER_BYTES = 64 << 10
+_MAX_ANSWER_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class MailServer:
-    """Where mail goes, and the login there; no `user`: no login."""
+    """The mail server, and the login there; no `user`: no login."""
 
     host: str
     port: int
@@ -40,12 +40,12 @@ class MailServer:
 
 
 def send_mail(mail: EmailMessage, server: MailServer, timeout_s: float) -> str:
-    """Give an e-mail to a server, and return in words what became of it.
+    """Give an e-mail to a server, and return a sentence on the result.
 
     Raises: DeliveryError, whose text holds no password.
     """
     session = _Session(server, timeout_s)
-    # smtplib's own limit is for one read: a server that says a character a second would hold us for hours
+    # smtplib's own limit is for one read: a server that sends a character a second would block this thread for hours
     watch = threading.Timer(timeout_s, session.interrupt)
     watch.daemon = True
     watch.start()
@@ -56,7 +56,7 @@ def send_mail(mail: EmailMessage, server: MailServer, timeout_s: float) -> str:
         if server.user:
             session.login(server.user, server.password)
         refused = session.send_message(mail)
-        with suppress(OSError, smtplib.SMTPException):  # it is taken, whatever is said in parting
+        with suppress(OSError, smtplib.SMTPException):  # the mail is accepted, however the session ends
             session.quit()
         return f"taken, but not for {', '.join(sorted(refused))}" if refused else "taken"
     except (OSError, smtplib.SMTPException, ValueError) as error:
@@ -79,7 +79,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Session(smtplib.SMTP):
-    """A session that can be ended from another thread, and that reads so much and no more."""
+    """A session that another thread can end, and that reads a bounded amount."""
 
     def __init__(self, server: MailServer, timeout_s: float) -> None:
         super().__init__(timeout=timeout_s, local_hostname=socket.gethostname())
@@ -88,18 +88,18 @@ class _Session(smtplib.SMTP):
 
     def open(self) -> None:
         """Raises: OSError, smtplib.SMTPException."""
-        self._host = self._server.host  # whose certificate STARTTLS expects
+        self._host = self._server.host  # the name that STARTTLS expects in the certificate
         code, said = self.connect(self._server.host, self._server.port)
         if code != 220:
             raise smtplib.SMTPConnectError(code, said)
 
     def interrupt(self) -> None:
-        """End the session from another thread; whoever reads meets its end."""
+        """End the session from another thread; its reader gets the end of the connection."""
         self.was_interrupted = True
         sock = self.sock
         if sock is not None:
             with suppress(OSError):
-                # the plain socket's: TLS would first take its own state from under the reader
+                # the plain socket's: TLS would first remove the state that the reader uses
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
@@ -123,13 +123,13 @@ class _BoundedLines:
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
-        self._left = _MOST_ANSWER_BYTES
+        self._left = _MAX_ANSWER_BYTES
 
     def readline(self, limit: int) -> bytes:
         line = self._file.readline(min(limit, self._left))
         self._left -= len(line)
         if self._left <= 0:
-            raise smtplib.SMTPServerDisconnected(f"it has said more than {_MOST_ANSWER_BYTES:,} bytes")
+            raise smtplib.SMTPServerDisconnected(f"it has sent more than {_MAX_ANSWER_BYTES:,} bytes")
         return line
 
     def close(self) -> None:

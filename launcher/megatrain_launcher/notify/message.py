@@ -1,4 +1,4 @@
-"""A message: everything that a receiver gets at once, in words that are complete without other context. Pure."""
+"""A message: everything that a receiver gets at once, in sentences that are complete without other context. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from megatrain.contracts.texts import age_text, count_text, time_text
+from megatrain.formatting.quantities import age_text, count_text, time_text
 from megatrain.jobs.health import HealthLevel
 from megatrain_launcher.notify.topics import Stage, Topic, is_at_least
 
-_MOST_KEY = 255
-"""Characters of a deduplication key that PagerDuty takes."""
-_LONGEST_TITLE = 140
+_MAX_KEY_CHARS = 255
+"""Characters of a deduplication key that PagerDuty accepts."""
+_MAX_TITLE_CHARS = 140
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
-    """Where people read more; empty where that is unknown."""
+class PageLinks:
+    """Where people read more; empty if unknown."""
 
     page: str = ""
     runbooks: str = ""
@@ -27,7 +27,7 @@ class Links:
         return f"{self.page.rstrip('/')}/#/{quote(topic.route)}" if self.page and topic.route else ""
 
     def runbook_of(self, topic: Topic) -> str:
-        """Return the runbook's address, or its name in the project where no address is configured."""
+        """Return the runbook's address, or its name in the project if no address is configured."""
         if not topic.runbook:
             return ""
         return f"{self.runbooks.rstrip('/')}/{topic.runbook}" if self.runbooks else f"docs/runbooks/{topic.runbook}"
@@ -35,11 +35,11 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Topics that are sent together, the most important first."""
+    """Topics that are sent together, most important first."""
 
     job: str
     topics: tuple[Topic, ...]
-    links: Links
+    links: PageLinks
     now_unix_s: float
     num_waiting: int = 0
     """Number of further topics that are sent later."""
@@ -55,7 +55,7 @@ class Message:
 
     @property
     def level(self) -> HealthLevel:
-        """The worst of what is open; green where nothing is."""
+        """The worst of what is open; green if nothing is."""
         opened = [topic.level for topic in self.topics if topic.stage is not Stage.CLOSED]
         worst = HealthLevel.GREEN
         for level in opened:
@@ -69,8 +69,8 @@ class Message:
         more = f" (and {len(self.topics) - 1} more)" if len(self.topics) > 1 else ""
         title = f"[{word}] {self.job}: {self.lead.what}"
         return (
-            f"{title[: _LONGEST_TITLE - len(more) - 3]}...{more}"
-            if len(title + more) > _LONGEST_TITLE
+            f"{title[: _MAX_TITLE_CHARS - len(more) - 3]}...{more}"
+            if len(title + more) > _MAX_TITLE_CHARS
             else title + more
         )
 
@@ -104,8 +104,8 @@ class Message:
             yield "runbook", runbook
 
     def key_of(self, topic: Topic) -> str:
-        """Return the name by which receivers tell that two messages are about the same."""
+        """Return the name by which receivers recognize that two messages have the same topic."""
         key = f"megatrain/{self.job}/{topic.name}"
-        if len(key) <= _MOST_KEY:
+        if len(key) <= _MAX_KEY_CHARS:
             return key
         return f"{key[:180]}/{hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,7 +1,7 @@
-"""Who tells the job's receivers: the host of the elected driver, while it leads, in threads beside the driver's own.
+"""Notifies the job's receivers: on the host of the elected driver, while it leads, in threads beside the driver's own.
 
 The driver only signals that something has happened, which costs it nothing. It waits for receivers only at the end of
-the job: then no later driver could send.
+the job, because no later driver could send then.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.election import Leadership
 from megatrain_launcher.notify.looks import JobLook, Looks
-from megatrain_launcher.notify.message import Links
+from megatrain_launcher.notify.message import PageLinks
 from megatrain_launcher.notify.receivers import Receiver, receivers_of
-from megatrain_launcher.notify.sender import Sender, SenderParts
+from megatrain_launcher.notify.sender import NoticeSender, SenderParts
 
 LAST_S = 5.0
-"""The end of a job waits for its receivers for so long, and no longer."""
+"""How long the end of a job waits for its receivers."""
 
 
 class Notifier:
-    """Tells the receivers of a job during one leadership. `make_notifier` makes one for each."""
+    """Notifies the receivers of a job during one leadership. `make_notifier` makes one for each."""
 
     def __init__(
         self,
         client: EtcdClient,
         keys: JobKeys,
         receivers: Sequence[Receiver],
-        links: Links,
+        links: PageLinks,
         leadership: Leadership,
         clock: Callable[[], float],
     ) -> None:
-        self._senders: list[Sender] = []
+        self._senders: list[NoticeSender] = []
         self._looks: Looks | None = None
         if receivers:
             self._looks = Looks(JobLook(client, keys, links, clock), clock)
             parts = SenderParts(client, keys, leadership, self._looks, clock)
-            self._senders = [Sender(parts, receiver) for receiver in receivers]
+            self._senders = [NoticeSender(parts, receiver) for receiver in receivers]
 
     @property
     def troubles(self) -> tuple[str, ...]:
@@ -49,13 +49,13 @@ class Notifier:
             found.append(self._looks.trouble)
         return tuple(filter(None, found))
 
-    def stir(self) -> None:
-        """Say that something has happened. Never waits."""
+    def wake(self) -> None:
+        """Signal that something has happened. Never waits."""
         if self._looks is not None:
-            self._looks.stir()
+            self._looks.wake()
 
     def close(self, *, is_job_over: bool) -> None:
-        """End; where the job is over, tell that first, as far as that is possible within LAST_S."""
+        """End; if the job is over, report that first, as far as that is possible within LAST_S."""
         if self._looks is None:
             return
         if is_job_over:
@@ -69,11 +69,11 @@ class Notifier:
 
 
 MakeNotifier = Callable[[Leadership], Notifier]
-"""Begins to tell for as long as a leadership lasts."""
+"""Starts notifying, for as long as a leadership lasts."""
 
 
 def notifier_of(config: Config, client: EtcdClient, keys: JobKeys, clock: Callable[[], float]) -> MakeNotifier:
-    """Return what begins to tell the receivers of a configuration."""
+    """Return the function that starts notifying the receivers of a configuration."""
     receivers = receivers_of(config)
-    links = Links(config.notify.page_url, config.notify.runbooks_url)
+    links = PageLinks(config.notify.page_url, config.notify.runbooks_url)
     return lambda leadership: Notifier(client, keys, receivers, links, leadership, clock)

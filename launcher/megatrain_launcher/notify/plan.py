@@ -1,7 +1,7 @@
-"""What to send a receiver now: the difference between the job's state and what it knows. Pure.
+"""What to send a receiver now: the difference between the job's state and what was sent before. Pure.
 
-Nothing waits in a queue. A comparison, by this driver or the next one, finds again what was not sent, so a
-receiver that is away for a while costs no memory and misses nothing that still matters.
+There is no queue. A comparison, by this driver or the next one, finds again what was not sent, so a receiver that is
+unreachable for a while costs no memory and misses nothing that still matters.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from megatrain_launcher.notify.topics import Event, Stage, Topic, gone_topic, is
 
 HOUR_S = 3600.0
 GIVE_UP_S = HOUR_S
-"""A topic that has been over for so long is not sent any more. An open one is sent however late."""
+"""A topic that has been over for this long is not sent any more. An open topic is sent however late."""
 REFRESH_S = 60.0
 """How often open alerts are repeated to an Alertmanager: it forgets alerts that are not repeated."""
 _AT_ONCE = 3
 _FIRST_GAP_S = 60.0
-_LONGEST_GAP_S = 900.0
-_MOST_TOPICS = 20
+_MAX_GAP_S = 900.0
+_MAX_TOPICS = 20
 """Of one message."""
-_MOST_RECEIPTS = 8
-"""Of one incident: it begins, is mended, gets worse, is over."""
-_MOST_WITH_RECEIPTS = 20
+_MAX_RECEIPTS = 8
+"""Of one incident: it begins, is being repaired, gets worse, is over."""
+_MAX_WITH_RECEIPTS = 20
 """The newest incidents: the driver has copied the others' receipts long ago."""
 
 
 class Manner(StrEnum):
-    """How a receiver wants its messages."""
+    """How a receiver gets its messages."""
 
     DIGEST = "digest"
-    """For people to read: what came meanwhile stands in one message."""
+    """For people to read: one message contains everything that happened meanwhile."""
     PAGE = "page"
-    """Each new thing wakes somebody: one at a time, the worst first, and nothing that is over already."""
+    """Each new topic wakes somebody: one at a time, the worst first, and nothing that is over already."""
     STATE = "state"
-    """It keeps the state and groups by itself: all that is open, again and again."""
+    """The receiver keeps the state and groups it: all open topics are sent, repeatedly."""
 
     @property
     def keeps_state(self) -> bool:
@@ -62,15 +62,15 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. `record`: topics that need not be sent are in it as if they had been."""
+    """What to do now. In `record`, topics that need not be sent are marked as if they had been sent."""
 
     record: ReceiverRecord
     topics: tuple[Topic, ...] = ()
-    """Of one message, what is new and worst first; empty: nothing is sent."""
+    """New topics of one message, worst first; empty: nothing is sent."""
     waiting: tuple[Topic, ...] = ()
-    """New too, and sent later, so that a job that fails again and again does not page a hundred times."""
+    """New topics that are sent later, so that a job that fails repeatedly does not page a hundred times."""
     wake_unix_s: float | None = None
-    """When to plan anew, though nothing changes."""
+    """When to plan again, even if nothing changes."""
 
 
 def begin_record(receiver: str, topics: Sequence[Topic]) -> ReceiverRecord:
@@ -90,24 +90,24 @@ def plan_of(
     ]
     wanted = [topic for topic in (*topics, *gone) if rules.covers(topic) or topic.name in record.told]
     news, endings, progress, settled, wake_s = _sorted_out(wanted, record, rules, now_s)
-    told = {name: mark for name, mark in record.told.items() if name in present or _stage(mark) is not Stage.CLOSED}
+    kept = {name: mark for name, mark in record.told.items() if name in present or _stage(mark) is not Stage.CLOSED}
     num_late = sum(rules.manner is Manner.DIGEST for _ in settled)
     record = replace(
         record,
-        told={**told, **{topic.name: topic.mark for topic in settled}},
+        told={**kept, **{topic.name: topic.mark for topic in settled}},
         opened_unix_s=_of_last_hour(record, now_s),
-        receipts={name: record.receipts[name] for name in sorted(record.receipts)[-_MOST_WITH_RECEIPTS:]},
+        receipts={name: record.receipts[name] for name in sorted(record.receipts)[-_MAX_WITH_RECEIPTS:]},
         num_given_up=record.num_given_up + num_late,
     )
     now, later, spaced_s = _chosen(news, record, rules, now_s)
     sent = (*now, *endings, *progress)
     if rules.manner is Manner.STATE:
-        # with one message it gets all open topics
+        # any message to such a receiver contains all open topics
         opened = [topic for topic in wanted if topic.stage is not Stage.CLOSED and topic.ready_unix_s <= now_s]
         is_due = bool(sent) or (bool(opened) and now_s >= refreshed_s + REFRESH_S)
         sent = (*opened, *endings) if is_due else ()
         wake_s = min(_times(wake_s, (now_s if is_due else refreshed_s) + REFRESH_S if opened else None), default=None)
-    return Plan(record, sent[:_MOST_TOPICS], later, min(_times(wake_s, spaced_s), default=None))
+    return Plan(record, sent[:_MAX_TOPICS], later, min(_times(wake_s, spaced_s), default=None))
 
 
 def taken(record: ReceiverRecord, plan: Plan, now_s: float) -> ReceiverRecord:
@@ -134,7 +134,7 @@ def refused(record: ReceiverRecord, plan: Plan, trouble: str, now_s: float) -> R
 
 
 def _with_receipts(record: ReceiverRecord, plan: Plan, trouble: str, now_s: float) -> Mapping[str, tuple[Receipt, ...]]:
-    """Return the receipts after a try to tell what a plan says; `trouble` empty: the receiver took it."""
+    """Return the receipts after a try to send a plan; `trouble` empty: the receiver accepted it."""
     receipts = dict(record.receipts)
     for topic in plan.topics:
         if topic.name.startswith(TOPIC_PREFIX):
@@ -144,11 +144,11 @@ def _with_receipts(record: ReceiverRecord, plan: Plan, trouble: str, now_s: floa
 
 
 def _with_receipt(known: tuple[Receipt, ...], new: Receipt) -> tuple[Receipt, ...]:
-    """Return receipts with another one. Of several tries one stays; an Alertmanager that is reminded knew it before."""
+    """Return receipts with another one. Of several tries one stays; a repeat to an Alertmanager adds none."""
     last = next((one for one in reversed(known) if one.stage == new.stage), None)
     if last is None or (not last.trouble and new.stage != known[-1].stage):
         num_failed = int(bool(new.trouble))
-        return (*known, replace(new, num_failed=num_failed))[-_MOST_RECEIPTS:]
+        return (*known, replace(new, num_failed=num_failed))[-_MAX_RECEIPTS:]
     if not last.trouble:
         return known
     tried = replace(new, num_failed=last.num_failed + bool(new.trouble))
@@ -201,20 +201,19 @@ def _chosen(
 
 
 def _free_at(opened: Sequence[float]) -> float:
-    """Return when the next new topic may be sent, after the messages of the last hour: three, then less and less
-    often."""
+    """Return when the next new topic may be sent: three within an hour at once, further ones at growing intervals."""
     num_more = len(opened) - _AT_ONCE
-    return 0.0 if num_more < 0 else max(opened) + min(_FIRST_GAP_S * 2**num_more, _LONGEST_GAP_S)
+    return 0.0 if num_more < 0 else max(opened) + min(_FIRST_GAP_S * 2**num_more, _MAX_GAP_S)
 
 
 def _is_news(topic: Topic, known: str | None) -> bool:
-    """Say whether a topic must be sent as new to a receiver that knows this much of it."""
+    """Return whether a topic must be sent as new. `known`: the mark of the last message about it, None without one."""
     if known is None:
         return True
     if topic.stage is Stage.CLOSED:
         return False
-    told = known.partition(":")[2]
-    is_worse = told not in set(HealthLevel) or not is_at_least(HealthLevel(told), topic.level)
+    known_level = known.partition(":")[2]
+    is_worse = known_level not in set(HealthLevel) or not is_at_least(HealthLevel(known_level), topic.level)
     return _stage(known) is Stage.CLOSED or is_worse
 
 
@@ -223,8 +222,8 @@ def _worst(topics: Sequence[Topic]) -> HealthLevel:
 
 
 def _stage(mark: str) -> Stage:
-    told = mark.partition(":")[0]
-    return Stage(told) if told in set(Stage) else Stage.CLOSED
+    stage = mark.partition(":")[0]
+    return Stage(stage) if stage in set(Stage) else Stage.CLOSED
 
 
 def _of_last_hour(record: ReceiverRecord, now_s: float) -> dict[str, tuple[float, ...]]:

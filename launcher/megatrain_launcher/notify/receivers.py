@@ -20,7 +20,7 @@ from megatrain.config.notify import (
     WebhookConfig,
 )
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.web_address import WebAddress
+from megatrain.contracts.network_address import WebAddress
 from megatrain.coordination.deadline import Deadline
 from megatrain.jobs.health import HealthLevel
 from megatrain_launcher.notify.delivery import DeliveryError, post, read_template, tls_context
@@ -40,23 +40,23 @@ from megatrain_launcher.notify.secret_files import read_secret
 
 _ALERTS_PATH = "/api/v2/alerts"
 Send = Callable[[Message, float], str]
-"""Gives a message away within so many seconds and returns what was answered. Raises: DeliveryError, ConfigError."""
+"""Delivers a message within this many seconds and returns the answer. Raises: DeliveryError, ConfigError."""
 Open = Callable[[str, Any, NotifyConfig], Send]
-"""Reads what a receiver's section, which has a name, names. Raises: ConfigError."""
+"""Reads the files that a receiver's named section refers to. Raises: ConfigError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """The receivers of a job. Secrets and templates are read again for each message."""
+    """One receiver of a job. Secrets and templates are read again for each message."""
 
     name: str
-    """Of its section: the kind of receiver, with a number where there are several."""
+    """The section's name: the kind of receiver, with a number if there are several."""
     rules: Rules
     section: ReceiverConfig
     common: NotifyConfig
 
     def problem(self) -> str:
-        """Return why no message could be sent even if the receiver answers; empty where that is not known."""
+        """Return why no message could be sent even if the receiver answers; empty if no reason is known."""
         try:
             self._open()
         except ConfigError as error:
@@ -64,7 +64,7 @@ class Receiver:
         return ""
 
     def try_once(self, message: Message, timeout_s: float | None = None) -> str:
-        """Give a message away, and return what was answered. Raises: DeliveryError."""
+        """Deliver a message, and return the answer. Raises: DeliveryError."""
         limit_s = self.common.timeout_s
         try:
             send = self._open()
@@ -78,7 +78,7 @@ class Receiver:
 
 
 def receivers_of(config: Config) -> tuple[Receiver, ...]:
-    """Return the receivers that are on."""
+    """Return the receivers that are switched on."""
     return tuple(_receiver(config, name) for name in config.receivers)
 
 
@@ -105,7 +105,7 @@ def _open_pagerduty(name: str, found: PagerDutyConfig, common: NotifyConfig) -> 
     def send(message: Message, timeout_s: float) -> str:
         said, context, deadline = "", _context(common), Deadline(timeout_s)
         for event in pagerduty_events(message, key):
-            left_s = max(deadline.left_s, _LEAST_S)
+            left_s = max(deadline.left_s, _MIN_TIMEOUT_S)
             said = post(address, _encoded(event), context, secrets=(key,), timeout_s=left_s)
         return said
 
@@ -163,8 +163,8 @@ _OPENERS: Mapping[str, Open] = {
     "alertmanager": _open_alertmanager,
     "webhook": _open_webhook,
 }
-_LEAST_S = 0.001
-"""For the last of several requests that share a deadline: it fails as one that is late."""
+_MIN_TIMEOUT_S = 0.001
+"""For the last of several requests that share a deadline: it fails like a late answer."""
 
 
 def _encoded(document: object) -> bytes:
@@ -176,14 +176,14 @@ def _optional_secret(path: str, key: str) -> str:
 
 
 def _secret_address(path: str, key: str) -> WebAddress:
-    """Return the address that a file holds: who knows it can write there. Raises: ConfigError."""
+    """Return the secret address that a file holds; it is as secret as a password. Raises: ConfigError."""
     text = read_secret(path, key)
     try:
         address = WebAddress.parse(text)
     except ValueError as error:
         raise ConfigError([f"{key}: what {path} holds {error}"]) from None  # the cause may show the text
     if not address.is_private:
-        raise ConfigError([f"{key}: {path} holds plain http to another machine, where everybody on the way reads it"])
+        raise ConfigError([f"{key}: {path} holds plain http to another machine, which anyone on the way can read"])
     return address
 
 
@@ -199,10 +199,10 @@ def _template(path: str, key: str) -> Template:
     """Return a webhook's own template. Raises: ConfigError."""
     template = Template(read_template(path, key))
     if not template.is_valid():
-        raise ConfigError([f"{key} has a $ that begins no name; write $$ for a dollar sign"])
+        raise ConfigError([f"{key} has a $ that does not begin a name; write $$ for a dollar sign"])
     unknown = sorted(set(template.get_identifiers()) - set(TEMPLATE_NAMES))
     if unknown:
-        raise ConfigError([f"{key} asks for ${unknown[0]}; the names are {', '.join(TEMPLATE_NAMES)}"])
+        raise ConfigError([f"{key} has the unknown name ${unknown[0]}; the names are {', '.join(TEMPLATE_NAMES)}"])
     return template
 
 
@@ -214,6 +214,6 @@ def _filled(template: Template, message: Message, found: WebhookConfig, key: str
         try:
             json.loads(body)
         except ValueError as error:
-            problem = f"{key} is no JSON when it is filled in: {error}; each name stands between quotes"
+            problem = f"{key} is not JSON once it is filled in: {error}; each name stands between quotes"
             raise ConfigError([problem]) from error
     return body.encode()

@@ -13,8 +13,8 @@ from megatrain.contracts.notices import ReceiverRecord
 from megatrain.contracts.record import decode, encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.election import Leadership
-from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.own_keys import OwnKeys
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain.coordination.wire import Compare
 from megatrain_launcher.notify.delivery import DeliveryError
 from megatrain_launcher.notify.looks import Look, Looks
@@ -24,14 +24,14 @@ from megatrain_launcher.notify.receivers import Receiver
 
 _logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 2.0
-_LONGEST_PAUSE_S = 300.0
+_MAX_PAUSE_S = 300.0
 _WRITE_AGAIN_S = 2.0
 _CHECK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class SenderParts:
-    """What a sender works with. `leadership`: only while it lasts is anything written."""
+    """What a sender works with. `leadership`: it writes only while this lasts."""
 
     client: EtcdClient
     keys: JobKeys
@@ -40,8 +40,8 @@ class SenderParts:
     clock: Callable[[], float]
 
 
-class Sender:
-    """Tells one receiver until `close`, in a thread of its own."""
+class NoticeSender:
+    """Notifies one receiver until `close`, in a separate thread."""
 
     def __init__(self, parts: SenderParts, receiver: Receiver) -> None:
         self._parts = parts
@@ -58,18 +58,17 @@ class Sender:
         self._trouble = ""
         self._checked_s = float("-inf")
         self._closed = threading.Event()
-        self._thread = LastingThread(f"notices to {receiver.name}", self._run, self._closed)
+        self._thread = RestartingThread(f"notices to {receiver.name}", self._run, self._closed)
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be sent to the receiver; empty where it can. The words stay the same while the reason
-        does."""
+        """Why nothing can be sent to the receiver; empty if it can. The text stays the same while the reason does."""
         return self._trouble or self._thread.trouble
 
     def close(self) -> None:
-        """Have it end; one try may still be under way."""
+        """Make it end; one try may still be under way."""
         self._closed.set()
-        self._parts.looks.stir()
+        self._parts.looks.wake()
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
@@ -89,7 +88,7 @@ class Sender:
                 return  # what could be sent is sent
 
     def _step(self, look: Look) -> float:
-        """Do what is due, and return when to look again at the latest. Raises: CoordinationError."""
+        """Do what is due, and return when to check again at the latest. Raises: CoordinationError."""
         now_s = self._parts.clock()
         if self._record is None:
             self._record = self._read() or begin_record(self._receiver.name, look.topics)
@@ -98,23 +97,23 @@ class Sender:
         self._record = plan.record
         wake_s = now_s + _CHECK_S if plan.wake_unix_s is None else plan.wake_unix_s
         if plan.topics and now_s >= self._not_before_s:
-            wake_s = self._tell(plan, look, now_s)
+            wake_s = self._deliver(plan, look, now_s)
         elif plan.topics:
             wake_s = self._not_before_s
         return min(wake_s, self._write(now_s))
 
-    def _tell(self, plan: Plan, look: Look, now_s: float) -> float:
-        """Try to give a message away; return when to go on."""
+    def _deliver(self, plan: Plan, look: Look, now_s: float) -> float:
+        """Try to deliver a message; return when to continue."""
         name = self._receiver.name
         message = Message(self._parts.keys.job, plan.topics, look.links, now_s, len(plan.waiting))
         try:
             said = self._receiver.try_once(message, look.left_s)
         except DeliveryError as error:
             self._num_failures += 1
-            pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(self._num_failures - 1, 10), _LONGEST_PAUSE_S)
+            pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(self._num_failures - 1, 10), _MAX_PAUSE_S)
             self._not_before_s = self._parts.clock() + max(pause_s, error.retry_after_s)
             self._record = refused(plan.record, plan, str(error), now_s)
-            self._complain(_trouble_text(name, str(error)))
+            self._set_trouble(_trouble_text(name, str(error)))
             return self._not_before_s
         _logger.info("sent to %s: %s (%s)", name, message.title, said)
         self._num_failures, self._not_before_s, self._refreshed_s, self._trouble = 0, 0.0, now_s, ""
@@ -122,38 +121,38 @@ class Sender:
         return now_s  # there may be more
 
     def _check(self, now_s: float) -> None:
-        """Tell what keeps messages from being sent before there is one to send."""
+        """Report what prevents sending before there is a message to send."""
         if now_s - self._checked_s < _CHECK_S:
             return
         self._checked_s = now_s
         problem = self._receiver.problem()
         if problem:
-            self._complain(_trouble_text(self._receiver.name, problem))
+            self._set_trouble(_trouble_text(self._receiver.name, problem))
         elif not self._num_failures and self._record is not None and not self._record.trouble:
             self._trouble = ""
 
-    def _complain(self, text: str) -> None:
+    def _set_trouble(self, text: str) -> None:
         if text != self._trouble:
             _logger.warning("%s", text)
         self._trouble = text
 
     def _read(self) -> ReceiverRecord | None:
-        """Return what the driver before wrote down. Raises: CoordinationError."""
+        """Return the record of the previous driver. Raises: CoordinationError."""
         item = self._parts.client.get(self._key)
         if item is None:
             return None
         try:
             self._written = decode(ReceiverRecord, item.value, self._key)
-        except CoordinationError as error:  # twice is better than never
+        except CoordinationError as error:  # a message sent twice is better than one never sent
             _logger.warning(
-                "the record of what %s knows cannot be read, and starts empty: %s", self._receiver.name, error
+                "the record of what was sent to %s cannot be read, and starts empty: %s", self._receiver.name, error
             )
             return None
         self._trouble = _trouble_text(self._receiver.name, self._written.trouble) if self._written.trouble else ""
         return replace(self._written, receiver=self._receiver.name)
 
     def _write(self, now_s: float) -> float:
-        """Record what was sent; return when to try again where etcd does not accept it."""
+        """Record what was sent; return when to try again if etcd does not accept it."""
         if self._record is None or self._record == self._written:
             return float("inf")
         try:
@@ -166,4 +165,4 @@ class Sender:
 
 
 def _trouble_text(receiver: str, reason: str) -> str:
-    return f"{receiver} cannot be told of this job, and is tried again: {reason}"
+    return f"{receiver} cannot be notified of this job, and is tried again: {reason}"

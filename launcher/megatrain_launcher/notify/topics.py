@@ -1,7 +1,7 @@
-"""What there is to tell of a job, from what `megatrain status` knows of it. Pure.
+"""What there is to report of a job, from the same data as `megatrain status`. Pure.
 
-A topic is one thing that begins and ends: an incident, a verdict that waits, a reason why the job is not green. It is
-sent by its present state, not by what changed: a receiver that does not know it yet can get it at any time.
+A topic is one thing that begins and ends: an incident, a verdict that waits, a reason why the job is not green. A
+message contains its present state, not what changed: it can be sent to a new receiver at any time.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from enum import StrEnum
 from megatrain.contracts.exit_codes import ExitCode, exit_text
 from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.contracts.printable import printable
 from megatrain.contracts.rounds import JobEnd
-from megatrain.contracts.texts import names_text, ranks_text, short
+from megatrain.formatting.lists import names_text, ranks_text
+from megatrain.formatting.terminal import printable, short
 from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
+from megatrain.jobs.incident_phrases import KIND_TEXTS, cost_text
 from megatrain.jobs.runbooks import runbooks_of
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.words import KIND_TEXTS, cost_text
 from megatrain_launcher.driver.incidents import OVER_NOTE
 
 JUDGED_S = 1.5
-"""An incident that is not judged within this time is sent with what is known of it."""
+"""An incident whose response is not chosen within this time is sent with what is known of it."""
 SETTLED_S = 30.0
 _PASSING = frozenset(
     {
@@ -46,9 +46,9 @@ _PASSING = frozenset(
         ReasonCode.HOST_UNFIT,
     }
 )
-"""Reasons that a job may pass through on its way back to health: they must last for SETTLED_S before they are sent.
-All others are sent at once."""
-_LONGEST = 600
+"""Reasons that a job may pass through on its way back to health: they must last for SETTLED_S before they are sent. All
+others are sent at once."""
+_MAX_CHARS = 600
 
 OF_INCIDENTS = frozenset(
     {
@@ -59,15 +59,15 @@ OF_INCIDENTS = frozenset(
         ReasonCode.FAILED,
     }
 )
-"""Reasons that topics of their own tell more of."""
-_OF_RESTARTS = frozenset({ReasonCode.RESTART_BUDGET, ReasonCode.BRAKE})
+"""Reasons about which other topics say more."""
+_OF_RESTARTS = frozenset({ReasonCode.RESTART_BUDGET, ReasonCode.RESTART_LIMIT})
 _PLANNED_ACTIONS = frozenset({"requeue"})
 _NOTHING = "no action is needed"
 _ORDER = (HealthLevel.GREEN, HealthLevel.AMBER, HealthLevel.RED)
 
 
 class Event(StrEnum):
-    """What a topic is about, as `events` of a receiver names it."""
+    """The kind of a topic, as `events` of a receiver names it."""
 
     INCIDENT = "incident"
     RESTARTS = "restarts"
@@ -75,24 +75,24 @@ class Event(StrEnum):
     VERDICT = "verdict"
     HEALTH = "health"
     TEST = "test"
-    """Of `megatrain notify test`; no receiver can turn it off."""
+    """Sent by `megatrain notify test`; no receiver can switch it off."""
 
 
 class Stage(StrEnum):
-    """How far a topic is."""
+    """The progress of a topic."""
 
     OPEN = "open"
     UNDER_WAY = "under-way"
-    """The job is mending it by itself."""
+    """The job is recovering by itself."""
     CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """One thing that people may want to know of, as it is now."""
+    """One thing to report, in its present state."""
 
     name: str
-    """Unique in the job, for good."""
+    """Unique in the job, permanently."""
     event: Event
     level: HealthLevel
     stage: Stage
@@ -100,18 +100,18 @@ class Topic:
     """What happened, in a sentence without its full stop."""
     began_unix_s: float
     ready_unix_s: float
-    """Before that it is not sent: it may soon be over, or better known."""
+    """It is not sent before this time: it may soon be over, or better known."""
     ended_unix_s: float | None = None
     hosts: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     step: int | None = None
-    """The last one that was completed before it."""
+    """The last step that was completed before it."""
     cost: str = ""
     """Time and steps lost, as far as they are known."""
     goes_on: str = ""
     """What the job does now."""
     acts: str = ""
-    """Who has to do what."""
+    """Who must do what."""
     runbook: str = ""
     """A page of docs/runbooks."""
     route: str = ""
@@ -119,7 +119,7 @@ class Topic:
 
     @property
     def mark(self) -> str:
-        """What a receiver knows after the message."""
+        """What the record of a receiver keeps of the message: stage and level."""
         return f"{self.stage}:{self.level}"
 
     @property
@@ -129,14 +129,14 @@ class Topic:
 
 
 def is_at_least(level: HealthLevel, least: HealthLevel) -> bool:
-    """Say whether a level is as bad as another one, or worse."""
+    """Return whether a level is at least as bad as another."""
     return _ORDER.index(level) >= _ORDER.index(least)
 
 
 def topics_of(
     snapshot: JobSnapshot, health: Health, first_seen: Mapping[ReasonCode, float], now_s: float
 ) -> tuple[Topic, ...]:
-    """Return all topics of now. `first_seen`: since when each of the health's reasons has stood, unix seconds."""
+    """Return all current topics. `first_seen`: since when each of the health's reasons has existed, unix seconds."""
     return tuple(_topics(snapshot, health, first_seen, now_s))
 
 
@@ -150,7 +150,7 @@ def _topics(
         yield _of_verdict(snapshot.job, outcome, verdict)
     if snapshot.end is not None:
         yield _of_end(snapshot.end)
-        return  # the message about its end covers what else is wrong with a job that is over
+        return  # the message about its end covers everything else that is wrong with a finished job
     for reason in health.reasons:
         if reason.code not in OF_INCIDENTS:
             yield _of_reason(reason, first_seen.get(reason.code, now_s))
@@ -170,7 +170,7 @@ def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
         hosts=incident.culprit_hosts,
         ranks=incident.culprit_ranks,
         step=incident.last_step,
-        cost=cost_text(incident) or "no step is completed since",
+        cost=cost_text(incident) or "no step completed since",
         runbook=next(iter(runbooks_of(incident)), ""),
         route=f"incidents/{incident.incident_id}",
     )
@@ -178,22 +178,22 @@ def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
         round_text = "" if incident.next_round is None else f" as round {incident.next_round}"
         return replace(
             topic,
-            goes_on=f"the job answers with {incident.action} and goes on by itself{round_text}",
+            goes_on=f"the job responds with {incident.action} and goes on by itself{round_text}",
             acts=f"{_NOTHING}; a second message comes when it trains again",
         )
     if incident.state is IncidentState.HELD:
         is_over = OVER_NOTE in incident.notes or not is_of_newest_round
         topic = replace(topic, cost="nothing: training goes on", goes_on="hosts are held, no host is evicted")
         if not is_over:
-            return replace(topic, stage=Stage.OPEN, acts="look whether etcd and the network of these hosts are well")
+            return replace(topic, stage=Stage.OPEN, acts="check etcd and the network of these hosts")
         return _closed(topic, _number(incident.notes.get(OVER_NOTE, "")) or moments.detected, "the hold is over")
     if incident.state is IncidentState.STOPPED:
-        return _closed(topic, moments.halted or moments.detected, "the job ended with it")
+        return _closed(topic, moments.halted or moments.detected, "the job ended with this incident")
     return _closed(topic, moments.first_step or moments.detected, _trains_again(incident))
 
 
 def _closed(topic: Topic, ended_unix_s: float, goes_on: str) -> Topic:
-    acts = f"look at {names_text(topic.hosts, most=4)} when there is time" if topic.hosts else _NOTHING
+    acts = f"check {names_text(topic.hosts, most=4)} when there is time" if topic.hosts else _NOTHING
     return replace(topic, stage=Stage.CLOSED, ended_unix_s=ended_unix_s, ready_unix_s=0.0, goes_on=goes_on, acts=acts)
 
 
@@ -214,7 +214,7 @@ def _of_verdict(job: str, outcome: VerdictOutcome, verdict: HostVerdict) -> Topi
         hosts=verdict.hosts,
         ranks=verdict.ranks,
         step=verdict.last_step,
-        goes_on="the job trains on as before until somebody decides",
+        goes_on="the job continues unchanged until a person decides",
         acts=f"decide: `megatrain job approve {job} --verdict {outcome.verdict_id}`, or `dismiss`",
         runbook="verdict.md",
         route="stragglers",
@@ -231,10 +231,10 @@ def _of_end(end: JobEnd) -> Topic:
         what=_sentence(f"the job is over {exit_text(end.exit_code)}: {end.reason}"),
         began_unix_s=end.created_unix_s,
         ready_unix_s=end.created_unix_s,
-        goes_on="nothing runs any more",
+        goes_on="nothing is running",
         acts=_NOTHING
         if is_expected
-        else "mend the cause, then start the job again: it goes on from its newest checkpoint",
+        else "fix the cause, then start the job again: it resumes from its newest checkpoint",
         runbook="" if is_expected else "stopped-by-the-brake.md",
         route="incidents",
     )
@@ -245,7 +245,7 @@ def _of_reason(reason: Reason, first_seen_s: float) -> Topic:
     is_of_restarts, settles_s = reason.code in _OF_RESTARTS, SETTLED_S if reason.code in _PASSING else 0.0
     is_red = reason.level is HealthLevel.RED
     return Topic(
-        # the budget turns into the brake: one topic, sent again when its level rises
+        # the restart budget leads to the restart limit: one topic, sent again when its level rises
         name="restarts" if is_of_restarts else f"health/{reason.code}",
         event=Event.RESTARTS if is_of_restarts else Event.HEALTH,
         level=reason.level,
@@ -265,14 +265,14 @@ _GONE_TEXTS = {
     Event.INCIDENT: "the incident is no longer kept",
     Event.RESTARTS: "less than half of the restarts are used",
     Event.END: "the job was started again",
-    Event.VERDICT: "the verdict waits no longer: it was answered, or its round is over",
-    Event.HEALTH: "it is well again",
+    Event.VERDICT: "the verdict no longer waits: it was answered, or its round is over",
+    Event.HEALTH: "the reason no longer holds",
     Event.TEST: "the test is over",
 }
 
 
 def gone_topic(name: str, mark: str, now_s: float) -> Topic:
-    """Return the end of a topic that a receiver knows as `mark`, and that is not there any more."""
+    """Return the end of a topic that no longer exists. `mark`: of the last message about it."""
     kind, _, rest = name.partition("/")
     event = Event(kind) if kind in set(Event) else Event.HEALTH
     level = mark.partition(":")[2]
@@ -292,7 +292,7 @@ def gone_topic(name: str, mark: str, now_s: float) -> Topic:
 
 
 def _sentence(text: str) -> str:
-    return printable(short(text.rstrip(". "), _LONGEST))
+    return printable(short(text.rstrip(". "), _MAX_CHARS))
 
 
 def _number(text: str) -> float | None:

@@ -1,4 +1,4 @@
-"""By which address other hosts reach this one: the one that it reaches etcd from, unless somebody says otherwise."""
+"""The address by which other hosts reach this one: the one that it reaches etcd from, unless it is configured."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _LOOPBACK = "127.0.0.1"
 def own_address(endpoints: Sequence[Endpoint]) -> str:
     """Return the address of the interface that leads to the first endpoint which has a route. Sends nothing.
 
-    With etcd on loopback or a unix socket that is loopback: whoever shares it is on this machine. Without any route,
-    the host's name.
+    With etcd on loopback or a unix socket that is loopback: all its clients are on this machine. Without any route, it
+    is the host's name.
     """
     for endpoint in endpoints:
         if endpoint.path:

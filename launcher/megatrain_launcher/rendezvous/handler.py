@@ -1,8 +1,8 @@
-"""The RendezvousHandler that torch's agent talks to: it asks, waits for a round, and hands out ranks and a store.
+"""The RendezvousHandler that torch's agent calls: it requests and awaits a round, and returns ranks and a store.
 
-Ranks here are those of agents; their workers' ranks torch works out itself, through the round's store. Each round has
-a new store server, on its first host: workers of torchrun share one store without a prefix, and would meet what a dead
-round left there.
+Ranks here are those of agents; torch computes the ranks of their workers itself, through the round's store. Each round
+has a new store server, on its first host: workers of torchrun share one store without a prefix, and would find the keys
+of a dead round there.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from megatrain.contracts.process import ROUND_COUNTER_VARIABLE, ROUND_VARIABLE
 from megatrain.contracts.rounds import Round
 from megatrain.coordination.client import EtcdClient
 from megatrain_launcher.rendezvous.address import own_address
-from megatrain_launcher.rendezvous.leader import Leader
-from megatrain_launcher.rendezvous.membership import NNODES_LABEL, Membership
+from megatrain_launcher.rendezvous.leader import RendezvousLeader
+from megatrain_launcher.rendezvous.membership import NNODES_LABEL, RendezvousMembership
 from megatrain_launcher.rendezvous.rule import still_stopping
 from megatrain_launcher.rendezvous.settings import RendezvousSettings, read_settings
 from megatrain_launcher.rendezvous.view import View
 
 _logger = logging.getLogger(__name__)
 BACKEND = "megatrain"
-_LOOK_S = 0.25
-"""How often a waiting agent looks at the clock, and lets Python handle signals."""
+_POLL_S = 0.25
+"""How often a waiting agent checks the time, and lets Python handle signals."""
 _CONNECT_S = 10.0
 _STORE_S = 60.0
 _LINGER_S = 1.0
-"""How long the others' last look into the store of a round that is done may take."""
+"""How long the other agents' last reads of a finished round's store may take."""
 
 
 def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Return a handler for torchrun's options; a password is taken out of the environment, which workers inherit.
+    """Return a handler for torchrun's options; a password is removed from the environment, which workers inherit.
 
     Raises: ConfigError.
     """
@@ -69,17 +69,17 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
-    """One agent's side of the rendezvous; etcd is asked from the first `next_rendezvous` on."""
+    """One agent's side of the rendezvous; it contacts etcd from the first `next_rendezvous` on."""
 
     def __init__(self, settings: RendezvousSettings) -> None:
         self._settings = settings
         self._client: EtcdClient | None = None
-        self._membership: Membership | None = None
-        self._leader: Leader | None = None
+        self._membership: RendezvousMembership | None = None
+        self._leader: RendezvousLeader | None = None
         self._server: TCPStore | None = None
         self._round: Round | None = None
         self._is_shut_down = False
-        # after a signal torch does not call shutdown, for fear of closing the rendezvous for good
+        # after a signal torch does not call shutdown, because that could close the rendezvous permanently
         atexit.register(self.shutdown)
 
     def get_backend(self) -> str:
@@ -100,7 +100,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Do nothing: a later agent may begin a new round."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 when this agent's round is over, for the agent to restart its workers; makes no call."""
+        """Return 1 when this agent's round is over, so that the agent restarts its workers; makes no call."""
         if self._membership is None or self._round is None:
             return 0
         return int(self._membership.view.is_over(self._round.number))
@@ -108,8 +108,8 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a round with this agent.
 
-        Raises: RendezvousConnectionError when etcd is out of reach or refuses us; RendezvousTimeoutError when too few
-            came; ConfigError.
+        Raises: RendezvousConnectionError when etcd cannot be reached or refuses us; RendezvousTimeoutError when too few
+        agents came; ConfigError.
         """
         try:
             return self._next()
@@ -117,7 +117,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
             raise RendezvousConnectionError(f"--rdzv-backend={BACKEND}: {error}") from error
 
     def shutdown(self) -> bool:
-        """Leave. The others go on, or wait for one who takes this place."""
+        """Leave. The others continue, or wait for an agent that takes this place."""
         atexit.unregister(self.shutdown)
         if not self._is_shut_down:
             self._is_shut_down = True
@@ -145,14 +145,14 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
             store, trouble = self._enter(membership, found)
             if store is not None:
                 break
-            _logger.warning("rendezvous: round %d did not come about: %s", found.number, trouble)
+            _logger.warning("rendezvous: round %d was not formed: %s", found.number, trouble)
             after = found.number
             if time.monotonic() > deadline:
                 raise RendezvousTimeoutError(self._explain(membership.view, trouble))
         part = found.part_of(membership.host, membership.session)
         assert part is not None
         self._round = found
-        # the restarts that torchrun counts differ between agents; this number does not
+        # torchrun's restart counts differ between agents; this number does not
         os.environ[ROUND_VARIABLE] = str(found.number)
         os.environ[ROUND_COUNTER_VARIABLE] = membership.client.gateway.cluster_id
         return RendezvousInfo(
@@ -162,17 +162,19 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
             RendezvousStoreInfo(found.store_address, found.store_port),
         )
 
-    def _join(self) -> Membership:
+    def _join(self) -> RendezvousMembership:
         if self._membership is None:
             client = self._client = EtcdClient(self._settings.etcd)
-            membership = Membership(client, self._settings, _describe(self._settings))
+            membership = RendezvousMembership(client, self._settings, _describe(self._settings))
             membership.open()
             self._membership = membership
-            self._leader = Leader(membership)
+            self._leader = RendezvousLeader(membership)
         return self._membership
 
-    def _wait_for_round(self, membership: Membership, after: int, deadline: float, trouble: str) -> tuple[Round, float]:
-        """Return the round that names this agent, and the time by which it must have come about."""
+    def _wait_for_round(
+        self, membership: RendezvousMembership, after: int, deadline: float, trouble: str
+    ) -> tuple[Round, float]:
+        """Return the round that names this agent, and the time by which it must be complete."""
 
         def is_ours(view: View) -> bool:
             live = view.live_round
@@ -183,44 +185,44 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
             )
 
         while True:
-            view = membership.wait(is_ours, _LOOK_S)
+            view = membership.wait(is_ours, _POLL_S)
             live = view.live_round
             if live is not None and is_ours(view):
                 return live, deadline
             if live is not None and live.number > after:
-                # others train: this agent is one too many, and waits for its turn
+                # others train: this agent is surplus, and waits for its turn
                 deadline = time.monotonic() + self._settings.join_timeout_s
             if time.monotonic() > deadline:
                 raise RendezvousTimeoutError(self._explain(view, trouble))
 
-    def _enter(self, membership: Membership, found: Round) -> tuple[TCPStore | None, str]:
+    def _enter(self, membership: RendezvousMembership, found: Round) -> tuple[TCPStore | None, str]:
         """Reach the round's store and wait until all others have; else return why not."""
         is_first = found.hosts[0].session == membership.session
         server = self._server
         if not is_first:
             self._server = server = None
         deadline = time.monotonic() + _CONNECT_S
-        place = f"store of {found.hosts[0].host} at {found.store_address}:{found.store_port}"
+        store_text = f"store of {found.hosts[0].host} at {found.store_address}:{found.store_port}"
         try:
             while server is None:
                 if membership.view.is_over(found.number):
                     return None, _why_over(membership.view, found)
                 server = _connect(found, deadline)
         except (OSError, RuntimeError) as error:
-            return None, f"{place} cannot be reached: {error}"
+            return None, f"{store_text} cannot be reached: {error}"
         membership.arrive(found.number)
 
         def is_settled(view: View) -> bool:
             return view.is_over(found.number) or not _missing(view, found)
 
         deadline = time.monotonic() + _CONNECT_S
-        view = membership.wait(is_settled, _LOOK_S)
+        view = membership.wait(is_settled, _POLL_S)
         while not is_settled(view) and time.monotonic() < deadline:
-            view = membership.wait(is_settled, _LOOK_S)
+            view = membership.wait(is_settled, _POLL_S)
         if view.is_over(found.number):
             return None, _why_over(view, found)
         missing = _missing(view, found)
-        return (None, f"{', '.join(missing)} did not reach the {place}") if missing else (server, "")
+        return (None, f"{', '.join(missing)} did not reach the {store_text}") if missing else (server, "")
 
     def _explain(self, view: View, trouble: str) -> str:
         waiting = sorted(host for host in view.records if view.is_waiting(host))
@@ -229,11 +231,11 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
         return (
             f"--rdzv-id={self._settings.run_id}: no round of --nnodes={self._settings.host_range} hosts came about "
             f"within {self._settings.join_timeout_s:g} s: {', '.join(waiting) or 'no host'} waits{problem}"
-            f"{'; ' + trouble if trouble else ''}. Start the agents that are missing, or allow fewer"
+            f"{'; ' + trouble if trouble else ''}. Start the missing agents, or allow fewer"
         )
 
-    def _linger(self, membership: Membership) -> None:
-        """Keep the store a little, where it is here, for those who are just finishing too."""
+    def _linger(self, membership: RendezvousMembership) -> None:
+        """Keep the store a little longer, if it is here, for agents that are just finishing too."""
         found = self._round
         if found is None or self._server is None:
             return
@@ -272,12 +274,12 @@ def _open_store() -> TCPStore:
 def _connect(found: Round, deadline: float) -> TCPStore | None:
     """Return a client of a round's store, None when it does not listen yet. Raises: OSError, RuntimeError."""
     try:
-        # torch's own client does not notice meanwhile that the round is over
-        socket.create_connection((found.store_address, found.store_port), _LOOK_S).close()
+        # torch's own client would continue to wait after the round is over
+        socket.create_connection((found.store_address, found.store_port), _POLL_S).close()
     except OSError:
         if time.monotonic() > deadline:
             raise
-        time.sleep(_LOOK_S / 5)
+        time.sleep(_POLL_S / 5)
         return None
     timeout = timedelta(seconds=_CONNECT_S)
     store = TCPStore(found.store_address, found.store_port, is_master=False, wait_for_workers=False, timeout=timeout)

@@ -1,7 +1,7 @@
-"""The agent that writes rounds and halts: whichever was elected. All others only stand by.
+"""The elected agent writes rounds and halts; all others only follow.
 
-It decides from what it has seen, writes only while it leads, and does not decide again before it has seen what it
-wrote.
+It decides from its view, writes only while it leads, and does not decide again before it has seen its own
+writes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from megatrain.coordination.errors import LeadershipLostError, LeaseLostError, U
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.maintenance import HistoryTrimmer
 from megatrain.coordination.wire import Compare, Delete, KeyRange, Operation, Put
-from megatrain_launcher.rendezvous.membership import Membership
-from megatrain_launcher.rendezvous.rule import BeginRound, EndRound, Policy, Since, decide
+from megatrain_launcher.rendezvous.membership import RendezvousMembership
+from megatrain_launcher.rendezvous.rule import BeginRound, EndRound, RendezvousLimits, Since, decide
 from megatrain_launcher.rendezvous.view import View
 
 _logger = logging.getLogger(__name__)
@@ -29,18 +29,20 @@ _TICK_S = 0.2
 _RETRY_S = 0.5
 _END_S = 2.0
 _NUM_KEPT = 50
-"""Rounds and halts that stay for people to read."""
+"""How many rounds and halts stay for people to read."""
 
 
-class Leader:
-    """A thread that stands for election until `close`."""
+class RendezvousLeader:
+    """A thread that is a candidate in the election until `close`."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: RendezvousMembership) -> None:
         self._membership = membership
         self._keys = membership.keys
         settings = membership.settings
-        self._policy = Policy(settings.min_hosts, settings.max_hosts, settings.last_call_s, settings.stop_timeout_s)
-        # etcd may have lost the leases of all at once: so long the others have to come back
+        self._limits = RendezvousLimits(
+            settings.min_hosts, settings.max_hosts, settings.last_call_s, settings.stop_timeout_s
+        )
+        # etcd may have lost all leases at once: the others have this long to register again
         self._hold_s = settings.ttl_s
         self._doubt_s = -math.inf
         self._trimmer = HistoryTrimmer(membership.client)
@@ -49,9 +51,9 @@ class Leader:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. A leader's key goes with the lease of its membership."""
+        """End the thread. A leader's key ends with the lease of its membership."""
         self._is_closed.set()
-        self._thread.join(_END_S)  # it may wait for an etcd that is away
+        self._thread.join(_END_S)  # it may wait for an unavailable etcd
 
     @property
     def _is_over(self) -> bool:
@@ -63,17 +65,17 @@ class Leader:
             keeper = None if self._membership.has_failed else self._membership.keeper
             try:
                 if keeper is not None:
-                    self._stand(election, keeper)
+                    self._campaign(election, keeper)
             except (LeaseLostError, LeadershipLostError) as error:
-                _logger.info("rendezvous: leads no more: %s", error)
+                _logger.info("rendezvous: no longer the leader: %s", error)
             except CoordinationError as error:
                 if not self._is_over:
                     _logger.warning("rendezvous: %s; trying again", error)
-            except Exception:  # a mistake of ours: another agent leads, and this one stands again
+            except Exception:  # our own mistake: another agent leads, and this one becomes a candidate again
                 _logger.exception("rendezvous: this leader failed")
             self._is_closed.wait(_RETRY_S if keeper is not None else _TICK_S)
 
-    def _stand(self, election: Election, keeper: LeaseKeeper) -> None:
+    def _campaign(self, election: Election, keeper: LeaseKeeper) -> None:
         leadership = election.campaign(keeper, self._membership.host, is_cancelled=lambda: self._is_over)
         if leadership is None:
             return
@@ -85,17 +87,17 @@ class Leader:
             is_fit = True
             raise
         finally:
-            if self._membership.has_failed or not is_fit:  # somebody who sees may be better
+            if self._membership.has_failed or not is_fit:  # an agent with a current view leads better
                 leadership.resign()
 
     def _lead(self, leadership: Leadership) -> None:
         """Decide and write until this agent leaves. Raises: LeadershipLostError, CoordinationError."""
-        leadership.renew_mark()
+        leadership.renew_revision()
         self._membership.refresh()  # with all that the leader before us wrote
         view, since = self._membership.view, Since()
         while not self._is_over:
             decision, since = decide(
-                time.monotonic(), view, self._policy, since, is_absence_certain=self._is_absence_certain()
+                time.monotonic(), view, self._limits, since, is_absence_certain=self._is_absence_certain()
             )
             if decision is not None:
                 written = self._write(leadership, view, decision)
@@ -107,9 +109,9 @@ class Leader:
             view = self._membership.view
 
     def _is_absence_certain(self) -> bool:
-        """Say whether the others have had the time to register again, should etcd have lost all leases.
+        """Return whether the others have had the time to register again if etcd had lost all leases.
 
-        Whoever could not renew for a TTL, or lost its lease, cannot expect that others did better.
+        If this agent could not renew its lease for a TTL, or lost it, others may have lost theirs.
         """
         keeper, now_s = self._membership.keeper, time.monotonic()
         if keeper is None or keeper.state is not LeaseState.HELD:
@@ -117,12 +119,12 @@ class Leader:
         return now_s - max(self._doubt_s, self._membership.lost_s) > self._hold_s
 
     def _write(self, leadership: Leadership, view: View, decision: EndRound | BeginRound) -> int:
-        """Write a decision and return the revision at which it can be seen, or seen not to be there."""
+        """Write a decision and return the revision at which its presence or absence can be seen."""
         key, operations = self._operations(view, decision)
         try:
             return leadership.txn(operations, [Compare.is_absent(key)]).revision
         except UnknownOutcomeError:
-            leadership.renew_mark()
+            leadership.renew_revision()
             self._membership.refresh()
             return self._membership.view.revision
 
@@ -156,5 +158,5 @@ class Leader:
         try:
             self._trimmer.tick(time.monotonic())
         except CoordinationError as error:
-            # some users may not compact; etcd can do it by itself
+            # some users may not compact; etcd can do it itself
             _logger.debug("rendezvous: history was not trimmed: %s", error)

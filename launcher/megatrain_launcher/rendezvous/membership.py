@@ -1,7 +1,7 @@
-"""One agent's place in the job: its leased keys, and what it knows of the others.
+"""One agent's place in the job: its leased keys, and its view of the others.
 
-The keys come back by themselves when etcd lost the lease. No trouble with etcd stops workers: whoever waits for a
-round learns of it, a running round continues.
+It writes the keys again when etcd lost the lease. Trouble with etcd never stops workers: an agent that waits for a
+round gets the error, a running round continues.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.errors import LeaseLostError
-from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain.coordination.watch import Snapshot, Watch, WatchEvent
 from megatrain.coordination.wire import KeyRange, Operation, Put
 from megatrain_launcher.rendezvous.settings import RendezvousSettings
@@ -28,21 +28,21 @@ from megatrain_launcher.rendezvous.view import View
 
 _logger = logging.getLogger(__name__)
 NNODES_LABEL = "nnodes"
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _RETRY_S = 0.5
 _END_S = 2.0
 _MAX_TRIES = 5
 _GONE = (LeaseState.LOST, LeaseState.CLOSED)
 
 
-class Membership:
-    """Registered from the first `ask` until `leave`; knows the job from `open` until `close`. For many threads."""
+class RendezvousMembership:
+    """Registered from the first `ask` until `leave`; follows the job from `open` until `close`. For many threads."""
 
     def __init__(self, client: EtcdClient, settings: RendezvousSettings, me: HostRecord) -> None:
         self.client = client
         self.settings = settings
         self.lost_s = -math.inf
-        """When a lost lease was replaced the last time, by the monotonic clock."""
+        """When a lost lease was last replaced, by the monotonic clock."""
         self._record = me
         self._status = HostStatus(me.host, me.session, HostPhase.PARKED)
         self._view = View()
@@ -52,7 +52,7 @@ class Membership:
         self._keeper: LeaseKeeper | None = None
         self._is_over = threading.Event()
         self._is_closed = threading.Event()
-        self._thread: LastingThread | None = None
+        self._thread: RestartingThread | None = None
 
     @property
     def host(self) -> str:
@@ -73,7 +73,7 @@ class Membership:
 
     @property
     def keeper(self) -> LeaseKeeper | None:
-        """Who keeps the lease; another one after a loss, None before registration."""
+        """The keeper of the lease; another one after a loss, None before registration."""
         return self._keeper
 
     @property
@@ -83,13 +83,13 @@ class Membership:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the view cannot become newer at the moment."""
+        """Whether the view cannot be updated at the moment."""
         return self._error is not None
 
     def open(self) -> None:
-        """Learn what the job looks like and follow it from then on. Raises: CoordinationError."""
+        """Read the state of the job and follow it from then on. Raises: CoordinationError."""
         self.refresh()
-        self._thread = LastingThread("rendezvous follower", self._follow, self._is_closed)
+        self._thread = RestartingThread("rendezvous follower", self._follow, self._is_closed)
 
     def ask(self, store_port: int, after: int) -> None:
         """Register, if that is not done, and ask for a round newer than `after`, with a store for it at a port.
@@ -106,7 +106,7 @@ class Membership:
             self._check_others()
 
     def arrive(self, number: int) -> None:
-        """Say that this host takes part in a round and has reached its store. Raises: CoordinationError."""
+        """Report that this host takes part in a round and has reached its store. Raises: CoordinationError."""
         with self._writing:
             self._status = replace(self._status, phase=HostPhase.RUNNING, round=number)
         self._publish()
@@ -114,7 +114,7 @@ class Membership:
     def wait(self, is_met: Callable[[View], bool], timeout_s: float) -> View:
         """Return the view as soon as it meets a condition, or when the time is over.
 
-        Raises: CoordinationError when it cannot become newer.
+        Raises: CoordinationError when it cannot be updated.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or is_met(self._view), timeout_s)
@@ -128,13 +128,13 @@ class Membership:
 
     def refresh(self) -> None:
         """Read the job as it is now. Raises: CoordinationError."""
-        answer = self.client.read_all(KeyRange.prefix(self.keys.prefix))
+        response = self.client.read_all(KeyRange.prefix(self.keys.prefix))
         with self._changed:
-            if answer.revision > self._view.revision:  # the watch may be faster
-                self._take(Snapshot(answer.revision, answer.items, "read"))
+            if response.revision > self._view.revision:  # the watch may be faster
+                self._take(Snapshot(response.revision, response.items, "read"))
 
     def leave(self) -> None:
-        """Take the keys away; etcd does it after a TTL where it cannot be reached. The view is still followed."""
+        """Remove the keys; if etcd cannot be reached, they end after a TTL. The view is still followed."""
         self._is_over.set()
         with self._writing:
             if self._keeper is not None:
@@ -145,10 +145,10 @@ class Membership:
         self.leave()
         self._is_closed.set()
         if self._thread is not None:
-            self._thread.join(_END_S)  # it may wait for an etcd that is away
+            self._thread.join(_END_S)  # it may wait for an unavailable etcd
 
     def _publish(self) -> None:
-        """Write both keys, below a new lease where there is none or it was lost."""
+        """Write both keys, with a new lease if there is none or it was lost."""
         for number in range(_MAX_TRIES):
             with self._writing:
                 if self.is_over:
@@ -186,28 +186,28 @@ class Membership:
             # by revisions: clocks of hosts differ
             if other != own and view.since[host] < view.since.get(self.host, view.revision):
                 problem = f"--nnodes={own} on this host, {other} on {host} (key {self.keys.host(host)!r})"
-                way_out = f"start all agents of --rdzv-id={self.settings.run_id} with the same, or choose another id"
-                raise ConfigError([f"{problem}; {way_out}"])
+                hint = f"start all agents of --rdzv-id={self.settings.run_id} with the same, or choose another id"
+                raise ConfigError([f"{problem}; {hint}"])
 
     def _follow(self) -> None:
         with Watch(self.client, KeyRange.prefix(self.keys.prefix), start_revision=self.view.revision + 1) as watch:
             while not self._is_closed.is_set():
                 try:
-                    event = watch.next(_LOOK_S)
-                except CoordinationError as error:  # we may not read
+                    event = watch.next(_POLL_S)
+                except CoordinationError as error:  # this user may not read
                     self._fail(error)
                     raise
                 if event is not None:
                     self._take(event)
-                elif watch.heard_at is not None:
+                elif watch.confirmed_at is not None:
                     self._error = None
                 try:
-                    self._mend()
+                    self._renew_registration()
                 except CoordinationError as error:
                     _logger.warning("rendezvous: %s; trying again", error)
                     self._is_closed.wait(_RETRY_S)
 
-    def _mend(self) -> None:
+    def _renew_registration(self) -> None:
         """Register again when etcd lost the lease."""
         keeper = self._keeper
         if keeper is not None and keeper.state in _GONE and not self.is_over:

@@ -1,6 +1,7 @@
-"""When a round ends and who is in the next one: the whole policy of this rendezvous, a pure function.
+"""When a round ends and which hosts are in the next one: the whole policy of this rendezvous, a pure function.
 
-How often workers may be restarted is torchrun's own rule (--max-restarts); here is only who trains together.
+How often workers may be restarted is torchrun's own rule (--max-restarts); this module only decides who trains
+together.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.rounds import Round
-from megatrain.contracts.texts import natural_order
 from megatrain_launcher.rendezvous.view import View
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RendezvousLimits:
     """The limits of RendezvousSettings that the rule needs."""
 
     min_hosts: int
@@ -25,7 +26,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Since when, by the clock of whoever decides, what the rule waits for has been so. None: it is not so."""
+    """Since when each condition that the rule waits for has held, by the decider's clock. None: it does not hold."""
 
     halted: float | None = None
     """No round is live."""
@@ -54,32 +55,32 @@ Decision = EndRound | BeginRound | None
 
 
 def decide(
-    now_s: float, view: View, policy: Policy, since: Since, *, is_absence_certain: bool = True
+    now_s: float, view: View, limits: RendezvousLimits, since: Since, *, is_absence_certain: bool = True
 ) -> tuple[Decision, Since]:
-    """Return what to write now, if anything, and what to remember until the next call.
+    """Return what to write now, if anything, and the state for the next call.
 
-    is_absence_certain: False while hosts may be missing only because etcd lost the leases of all for a while.
+    is_absence_certain: False while hosts may be missing only because etcd temporarily lost all leases.
     """
     live = view.live_round
     if live is not None:
-        reason = _why_over(view, live, policy, is_absence_certain)
+        reason = _why_over(view, live, limits, is_absence_certain)
         return (EndRound(live.number, reason) if reason else None), Since()
     waiting = sorted((host for host in view.records if view.is_waiting(host)), key=natural_order)
-    is_enough = len(waiting) >= policy.min_hosts
+    is_enough = len(waiting) >= limits.min_hosts
     since = Since(
         halted=now_s if since.halted is None else since.halted,
         enough=(now_s if since.enough is None else since.enough) if is_enough else None,
     )
     if not is_enough or since.halted is None or since.enough is None:
         return None, since
-    if still_stopping(view) and now_s - since.halted < policy.stop_timeout_s:
+    if still_stopping(view) and now_s - since.halted < limits.stop_timeout_s:
         return None, since
     last = view.newest_round
     is_complete = last is not None and all(view.is_waiting(part.host) for part in last.hosts)
-    is_last_call_over = now_s - since.enough >= policy.last_call_s
-    if len(waiting) < policy.max_hosts and not is_complete and not is_last_call_over:
+    is_last_call_over = now_s - since.enough >= limits.last_call_s
+    if len(waiting) < limits.max_hosts and not is_complete and not is_last_call_over:
         return None, since
-    hosts = in_rank_order(waiting, last, view, policy.max_hosts)
+    hosts = in_rank_order(waiting, last, view, limits.max_hosts)
     return BeginRound(view.next_number, hosts, _why_begun(view, last)), Since()
 
 
@@ -94,7 +95,7 @@ def still_stopping(view: View) -> tuple[str, ...]:
 
 
 def in_rank_order(waiting: list[str], last: Round | None, view: View, max_hosts: int) -> tuple[str, ...]:
-    """Choose hosts and order them: who was in the last round comes first and keeps its rank where that exists."""
+    """Choose hosts and order them: hosts of the last round come first and keep their ranks if those exist."""
     ranks: Mapping[str, int] = {}
     if last is not None:
         ranks = {part.host: part.first_rank for part in last.hosts}
@@ -108,7 +109,7 @@ def in_rank_order(waiting: list[str], last: Round | None, view: View, max_hosts:
     return tuple(places[rank] if rank in places else next(others) for rank in range(len(chosen)))
 
 
-def _why_over(view: View, live: Round, policy: Policy, is_absence_certain: bool) -> str:
+def _why_over(view: View, live: Round, limits: RendezvousLimits, is_absence_certain: bool) -> str:
     names = {part.host for part in live.hosts}
     for part in live.hosts:
         status = view.statuses.get(part.host)
@@ -117,7 +118,7 @@ def _why_over(view: View, live: Round, policy: Policy, is_absence_certain: bool)
                 return f"{part.host} is gone: its lease ended"
         elif view.is_waiting(part.host) and status is not None and status.round >= live.number:
             return f"{part.host} restarts its workers"
-    if len(live.hosts) < policy.max_hosts:
+    if len(live.hosts) < limits.max_hosts:
         for host in sorted(view.records, key=natural_order):
             if host not in names and view.is_waiting(host):
                 return f"{host} joins"

@@ -1,6 +1,6 @@
 """torchrun's options for the rendezvous, checked: --rdzv-endpoint, --rdzv-id, --nnodes and --rdzv-conf.
 
-A password never comes by --rdzv-conf: torchrun logs that, and every user of the machine sees command lines.
+--rdzv-conf never contains a password: torchrun logs it, and every user of the machine sees command lines.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _SECONDS = {
 """Key of --rdzv-conf -> default and minimum."""
 _FILES = ("cacert", "cert", "key", "password_file")
 _OF_TORCHRUN = ("timeout",)
-"""torchrun adds these by itself; `join_timeout` is its newer name."""
+"""torchrun adds these itself; `join_timeout` is the newer name of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousSettings:
-    """All that a handler needs to know."""
+    """All settings of a handler."""
 
     run_id: str
     etcd: EtcdSettings
     min_hosts: int
     max_hosts: int
     address: str = ""
-    """Where the other hosts reach this one; empty: the address that it reaches etcd from."""
+    """This host's address for other hosts; empty: the address that it reaches etcd from."""
     ttl_s: float = _SECONDS["ttl"][0]
     renew_s: float = _SECONDS["renew"][0]
     join_timeout_s: float = _SECONDS["join_timeout"][0]
@@ -46,7 +46,7 @@ class RendezvousSettings:
     last_call_s: float = _SECONDS["last_call_timeout"][0]
     """How long a round that could begin waits for more hosts, up to the maximum."""
     stop_timeout_s: float = _SECONDS["stop_timeout"][0]
-    """How long the next round waits for a host that still stops its workers of the one before."""
+    """How long the next round waits for a host that is still stopping its workers of the one before."""
 
     @property
     def keys(self) -> JobKeys:
@@ -76,13 +76,15 @@ def read_settings(
     if not endpoint.strip():
         problems.append("--rdzv-endpoint is empty; name the members of etcd: --rdzv-endpoint=HOST:PORT[,HOST:PORT...]")
     if run_id in ("", _NO_ID) or "/" in run_id or not run_id.isprintable():
-        problems.append(f"--rdzv-id={run_id!r}: give the job a name of its own, without '/'; its agents meet by it")
+        problems.append(
+            f"--rdzv-id={run_id!r}: give the job a name of its own, without '/'; its agents find each other by it"
+        )
     known = {*_SECONDS, *_FILES, *_OF_TORCHRUN, "user"}
     for name in sorted(options.keys() - known - {"password"}):
         problems.append(f"--rdzv-conf {name}: no such key; there are {', '.join(sorted(known))}")
     if "password" in options:
         problems.append(
-            "--rdzv-conf password: everybody sees command lines, and torchrun logs them; put it into a file "
+            "--rdzv-conf password: other users can see command lines, and torchrun logs them; put it into a file "
             f"(password_file=PATH) or into the environment variable {PASSWORD_VARIABLE}"
         )
     seconds = {name: _seconds(name, options, problems) for name in _SECONDS}

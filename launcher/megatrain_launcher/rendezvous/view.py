@@ -1,6 +1,6 @@
-"""What one agent knows of the job: a fold of the watch over its keys. Values only, so that rules about it are pure.
+"""One agent's view of the job: the result of all watch events on its keys. A pure value, so that rules can be pure.
 
-A key that holds no record of ours is left out and named in `damaged`: one such key must not end every agent.
+A key whose value is no valid record is left out and named in `damaged`: one such key must not end every agent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _KINDS: dict[str, tuple[str, type[Any]]] = {
 class View:
     """The job at a revision. `rounds` and `halts` are by number.
 
-    `since`: the revision at which a host came, for no two hosts' clocks agree. `damaged`: by key, why it is left out.
+    `since`: the revision at which a host came, because no two hosts' clocks agree. `damaged`: by key, why it is left
+    out.
     """
 
     revision: int = 0
@@ -42,12 +43,12 @@ class View:
 
     @property
     def newest_number(self) -> int:
-        """The highest number that a round or a halt has had; 0: there was none."""
+        """The highest number that a round or a halt has had; 0 if there was none."""
         return max([0, *self.rounds, *self.halts])
 
     @property
     def next_number(self) -> int:
-        """The number of the next round: what cannot be read is not in its way."""
+        """The number of the next round; an unreadable round does not block it."""
         damaged = {key_number(key.rpartition("/")[2]) for key in self.damaged if "/rounds/" in key}
         number = self.newest_number + 1
         while number in damaged:
@@ -65,16 +66,16 @@ class View:
         return newest if newest is not None and not self.is_over(newest.number) else None
 
     def is_over(self, number: int) -> bool:
-        """Say whether a round is halted, or replaced by a newer one."""
+        """Return whether a round is halted, or replaced by a newer one."""
         return number in self.halts or self.newest_number > number
 
     def is_present(self, host: str, session: str) -> bool:
-        """Say whether that life of a host is registered."""
+        """Return whether that session of a host is registered."""
         record = self.records.get(host)
         return record is not None and record.session == session
 
     def is_waiting(self, host: str) -> bool:
-        """Say whether a registered host waits for a round."""
+        """Return whether a registered host waits for a round."""
         record, status = self.records.get(host), self.statuses.get(host)
         return (
             record is not None
@@ -115,11 +116,11 @@ class View:
                 continue
             try:
                 if index is None:
-                    raise CoordinationError(f"{key}: no number of a round")
+                    raise CoordinationError(f"{key}: not the number of a round")
                 table(name)[index] = decode(kind, change.item.value, key)
             except CoordinationError as error:
                 table("damaged")[key] = str(error)
-                if name == "halts" and index is not None:  # whatever it says, no other agent can halt that round
+                if name == "halts" and index is not None:  # whatever it contains, no other agent can halt that round
                     table(name)[index] = Halt(index, str(error), is_saving=False, created_unix_s=0.0)
             else:
                 if name == "records":

@@ -1,8 +1,8 @@
-"""The standby server's loop: fork workers on request, tell when they end, kill their groups. One thread, no work.
+"""The standby server's loop: fork workers on request, report their ends, kill their groups. One thread, no other work.
 
 A worker that ended stays a zombie until its group is killed: so no other process gets its number, which is the group's,
-as long as anybody may send it a signal. Orphans of workers become the server's children, so that it knows when the last
-process of a group is gone. What left the group, such as a checkpoint writer in a session of its own, lives on.
+as long as anybody may send it a signal. Orphans of workers become the server's children, so that it can reap the
+last process of a group. A process that left the group, such as a checkpoint writer in its own session, lives on.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
-from megatrain.programs.processes import adopt_orphans, children, signal_at_parents_death
+from megatrain.programs.processes import adopt_orphans, children, set_parent_death_signal
 from megatrain_launcher.standby import messages
 from megatrain_launcher.standby.messages import Message, WorkerStart, receive_message, send_message
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """Tells the caller of `serve` that it runs in a new worker."""
+    """What `serve` returns in a new worker."""
 
     start: WorkerStart
     output: int
@@ -47,17 +47,18 @@ class ForkServer:
     _is_orphan: bool = False
 
     def serve(self, problems: Sequence[str]) -> Forked | None:
-        """Say that the server is ready, and obey until the executor is gone. Returns in the server: None; in each
-        worker that it forks: what that one shall be, with all signals blocked and nothing of the server open.
+        """Report that the server is ready, and obey until the executor is gone. Returns None in the server; in each
+        worker that it forks, the worker's description, with all signals blocked and nothing of the server open.
         """
         adopt_orphans()
         wakeup, wakeup_end = socket.socketpair()
         wakeup.setblocking(False)
         wakeup_end.setblocking(False)
         signal.signal(signal.SIGCHLD, _do_nothing)
-        signal.signal(signal.SIGTERM, self._lose_executor)
-        # A signal that can be handled, from here on: grandchildren have no other avenger when the executor is killed.
-        signal_at_parents_death(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, self._check_executor)
+        # From here on the parent-death signal is one that can be handled: only this process ends the grandchildren when
+        # the executor is killed.
+        set_parent_death_signal(signal.SIGTERM)
         if os.getppid() != self.executor_pid:
             return None
         signal.set_wakeup_fd(wakeup_end.fileno(), warn_on_full_buffer=False)
@@ -65,7 +66,7 @@ class ForkServer:
             selector.register(self.channel, selectors.EVENT_READ)
             selector.register(wakeup, selectors.EVENT_READ)
             forked = self._loop(selector, wakeup, problems)
-        # before anybody dies: a signal must not be written to a descriptor that is closed
+        # before any child ends: a signal must not be written to a closed descriptor
         signal.set_wakeup_fd(-1)
         if forked is None:
             self._end_all()
@@ -95,8 +96,8 @@ class ForkServer:
             return None
         return None
 
-    def _lose_executor(self, _number: int, _frame: FrameType | None) -> None:
-        # anybody may send SIGTERM; the executor's death alone makes this process another one's child
+    def _check_executor(self, _number: int, _frame: FrameType | None) -> None:
+        # any process may send SIGTERM; only the executor's death gives this process another parent
         self._is_orphan = os.getppid() != self.executor_pid
 
     def _obey(self, message: Message, descriptor: int | None) -> Forked | None:
@@ -108,7 +109,7 @@ class ForkServer:
                 if pid in self._workers:
                     os.kill(pid, message["signal"])
         elif kind == messages.KILL:
-            self._collect()  # who is dead already was not killed by us
+            self._collect()  # a process that is already dead was not killed by us
             for pid in message["pids"]:
                 self._kill(pid)
             send_message(self.channel, {"kind": messages.KILLED})
@@ -124,14 +125,14 @@ class ForkServer:
         except OSError as error:
             self._unblock()
             os.close(output)
-            reason = f"the standby server cannot fork ({error.strerror}); look at the limits of processes and memory"
+            reason = f"the standby server cannot fork ({error.strerror}); check the limits of processes and memory"
             send_message(self.channel, {"kind": messages.REFUSED, "reason": reason})
             return None
         if pid == 0:
             return Forked(start, output, server_pid)
         self._unblock()
         os.close(output)
-        # the worker does the same: whoever comes first, the group is there before anybody kills it
+        # the worker does the same: whichever is first, the group exists before anybody kills it
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         self._workers[pid] = _Worker()
@@ -149,15 +150,15 @@ class ForkServer:
                 os.killpg(pid, signal.SIGKILL)
 
     def _collect(self) -> None:
-        """Tell of the workers that ended, and of the killed groups of which nothing is left."""
+        """Report the workers that ended, and the killed groups that are completely gone."""
         for pid, worker in list(self._workers.items()):
             if not worker.has_ended:
-                # not taken away: the number must stay its own
+                # not reaped: the number must stay reserved
                 found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if found is not None:
                     worker.has_ended = True
                     code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-                    # killed in the middle of its own end, of writing a core for instance, it keeps its own code
+                    # a process that was killed while it ended, for instance while it wrote a core, keeps its own code
                     is_killed = worker.is_killed and code == -signal.SIGKILL
                     ended = {"kind": messages.ENDED, "pid": pid, "exit_code": code, "at_unix_s": time.time()}
                     send_message(self.channel, {**ended, "is_killed": is_killed})
@@ -170,13 +171,13 @@ class ForkServer:
                     os.waitpid(pid, os.WNOHANG)
 
     def _end_all(self) -> None:
-        """Kill what is left, as the executor is gone. Whatever ends later is collected by init."""
+        """Kill what is left, because the executor is gone. init reaps whatever ends later."""
         for pid in self._workers:
             self._kill(pid)
 
 
 def _is_group_gone(group: int) -> bool:
-    """Take the dead of a killed group away; say whether that was all of it."""
+    """Reap the dead of a killed group; return whether that was all of it."""
     try:
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
@@ -186,4 +187,4 @@ def _is_group_gone(group: int) -> bool:
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Be a handler: only signals that have one wake the loop."""
+    """Do nothing: a signal wakes the loop only if it has a handler."""

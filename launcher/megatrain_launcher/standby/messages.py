@@ -1,6 +1,6 @@
-"""What an executor and its standby server tell each other: JSON with a length before it, over a pair of sockets.
+"""The messages between an executor and its standby server: JSON with a length before it, over a pair of sockets.
 
-The pair has no name, so no other process can connect. A worker's output descriptor travels beside the length of the
+The pair has no name, so no other process can connect. A worker's output descriptor is sent with the length of the
 message that asks for the worker.
 """
 
@@ -78,7 +78,7 @@ def send_message(channel: socket.socket, message: Message, descriptor: int | Non
 
 
 def receive_message(channel: socket.socket) -> tuple[Message, int | None] | None:
-    """Wait for a message and return it with the descriptor that came along; None when the other side is gone."""
+    """Wait for a message and return it with the descriptor sent with it; None when the other side is gone."""
     descriptors: list[int] = []
     length = b""
     while len(length) < _LENGTH.size:

@@ -1,7 +1,7 @@
-"""From a fork of the standby server to a worker that looks as if `python -m module` had been started.
+"""Turns a fork of the standby server into a worker that looks as if `python -m module` had been started.
 
-Left out: what an interpreter reads from its environment at its start (PYTHONHASHSEED, PYTHONPATH) and what libraries
-read when they are loaded (OMP_NUM_THREADS) is as the server's environment had it.
+Left out: settings that an interpreter reads from its environment at its start (PYTHONHASHSEED, PYTHONPATH) and that
+libraries read when they are loaded (OMP_NUM_THREADS) are as in the server's environment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 from types import TracebackType
 
-from megatrain.programs.processes import set_process_name, signal_at_parents_death
+from megatrain.programs.processes import set_parent_death_signal, set_process_name
 from megatrain_launcher.standby.fork_server import Forked
 
 _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -25,7 +25,7 @@ def become_worker(forked: Forked) -> None:
     """
     start = forked.start
     os.setpgid(0, 0)
-    signal_at_parents_death(signal.SIGKILL)
+    set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != forked.server_pid:
         os.kill(os.getpid(), signal.SIGKILL)
     os.dup2(forked.output, 1)
@@ -48,14 +48,14 @@ def _run(module: str) -> None:
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception as error:  # noqa: BLE001 (it is the program's, and this is where that ends)
-        # as the interpreter does it, without the frames that every worker has
+        # as the interpreter does, without the frames that every worker has
         error.__traceback__ = _own_part(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
 
 
 def _own_part(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the module's first frame on; the whole one when the module did not come to run."""
+    """Return the traceback from the module's first frame on; the whole one if the module did not begin to run."""
     part = traceback
     while part is not None and part.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
         part = part.tb_next
@@ -73,9 +73,9 @@ def _reset_signals() -> None:
 
 
 def _renew_streams() -> None:
-    """Open stdout and stderr anew: the server's own know what they were opened on, a file perhaps, and seek in it.
+    """Open stdout and stderr again: the server's stream objects belong to its own output, and seek if that is a file.
 
-    By lines: a pipe would hold lines back until there are 8 KiB of them.
+    Line-buffered: a pipe would otherwise hold lines back until there are 8 KiB of them.
     """
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
     sys.stdout = sys.__stdout__ = open(1, "w", 1, encoding, errors, closefd=False)  # type: ignore[misc]  # noqa: SIM115
@@ -83,7 +83,9 @@ def _renew_streams() -> None:
 
 
 def _reseed() -> None:
-    """Let numpy's global generator differ from worker to worker, as it would; Python's own does so by itself."""
+    """Make numpy's global generator differ between workers, as in separate processes; Python's own does so by
+    itself.
+    """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

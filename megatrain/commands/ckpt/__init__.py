@@ -1,6 +1,7 @@
-"""`megatrain ckpt`: look at checkpoints, check them, choose where a run goes on, remove and convert them.
+"""`megatrain ckpt`: list, inspect, verify, compare, remove and convert checkpoints; choose where a run resumes.
 
-Only `reshard`, `export-hf`, `import-hf` and a `diff` of values load torch.
+Only `reshard`, `export-hf`, `import-hf`, `index`, a `diff` of values, and a verb that reads a checkpoint without an
+index load torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from megatrain.commands.ckpt import (
     diff,
     export_hf,
     import_hf,
+    index,
     inspect,
     listing,
     pinning,
@@ -22,7 +24,7 @@ from megatrain.commands.ckpt import (
 
 SUMMARY = "list, verify, compare, restore, prune and convert checkpoints"
 
-_VERBS = (listing, inspect, verify, diff, restore, prune, pinning, reshard, export_hf, import_hf)
+_VERBS = (listing, inspect, verify, diff, restore, prune, pinning, reshard, export_hf, import_hf, index)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the parsed command line asks; return the exit code.
+    """Run the chosen verb; return the exit code.
 
     Raises: CheckpointError, ConfigError, DataError.
     """

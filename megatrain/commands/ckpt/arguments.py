@@ -18,7 +18,7 @@ def add_run(parser: argparse.ArgumentParser, *, may_be_branch: bool = True) -> N
     """Declare DIR: a run, or a part of it."""
     parts = ", its checkpoints directory, or one branch of them" if may_be_branch else " or its checkpoints directory"
     parser.add_argument(
-        "place",
+        "location",
         type=utf8_text,
         metavar="DIR",
         help=f"a run directory{parts}: a path or a URL",

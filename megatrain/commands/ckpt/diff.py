@@ -1,4 +1,4 @@
-"""`megatrain ckpt diff A B`: in what two checkpoints differ."""
+"""`megatrain ckpt diff A B`: show how two checkpoints differ."""
 
 from __future__ import annotations
 
@@ -22,25 +22,28 @@ from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.texts import time_text
+from megatrain.formatting.quantities import time_text
 
 if TYPE_CHECKING:
     from megatrain.checkpoint.value_difference import ValueDifference
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser("diff", help="in what two checkpoints differ", allow_abbrev=False)
+    parser = verbs.add_parser("diff", help="show how two checkpoints differ", allow_abbrev=False)
     for name in ("A", "B"):
         parser.add_argument(
-            name.lower(), type=utf8_text, metavar=name, help="a checkpoint, or what holds some: then the newest"
+            name.lower(),
+            type=utf8_text,
+            metavar=name,
+            help="a checkpoint, or a run or branch, which mean its newest checkpoint",
         )
-    parser.add_argument("--tensors", action="store_true", help="also compare the values of all tensors")
+    parser.add_argument("--tensors", action="store_true", help="also compare the values of all tensors (needs torch)")
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare. Raises: CheckpointError when one of the two is damaged."""
+    """Compare the checkpoints. Raises: CheckpointError when one of the two is damaged."""
     before, after = (open_stored(find_checkpoint(text)) for text in (args.a, args.b))
     fields, tensors = field_differences(before, after), tensor_differences(before, after)
     values = _value_differences(before, after) if args.tensors else None
@@ -72,8 +75,8 @@ def _document(
     values: dict[str, ValueDifference] | None,
 ) -> dict[str, Any]:
     return {
-        "a": str(before.place),
-        "b": str(after.place),
+        "a": str(before.location),
+        "b": str(after.location),
         "fields": [asdict(one) for one in fields],
         "tensors": [asdict(one) for one in tensors],
         "num_compared": None if values is None else len(comparable_keys(before, after)),
@@ -88,7 +91,7 @@ def _lines(
     tensors: Sequence[TensorDifference],
     values: dict[str, ValueDifference] | None,
 ) -> list[str]:
-    lines = [f"A  {before.place}", f"B  {after.place}"]
+    lines = [f"A  {before.location}", f"B  {after.location}"]
     lines += [f"{one.name}: {_value(one.name, one.before)} -> {_value(one.name, one.after)}" for one in fields]
     for one in tensors:
         if one.before is None or one.after is None:

@@ -12,21 +12,25 @@ from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.orderly_end import orderly_end
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.texts import bytes_text
+from megatrain.formatting.quantities import bytes_text
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"([0-9]{1,12})\s*([A-Za-z]*)")
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser("export-hf", help="write a Hugging Face model directory", allow_abbrev=False)
+    parser = verbs.add_parser(
+        "export-hf", help="write a Hugging Face model directory (needs torch)", allow_abbrev=False
+    )
     add_checkpoint(parser)
-    parser.add_argument("--output", type=utf8_path, required=True, metavar="DIR", help="the directory to make")
+    parser.add_argument("--output", type=utf8_path, required=True, metavar="DIR", help="the directory to create")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32",
-                        help="of the weights (default %(default)s, as they are stored)")  # fmt: skip
+                        help="dtype of the exported weights (default %(default)s, as they are stored)")  # fmt: skip
     parser.add_argument("--max-shard-size", type=size_in_bytes, default=5 * 10**9, metavar="SIZE",
-                        help="of a weight file, as 500MB or 2GiB (default 5GB)")  # fmt: skip
-    parser.add_argument("--no-tokenizer", action="store_false", dest="has_tokenizer", help="leave the tokenizer out")
+                        help="largest size of a weight file, for example 500MB or 2GiB (default 5GB)")  # fmt: skip
+    parser.add_argument(
+        "--no-tokenizer", action="store_false", dest="has_tokenizer", help="do not export the tokenizer"
+    )
     parser.add_argument("--force", action="store_true", help="replace an earlier export")
     add_json(parser)
     parser.set_defaults(run_verb=run)
@@ -42,7 +46,9 @@ def size_in_bytes(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export. Raises: ConfigError for a model that no family expresses; CheckpointError, DataError naming the file."""
+    """Export the checkpoint. Raises: ConfigError for a model that no family expresses; CheckpointError, DataError
+    naming the file.
+    """
     from megatrain.conversion.to_hf import export_hf
 
     source = chosen_checkpoint(args)

@@ -11,17 +11,20 @@ from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.orderly_end import orderly_end
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.texts import bytes_text
+from megatrain.formatting.quantities import bytes_text
 
 
 def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser(
-        "import-hf", help="make a checkpoint of a Hugging Face model directory", allow_abbrev=False
+        "import-hf", help="convert a Hugging Face model directory to a checkpoint (needs torch)", allow_abbrev=False
     )
     parser.add_argument(
-        "source", type=utf8_path, metavar="HF_DIR", help="config.json, .safetensors files, tokenizer.json"
+        "source",
+        type=utf8_path,
+        metavar="HF_DIR",
+        help="directory of config.json, .safetensors files and tokenizer.json",
     )
-    parser.add_argument("--output", type=utf8_text, required=True, metavar="DIR", help="the checkpoint to make")
+    parser.add_argument("--output", type=utf8_text, required=True, metavar="DIR", help="the checkpoint to create")
     add_json(parser)
     parser.set_defaults(run_verb=run)
 

@@ -1,4 +1,4 @@
-"""`megatrain ckpt inspect CHECKPOINT`: what it holds, from manifest and metadata alone."""
+"""`megatrain ckpt inspect CHECKPOINT`: show what a checkpoint contains, from its manifest and index."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from megatrain.checkpoint.metadata_reader import StoredTensor, StoredTensors, load_metadata
+from megatrain.checkpoint.checked_files import find_stored
+from megatrain.checkpoint.stored_tensors import StoredTensor, StoredTensors
 from megatrain.checkpoint.survey import stored_bytes
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.printing import facts, print_json, print_lines, table
-from megatrain.contracts.checkpoint_files import METADATA_NAME, pin_reason, read_manifest
+from megatrain.contracts.checkpoint_files import pin_reason, read_manifest
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
-from megatrain.contracts.texts import age_text, bytes_text, time_text
+from megatrain.formatting.quantities import age_text, bytes_text, time_text
 
 MODEL_PREFIX = "model."
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser("inspect", help="what a checkpoint holds, without loading it", allow_abbrev=False)
+    parser = verbs.add_parser("inspect", help="show what a checkpoint contains, without loading it", allow_abbrev=False)
     add_checkpoint(parser)
     parser.add_argument("--tensors", action="store_true", help="also list every tensor with shape and type")
     add_json(parser)
@@ -30,11 +31,11 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print. Raises: CheckpointError when manifest or metadata is damaged."""
-    place = chosen_checkpoint(args)
-    manifest = read_manifest(place)
-    stored = load_metadata(place, manifest.name_of(METADATA_NAME))
-    document = _document(place, manifest, stored)
+    """Print the contents. Raises: CheckpointError when manifest or index is damaged."""
+    checkpoint = chosen_checkpoint(args)
+    manifest = read_manifest(checkpoint)
+    stored = find_stored(checkpoint, manifest)
+    document = _document(checkpoint, manifest, stored)
     if args.is_json:
         listed = [_tensor(one) for one in stored.tensors.values()]
         print_json({**document, **({"tensors": listed} if args.tensors else {})})
@@ -51,11 +52,11 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def _document(place: Location, manifest: Manifest, stored: StoredTensors) -> dict[str, Any]:
+def _document(checkpoint: Location, manifest: Manifest, stored: StoredTensors) -> dict[str, Any]:
     model = [one for one in stored.tensors.values() if one.key.startswith(MODEL_PREFIX)]
     data_files = stored.ranges_by_file()
     return {
-        "place": str(place),
+        "place": str(checkpoint),
         "job": manifest.job,
         "branch": manifest.branch,
         "round": manifest.round,
@@ -66,7 +67,7 @@ def _document(place: Location, manifest: Manifest, stored: StoredTensors) -> dic
         "num_skipped": manifest.num_skipped,
         "written_unix_s": manifest.written_unix_s,
         "has_optimizer": manifest.has_optimizer,
-        "pin_reason": pin_reason(place),
+        "pin_reason": pin_reason(checkpoint),
         "data": asdict(manifest.data),
         "mesh": manifest.mesh.to_dict(),
         "config_hash": manifest.config_hash,

@@ -1,4 +1,4 @@
-"""`megatrain ckpt ls DIR`: branches, their checkpoints, and which of them a job would go on from."""
+"""`megatrain ckpt ls DIR`: list branches and checkpoints, and the one from which a job would resume."""
 
 from __future__ import annotations
 
@@ -8,47 +8,48 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from megatrain.checkpoint.find import name_place
+from megatrain.checkpoint.find import resolve_location
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, Survey, survey
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines, table
 from megatrain.contracts.branches import Branch
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.texts import age_text, bytes_text
+from megatrain.formatting.quantities import age_text, bytes_text
 
 _COLUMNS = ("", "step", "state", "age", "size", "tokens", "round", "")
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser("ls", help="branches and checkpoints of a run", allow_abbrev=False)
+    parser = verbs.add_parser("ls", help="list the branches and checkpoints of a run", allow_abbrev=False)
     add_run(parser)
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List. Raises: CheckpointError when DIR holds no checkpoints or a branch is damaged."""
-    named = name_place(args.place)
-    if named.checkpoints is None:
-        raise CheckpointError(f"{named.checkpoint} is one checkpoint outside of a run; `megatrain ckpt inspect` it")
-    found = survey(named.checkpoints)
-    step = None if named.checkpoint is None else named.checkpoint.name
-    branches = [one for one in found.branches if named.branch in (None, one.name)]
-    shown = [one for one in found.checkpoints if named.branch in (None, one.branch) and step in (None, one.place.name)]
+    """Print the list. Raises: CheckpointError when DIR holds no checkpoints or a branch is damaged."""
+    resolved = resolve_location(args.location)
+    if resolved.checkpoints is None:
+        raise CheckpointError(f"{resolved.checkpoint} is one checkpoint outside of a run; use `megatrain ckpt inspect`")
+    found = survey(resolved.checkpoints)
+    step = None if resolved.checkpoint is None else resolved.checkpoint.name
+    branches = [one for one in found.branches if resolved.branch in (None, one.name)]
+    of_branch = [one for one in found.checkpoints if resolved.branch in (None, one.branch)]
+    shown = [one for one in of_branch if step in (None, one.location.name)]
     if args.is_json:
-        print_json(_document(str(named.checkpoints), found, branches, shown))
+        print_json(_document(str(resolved.checkpoints), found, branches, shown))
     else:
-        print_lines(_lines(str(named.checkpoints), found, branches, shown))
+        print_lines(_lines(str(resolved.checkpoints), found, branches, shown))
     return int(ExitCode.OK)
 
 
 def _document(
-    place: str, found: Survey, branches: Sequence[Branch], shown: Sequence[FoundCheckpoint]
+    location: str, found: Survey, branches: Sequence[Branch], shown: Sequence[FoundCheckpoint]
 ) -> dict[str, Any]:
     resume = found.resume.candidate
     return {
-        "place": place,
+        "place": location,
         "current_branch": found.current,
         "resume": {
             "branch": None if resume is None else resume.branch,
@@ -66,9 +67,9 @@ def _entry(found: Survey, one: FoundCheckpoint) -> dict[str, Any]:
     return {
         "branch": one.branch,
         "step": one.step,
-        "place": str(one.place),
+        "place": str(one.location),
         "state": one.state.value,
-        "is_in_line": one.is_in_line,
+        "is_in_line": one.is_in_ancestry,
         "is_resume_point": _is_resume_point(found, one),
         "num_bytes": one.num_bytes,
         "written_unix_s": one.written_unix_s,
@@ -85,8 +86,8 @@ def _is_resume_point(found: Survey, one: FoundCheckpoint) -> bool:
     return resume is not None and (resume.branch, resume.step) == (one.branch, one.step)
 
 
-def _lines(place: str, found: Survey, branches: Sequence[Branch], shown: Sequence[FoundCheckpoint]) -> list[str]:
-    lines = [place]
+def _lines(location: str, found: Survey, branches: Sequence[Branch], shown: Sequence[FoundCheckpoint]) -> list[str]:
+    lines = [location]
     for branch in branches:
         lines += ["", _branch_line(branch, is_current=branch.name == found.current)]
         rows = [_row(found, one) for one in shown if one.branch == branch.name]
@@ -94,10 +95,10 @@ def _lines(place: str, found: Survey, branches: Sequence[Branch], shown: Sequenc
     lines.append("")
     resume = found.resume
     if resume.candidate is None:
-        lines.append(f"a job goes on from nothing: {resume.reason}")
+        lines.append(f"a job starts without a checkpoint: {resume.reason}")
     else:
         at = f"{resume.candidate.branch}/{resume.candidate.location.name}"
-        lines.append(f"-> a job goes on from {at}: {resume.reason}")
+        lines.append(f"-> a job resumes from {at}: {resume.reason}")
     return [*lines, *resume.skipped]
 
 
@@ -111,7 +112,7 @@ def _row(found: Survey, one: FoundCheckpoint) -> tuple[str, ...]:
     # unknown without a current branch
     is_abandoned = (
         found.current is not None
-        and not one.is_in_line
+        and not one.is_in_ancestry
         and one.state in (CheckpointState.COMMITTED, CheckpointState.PINNED)
     )
     remarks = [

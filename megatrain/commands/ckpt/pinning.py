@@ -1,11 +1,11 @@
-"""`megatrain ckpt pin` and `unpin`: keep a checkpoint for ever, or let retention have it again."""
+"""`megatrain ckpt pin` and `unpin`: protect a checkpoint from removal, or allow its removal again."""
 
 from __future__ import annotations
 
 import argparse
 
 from megatrain.checkpoint.activity import look_for_job
-from megatrain.checkpoint.find import name_place
+from megatrain.checkpoint.find import resolve_location
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
@@ -18,51 +18,51 @@ from megatrain.contracts.retention import resolved_keep_last
 
 
 def add_verb(verbs: Verbs) -> None:
-    pin_parser = verbs.add_parser("pin", help="keep a checkpoint for ever", allow_abbrev=False)
+    pin_parser = verbs.add_parser("pin", help="protect a checkpoint from removal", allow_abbrev=False)
     add_checkpoint(pin_parser)
-    pin_parser.add_argument("--reason", type=utf8_text, default="", metavar="TEXT", help="why, for who reads `ls`")
+    pin_parser.add_argument("--reason", type=utf8_text, default="", metavar="TEXT", help="the reason, which `ls` shows")
     add_json(pin_parser)
     pin_parser.set_defaults(run_verb=run_pin)
-    unpin_parser = verbs.add_parser("unpin", help="let a pinned checkpoint be removed again", allow_abbrev=False)
+    unpin_parser = verbs.add_parser("unpin", help="allow the removal of a pinned checkpoint again", allow_abbrev=False)
     add_checkpoint(unpin_parser)
     add_json(unpin_parser)
     unpin_parser.set_defaults(run_verb=run_unpin)
 
 
 def run_pin(args: argparse.Namespace) -> int:
-    """Pin. Raises: CheckpointError when it is not committed or cannot be written."""
-    place = chosen_checkpoint(args)
-    pin(place, args.reason)
+    """Pin the checkpoint. Raises: CheckpointError when it is not committed or cannot be written."""
+    checkpoint = chosen_checkpoint(args)
+    pin(checkpoint, args.reason)
     if args.is_json:
-        print_json({"place": str(place), "is_pinned": True, "reason": args.reason})
+        print_json({"place": str(checkpoint), "is_pinned": True, "reason": args.reason})
     else:
-        print_lines([f"{place} is pinned"])
+        print_lines([f"{checkpoint} is pinned"])
     return int(ExitCode.OK)
 
 
 def run_unpin(args: argparse.Namespace) -> int:
-    """Unpin; one that is not pinned is fine. Raises: CheckpointError."""
-    place = chosen_checkpoint(args)
-    was_pinned = is_pinned(place)
-    unpin(place)
+    """Unpin the checkpoint. Does nothing for one that is not pinned. Raises: CheckpointError."""
+    checkpoint = chosen_checkpoint(args)
+    was_pinned = is_pinned(checkpoint)
+    unpin(checkpoint)
     if args.is_json:
-        print_json({"place": str(place), "is_pinned": False, "was_pinned": was_pinned})
+        print_json({"place": str(checkpoint), "is_pinned": False, "was_pinned": was_pinned})
     else:
-        print_lines([f"{place} is not pinned any more" if was_pinned else f"{place} was not pinned"])
-    for note in _notes(args.place, place) if was_pinned else ():
+        print_lines([f"{checkpoint} is no longer pinned" if was_pinned else f"{checkpoint} was not pinned"])
+    for note in _notes(args.location, checkpoint) if was_pinned else ():
         print_note(note)
     return int(ExitCode.OK)
 
 
-def _notes(text: str, place: Location) -> list[str]:
-    """Return what may become of a checkpoint that was unpinned, because a job is running."""
+def _notes(text: str, checkpoint: Location) -> list[str]:
+    """Return a note if a running job may remove the unpinned checkpoint."""
     try:
-        said = read_manifest(place).config.get("checkpoint", {})
+        said = read_manifest(checkpoint).config.get("checkpoint", {})
         keep_last = resolved_keep_last(said.get("keep_last", 0), said.get("interval", 0))
-        checkpoints = name_place(text).checkpoints
+        checkpoints = resolve_location(text).checkpoints
         activity = look_for_job(checkpoints) if keep_last and checkpoints is not None else None
     except CheckpointError:
-        return []  # it is unpinned, whatever else is wrong there
+        return []  # the checkpoint is unpinned, even if other files there are damaged
     if activity is None or not (activity.running or activity.traces):
         return []
     sign = "; ".join(activity.running or activity.traces[:1])

@@ -1,9 +1,9 @@
-"""`megatrain ckpt prune DIR`: remove what retention does not keep. Without --yes it only says what it would remove.
+"""`megatrain ckpt prune DIR`: remove what retention does not keep. Without --yes it only lists it.
 
-The line of the current branch keeps its newest K checkpoints, the multiples of N, the pinned ones, and those at which
-a branch of the line begins. A checkpoint that is damaged protects nothing: it does not count among the newest K. One
-of the current branch that lost its COMMIT alone stays as long as a whole one would. What a job may be writing just now
-is left alone, also on a branch that was abandoned while the job was running.
+The ancestry of the current branch keeps its newest K checkpoints, the multiples of N, the pinned ones, and those at
+which a branch of the ancestry begins. A damaged checkpoint does not count among the newest K. A checkpoint of the
+current branch that lost only its COMMIT is kept as long as a whole one. A checkpoint that a job may be writing is not
+removed, even on a branch that was abandoned while the job was running.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatrain.checkpoint.activity import look_for_job
-from megatrain.checkpoint.find import name_place, no_checkpoint
+from megatrain.checkpoint.find import no_checkpoint, resolve_location
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, survey
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines
-from megatrain.contracts.branches import line_of
+from megatrain.contracts.branches import ancestry
 from megatrain.contracts.checkpoint_files import is_pinned, lacks_only_commit, read_manifest, remove_checkpoint
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
@@ -26,14 +26,14 @@ from megatrain.contracts.lineage import Candidate, candidates, current_branch, o
 from megatrain.contracts.location import Location
 from megatrain.contracts.resume_point import with_problems
 from megatrain.contracts.retention import resolved_keep_last, to_remove
-from megatrain.contracts.texts import bytes_text
+from megatrain.formatting.quantities import bytes_text
 
 _NUM_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Removal:
-    """A checkpoint that is to go, and why."""
+    """A checkpoint to remove, and the reason."""
 
     found: FoundCheckpoint
     reason: str
@@ -41,7 +41,7 @@ class _Removal:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What prune does. `left_alone`: what is no use either, but must not be taken away by a program."""
+    """The decisions of prune. `left_alone`: a sentence for each useless checkpoint that it does not remove."""
 
     keep_last: int
     keep_every: int
@@ -60,30 +60,36 @@ def add_verb(verbs: Verbs) -> None:
                         help="keep the newest K, 0: all (default: checkpoint.keep_last of the newest)")  # fmt: skip
     parser.add_argument("--keep-every", type=whole_number(0), metavar="N",
                         help="keep multiples of N, 0: none (default: checkpoint.keep_every of the newest)")  # fmt: skip
-    parser.add_argument("--abandoned", action="store_true", help="also remove what the current branch does not lead to")
+    parser.add_argument(
+        "--abandoned", action="store_true", help="also remove checkpoints outside the history of the current branch"
+    )
     parser.add_argument("--yes", action="store_true", help="remove")
     add_json(parser)
     parser.set_defaults(run_verb=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Remove, or say what would be removed. Raises: CheckpointError when the lineage is damaged, or removing fails."""
-    named = name_place(args.place)
-    if named.checkpoints is None or named.checkpoint is not None:
-        raise CheckpointError(f"{args.place} is one checkpoint; name the run or its checkpoints directory")
-    if named.branch is not None:
-        # a branch keeps what another one began from, so they are looked at together
-        raise CheckpointError(f"{args.place} is one branch; prune works on all of a run: name {named.checkpoints}")
-    plan = _make_plan(named.checkpoints, args)
+    """Remove checkpoints, or list what would be removed. Raises: CheckpointError when the lineage is damaged, or
+    removing fails.
+    """
+    resolved = resolve_location(args.location)
+    if resolved.checkpoints is None or resolved.checkpoint is not None:
+        raise CheckpointError(f"{args.location} is one checkpoint; name the run or its checkpoints directory")
+    if resolved.branch is not None:
+        # a branch must keep the checkpoint at which another begins, so all branches are examined together
+        raise CheckpointError(
+            f"{args.location} is one branch; prune works on all of a run: name {resolved.checkpoints}"
+        )
+    plan = _make_plan(resolved.checkpoints, args)
     if args.yes:
         for removal in plan.removals:
-            remove_checkpoint(removal.found.place)
+            remove_checkpoint(removal.found.location)
     if args.is_json:
         print_json({
-            "place": str(named.checkpoints), "is_dry_run": not args.yes, "keep_last": plan.keep_last,
+            "place": str(resolved.checkpoints), "is_dry_run": not args.yes, "keep_last": plan.keep_last,
             "keep_every": plan.keep_every, "num_bytes": plan.num_bytes, "left_alone": list(plan.left_alone),
             "removed": [
-                {"branch": one.found.branch, "step": one.found.step, "place": str(one.found.place),
+                {"branch": one.found.branch, "step": one.found.step, "place": str(one.found.location),
                  "num_bytes": one.found.num_bytes, "reason": one.reason}
                 for one in plan.removals
             ],
@@ -94,57 +100,57 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
-    line = candidates(checkpoints)
-    if not line:
-        raise no_checkpoint(args.place)
-    whole = [one for one, problem in with_problems(checkpoints, line) if problem is None]
+    ancestry = candidates(checkpoints)
+    if not ancestry:
+        raise no_checkpoint(args.location)
+    whole = [one for one, problem in with_problems(checkpoints, ancestry) if problem is None]
     keep_last, keep_every = _retention(args, whole)
     if args.keep_every and not keep_last:
-        args.usage_error("--keep-every does nothing where all are kept; say --keep-last as well")
+        args.usage_error("--keep-every has no effect when all are kept; give --keep-last as well")
     outdated = _outdated(checkpoints, whole, keep_last, keep_every)
-    in_line = {(one.branch, one.step) for one in line}
+    in_ancestry = {(one.branch, one.step) for one in ancestry}
     is_whole = {(one.branch, one.step) for one in whole}
     found, activity = survey(checkpoints), look_for_job(checkpoints)
     lacking = [
-        Candidate(one.branch, one.step, one.place)
+        Candidate(one.branch, one.step, one.location)
         for one in found.checkpoints
-        if one.branch == found.current and lacks_only_commit(one.place, one.branch)
+        if one.branch == found.current and lacks_only_commit(one.location, one.branch)
     ]
-    # kept as long as whole ones: what a removal that was cut short leaves looks the same
+    # these are kept as long as whole ones; an interrupted removal leaves the same files
     cut_short = _outdated(checkpoints, [*whole, *lacking], keep_last, keep_every)
-    newest = _newest_whole(found.checkpoints, in_line - is_whole)
+    newest = _newest_whole(found.checkpoints, in_ancestry - is_whole)
     removals: list[_Removal] = []
     left_alone: list[str] = []
     for one in found.checkpoints:
         at = (one.branch, one.step)
         if at in outdated:
             removals.append(_Removal(one, "older than what retention keeps"))
-        elif at in in_line:
-            left_alone += [] if at in is_whole else [f"{one.name}: damaged; `megatrain ckpt verify` says how"]
-        elif is_pinned(one.place):
+        elif at in in_ancestry:
+            left_alone += [] if at in is_whole else [f"{one.name}: damaged; `megatrain ckpt verify` shows the damage"]
+        elif is_pinned(one.location):
             continue
         elif one.branch != found.current and activity.may_write_to(one.branch):
             left_alone.append(f"{one.name}: a job may be writing to {one.branch}")
         elif one.state in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):
             if args.abandoned:
-                removals.append(_Removal(one, "abandoned: the current branch does not lead to it"))
+                removals.append(_Removal(one, "abandoned: not in the history of the current branch"))
             else:
                 left_alone.append(f"{one.name}: abandoned; --abandoned removes it")
-        elif not args.abandoned and lacks_only_commit(one.place, one.branch):
+        elif not args.abandoned and lacks_only_commit(one.location, one.branch):
             if at in cut_short:
                 removals.append(_Removal(one, "older than what retention keeps"))
             else:
-                why = "lacks nothing but a COMMIT that vouches for it; --abandoned removes it"
+                why = "complete except for a valid COMMIT; --abandoned removes it"
                 left_alone.append(f"{one.name}: {why}")
         elif one.step < newest.get(one.branch, -1) or (args.abandoned and one.branch != found.current):
             removals.append(_Removal(one, f"{one.state}: no process will finish it"))
         else:
-            left_alone.append(f"{one.name}: {one.state}; it may be being written")
+            left_alone.append(f"{one.name}: {one.state}; a job may still be writing it")
     return _Plan(keep_last, keep_every, tuple(removals), tuple(left_alone))
 
 
 def _retention(args: argparse.Namespace, whole: Sequence[Candidate]) -> tuple[int, int]:
-    """Return how many to keep, and each which: as asked for, else as the job's configuration says."""
+    """Return keep_last and keep_every: from the options, else from the job's configuration."""
     config = read_manifest(whole[0].location).config.get("checkpoint", {}) if whole else {}
     said, interval, keep_every = (config.get(name, 0) for name in ("keep_last", "interval", "keep_every"))
     return (
@@ -156,19 +162,19 @@ def _retention(args: argparse.Namespace, whole: Sequence[Candidate]) -> tuple[in
 def _outdated(
     checkpoints: Location, whole: Sequence[Candidate], keep_last: int, keep_every: int
 ) -> set[tuple[str, int]]:
-    """Return branch and step of what retention does not keep. Along a line each step occurs once."""
+    """Return branch and step of each checkpoint that retention does not keep. In an ancestry each step occurs once."""
     branch_of = {one.step: one.branch for one in whole}
-    line = line_of(checkpoints, current_branch(checkpoints))
+    branches = ancestry(checkpoints, current_branch(checkpoints))
     needed: set[int] = set()
     for branch in set(branch_of.values()):
-        needed |= origins(line, branch, [step for step, name in branch_of.items() if name == branch])
+        needed |= origins(branches, branch, [step for step, name in branch_of.items() if name == branch])
     pinned = {one.step for one in whole if is_pinned(one.location)}
     gone = to_remove(list(branch_of), pinned, needed, keep_last, keep_every)
     return {(branch_of[step], step) for step in gone}
 
 
 def _newest_whole(found: Sequence[FoundCheckpoint], damaged: set[tuple[str, int]]) -> dict[str, int]:
-    """Return the last whole step of each branch: what is incomplete before it stays so, for steps come in order."""
+    """Return the newest whole step of each branch. Steps are saved in order, so an older incomplete one stays so."""
     newest: dict[str, int] = {}
     for one in found:
         if one.state in (CheckpointState.COMMITTED, CheckpointState.PINNED) and (one.branch, one.step) not in damaged:
@@ -181,7 +187,7 @@ def _lines(plan: _Plan, *, is_dry_run: bool) -> list[str]:
         every = f" and every {plan.keep_every} steps" if plan.keep_every else ""
         kept = f"the newest {plan.keep_last}{every}, pinned ones, and those at which a branch begins"
     else:
-        kept = "all of the current line (--keep-last K would keep K)"
+        kept = "all in the history of the current branch (--keep-last K would keep K)"
     lines = [f"retention keeps {kept}"]
     verb = "would remove" if is_dry_run else "removed"
     lines += [

@@ -1,4 +1,4 @@
-"""`megatrain ckpt reshard CHECKPOINT --output DIR`: write it as a job of another layout would have."""
+"""`megatrain ckpt reshard CHECKPOINT --output DIR`: write a checkpoint in another layout."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ from megatrain.commands.printing import print_json, print_lines
 from megatrain.config.parallel import LARGEST_SIZE, configurable_axes
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.texts import bytes_text
+from megatrain.formatting.quantities import bytes_text
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser("reshard", help="write a checkpoint in another layout, offline", allow_abbrev=False)
+    parser = verbs.add_parser(
+        "reshard", help="write a checkpoint in another layout, offline (needs torch)", allow_abbrev=False
+    )
     add_checkpoint(parser)
-    parser.add_argument("--output", type=utf8_text, required=True, metavar="DIR", help="the checkpoint to make")
+    parser.add_argument("--output", type=utf8_text, required=True, metavar="DIR", help="the checkpoint to create")
     for axis in configurable_axes():
         parser.add_argument(f"--{axis.name}", type=whole_number(1, LARGEST_SIZE), default=1, metavar="N",
                             help=f"{axis.title}-parallel size (default 1)")  # fmt: skip
     parser.add_argument("--chunks", type=whole_number(1, LARGEST_SIZE), default=1, metavar="N",
                         help="chunks of a pipeline stage (default 1)")  # fmt: skip
     parser.add_argument("--layers-per-chunk", type=whole_number(0, LARGEST_SIZE), default=[], metavar="N", nargs="+",
-                        help="of each chunk in the model's order (default: an even split)")  # fmt: skip
+                        help="layers of each chunk, in the model's order (default: an even split)")  # fmt: skip
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Reshard. Raises: ConfigError when no job could have that layout; CheckpointError naming the file."""
+    """Write the new checkpoint. Raises: ConfigError when no job could have that layout; CheckpointError naming the
+    file.
+    """
     from megatrain.conversion.reshard import reshard
 
     source = chosen_checkpoint(args)

@@ -1,7 +1,8 @@
-"""`megatrain ckpt restore DIR --step N`: have the run go on from an older step, on a new branch.
+"""`megatrain ckpt restore DIR --step N`: let a run resume from an older step, on a new branch.
 
-Nothing is removed or changed: what came after that step stays where it is, and is abandoned. A job that is running does
-not notice, and goes on to write what will be abandoned: so it has to be stopped first, unless --force is given.
+No checkpoint is removed or changed: those after that step stay where they are, and are abandoned. A running job does
+not notice the restore, and the checkpoints that it still saves are abandoned at its next start. So it must be stopped
+first, unless --force is given.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import argparse
 import shlex
 
 from megatrain.checkpoint.activity import Activity, look_for_job
-from megatrain.checkpoint.data_file import verify_checkpoint
-from megatrain.checkpoint.find import find_step, name_place
+from megatrain.checkpoint.find import find_step, resolve_location
+from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines, print_note
@@ -23,16 +24,20 @@ from megatrain.contracts.location import Location
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser("restore", help="go on from an older step, on a new branch", allow_abbrev=False)
+    parser = verbs.add_parser(
+        "restore", help="open a new branch at an older step; the next launch resumes there", allow_abbrev=False
+    )
     add_run(parser)
     parser.add_argument("--step", type=whole_number(0), metavar="N", help="the committed step (default: DIR's, if it "
                         "is one checkpoint)")  # fmt: skip
-    parser.add_argument("--branch", type=utf8_text, metavar="NAME", help="of this branch and those that it began from "
+    parser.add_argument("--branch", type=utf8_text, metavar="NAME", help="search this branch and its ancestors "
                         "(default: the current one)")  # fmt: skip
-    parser.add_argument("--reason", type=utf8_text, default="", metavar="TEXT", help="why, for who reads `ls`")
-    parser.add_argument("--no-verify", action="store_false", dest="is_verified", help="do not read all of it first")
+    parser.add_argument("--reason", type=utf8_text, default="", metavar="TEXT", help="the reason, which `ls` shows")
     parser.add_argument(
-        "--force", action="store_true", help="also while a job is running there, which goes on as it is"
+        "--no-verify", action="store_false", dest="is_verified", help="do not verify the checkpoint first"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="restore even while a job is running there; that job is not affected"
     )
     add_json(parser)
     parser.set_defaults(run_verb=run, usage_error=parser.error)
@@ -43,34 +48,36 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: CheckpointError when a job is running, the step is not committed, damaged, or nothing can be written.
     """
-    named = name_place(args.place)
-    if named.checkpoints is None:
-        raise CheckpointError(f"{args.place} is one checkpoint outside of a run; checkpoint.load starts a run from it")
+    resolved = resolve_location(args.location)
+    if resolved.checkpoints is None:
+        raise CheckpointError(
+            f"{args.location} is one checkpoint outside of a run; checkpoint.load starts a run from it"
+        )
     step = args.step
-    if step is None and named.checkpoint is not None:
-        step = step_of(named.checkpoint.name)
+    if step is None and resolved.checkpoint is not None:
+        step = step_of(resolved.checkpoint.name)
     if step is None:
-        args.usage_error(f"--step is needed: {args.place} is not one checkpoint of a run")
-    chosen = find_step(named, args.place, step, args.branch)
-    _look_for_job(named.checkpoints, is_forced=args.force)
+        args.usage_error(f"--step is needed: {args.location} is not one checkpoint of a run")
+    chosen = find_step(resolved, args.location, step, args.branch)
+    _look_for_job(resolved.checkpoints, is_forced=args.force)
     problems = verify_checkpoint(chosen.location, branch=chosen.branch) if args.is_verified else []
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointError(
             f"nothing was changed, because {chosen.location} is damaged: {'; '.join(problems[:3])}{more}"
         )
-    activity = _look_for_job(named.checkpoints, is_forced=args.force)  # again: reading all of it takes a while
-    before = _line(named.checkpoints)
-    branch = open_branch(named.checkpoints, chosen.branch, chosen.step, args.reason or f"restored to step {step}")
-    abandoned = sorted(before - _line(named.checkpoints))
+    activity = _look_for_job(resolved.checkpoints, is_forced=args.force)  # again: reading takes a while
+    before = _line(resolved.checkpoints)
+    branch = open_branch(resolved.checkpoints, chosen.branch, chosen.step, args.reason or f"restored to step {step}")
+    abandoned = sorted(before - _line(resolved.checkpoints))
     if args.is_json:
         print_json({
-            "place": str(named.checkpoints), "branch": branch.name, "parent": branch.parent, "step": chosen.step,
+            "place": str(resolved.checkpoints), "branch": branch.name, "parent": branch.parent, "step": chosen.step,
             "checkpoint": str(chosen.location), "is_verified": args.is_verified, "abandoned": abandoned,
             "running": list(activity.running), "traces": list(activity.traces),
         })  # fmt: skip
     else:
-        print_lines(_lines(branch.name, chosen, abandoned, args.place))
+        print_lines(_lines(branch.name, chosen, abandoned, args.location))
     for note in _notes(activity):
         print_note(note)
     return int(ExitCode.OK)
@@ -80,37 +87,37 @@ def _look_for_job(checkpoints: Location, *, is_forced: bool) -> Activity:
     activity = look_for_job(checkpoints)
     if activity.running and not is_forced:
         raise CheckpointError(
-            f"{checkpoints}: {'; '.join(activity.running)}. Nothing was changed: the job would not notice, and when it "
-            "is started again, all that it has saved since would be abandoned. Stop it first, or say --force"
+            f"{checkpoints}: {'; '.join(activity.running)}. Nothing was changed: the running job would not notice the "
+            "restore, and at its next start everything that it had saved since would be abandoned. Stop it first, or "
+            "give --force"
         )
     return activity
 
 
 def _notes(activity: Activity) -> list[str]:
-    """Return what to look out for, because the job may be running."""
+    """Return a note if the job may be running."""
     if activity.running:
         signs = "; ".join(activity.running)
-        return [
-            f"WARNING: {signs}; that job goes on as it is until it is started again, and what it saves is abandoned"
-        ]
+        effect = "that job continues unchanged until it is started again, and what it saves until then is abandoned"
+        return [f"WARNING: {signs}; {effect}"]
     return [
-        f"note: {trace}; if a job is still running on another host, it goes on as it is until it is started again"
+        f"note: {trace}; if a job is still running on another host, it continues unchanged until it is started again"
         for trace in activity.traces[:1]
     ]
 
 
 def _line(checkpoints: Location) -> set[str]:
-    """Return the checkpoints that the run could go on from."""
+    """Return the checkpoints from which the run could resume."""
     try:
         return {f"{one.branch}/{one.location.name}" for one in candidates(checkpoints)}
     except CheckpointError:
-        return set()  # all of its line is gone: that may be why another branch is asked for
+        return set()  # its checkpoints are gone, which may be the reason for the restore
 
 
-def _lines(branch: str, chosen: Candidate, abandoned: list[str], place: str) -> list[str]:
-    lines = [f"when it starts again, the run goes on from {chosen.location}, on the new branch {branch}"]
+def _lines(branch: str, chosen: Candidate, abandoned: list[str], location: str) -> list[str]:
+    lines = [f"at its next start, the run resumes from {chosen.location}, on the new branch {branch}"]
     if abandoned:
         some = ", ".join(abandoned) if len(abandoned) <= 5 else f"{len(abandoned):,} checkpoints up to {abandoned[-1]}"
-        lines.append(f"abandoned, and still there: {some}")
-        lines.append(f"(`megatrain ckpt prune {shlex.quote(place)} --abandoned` would remove them)")
+        lines.append(f"abandoned, but not removed: {some}")
+        lines.append(f"(`megatrain ckpt prune {shlex.quote(location)} --abandoned` removes them)")
     return lines

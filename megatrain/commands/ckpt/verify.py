@@ -1,4 +1,4 @@
-"""`megatrain ckpt verify`: read all of a checkpoint, or of every one, and name each file that is not as written."""
+"""`megatrain ckpt verify`: read whole checkpoints, and name each file that differs from what was written."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatrain.checkpoint.data_file import verify_checkpoint
-from megatrain.checkpoint.find import NamedPlace, find_checkpoint, name_place, no_checkpoint
+from megatrain.checkpoint.find import ResolvedLocation, find_checkpoint, no_checkpoint, resolve_location
+from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.checkpoint_choice import add_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
@@ -26,50 +26,56 @@ from megatrain.contracts.checkpoint_files import (
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
-from megatrain.contracts.printable import printable
 from megatrain.contracts.resume_point import resume_point
 from megatrain.contracts.verifications import Verification, note_verifications
+from megatrain.formatting.terminal import printable
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A checkpoint to verify, and the branch that it must be of; None: of any."""
+    """A checkpoint to verify, and the branch to which it must belong; None: any."""
 
-    place: Location
+    location: Location
     branch: str | None
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser("verify", help="read everything and compare it with the digests", allow_abbrev=False)
+    parser = verbs.add_parser(
+        "verify", help="read all of a checkpoint and compare it with the digests", allow_abbrev=False
+    )
     add_checkpoint(parser)
-    parser.add_argument("--all", action="store_true", dest="is_all", help="every one that was ever complete")
+    parser.add_argument(
+        "--all", action="store_true", dest="is_all", help="verify every checkpoint that was ever complete"
+    )
     parser.add_argument("--job", type=utf8_text, metavar="NAME",
-                        help="the job that it must be of (default: that of most checkpoints of the run)")  # fmt: skip
+                        help="job that it must belong to (default: that of most checkpoints of the run)")  # fmt: skip
     add_json(parser)
     parser.set_defaults(run_verb=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify; the exit code says whether all is whole. Raises: CheckpointError when there is nothing to verify."""
+    """Verify; the exit code shows whether all files are intact. Raises: CheckpointError when there is nothing to
+    verify.
+    """
     if args.is_all and (args.step is not None or args.branch is not None):
-        args.usage_error("--all takes neither --step nor --branch; name a branch directory for all of a branch")
-    named = name_place(args.place)
-    targets = list(_all_of(named)) if args.is_all else [_one_of(named, args)]
+        args.usage_error("--all takes neither --step nor --branch; to verify all of a branch, name its directory")
+    resolved = resolve_location(args.location)
+    targets = list(_all_of(resolved)) if args.is_all else [_one_of(resolved, args)]
     if not targets:
-        raise no_checkpoint(args.place)
-    job = args.job or (_usual_job(named.checkpoints) if named.checkpoints is not None else None)
+        raise no_checkpoint(args.location)
+    job = args.job or (_usual_job(resolved.checkpoints) if resolved.checkpoints is not None else None)
     results = []
     verified: list[Verification] = []
     for target in targets:
-        problems = verify_checkpoint(target.place, job=job, branch=target.branch)
-        if problems and args.is_all and not target.place.exists():
+        problems = verify_checkpoint(target.location, job=job, branch=target.branch)
+        if problems and args.is_all and not target.location.exists():
             continue  # a running job removed it meanwhile
-        results.append({"place": str(target.place), "problems": problems})
-        if target.branch is not None and (step := step_of(target.place.name)) is not None:
+        results.append({"place": str(target.location), "problems": problems})
+        if target.branch is not None and (step := step_of(target.location.name)) is not None:
             verified.append(Verification.of(target.branch, step, time.time(), problems))
         if not args.is_json:
-            print_lines([f"{target.place}: {'DAMAGED' if problems else 'OK'}", *(f"  {one}" for one in problems)])
-    _note(named.checkpoints, verified)
+            print_lines([f"{target.location}: {'DAMAGED' if problems else 'OK'}", *(f"  {one}" for one in problems)])
+    _note(resolved.checkpoints, verified)
     num_damaged = sum(bool(result["problems"]) for result in results)
     if args.is_json:
         print_json({"num_damaged": num_damaged, "checkpoints": results})
@@ -83,27 +89,28 @@ def _note(checkpoints: Location | None, verified: list[Verification]) -> None:
     try:
         note_verifications(checkpoints, verified)
     except CheckpointError as error:
-        print(f"megatrain: note: the result is not kept: {printable(str(error))}", file=sys.stderr)
+        print(f"megatrain: note: the result was not stored: {printable(str(error))}", file=sys.stderr)
 
 
-def _one_of(named: NamedPlace, args: argparse.Namespace) -> _Target:
-    if named.checkpoint is not None and args.step is None and args.branch is None:
-        return _Target(named.checkpoint, named.branch)  # committed or not: what is wrong is the answer
-    if named.checkpoints is not None and (args.step, args.branch, named.branch) == (None, None, None):
-        for note in resume_point(named.checkpoints).skipped:
+def _one_of(resolved: ResolvedLocation, args: argparse.Namespace) -> _Target:
+    if resolved.checkpoint is not None and args.step is None and args.branch is None:
+        # an uncommitted checkpoint is verified too: its problems are the result
+        return _Target(resolved.checkpoint, resolved.branch)
+    if resolved.checkpoints is not None and (args.step, args.branch, resolved.branch) == (None, None, None):
+        for note in resume_point(resolved.checkpoints).skipped:
             print(f"megatrain: note: {printable(note)}", file=sys.stderr)
-    found = find_checkpoint(args.place, args.step, args.branch)
+    found = find_checkpoint(args.location, args.step, args.branch)
     return _Target(found, read_manifest(found).branch)
 
 
-def _all_of(named: NamedPlace) -> Iterator[_Target]:
-    if named.checkpoints is None:
-        raise CheckpointError(f"{named.checkpoint} is one checkpoint outside of a run; verify it without --all")
-    for branch in list_branches(named.checkpoints):
-        if named.branch in (None, branch.name):
-            place = named.checkpoints / branch.name
+def _all_of(resolved: ResolvedLocation) -> Iterator[_Target]:
+    if resolved.checkpoints is None:
+        raise CheckpointError(f"{resolved.checkpoint} is one checkpoint outside of a run; verify it without --all")
+    for branch in list_branches(resolved.checkpoints):
+        if resolved.branch in (None, branch.name):
+            directory = resolved.checkpoints / branch.name
             # also one that has lost its COMMIT or manifest: that is damage, and no other command reports it
-            steps = sorted((step, entry) for entry in place.entries() if (step := step_of(entry.name)) is not None)
+            steps = sorted((step, entry) for entry in directory.entries() if (step := step_of(entry.name)) is not None)
             yield from (_Target(entry, branch.name) for _, entry in steps if not is_unfinished(entry))
 
 
@@ -111,10 +118,10 @@ def _usual_job(checkpoints: Location) -> str | None:
     """Return the job of most checkpoints: nothing else identifies one that was copied here from another run."""
     jobs: Counter[str] = Counter()
     for branch in list_branches(checkpoints):
-        place = checkpoints / branch.name
-        for step in committed_steps(place):
+        directory = checkpoints / branch.name
+        for step in committed_steps(directory):
             try:
-                jobs[read_manifest(place / step_directory_name(step)).job] += 1
+                jobs[read_manifest(directory / step_directory_name(step)).job] += 1
             except CheckpointError:
                 continue  # it is reported when it is verified
     return jobs.most_common(1)[0][0] if jobs else None

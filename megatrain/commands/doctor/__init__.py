@@ -1,7 +1,7 @@
-"""`megatrain doctor`: what is on this machine, and what follows from it for training.
+"""`megatrain doctor`: the hardware and software of this machine, and what they allow for training.
 
-Loads neither torch nor numpy: torch is asked in a process of its own, so that the doctor still answers where importing
-torch crashes or CUDA hangs.
+Loads neither torch nor numpy: a child process imports torch and reports, so that the doctor still answers where
+importing torch crashes or CUDA hangs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from megatrain.commands.doctor.finding import Finding, Level
+from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
 from megatrain.commands.doctor.machine import machine_findings
 from megatrain.commands.doctor.software import software_findings
 from megatrain.commands.doctor.torch_report import torch_findings
 from megatrain.contracts.exit_codes import ExitCode
 
-SUMMARY = "Say what is on this machine and what follows from it."
+SUMMARY = "report what this machine has and what that means for megatrain"
 SCHEMA_VERSION = 1
 
 
@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the findings. The exit code is 1 when the trainer cannot run here at all."""
     findings = [*torch_findings(sys.version_info), *software_findings(), *machine_findings()]
-    can_train = all(finding.level is not Level.FATAL for finding in findings)
+    can_train = all(finding.level is not FindingLevel.FATAL for finding in findings)
     print(json_text(findings, can_train) if args.is_json else table_text(findings, can_train))
     return int(ExitCode.OK if can_train else ExitCode.FAILURE)
 
 
-def json_text(findings: Sequence[Finding], can_train: bool) -> str:
+def json_text(findings: Sequence[DoctorFinding], can_train: bool) -> str:
     """Return the findings as one JSON object with a schema version."""
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -45,7 +45,7 @@ def json_text(findings: Sequence[Finding], can_train: bool) -> str:
     return json.dumps(document, indent=2)
 
 
-def table_text(findings: Sequence[Finding], can_train: bool) -> str:
+def table_text(findings: Sequence[DoctorFinding], can_train: bool) -> str:
     """Return the findings for people: a mark, name and state on one line, the consequence below."""
     width = max(len(finding.name) for finding in findings)
     lines = []
@@ -53,5 +53,5 @@ def table_text(findings: Sequence[Finding], can_train: bool) -> str:
         lines.append(f"{finding.level.mark}  {finding.name:<{width}}  {finding.state}")
         if finding.consequence:
             lines.append(f"    {'':<{width}}  {finding.consequence}")
-    verdict = "megatrain can train here." if can_train else "megatrain cannot train here: mend what is marked XX."
+    verdict = "megatrain can train here." if can_train else "megatrain cannot train here: fix what is marked XX."
     return "\n".join([*lines, "", verdict])

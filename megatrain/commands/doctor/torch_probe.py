@@ -1,6 +1,6 @@
-"""Run as a program: prints what torch says about itself and its devices as one JSON object.
+"""Run as a program: prints torch's versions, backends and devices as one JSON object.
 
-A program of its own because importing torch or initialising CUDA can crash or hang where a driver is broken.
+It is a separate program because importing torch or initialising CUDA can crash or hang where a driver is broken.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def report() -> dict[str, Any]:
-    """Return versions, communication backends and devices as torch sees them."""
+    """Return versions, communication backends and devices as torch reports them."""
     import torch
     import torch.distributed as distributed
 

@@ -1,4 +1,4 @@
-"""Python, numpy and torch: the parts without which nothing trains."""
+"""Python, numpy and torch: the parts that training always needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatrain.commands.doctor.finding import Finding, Level
+from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
 from megatrain.contracts.exit_codes import exit_text
 
 MINIMUM_PYTHON = (3, 11)
@@ -22,29 +22,31 @@ GIB = 1 << 30
 PROBE_TIMEOUT_S = 120
 
 
-def torch_findings(python_version: Sequence[Any]) -> list[Finding]:
+def torch_findings(python_version: Sequence[Any]) -> list[DoctorFinding]:
     """Return the findings about Python, numpy and torch on this machine."""
     return [python_finding(python_version), numpy_finding(), *describe_torch(*probe_torch())]
 
 
-def python_finding(version: Sequence[Any]) -> Finding:
+def python_finding(version: Sequence[Any]) -> DoctorFinding:
     """Return whether this Python is recent enough."""
     state = f"{version[0]}.{version[1]}.{version[2]} ({sys.executable})"
     if (version[0], version[1]) < MINIMUM_PYTHON:
-        return Finding("python", state, "megatrain needs Python 3.11 or later", Level.FATAL)
-    return Finding("python", state)
+        return DoctorFinding("python", state, "megatrain needs Python 3.11 or later", FindingLevel.FATAL)
+    return DoctorFinding("python", state)
 
 
-def numpy_finding() -> Finding:
+def numpy_finding() -> DoctorFinding:
     """Return whether numpy is installed."""
     try:
-        return Finding("numpy", importlib.metadata.version("numpy"))
+        return DoctorFinding("numpy", importlib.metadata.version("numpy"))
     except importlib.metadata.PackageNotFoundError:
-        return Finding("numpy", "not installed", "the data reader needs it: pip install numpy", Level.FATAL)
+        return DoctorFinding(
+            "numpy", "not installed", "the data reader needs it: pip install numpy", FindingLevel.FATAL
+        )
 
 
 def probe_torch() -> tuple[Mapping[str, Any] | None, str]:
-    """Ask torch about itself in another process. Return (report, "") or (None, why there is none)."""
+    """Run the probe in another process. Return (report, "") or (None, the reason why there is none)."""
     if importlib.util.find_spec("torch") is None:
         return None, "not installed"
     command = [sys.executable, "-m", "megatrain.commands.doctor.torch_probe"]
@@ -59,64 +61,68 @@ def probe_torch() -> tuple[Mapping[str, Any] | None, str]:
     return report, ""
 
 
-def describe_torch(report: Mapping[str, Any] | None, problem: str) -> list[Finding]:
+def describe_torch(report: Mapping[str, Any] | None, problem: str) -> list[DoctorFinding]:
     """Turn the probe's answer into findings."""
     if report is None:
-        return [Finding("torch", problem, "nothing trains without it: pip install 'torch>=2.11'", Level.FATAL)]
+        return [DoctorFinding("torch", problem, "training needs it: pip install 'torch>=2.11'", FindingLevel.FATAL)]
     return [_version_finding(report), _gpu_finding(report), _kernels_finding(report), *_backend_findings(report)]
 
 
-def _version_finding(report: Mapping[str, Any]) -> Finding:
+def _version_finding(report: Mapping[str, Any]) -> DoctorFinding:
     build = f"built for CUDA {report['cuda_build']}" if report["cuda_build"] else "built for CPU"
     state = f"{report['version']}, {build}"
     found = re.match(r"(\d+)\.(\d+)", report["version"])
     if found is None or (int(found[1]), int(found[2])) < MINIMUM_TORCH:
-        return Finding("torch", state, "megatrain needs torch 2.11 or later", Level.FATAL)
-    return Finding("torch", state)
+        return DoctorFinding("torch", state, "megatrain needs torch 2.11 or later", FindingLevel.FATAL)
+    return DoctorFinding("torch", state)
 
 
-def _gpu_finding(report: Mapping[str, Any]) -> Finding:
+def _gpu_finding(report: Mapping[str, Any]) -> DoctorFinding:
     if report["is_cuda_available"]:
         devices = [
             f"{device['name']} (capability {device['capability']}, {device['memory_bytes'] / GIB:.0f} GiB)"
             for device in report["devices"]
         ]
-        return Finding("gpu", f"{len(devices)}: {', '.join(devices)}", 'device = "auto" trains on GPU')
+        return DoctorFinding("gpu", f"{len(devices)}: {', '.join(devices)}", 'device = "auto" trains on GPU')
     on_cpu = "training runs on CPU with gloo, every operation in its PyTorch reference form"
     if report["cuda_build"]:
-        return Finding("gpu", "torch sees none, although it is built for CUDA", on_cpu, Level.WARNING)
-    return Finding("gpu", "none that torch can use", on_cpu, Level.ABSENT)
+        return DoctorFinding("gpu", "torch finds none, although it is built for CUDA", on_cpu, FindingLevel.WARNING)
+    return DoctorFinding("gpu", "none that torch can use", on_cpu, FindingLevel.ABSENT)
 
 
-def _kernels_finding(report: Mapping[str, Any]) -> Finding:
+def _kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
     """Return whether the compiled kernels are active, and why not."""
-    plain = "every operation has its plain PyTorch form"
-    level = Level.WARNING if report["is_cuda_available"] else Level.ABSENT
+    plain = "every operation runs in its plain PyTorch form"
+    level = FindingLevel.WARNING if report["is_cuda_available"] else FindingLevel.ABSENT
     if report["kernels"]["reason"]:
         if not report["is_cuda_available"]:
-            return Finding("cuda kernels", report["kernels"]["reason"], f"not needed without a GPU: {plain}", level)
+            return DoctorFinding(
+                "cuda kernels", report["kernels"]["reason"], f"not needed without a GPU: {plain}", level
+            )
         rebuild = (
             "with nvcc on this machine: MEGATRAIN_CUDA=1 pip install --no-build-isolation --no-deps --no-cache-dir "
             "--force-reinstall megatrain"
         )
-        return Finding("cuda kernels", report["kernels"]["reason"], f"{plain}, which is slower; {rebuild}", level)
+        return DoctorFinding("cuda kernels", report["kernels"]["reason"], f"{plain}, which is slower; {rebuild}", level)
     state = f"compiled for compute capability {', '.join(report['kernels']['architectures'])}"
     unfit = next((device["missing_capability"] for device in report["devices"] if device["missing_capability"]), "")
-    return Finding("cuda kernels", state, unfit, level if unfit else Level.OK)
+    return DoctorFinding("cuda kernels", state, unfit, level if unfit else FindingLevel.OK)
 
 
-def _backend_findings(report: Mapping[str, Any]) -> list[Finding]:
+def _backend_findings(report: Mapping[str, Any]) -> list[DoctorFinding]:
     findings = []
     if report["has_gloo"]:
-        findings.append(Finding("gloo", "in torch"))
+        findings.append(DoctorFinding("gloo", "in torch"))
     else:
-        consequence = "ranks on CPU cannot talk to each other"
-        level = Level.WARNING if report["has_nccl"] else Level.FATAL
-        findings.append(Finding("gloo", "not in this torch", consequence, level))
+        consequence = "ranks on CPU cannot communicate"
+        level = FindingLevel.WARNING if report["has_nccl"] else FindingLevel.FATAL
+        findings.append(DoctorFinding("gloo", "not in this torch", consequence, level))
     if report["has_nccl"]:
-        findings.append(Finding("nccl", report["nccl_version"] or "in torch"))
+        findings.append(DoctorFinding("nccl", report["nccl_version"] or "in torch"))
     elif report["is_cuda_available"]:
-        findings.append(Finding("nccl", "not in this torch", "more than one GPU cannot be used", Level.WARNING))
+        findings.append(
+            DoctorFinding("nccl", "not in this torch", "more than one GPU cannot be used", FindingLevel.WARNING)
+        )
     else:
-        findings.append(Finding("nccl", "not in this torch", "not needed without a GPU", Level.ABSENT))
+        findings.append(DoctorFinding("nccl", "not in this torch", "not needed without a GPU", FindingLevel.ABSENT))
     return findings

@@ -1,7 +1,7 @@
-"""Every rule on the values of a configuration, one pure pass a concern; nothing here changes a value.
+"""Every rule on the values of a configuration, one pure pass per concern; nothing here changes a value.
 
-First each key against its own range, then the rules between keys. A rule that rests on a wrong or missing value is
-left out, so that each mistake is reported once.
+First each key is checked against its own range, then the rules between keys. A rule that uses a wrong or missing value
+is skipped, so that each mistake is reported once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from megatrain.config.config import Config, build_config
 from megatrain.config.options import Value, options_of
 from megatrain.config.origin import Origin
 from megatrain.config.problem import Problem
-from megatrain.config.wording import setting
+from megatrain.config.toml_text import setting
 
 __all__ = ["check", "check_for_training", "find_problems"]
 
 
 def check(config: Config, origins: Mapping[str, Origin], world_size: int | None) -> list[str]:
-    """Return everything that is wrong with the values, each with its place; empty when the run can start.
+    """Return everything that is wrong with the values, each with its place; empty if the run can start.
 
     `origins` may be empty for a configuration made by a program: then messages name no place. Without a world size, an
     open dp_size counts as 1, the most lenient case.
@@ -47,7 +47,7 @@ def find_problems(
     *,
     is_for_training: bool = False,
 ) -> list[str]:
-    """Return the problems that do not rest on `doubtful` keys ("section.key"): those were reported before."""
+    """Return the problems that do not use `doubtful` keys ("section.key"): those were reported before."""
     in_range, problems = _own_ranges(config)
     untrusted = frozenset(doubtful).union(key for problem in problems for key in problem.keys)
     context = Context(in_range, world_size, untrusted)

@@ -8,7 +8,8 @@ from megatrain.config.batch import BatchConfig, rampup_levels
 from megatrain.config.checks.context import Context
 from megatrain.config.parallel import configurable_axes
 from megatrain.config.problem import Problem
-from megatrain.config.wording import alternatives, multiples_around
+from megatrain.config.proposals import multiples_around
+from megatrain.formatting.lists import alternatives
 from megatrain.schedule import infeasibility, layout_infeasibilities
 
 BATCH_KEYS = ("batch.global_batch_size", "batch.micro_batch_size")
@@ -18,7 +19,7 @@ PIPELINE_KEYS = ("parallel.schedule", "parallel.pp_size", "parallel.num_chunks")
 
 
 def batch_problems(context: Context) -> Iterator[Problem]:
-    """Yield what makes a step of any size in the run impossible."""
+    """Yield why a step of some size in the run is impossible."""
     batch = context.config.batch
     rampup = list(_rampup_problems(batch))
     yield from rampup
@@ -78,7 +79,7 @@ def _division_problems(context: Context, levels: Sequence[int]) -> Iterator[Prob
         fitting = alternatives(multiples_around(part, full))
         yield Problem(keys, f"batch.global_batch_size={full} must be divisible by {divisor}; use {fitting}")
         return
-    # Levels are evenly spaced: where the first two can be divided, all can.
+    # Levels are evenly spaced: if the first two can be divided, all can.
     for level in levels[:-1][:2]:
         if level % part:
             steps = f"batch.rampup_start={batch.rampup_start} with batch.rampup_increment={batch.rampup_increment}"
@@ -92,7 +93,7 @@ def _schedule_problems(context: Context, levels: Sequence[int]) -> Iterator[Prob
     # An impossible combination of schedule, stages and chunks is reported by the layout's own rules.
     if any(layout_infeasibilities(parallel.schedule, parallel.pp_size, parallel.num_chunks)):
         return
-    # One replica has the most micro-batches: what is impossible there is impossible with any number of replicas.
+    # One replica has the most micro-batches: what is impossible then is impossible with any number of replicas.
     part = batch.micro_batch_size * (context.dp_size or 1)
     # The smallest batch of the run is the hardest: no schedule has too many micro-batches.
     smallest = levels[0]
@@ -102,10 +103,10 @@ def _schedule_problems(context: Context, levels: Sequence[int]) -> Iterator[Prob
     rampup = "" if len(levels) == 1 else f" (level {smallest} of the ramp-up)"
     assumed = "" if context.dp_size else " with dp_size=1, which is assumed as the most lenient case"
     fitting = next((count for count in (1, parallel.pp_size) if not _infeasibility(context, count)), None)
-    way_out = "" if fitting is None else f"; the smallest batch that fits is {fitting * part}"
+    hint = "" if fitting is None else f"; the smallest batch that fits is {fitting * part}"
     layout_keys = LAYOUT_KEYS if context.dp_size else ()
     keys = (*BATCH_KEYS, *layout_keys, *PIPELINE_KEYS, *(RAMPUP_KEYS if rampup else ()))
-    yield Problem(keys, f"batch.global_batch_size={levels[-1]}{rampup}{assumed}: {reason}{way_out}")
+    yield Problem(keys, f"batch.global_batch_size={levels[-1]}{rampup}{assumed}: {reason}{hint}")
 
 
 def _infeasibility(context: Context, num_microbatches: int) -> str | None:

@@ -1,4 +1,4 @@
-"""What every pass of the checks is given."""
+"""The input of every pass of the checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megatrain.config.config import Config
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A configuration whose keys are each within their own range, and what is known around it."""
+    """A configuration whose keys are each within their own range, and what is known of its surroundings."""
 
     config: Config
     world_size: int | None
@@ -21,7 +21,7 @@ class Context:
 
     @property
     def dp_size(self) -> int | None:
-        """The data-parallel size when it is given, or follows from the world size; else None."""
+        """The data-parallel size if it is given, or follows from the world size; else None."""
         parallel = self.config.parallel
         if not self.knows("parallel.dp_size"):
             return None

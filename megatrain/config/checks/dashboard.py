@@ -1,4 +1,4 @@
-"""Rules of the section [dashboard]: a forgotten setting grants no access, and no setting is without effect."""
+"""Rules of the section [dashboard]: a forgotten setting grants no access, and every setting has an effect."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from ipaddress import ip_network
 
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.problem import Problem
-from megatrain.config.wording import value_text
-from megatrain.contracts.addresses import is_loopback
+from megatrain.config.toml_text import value_text
+from megatrain.contracts.network_address import is_loopback
 
 _TOKEN_KEYS = ("dashboard.viewer_token_file", "dashboard.operator_token_file")
-_MOST_HOST_NAMES = 64
+_MAX_HOST_NAMES = 64
 
 
 def dashboard_problems(found: DashboardConfig) -> Iterator[Problem]:
@@ -20,8 +20,9 @@ def dashboard_problems(found: DashboardConfig) -> Iterator[Problem]:
     if not is_loopback(found.address) and not has_tokens and not found.trusted_proxies:
         yield Problem(
             ("dashboard.address", *_TOKEN_KEYS, "dashboard.trusted_proxies"),
-            f"dashboard.address={value_text(found.address)} is reached from other machines and needs to know who asks: "
-            f'set dashboard.viewer_token_file or operator_token_file, or trusted_proxies, or use address="127.0.0.1"',
+            f"dashboard.address={value_text(found.address)} can be reached from other machines, so users must be "
+            f"authenticated: set dashboard.viewer_token_file or operator_token_file, or trusted_proxies, or use "
+            f'address="127.0.0.1"',
         )
     if found.viewer_token_file and found.viewer_token_file == found.operator_token_file:
         yield Problem(
@@ -31,10 +32,10 @@ def dashboard_problems(found: DashboardConfig) -> Iterator[Problem]:
         )
     yield from _action_problems(found)
     yield from _proxy_problems(found)
-    if len(comma_list(found.host_names)) > _MOST_HOST_NAMES:
+    if len(comma_list(found.host_names)) > _MAX_HOST_NAMES:
         yield Problem(
             ("dashboard.host_names",),
-            f"dashboard.host_names holds {len(comma_list(found.host_names))} names; use at most {_MOST_HOST_NAMES}",
+            f"dashboard.host_names holds {len(comma_list(found.host_names))} names; use at most {_MAX_HOST_NAMES}",
         )
 
 
@@ -60,7 +61,7 @@ def _proxy_problems(found: DashboardConfig) -> Iterator[Problem]:
         yield Problem(
             ("dashboard.trusted_proxies", "dashboard.user_header"),
             f"dashboard.trusted_proxies={value_text(found.trusted_proxies)} needs dashboard.user_header, found "
-            f'""; name the header in which they say who asks, as "X-Forwarded-User"',
+            f'""; name the header in which they send the user, such as "X-Forwarded-User"',
         )
     for name in ("user_header", "role_header"):
         if getattr(found, name) and not found.trusted_proxies:
@@ -77,7 +78,7 @@ def _proxy_problems(found: DashboardConfig) -> Iterator[Problem]:
 
 
 def comma_list(text: str) -> tuple[str, ...]:
-    """Return the parts of a list that is written with commas."""
+    """Return the elements of a list that is written with commas."""
     return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
@@ -85,7 +86,7 @@ def _network_problem(text: str) -> str:
     try:
         network = ip_network(text)
     except ValueError:
-        return "is no address or network; use 10.1.2.3 or 10.0.0.0/8 for instance"
+        return "is not an address or network; use for example 10.1.2.3 or 10.0.0.0/8"
     if network.prefixlen == 0:
-        return "is everybody; name the proxies"
+        return "contains every address; name the proxies"
     return ""

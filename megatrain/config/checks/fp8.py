@@ -11,11 +11,12 @@ from megatrain.config.checks.unused import unused_problems
 from megatrain.config.config import Config
 from megatrain.config.fp8 import DIM_MULTIPLE
 from megatrain.config.problem import Problem
-from megatrain.config.wording import alternatives, multiples_around
+from megatrain.config.proposals import multiples_around
+from megatrain.formatting.lists import alternatives
 
 
 def fp8_problems(context: Context) -> Iterator[Problem]:
-    """Yield what cannot be multiplied in 8 bits, and keys that do nothing."""
+    """Yield what cannot be multiplied in 8 bits, and keys without an effect."""
     config = context.config
     fp8 = config.fp8
     if not fp8.is_used:
@@ -25,7 +26,7 @@ def fp8_problems(context: Context) -> Iterator[Problem]:
     if fp8.scaling == "delayed" and fp8.recipe == "rowwise":
         yield Problem(
             ("fp8.scaling", "fp8.recipe"),
-            'fp8.scaling="delayed" is for one scale a tensor, and fp8.recipe="rowwise" has one a row; '
+            'fp8.scaling="delayed" needs one scale for each tensor, but fp8.recipe="rowwise" has one for each row; '
             'use scaling="current" or recipe="tensorwise"',
         )
     if fp8.scaling != "delayed":
@@ -62,14 +63,14 @@ def _transformer_engine_problems(config: Config) -> Iterator[Problem]:
     if fp8.recipe == "rowwise":
         yield Problem(
             ("fp8.recipe", "fp8.backend"),
-            f'fp8.recipe="rowwise" is not what {named} has: it scales by tensor or by block, never by row; '
+            f'fp8.recipe="rowwise" is not available with {named}, which scales by tensor or by block; '
             f'use recipe="tensorwise" or backend="megatrain"',
         )
     elif fp8.scaling == "delayed":
         yield Problem(
             ("fp8.scaling", "fp8.backend"),
-            f'fp8.scaling="delayed" with {named} would keep histories in its own modules, where checkpoints do not '
-            f'reach them; use scaling="current" or backend="megatrain"',
+            f'fp8.scaling="delayed" with {named} would keep histories in its own modules, which checkpoints do not '
+            f'contain; use scaling="current" or backend="megatrain"',
         )
     yield from gpu_only_problems(config, "fp8.backend", "megatrain")
 

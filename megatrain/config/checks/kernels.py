@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
 from megatrain.config.problem import Problem
-from megatrain.config.wording import setting, value_text
+from megatrain.config.toml_text import setting, value_text
 
 _ORDER = "a backward must follow its forward"
 
 
 def kernels_problems(context: Context) -> Iterator[Problem]:
-    """Yield what the kernels that are asked for do not compute, and what cannot be recorded as CUDA graphs."""
+    """Yield what the requested kernels do not compute, and what cannot be recorded as CUDA graphs."""
     if context.config.kernels.norm == "apex":
         yield from _apex_problems(context.config)
     if context.config.kernels.cuda_graphs:
@@ -31,14 +31,14 @@ def _apex_problems(config: Config) -> Iterator[Problem]:
 
 
 def _recording_problems(config: Config) -> Iterator[Problem]:
-    """Yield what is not one forward and its backward after the other, in the same memory each time."""
+    """Yield what is not a forward directly followed by its backward, in the same memory each time."""
     parallel = config.parallel
     rules: list[tuple[str, object, object, str]] = [
-        ("parallel.tp_size", parallel.tp_size, 1, "the exchanges of tensor parallelism cannot be recorded"),
+        ("parallel.tp_size", parallel.tp_size, 1, "the collectives of tensor parallelism cannot be recorded"),
         ("parallel.pp_size", parallel.pp_size, 1, _ORDER),
-        ("parallel.zero_stage", parallel.zero_stage, 1, "ZeRO-2 sums each micro-batch in other memory"),
-        ("parallel.offload_layers", parallel.offload_layers, 0, "ways to host memory cannot be recorded"),
-        ("data.has_document_mask", config.data.has_document_mask, False, "each micro-batch has other documents"),
+        ("parallel.zero_stage", parallel.zero_stage, 1, "ZeRO-2 sums each micro-batch in different memory"),
+        ("parallel.offload_layers", parallel.offload_layers, 0, "copies to host memory cannot be recorded"),
+        ("data.has_document_mask", config.data.has_document_mask, False, "each micro-batch has different documents"),
     ]
     if parallel.pp_size == 1:
         rules.append(("parallel.schedule", parallel.schedule, "1f1b", _ORDER))
@@ -46,13 +46,13 @@ def _recording_problems(config: Config) -> Iterator[Problem]:
         if found != needed:
             yield Problem(
                 ("kernels.cuda_graphs", key),
-                f"kernels.cuda_graphs=true does not go with {setting(key, found)}: {reason}; "
+                f"kernels.cuda_graphs=true cannot be combined with {setting(key, found)}: {reason}; "
                 f"use {setting(key.partition('.')[2], needed)} or cuda_graphs=false",
             )
 
 
 def gpu_only_problems(config: Config, key: str, instead: str) -> Iterator[Problem]:
-    """Yield that what `key` names runs on GPUs only, where the run is on processors; `instead` runs there."""
+    """Yield that the value of `key` runs on GPUs only, if the run is on CPUs; `instead` runs there."""
     section, _, name = key.partition(".")
     if config.runtime.device == "cpu":
         value = getattr(getattr(config, section), name)

@@ -1,4 +1,4 @@
-"""Rules of how the layers are split over the chunks of all stages."""
+"""Rules for splitting the layers over the chunks of all stages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
 from megatrain.config.problem import Problem
-from megatrain.config.wording import alternatives, divisors, multiples_around, nearest, shortened, value_text
+from megatrain.config.proposals import divisors, multiples_around, nearest
+from megatrain.config.toml_text import shortened, value_text
+from megatrain.formatting.lists import alternatives
 
 _LAYERS, _LIST = "model.num_layers", "parallel.layers_per_chunk"
 _STAGES, _CHUNKS = "parallel.pp_size", "parallel.num_chunks"
@@ -14,7 +16,7 @@ _COUNTS = ("parallel.counts_embedding_as_layer", "parallel.counts_head_as_layer"
 
 
 def layer_problems(context: Context) -> Iterator[Problem]:
-    """Yield what makes the split of the layers impossible, and what is asked of chunks that have fewer of them."""
+    """Yield why the split of the layers is impossible, and settings that the chunks have too few layers for."""
     if not context.knows(_LIST, *_COUNTS):
         return
     parallel = context.config.parallel
@@ -23,10 +25,10 @@ def layer_problems(context: Context) -> Iterator[Problem]:
 
 
 def _counting_problems(context: Context) -> Iterator[Problem]:
-    """Yield where an end that counts as a layer changes nothing."""
+    """Yield the settings that count an end as a layer without an effect."""
     parallel = context.config.parallel
     reason = (
-        f"{_LIST} says how many layers each chunk has; use one of the two"
+        f"{_LIST} sets the layers of each chunk; use one of the two"
         if parallel.layers_per_chunk
         else f"{_STAGES} * {_CHUNKS} = 1 has one chunk; use more of them, or false"
         if parallel.placement.num_parts == 1
@@ -66,7 +68,7 @@ def _list_problems(context: Context) -> Iterator[Problem]:
 
 
 def _even_problems(context: Context) -> Iterator[Problem]:
-    """Yield why the layers, with what counts as a layer, cannot be divided evenly."""
+    """Yield why the layers, with the ends that count as layers, cannot be divided evenly."""
     parallel, num_layers = context.config.parallel, context.config.model.num_layers
     num_chunks, num_more = parallel.placement.num_parts, sum(parallel.layers_for_ends)
     num_counted = num_layers + num_more
@@ -89,7 +91,7 @@ def _even_problems(context: Context) -> Iterator[Problem]:
 
 
 def _offload_problems(context: Context) -> Iterator[Problem]:
-    """Yield that no chunk has as many layers as are offloaded."""
+    """Yield that no chunk has as many layers as are to be offloaded."""
     offloaded, most = context.config.parallel.offload_layers, max(context.config.layers_per_chunk)
     if offloaded > most:
         yield Problem(

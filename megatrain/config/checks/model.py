@@ -8,13 +8,14 @@ from megatrain.config.checks.context import Context
 from megatrain.config.checks.unused import unused_problems
 from megatrain.config.model import ModelConfig
 from megatrain.config.problem import Problem
-from megatrain.config.wording import alternatives, divisors, multiples_around, nearest
+from megatrain.config.proposals import divisors, multiples_around, nearest
+from megatrain.formatting.lists import alternatives
 
 LLAMA3_KEYS = ("rope_low_freq_factor", "rope_high_freq_factor", "rope_original_seq_len")
 
 
 def model_problems(context: Context) -> Iterator[Problem]:
-    """Yield what cannot be built as a model."""
+    """Yield why the model cannot be built."""
     model = context.config.model
     yield from _head_problems(model)
     yield from _position_problems(model)

@@ -1,4 +1,6 @@
-"""Rules of [notify] and of the receivers' sections: no secret is sent where others read it, no setting does nothing."""
+"""Rules of [notify] and of the receivers' sections: no secret is sent where others read it, every setting has an
+effect.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,8 @@ from megatrain.config.notify import (
 )
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem
-from megatrain.config.wording import value_text
-from megatrain.contracts.addresses import is_loopback
-from megatrain.contracts.web_address import WebAddress
+from megatrain.config.toml_text import value_text
+from megatrain.contracts.network_address import WebAddress, is_loopback
 
 
 def notify_problems(config: Config) -> Iterator[Problem]:
@@ -44,7 +45,7 @@ def _receiver_problems(section: str, values: ReceiverConfig) -> Iterator[Problem
         yield from _address_problems(section, values, "url", "token_file")
         if values.url and values.url_file:
             keys = (f"{section}.url", f"{section}.url_file")
-            yield Problem(keys, f"{section}.url and url_file are both set; use the one that is meant")
+            yield Problem(keys, f"{section}.url and url_file are both set; set only one of them")
 
 
 def _unused_problems(section: str, values: Any, switches: tuple[str, ...]) -> Iterator[Problem]:
@@ -53,10 +54,10 @@ def _unused_problems(section: str, values: Any, switches: tuple[str, ...]) -> It
         return
     for name, option in options_of(values.__class__).items():
         if getattr(values, name) != option.default:
-            way_out = f"set {' or '.join(f'{section}.{one}' for one in switches)}" if switches else "name a receiver"
+            hint = f"set {' or '.join(f'{section}.{one}' for one in switches)}" if switches else "name a receiver"
             yield Problem(
                 (f"{section}.{name}", *(f"{section}.{one}" for one in switches)),
-                f"{section}.{name}={value_text(getattr(values, name))} does nothing without a receiver; {way_out}, "
+                f"{section}.{name}={value_text(getattr(values, name))} does nothing without a receiver; {hint}, "
                 f"or leave it out",
             )
 
@@ -70,14 +71,14 @@ def _address_problems(section: str, values: Any, name: str, secret: str = "") ->
     try:
         address = WebAddress.parse(text)
     except ValueError as error:
-        # not shown: what is wrong with it may be that it holds a password
+        # the address is not shown: it may be wrong because it contains a password
         yield Problem((key,), f"{key} {error}; write https://HOST/PATH")
         return
     if secret and getattr(values, secret) and not address.is_private:
         yield Problem(
             (key, f"{section}.{secret}"),
-            f"{key} is plain http to another machine ({address}), where everybody on the way could read "
-            f"what {section}.{secret} holds; use https://, or leave {secret} out",
+            f"{key} is plain http to another machine ({address}), so the content of {section}.{secret} could be read "
+            f"on the network; use https://, or leave {secret} out",
         )
 
 
@@ -97,6 +98,6 @@ def _email_problems(section: str, found: EmailConfig) -> Iterator[Problem]:
     if found.encryption == "none" and found.user and not is_loopback(found.host):
         yield Problem(
             (f"{section}.encryption", f"{section}.user", f"{section}.host"),
-            f'{section}.encryption="none" would send the password of {section}.user where everybody on the way can '
-            'read it; use "starttls" or "tls"',
+            f'{section}.encryption="none" would send the password of {section}.user unencrypted over the network; '
+            'use "starttls" or "tls"',
         )

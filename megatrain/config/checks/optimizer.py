@@ -12,7 +12,7 @@ HORIZON_KEYS = ("optimizer.lr_decay_steps", "train.steps", "optimizer.lr_schedul
 
 
 def optimizer_problems(context: Context) -> Iterator[Problem]:
-    """Yield what the learning-rate schedule cannot follow."""
+    """Yield what makes the learning-rate schedule impossible."""
     optimizer = context.config.optimizer
     if optimizer.min_lr > optimizer.lr and optimizer.lr_schedule != "constant":
         yield Problem(
@@ -68,7 +68,7 @@ def _length_problems(config: Config) -> Iterator[Problem]:
                 + _fewer("wsd_decay_steps", end - warmup, "lr_warmup_steps", end - decay),
             )
         return
-    # A decay over no steps at all has no slope, so linear and cosine need at least one step after warm-up.
+    # A decay over zero steps has no slope, so linear and cosine need at least one step after warm-up.
     longest = end if optimizer.lr_schedule == "constant" else end - 1
     if warmup > longest:
         yield Problem(
@@ -79,6 +79,6 @@ def _length_problems(config: Config) -> Iterator[Problem]:
 
 
 def _fewer(first: str, first_limit: int, second: str, second_limit: int) -> str:
-    """Say which of two lengths can shrink, and to what."""
+    """Return which of two lengths can shrink, and to what."""
     ways = [f"{name}={limit}" for name, limit in ((first, first_limit), (second, second_limit)) if limit >= 0]
     return f"use {' or '.join(ways)} or less, or more steps" if ways else "use less of both, or more steps"

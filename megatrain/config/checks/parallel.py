@@ -9,12 +9,13 @@ from typing import NamedTuple
 from megatrain.config.checks.context import Context
 from megatrain.config.checks.layers import layer_problems
 from megatrain.config.problem import Problem
-from megatrain.config.wording import alternatives, divisors, multiples_around, nearest
+from megatrain.config.proposals import divisors, multiples_around, nearest
+from megatrain.formatting.lists import alternatives
 from megatrain.schedule import CHUNKED_NAMES, layout_infeasibilities
 
 
 def parallel_problems(context: Context) -> Iterator[Problem]:
-    """Yield what makes the layout impossible."""
+    """Yield why the layout is impossible."""
     yield from _tensor_parallel_problems(context)
     yield from _sequence_chunk_problems(context)
     yield from _schedule_problems(context)
@@ -32,15 +33,15 @@ def parallel_problems(context: Context) -> Iterator[Problem]:
 
 
 class _Split(NamedTuple):
-    """Something that tensor parallelism cuts in equal parts.
+    """A dimension that tensor parallelism cuts into equal parts.
 
-    has_holders: where there are more ranks than the size, as many of them may hold the same part.
+    has_holders: if there are more ranks than the size, several ranks may hold the same part.
     """
 
     text: str
     size: int
     keys: tuple[str, ...]
-    extra_way_out: str = ""
+    extra_hint: str = ""
     has_holders: bool = False
 
     @property
@@ -78,13 +79,13 @@ def _splits(context: Context) -> list[_Split]:
 def _tensor_parallel_problems(context: Context) -> Iterator[Problem]:
     tp_size = context.config.parallel.tp_size
     splits = _splits(context)
-    # The sizes offered satisfy every one of the rules, not only the one that was broken.
+    # The suggested sizes satisfy every one of the rules, not only the broken one.
     exact = [split.size for split in splits if not split.has_holders] or [split.size for split in splits]
     common = [size for size in divisors(math.gcd(*exact)) if all(split.fits(size) for split in splits)] if exact else []
     fitting = alternatives(nearest(common, tp_size))
     for split in splits:
         if not split.fits(tp_size):
-            text = f"parallel.tp_size={tp_size} {split.rule}; use {fitting}{split.extra_way_out}"
+            text = f"parallel.tp_size={tp_size} {split.rule}; use {fitting}{split.extra_hint}"
             yield Problem(("parallel.tp_size", *split.keys), text)
 
 
@@ -109,13 +110,13 @@ def _sequence_chunk_problems(context: Context) -> Iterator[Problem]:
     if all(context.config.fp8.covers(layer) for layer in range(model.num_layers)):
         yield Problem(
             ("parallel.num_sequence_chunks", "fp8.recipe"),
-            f"{found} does nothing where all layers multiply in FP8, which takes whole inputs; use "
+            f"{found} does nothing where all layers multiply in FP8, which needs whole inputs; use "
             f'num_sequence_chunks=1 or fp8.recipe="none"',
         )
 
 
 def _schedule_problems(context: Context) -> Iterator[Problem]:
-    """Yield what the schedule itself cannot be built from, and where its chunks meet what goes with one only."""
+    """Yield why the schedule cannot be built, and where its chunks conflict with settings that allow only one."""
     parallel = context.config.parallel
     for found in layout_infeasibilities(parallel.schedule, parallel.pp_size, parallel.num_chunks):
         yield Problem(found.keys, found.text)
@@ -131,7 +132,7 @@ def _schedule_problems(context: Context) -> Iterator[Problem]:
 
 
 def _alignment_problems(context: Context) -> Iterator[Problem]:
-    """Yield what leaves nothing to align."""
+    """Yield the settings that leave nothing to align."""
     parallel = context.config.parallel
     if not parallel.has_aligned_reductions:
         return
@@ -144,20 +145,20 @@ def _alignment_problems(context: Context) -> Iterator[Problem]:
     if parallel.num_chunks == 1:
         yield Problem(
             ("parallel.has_aligned_reductions", "parallel.num_chunks"),
-            "parallel.has_aligned_reductions=true puts reductions off behind later computes of their stage, and "
+            "parallel.has_aligned_reductions=true defers reductions behind later computes of their stage, and "
             "parallel.num_chunks=1 reduces after the last one; use has_aligned_reductions=false, or num_chunks=2 "
             f'with schedule="{CHUNKED_NAMES}"',
         )
     if parallel.zero_stage == 2:
         yield Problem(
             ("parallel.has_aligned_reductions", "parallel.zero_stage"),
-            "parallel.has_aligned_reductions=true puts off the reduction of a chunk's gradients, and "
+            "parallel.has_aligned_reductions=true defers the reduction of a chunk's gradients, and "
             "parallel.zero_stage=2 reduces after every micro-batch; use zero_stage=1 or has_aligned_reductions=false",
         )
 
 
 def _split_backward_problems(context: Context) -> Iterator[Problem]:
-    """Yield what leaves nothing to put off, or nowhere to put it."""
+    """Yield the settings that leave nothing to defer, or no idle time to fill."""
     config = context.config
     parallel = config.parallel
     if not parallel.schedule_kind.splits_backward:
@@ -166,20 +167,20 @@ def _split_backward_problems(context: Context) -> Iterator[Problem]:
     if parallel.zero_stage == 2:
         yield Problem(
             ("parallel.zero_stage", "parallel.schedule"),
-            f"parallel.zero_stage=2 lets go of a micro-batch's gradients after its backward, and {schedule} puts most "
-            'of them off; use zero_stage=1 or schedule="1f1b"',
+            f"parallel.zero_stage=2 releases a micro-batch's gradients after its backward, and {schedule} defers most "
+            'of them; use zero_stage=1 or schedule="1f1b"',
         )
     if parallel.num_sequence_chunks > 1:
         yield Problem(
             ("parallel.num_sequence_chunks", "parallel.schedule"),
-            f"parallel.num_sequence_chunks={parallel.num_sequence_chunks} hides exchanges beneath products that "
-            f'{schedule} puts off; use num_sequence_chunks=1 or schedule="1f1b"',
+            f"parallel.num_sequence_chunks={parallel.num_sequence_chunks} overlaps collectives with products that "
+            f'{schedule} defers; use num_sequence_chunks=1 or schedule="1f1b"',
         )
     if config.fp8.is_used and config.fp8.backend == "transformer_engine":
         yield Problem(
             ("fp8.backend", "parallel.schedule"),
             'fp8.backend="transformer_engine" computes weights\' gradients in its own backward, where '
-            f'{schedule} cannot put them off; use backend="megatrain" or schedule="1f1b"',
+            f'{schedule} cannot defer them; use backend="megatrain" or schedule="1f1b"',
         )
 
 
@@ -191,12 +192,12 @@ def _world_size_problems(context: Context) -> Iterator[Problem]:
     needed = replica * max(1, parallel.dp_size)
     if world_size == needed or (parallel.dp_size == 0 and world_size % replica == 0):
         return
-    ways_out = [f"start {needed} processes" if parallel.dp_size else f"start {_multiples_text(replica, world_size)}"]
+    hints = [f"start {needed} processes" if parallel.dp_size else f"start {_multiples_text(replica, world_size)}"]
     if world_size % replica == 0:
-        ways_out.append(f"set dp_size={world_size // replica}, or 0 to have it follow the world size")
+        hints.append(f"set dp_size={world_size // replica}, or 0 to have it follow the world size")
     else:
         fitting = alternatives(nearest(divisors(world_size), replica))
-        ways_out.append(f"use {' and '.join(parallel.replica_sizes)} whose product is {fitting}")
+        hints.append(f"use {' and '.join(parallel.replica_sizes)} whose product is {fitting}")
     sizes = {"dp_size": parallel.dp_size, **parallel.replica_sizes} if parallel.dp_size else parallel.replica_sizes
     product = f"parallel.{' * '.join(sizes)} = {' * '.join(map(str, sizes.values()))}"
     if parallel.dp_size:
@@ -204,7 +205,7 @@ def _world_size_problems(context: Context) -> Iterator[Problem]:
     else:
         rule = f"{product} = {replica} must divide the world size of {world_size} processes"
     keys = tuple(f"parallel.{name}" for name in dict.fromkeys([*sizes, "dp_size"]))
-    yield Problem(keys, f"{rule}; {', or '.join(ways_out)}")
+    yield Problem(keys, f"{rule}; {', or '.join(hints)}")
 
 
 def _multiples_text(replica: int, world_size: int) -> str:

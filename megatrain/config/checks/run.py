@@ -1,4 +1,4 @@
-"""Rules of what surrounds the mathematics: data, evaluation, logging, profiling."""
+"""Rules of the settings around the mathematics: data, evaluation, logging, profiling."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from megatrain.config.config import Config
 from megatrain.config.log import LogConfig
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem
-from megatrain.config.wording import alternatives, multiples_around, setting, value_text
-from megatrain.contracts.addresses import is_loopback
+from megatrain.config.proposals import multiples_around
+from megatrain.config.toml_text import setting, value_text
+from megatrain.contracts.network_address import is_loopback
+from megatrain.formatting.lists import alternatives
 
 
 def run_problems(context: Context) -> Iterator[Problem]:
-    """Yield what the run around the model cannot do."""
+    """Yield what is impossible in the run around the model."""
     config = context.config
     yield from _evaluation_problems(config)
     yield from _wandb_problems(config)
@@ -91,8 +93,8 @@ def _copy_problems(context: Context) -> Iterator[Problem]:
         if size == 1:
             yield Problem(
                 ("checkpoint.has_peer_copies", f"parallel.{name}"),
-                f"checkpoint.has_peer_copies=true needs parallel.{name} above 1, found 1: there is no rank outside the "
-                f"own groups; use {name}=2 or more, or has_peer_copies=false",
+                f"checkpoint.has_peer_copies=true needs parallel.{name} above 1, found 1: no rank is outside another "
+                f"rank's groups; use {name}=2 or more, or has_peer_copies=false",
             )
 
 
@@ -101,14 +103,15 @@ def _diagnostics_problems(config: Config) -> Iterator[Problem]:
     if not found.metrics_token_file and not is_loopback(found.metrics_address):
         yield Problem(
             ("diagnostics.metrics_address", "diagnostics.metrics_token_file"),
-            f"diagnostics.metrics_address={value_text(found.metrics_address)} is reached from other machines and needs "
-            f'diagnostics.metrics_token_file, found ""; name a file with a token, or use metrics_address="127.0.0.1"',
+            f"diagnostics.metrics_address={value_text(found.metrics_address)} can be reached from other machines and "
+            f'needs diagnostics.metrics_token_file, found ""; name a file with a token, or use '
+            f'metrics_address="127.0.0.1"',
         )
     if found.metrics_port and found.metrics_port == found.daemon_port:
         yield Problem(
             ("diagnostics.metrics_port", "diagnostics.daemon_port"),
             f"diagnostics.metrics_port and diagnostics.daemon_port are both {found.metrics_port}, and one host needs "
-            f"both; use another metrics_port, or 0 for any that is free",
+            f"both; use another metrics_port, or 0 for any free port",
         )
 
 
@@ -119,19 +122,19 @@ def _port_problems(config: Config) -> Iterator[Problem]:
             yield Problem(
                 ("dashboard.port", f"diagnostics.{name}"),
                 f"dashboard.port and diagnostics.{name} are both {port}, and one host needs both; use another "
-                f"dashboard.port, or 0 for any that is free",
+                f"dashboard.port, or 0 for any free port",
             )
 
 
 def training_problems(config: Config) -> list[Problem]:
-    """Return what only training needs."""
+    """Return the problems that matter only for training."""
     if config.data.train:
         return []
     return [
         Problem(
             ("data.train",),
             'data.train="" must name the training tokens; set it to the path of a .bin and .idx pair without the '
-            "ending (`megatrain data build` makes one)",
+            "suffix (`megatrain data build` makes one)",
         )
     ]
 

@@ -1,4 +1,4 @@
-"""Keys that were changed although they mean nothing beside another key's value."""
+"""Keys that were changed although another key's value makes them meaningless."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem
-from megatrain.config.wording import value_text
+from megatrain.config.toml_text import value_text
 
 
 def unused_problems(section: str, values: Any, name: str, ruling: str, needed: str) -> Iterator[Problem]:
-    """Yield that `name` of the section was changed although it means something only where the key `ruling` is `needed`.
+    """Yield that `name` of the section was changed although it has a meaning only if the key `ruling` is `needed`.
 
     `values`: the section's dataclass.
     """

@@ -1,1 +1,1 @@
-"""The rules by domain: one table a file, written from what the programs print."""
+"""The rules by domain: one table per file, written from the messages that the programs print."""

@@ -1,4 +1,4 @@
-"""What looks like a failure and is none: warnings, retries that go on, fallbacks, reactions to a failure elsewhere."""
+"""Messages that look like a failure and are none: warnings, retries, fallbacks, reactions to a failure elsewhere."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Lines that are no sign of failure but say whose the next ones are: tracebacks' frames, torch's table of failures,
-sequence numbers of NCCL's watchdog. The weight of such a rule says up to which decision its lines matter."""
+"""Lines that are no sign of failure but identify the source of the next ones: tracebacks' frames, torch's table of
+failures, sequence numbers of NCCL's watchdog. The weight of such a rule limits the decisions that its lines affect.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The common kinds of failure in the words of programs that no other rule knows: a thing, and what befell it.
+"""Common kinds of failure in messages that no other rule knows: a thing, and what happened to it.
 
-A rule of a message that is known decides over them where both match one line, and they over a bare exception.
+A rule for a known message takes precedence over these if both match one line, and these over a bare exception.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HARMLESS = (
     r"prevent|\bif you\b|\bmay\b|\bmight\b|\bcould\b|to reduce|help:|usage:|retr(?:y|ies)|recovered|resolved|"
     r"\bsuccess|\bpassed\b|\bok\b"
 )
-_TOLD = r"(?:^|[\s\[|(/:])(?:info|debug|notice|trace)\b"
+_LOW_LEVEL = r"(?:^|[\s\[|(/:])(?:info|debug|notice|trace)\b"
 _SETTING = (
     r"timeouts?\W{0,3}(?:set|=|is)\b|setting|default|init_process_group|\busing\b|configured|enabled|retr(?:y|ies)"
 )
@@ -24,7 +24,7 @@ _NAME = r"(?:error|exception|invalid|corrupted\w*|failure)\b"
 
 
 def _pairs(things: str, fates: str) -> tuple[str, ...]:
-    """Return the alternatives of each thing with each fate; both are lists with commas."""
+    """Return the alternatives of each thing with each event; both are lists with commas."""
     return tuple(f"{thing} & {fate}" for thing, fate in itertools.product(things.split(", "), fates.split(", ")))
 
 
@@ -106,7 +106,7 @@ RULES: tuple[Rule, ...] = (
                 "cable error, unplugged"),
         "distnetworkerror", "server socket has failed to listen", "eaddrnotavail", "cannot assign requested address",
         "multicast join failed", "gid table change", "netdev watchdog", "transmit queue & timed out",
-        unless=_TOLD + r"|link up|\bretr(?:y|ying)\b(?! .*exhaust)|NCCL INFO|falling back|eaddrinuse|"
+        unless=_LOW_LEVEL + r"|link up|\bretr(?:y|ying)\b(?! .*exhaust)|NCCL INFO|falling back|eaddrinuse|"
                r"address already in use|recvvalue|sendbytes|failed to recv",
         culprit=r"\b(?:peer|remote|to)\W{0,2}(?P<peer>(?:\d{1,3}\.){3}\d{1,3})", is_family=True,
     ),
@@ -121,8 +121,8 @@ RULES: tuple[Rule, ...] = (
         *_pairs("peer, host, node, endpoint, server, master, store",
                 "unreachable, unable to reach, cannot reach, not reachable, connection lost, lost connection, "
                 "connection failed, connection marked as failed, heartbeat lost"),
-        unless=_HARMLESS + "|" + _TOLD + r"|nfs|lustre|ceph|gpfs|wandb|tensorboard|gpu|NCCL INFO", names_own_rank=False,
-        is_family=True,
+        unless=_HARMLESS + "|" + _LOW_LEVEL + r"|nfs|lustre|ceph|gpfs|wandb|tensorboard|gpu|NCCL INFO",
+        names_own_rank=False, is_family=True,
     ),
     rule(
         "hardware-at-fault", Label.GPU_HARDWARE, HARDWARE,
@@ -133,8 +133,8 @@ RULES: tuple[Rule, ...] = (
         *_pairs("ipmi, bmc, sel, idrac, redfish", "non-recoverable, asserted & critical, ac lost, power supply & fail"),
         "nvidia-smi & err!", "err! & n/a", "edac & memory read error", "edac & memory write error",
         "edac & memory scrubbing error", "hardware memory corruption", "mce memory error", "memory failure: & killing",
-        unless=_TOLD + r"|non-fatal|\bce\b|\bcorrected\b|\bno\b|\bnot\b|corrected error|\b0 (?:errors|failures)|passed|"
-                       r"\bmight\b|\bmay\b|could|unable to|enabled",
+        unless=_LOW_LEVEL + r"|non-fatal|\bce\b|\bcorrected\b|\bno\b|\bnot\b|corrected error|\b0 (?:errors|failures)|"
+                            r"passed|\bmight\b|\bmay\b|could|unable to|enabled",
         culprit=r"\b(?:gpu|cuda)[ :#-]*(?P<gpu>\d+)", is_family=True,
     ),
     rule(
@@ -146,7 +146,7 @@ RULES: tuple[Rule, ...] = (
                 "is full, unavailable, not responding, timed out, hung, went away, stale, quota, read-only, denied, "
                 "connection lost, evicted"),
         pattern=r"\b(?:error|critical|fatal|severe)\b|\[e\d*\]|^\s*(?:\[\S+\]: ?)?[\w.]*(?:error|exception)\b|fail",
-        unless=_TOLD + r"|size mismatch|missing key|unexpected key|state_dict|unexpected keyword|has no attribute|"
+        unless=_LOW_LEVEL + r"|size mismatch|missing key|unexpected key|state_dict|unexpected keyword|has no attribute|"
                r"retr(?:y|ying)|activation|gradient checkpoint|recompute|wandb|\bwarn(?:ing)?\b|\b0 fail|cuda|nccl|"
                r"assert|barrier|collective|typeerror|valueerror|keyerror|attributeerror|import|not ?implemented|"
                r"on_error|memory",
@@ -163,7 +163,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"\b(?:error|critical|fatal|exception)\b|\[e\d*\]|[\w.]*(?:error|exception)\b|fail|unexpectedly|"
                 r"mdb_|mismatch|not match|"
                 r"truncated file|parse",
-        unless=_TOLD + r"|\bskip(?:ping|ped)?\b|\bwarn(?:ing)?\b|ignor|checkpoint|ckpt|\b0 |\bno\b|retr(?:y|ying)",
+        unless=_LOW_LEVEL + r"|\bskip(?:ping|ped)?\b|\bwarn(?:ing)?\b|ignor|checkpoint|ckpt|\b0 |\bno\b|retr(?:y|ying)",
         is_family=True,
     ),
     rule(
@@ -174,7 +174,7 @@ RULES: tuple[Rule, ...] = (
                 " is nan, tensor(nan, tensor(inf,  are nan, nan in , nan at , inf in , inf at , nan or , inf or , "
                 "nan value, inf value"),
         pattern=r"\b(?:nans?|inf|infinite|infinity|diverged|exploded)\b",
-        unless=_TOLD + r"|check_for_nan|nan_check|--|ignor|\bno\b|\bskip|clip|\bwill\b|enabled|monitor|watch|"
+        unless=_LOW_LEVEL + r"|check_for_nan|nan_check|--|ignor|\bno\b|\bskip|clip|\bwill\b|enabled|monitor|watch|"
                        r"\b0 nan|infinite(?:=|:| (?:data|loader|sampler))|"
                r"\bif\b|attention|mask|\bnan_|_nan\b|max_|limit|\bwarn(?:ing)?\b|overflow",
         is_family=True,
@@ -186,7 +186,7 @@ RULES: tuple[Rule, ...] = (
                 "will be terminated, being terminated, shutting down, deallocated, bumped by, ended by the scheduler, "
                 "cancelled by the scheduler, higher priority"),
         "user defined signal", "wall clock limit", "wall-clock limit", "time limit reached", "out of time: job",
-        unless=_TOLD + r"|\bno\b|kv|cache|queue|worker group|graceful|interpreter|thread|service|server|pool|loop|"
+        unless=_LOW_LEVEL + r"|\bno\b|kv|cache|queue|worker group|graceful|interpreter|thread|service|server|pool|loop|"
                        r"stream|executor|logger|enabled|handler",
         is_family=True,
     ),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from megatrain.failures.rule import Rule, rule
-from megatrain.failures.verdict import Action, Label
+from megatrain.failures.verdict import FailureAction, Label
 from megatrain.failures.weights import ABORT, DEVICE_FAULT, HARDWARE, HOST, SPECIFIC
 from megatrain.failures.xids import CLEAN_UP, PROGRAM_FAULT, none_of, one_of
 
 _XID = r"\bxid \((?P<gpu>pci:[0-9a-f:.]+)\):? *"
 _XID_LOOSE = r"(?:\b|_)xid(?:[ _]error| code| event)?s?(?:\{[^}]*\})?\W{0,3}"
-"""As monitors write it: `Xid 79`, `XID error: 79`, `xid=79`."""
+"""In the forms of monitoring programs: `Xid 79`, `XID error: 79`, `xid=79`."""
 
 RULES: tuple[Rule, ...] = (
     rule(
@@ -118,6 +118,6 @@ RULES: tuple[Rule, ...] = (
         "gpu count mismatch", "expected & gpus & found", "missing gpu", "gpu & not found on & host",
         "nvidia-smi & no devices were found",
         pattern=r"(?:expected|mismatch|missing|not found|were found)",
-        action=Action.EVICT_HOST,
+        action=FailureAction.EVICT_HOST,
     ),
 )  # fmt: skip

@@ -1,9 +1,9 @@
-"""The host: memory at its end, driver and library mismatches, and how processes die (kernel, shells, launchers)."""
+"""The host: exhausted memory, driver and library mismatches, and how processes die (kernel, shells, launchers)."""
 
 from __future__ import annotations
 
 from megatrain.failures.rule import Rule, rule
-from megatrain.failures.verdict import Action, Label
+from megatrain.failures.verdict import FailureAction, Label
 from megatrain.failures.weights import ABORT, CRASH, EXIT_CODE, HOST, SPECIFIC
 
 _SHELL_JOB = r"(?:^|\s)(?:line \d+: +\d+|\[\d+\]\W+\d*)\s+"
@@ -73,7 +73,7 @@ DRIVER: tuple[Rule, ...] = (
         "unable to initialize nvml", "cudaerrorsystemdrivermismatch", "cuda_error_system_driver_mismatch",
         "system has unsupported display driver", "modprobe & nvidia & not found", "modprobe: fatal: module nvidia",
         "nvidia_uvm & not", "dkms & nvidia & fail",
-        action=Action.EVICT_HOST,
+        action=FailureAction.EVICT_HOST,
     ),
     rule(
         "driver-kernel-line", Label.DRIVER_SOFTWARE, SPECIFIC,
@@ -81,7 +81,7 @@ DRIVER: tuple[Rule, ...] = (
         "nvrm: & timeout", "nvidia-modeset: error", "nvidia: module verification failed & fatal",
         "nvidia-uvm & error", "nvswitch & error",
         unless=r"xid|gpu at pci:.*fallen|rm_init|rminitadapter",
-        action=Action.EVICT_HOST,
+        action=FailureAction.EVICT_HOST,
     ),
     rule(
         "fabric-manager", Label.DRIVER_SOFTWARE, HOST,
@@ -89,7 +89,7 @@ DRIVER: tuple[Rule, ...] = (
         "fabric manager & not", "fabric manager & fail", "fabricmanager & fail", "fabricmanager & not running",
         "fabric & not initialized", "fabric state & in progress", "fabric-manager & fail",
         "nv-hostengine & fail", "imex & not", "nvidia-fabricmanager & error",
-        action=Action.EVICT_HOST,
+        action=FailureAction.EVICT_HOST,
     ),
     rule(
         "cuda-not-initialized", Label.DRIVER_SOFTWARE, HOST,
@@ -104,7 +104,7 @@ DRIVER: tuple[Rule, ...] = (
         "nvidia-container-cli & nvml error", "nvidia-container-cli: device error", "could not select device driver",
         "gdrdrv & not loaded", "nvidia_peermem & not loaded", "nvidia-peermem & not",
         unless=r"re-initialize CUDA in forked|fork|using cpu|falling back",
-        action=Action.EVICT_HOST,
+        action=FailureAction.EVICT_HOST,
     ),
     rule(
         "driver-too-old", Label.DRIVER_SOFTWARE, SPECIFIC,

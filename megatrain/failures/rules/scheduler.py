@@ -1,4 +1,4 @@
-"""Ends that somebody else decided: Slurm, Kubernetes, LSF, PBS, spot instances, and requests to stop."""
+"""Ends that another party decided: Slurm, Kubernetes, LSF, PBS, spot instances, and requests to stop."""
 
 from __future__ import annotations
 

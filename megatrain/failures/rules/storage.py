@@ -1,4 +1,4 @@
-"""File systems and checkpoints: full, away, stale, read-only, damaged or incomplete."""
+"""File systems and checkpoints: full, unavailable, stale, read-only, damaged or incomplete."""
 
 from __future__ import annotations
 

@@ -1,26 +1,27 @@
-"""Would anybody see it: the diagnostics daemon, the streamers of the hosts, and what comes from the ranks."""
+"""Reasons about observation: the diagnostics daemon, the hosts' streamers, and the data from the ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from megatrain.contracts.diag_records import DaemonReport
-from megatrain.contracts.texts import age_text, count_text, names_text
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import age_text, count_text
 from megatrain.jobs.health import Reason, ReasonCode
 from megatrain.jobs.job_state import JobState, Standing
 from megatrain.jobs.snapshot import JobSnapshot
 
 BEGIN_S = 30.0
-"""A daemon and its streamers are started with the job, and anew within seconds when they end."""
+"""A daemon and its streamers start with the job, and restart within seconds after their end."""
 REPORT_S = 5.0
-"""The daemon tells of itself so often."""
+"""How often the daemon reports."""
 _SILENT_S = 30.0
 _BEHIND_S = 60.0
 _BEHIND_STEPS = 5.0
 
 
 def reasons_of_diagnosis(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
-    """Yield what keeps the job from being watched. A job without streamers has no diagnosis, and misses none."""
+    """Yield what keeps the job from being observed. A job without streamers has no diagnosis, so nothing is missing."""
     is_streamed = any(view.status is not None and view.status.is_streamed for view in standing.members)
     began_s = _began(snapshot)
     if not is_streamed or not standing.is_live or now_s - began_s < BEGIN_S:
@@ -44,7 +45,7 @@ def _of_report(report: DaemonReport, standing: Standing, now_s: float) -> Iterat
     if report.num_away_hosts:
         names = names_text(report.away_hosts) if report.num_away_hosts <= len(report.away_hosts) else ""
         who = names or count_text(report.num_away_hosts, "host")
-        text = f"events of {who} do not reach the diagnostics daemon: its streamer is away"
+        text = f"events of {who} do not reach the diagnostics daemon: the streamer is not connected"
         yield Reason(ReasonCode.STREAMER_SILENT, text, None, report.away_hosts)
     if report.num_silent_ranks:
         who = count_text(report.num_silent_ranks, "rank")
@@ -54,19 +55,19 @@ def _of_report(report: DaemonReport, standing: Standing, now_s: float) -> Iterat
 
 
 def _devices(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
-    """Yield what is wrong with GPUs and links of the hosts that train: of others the checks of a host say it."""
+    """Yield what is wrong with GPUs and links of the hosts that train; health checks cover the other hosts."""
     members = {view.host for view in standing.members}
     for one in report.devices:
         if one.host in members:
             yield Reason(ReasonCode(one.kind.value), one.text, one.since_unix_s, (one.host,), one.ranks)
-    untold = report.num_device_troubles - len(report.devices)
-    if untold > 0:
-        text = f"{count_text(untold, 'more trouble')} of GPUs and links: the hosts' pages name them"
+    num_unlisted = report.num_device_troubles - len(report.devices)
+    if num_unlisted > 0:
+        text = f"{count_text(num_unlisted, 'more problem')} of GPUs and links: see the pages of the hosts"
         yield Reason(ReasonCode.GPU_DEGRADED, text)
 
 
 def _behind(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
-    """Yield the reason where hosts complete steps of which no events come."""
+    """Yield the reason if hosts complete steps whose events do not arrive."""
     newest_s, heard_s = standing.progress.last_step_unix_s, report.heard_unix_s
     if standing.state is not JobState.TRAINING or newest_s is None:
         return

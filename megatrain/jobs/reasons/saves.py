@@ -1,86 +1,92 @@
-"""Do checkpoints get to storage, how old is the newest, and has the disk room for the next ones."""
+"""Reasons about checkpoints: whether they reach storage, the age of the newest, and the disk's space for the
+next ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from megatrain.contracts.host_records import DiskRoom, HostSaves
-from megatrain.contracts.texts import age_text, bytes_text, count_text, seconds_text
+from megatrain.contracts.host_records import DiskSpace, HostSaves
+from megatrain.formatting.quantities import age_text, bytes_text, count_text, seconds_text
 from megatrain.jobs.health import Reason, ReasonCode
 from megatrain.jobs.job_state import JobState, Standing
 from megatrain.jobs.reasons.training import number_of
 from megatrain.jobs.snapshot import JobSnapshot
 
 FAILS = 2
-"""So many snapshots in a row that storage did not take are no accident any more."""
+"""This many snapshots in a row that storage did not accept are no accident any more."""
 LATE_PERIODS, LATE_S = 2.0, 60.0
 OLD_PERIODS, OLD_S = 4.0, 600.0
-"""The newest checkpoint is late, or too old, when it is older than so many periods and so many seconds more."""
+"""The newest checkpoint is late, or too old, if it is older than this many periods plus this many seconds."""
 SOON_S = 24 * 3600.0
-"""A disk that will be full within this is worth a word."""
-_LEAST_PART = 0.01
-_LEAST_SAVES = 2
+"""A disk that will be full within this time is reported."""
+_MIN_FREE_PART = 0.01
+_MIN_FREE_SAVES = 2
 
 
 def reasons_of_saves(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
-    """Yield what is wrong with checkpoints and with the room for them."""
-    told = {
+    """Yield what is wrong with checkpoints and with the space for them."""
+    saves_by_host = {
         view.host: view.status.saves
         for view in standing.members
         if view.status is not None and view.status.saves is not None
     }
-    yield from _failures(told)
+    yield from _failures(saves_by_host)
     if snapshot.report is not None and snapshot.report.checkpoint_damage:
-        way_out = "`megatrain job checkpoint` saves now"
-        yield Reason(ReasonCode.CHECKPOINT_DAMAGED, f"{snapshot.report.checkpoint_damage}; {way_out}")
-    yield from _age(snapshot, standing, told, now_s)
+        hint = "`megatrain job checkpoint` saves now"
+        yield Reason(ReasonCode.CHECKPOINT_DAMAGED, f"{snapshot.report.checkpoint_damage}; {hint}")
+    yield from _age(snapshot, standing, saves_by_host, now_s)
     yield from _disks(standing)
 
 
 def _period_s(config: Mapping[str, str], standing: Standing) -> float | None:
-    """Return how often a checkpoint is due, None where none is, or that is not known yet.
+    """Return how often a checkpoint is due, None if none is, or that is not known yet.
 
-    Taken by time they come as often as rank 0 says: more seldom than is configured, where they cost much.
+    Checkpoints by time come as often as rank 0 says: less often than is configured if they cost much.
     """
     interval = number_of(config, "checkpoint.interval")
     if interval is not None:
         median_step_s = standing.progress.median_step_s
         return None if median_step_s is None else interval * median_step_s
-    told = [view.status.save_interval_s for view in standing.members if view.status is not None]
-    in_force = max((one for one in told if one is not None), default=None)
+    intervals_s = [view.status.save_interval_s for view in standing.members if view.status is not None]
+    in_force = max((one for one in intervals_s if one is not None), default=None)
     return number_of(config, "checkpoint.interval_s") if in_force is None else in_force
 
 
-def _failures(told: Mapping[str, HostSaves]) -> Iterator[Reason]:
-    if not told:
+def _failures(saves_by_host: Mapping[str, HostSaves]) -> Iterator[Reason]:
+    if not saves_by_host:
         return
-    host = max(told, key=lambda name: told[name].num_failed)
-    saves = told[host]
-    hosts = tuple(name for name, one in told.items() if one.num_failed)
+    host = max(saves_by_host, key=lambda name: saves_by_host[name].num_failed)
+    saves = saves_by_host[host]
+    hosts = tuple(name for name, one in saves_by_host.items() if one.num_failed)
     if saves.num_failed >= FAILS:
-        text = f"storage has not taken the last {saves.num_failed} checkpoints ({host}): {saves.error}"
+        text = f"the last {saves.num_failed} checkpoints did not reach storage ({host}): {saves.error}"
         yield Reason(ReasonCode.SAVES_FAIL, text, saves.failing_unix_s, hosts)
     elif saves.num_failed:
-        text = f"storage did not take the last checkpoint, the next one is tried ({host}): {saves.error}"
+        text = f"the last checkpoint did not reach storage, the next one is tried ({host}): {saves.error}"
         yield Reason(ReasonCode.SAVE_FAILED, text, saves.failing_unix_s, hosts)
 
 
-def _age(snapshot: JobSnapshot, standing: Standing, told: Mapping[str, HostSaves], now_s: float) -> Iterator[Reason]:
-    """Yield the reason where a checkpoint is due for too long. Counted from when the round began to train, at least:
-    until then nothing could be saved."""
+def _age(
+    snapshot: JobSnapshot, standing: Standing, saves_by_host: Mapping[str, HostSaves], now_s: float
+) -> Iterator[Reason]:
+    """Yield the reason if a checkpoint is overdue.
+
+    Counted at the earliest from when the round began to train: until then nothing could be saved.
+    """
     config = {} if snapshot.record is None else snapshot.record.config
     period_s = _period_s(config, standing)
     firsts = [view.status.milestones.first_step_unix_s for view in standing.members if view.status is not None]
     began_s = max((one for one in firsts if one is not None), default=None)
     if period_s is None or began_s is None or standing.state is not JobState.TRAINING:
         return
-    saved = max(((one.saved_unix_s, one.saved_step) for one in told.values() if one.saved_unix_s is not None),
+    saved = max(((one.saved_unix_s, one.saved_step) for one in saves_by_host.values() if one.saved_unix_s is not None),
                 default=None)  # fmt: skip
     since_s = began_s if saved is None else max(began_s, saved[0])
     age_s = now_s - since_s
     if age_s <= LATE_PERIODS * period_s + LATE_S:
         return
-    what = "no checkpoint has got to storage since training began"
+    what = "no checkpoint has reached storage since training began"
     if saved is not None and saved[0] >= began_s:
         what = f"the newest checkpoint in storage is that of step {saved[1]:,}"
     text = f"{what}, {age_text(since_s, now_s)} ago, and one is due every {seconds_text(period_s)}"
@@ -89,24 +95,26 @@ def _age(snapshot: JobSnapshot, standing: Standing, told: Mapping[str, HostSaves
 
 
 def _disks(standing: Standing) -> Iterator[Reason]:
-    """Yield a reason for each directory whose disk is nearly full, or will be: as the host sees it that has least."""
-    least: dict[str, tuple[str, DiskRoom, int]] = {}
+    """Yield a reason for each directory whose disk is nearly full, or will be, by the host that sees the least
+    space.
+    """
+    least: dict[str, tuple[str, DiskSpace, int]] = {}
     for view in standing.views:
         status = view.status
-        for room in () if status is None else status.disks:
+        for disk in () if status is None else status.disks:
             num_bytes = 0 if status is None or status.saves is None else status.saves.num_bytes
-            found = (view.host, room, num_bytes)
-            if room.path not in least or _urgency(room) < _urgency(least[room.path][1]):
-                least[room.path] = found
-    for path, (host, room, num_bytes) in least.items():
-        left = f"{bytes_text(room.free_bytes)} of {bytes_text(room.total_bytes)} are free ({host})"
-        if room.free_bytes < max(_LEAST_SAVES * num_bytes, _LEAST_PART * room.total_bytes):
+            found = (view.host, disk, num_bytes)
+            if disk.path not in least or _urgency(disk) < _urgency(least[disk.path][1]):
+                least[disk.path] = found
+    for path, (host, disk, num_bytes) in least.items():
+        left = f"{bytes_text(disk.free_bytes)} of {bytes_text(disk.total_bytes)} are free ({host})"
+        if disk.free_bytes < max(_MIN_FREE_SAVES * num_bytes, _MIN_FREE_PART * disk.total_bytes):
             yield Reason(ReasonCode.DISK_FILLING, f"the disk of {path} is nearly full: {left}", None, (host,))
-        elif room.full_in_s is not None and room.full_in_s < SOON_S:
-            hours = count_text(max(1, round(room.full_in_s / 3600)), "hour")
+        elif disk.full_in_s is not None and disk.full_in_s < SOON_S:
+            hours = count_text(max(1, round(disk.full_in_s / 3600)), "hour")
             text = f"the disk of {path} will be full in {hours}: {left}"
             yield Reason(ReasonCode.DISK_FILLING, text, None, (host,))
 
 
-def _urgency(room: DiskRoom) -> tuple[int, float]:
-    return room.free_bytes, float("inf") if room.full_in_s is None else room.full_in_s
+def _urgency(disk: DiskSpace) -> tuple[int, float]:
+    return disk.free_bytes, float("inf") if disk.full_in_s is None else disk.full_in_s

@@ -1,28 +1,34 @@
-"""Does it train; if not, does it begin or recover within its patience, and how often may it yet."""
+"""Reasons about training: whether it trains; if not, whether it starts or recovers in time; and how many restarts are
+left.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from megatrain.contracts.black_box_values import Phase
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.rounds import JobEnd
-from megatrain.contracts.texts import age_text, ranks_text, seconds_text
+from megatrain.formatting.lists import ranks_text
+from megatrain.formatting.quantities import age_text, seconds_text
 from megatrain.jobs.health import Reason, ReasonCode
 from megatrain.jobs.host_view import HostState
+from megatrain.jobs.incident_phrases import current_phase
 from megatrain.jobs.job_state import JobState, Standing, open_incident
 from megatrain.jobs.restart_budget import configured_budget
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.words import current_phase
 
+_CHECKPOINT = Phase.CHECKPOINT.name.lower()
+"""Phase of a rank in a snapshot. The copy takes seconds; a longer snapshot waits for storage."""
 _LATE_S = 30.0
 _LATE_STATUSES = 3.0
-"""A status is written every few seconds; no reported step for so many medians is a reason."""
+"""A status is written every few seconds; no reported step for this many medians is a reason."""
 _PATIENCE_KEY = "recovery.join_timeout_s"
 _PATIENCE_S = 600.0
-"""For hosts to come together, where the job's record does not say. What workers may take, their executors know: ranks
-that make no progress for longer are reported as a stall."""
+"""For hosts to register, if the job's record does not say. The workers' limits are known to their executors: they
+report ranks without progress as a stall."""
 
 
 def reasons_of_end(snapshot: JobSnapshot, end: JobEnd) -> Iterator[Reason]:
@@ -35,7 +41,7 @@ def reasons_of_end(snapshot: JobSnapshot, end: JobEnd) -> Iterator[Reason]:
         before = snapshot.incidents[:-1]
         budget = configured_budget(_config(snapshot), before, last.last_step, last.moments.detected)
         if budget is not None and budget.is_used_up:
-            code = ReasonCode.BRAKE
+            code = ReasonCode.RESTART_LIMIT
     hosts, ranks = ((), ()) if last is None else (last.culprit_hosts, last.culprit_ranks)
     yield Reason(
         code, f"the job ended with exit code {end.exit_code}: {end.reason}", end.created_unix_s, hosts, ranks
@@ -43,7 +49,7 @@ def reasons_of_end(snapshot: JobSnapshot, end: JobEnd) -> Iterator[Reason]:
 
 
 def reasons_of_training(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
-    """Yield what keeps a job from training, and what its last failures leave of its restarts."""
+    """Yield what keeps a job from training, and how many restarts its last failures leave."""
     incident = open_incident(snapshot)
     if standing.state is JobState.NOT_RUNNING:
         yield Reason(ReasonCode.NOT_RUNNING, "no executor is registered, and no end of the job is recorded")
@@ -61,7 +67,7 @@ def reasons_of_training(snapshot: JobSnapshot, standing: Standing, now_s: float)
 
 
 def _late(snapshot: JobSnapshot, standing: Standing, incident: Incident | None, now_s: float) -> Reason | None:
-    """Return the reason where hosts have not come together in time."""
+    """Return the reason if hosts have not registered in time."""
     patience_s = number_of(_config(snapshot), _PATIENCE_KEY) or _PATIENCE_S
     began_s = standing.since_unix_s
     if began_s is None or now_s - began_s <= patience_s:
@@ -88,10 +94,14 @@ def _late_step(standing: Standing, now_s: float) -> Iterator[Reason]:
     is_training = all(view.state == HostPhase.RUNNING for view in standing.members)
     limit_s = max(_LATE_S, _LATE_STATUSES * (progress.median_step_s or 0.0))
     if is_training and now_s - progress.last_step_unix_s > limit_s:
-        text = f"no step is completed since {age_text(progress.last_step_unix_s, now_s)}"
+        text = f"no step was completed for {age_text(progress.last_step_unix_s, now_s)}"
         if progress.median_step_s is not None:
-            text += f", and one takes {seconds_text(progress.median_step_s)}"
-        yield Reason(ReasonCode.STEP_LATE, text, progress.last_step_unix_s)
+            text += f", and a step takes {seconds_text(progress.median_step_s)}"
+        if all(view.status is not None and view.status.step_phase == _CHECKPOINT for view in standing.members):
+            text = f"training waits in a snapshot until storage has an earlier one: {text}"
+            yield Reason(ReasonCode.SAVE_LATE, text, progress.last_step_unix_s)
+        else:
+            yield Reason(ReasonCode.STEP_LATE, text, progress.last_step_unix_s)
 
 
 def _held(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
@@ -99,7 +109,7 @@ def _held(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
     newest = snapshot.newest_round
     if held is None or newest is None or held.state is not IncidentState.HELD or held.round != newest.number:
         return
-    text = f"held {age_text(held.moments.detected, now_s)}ago, no host evicted: {held.reason}"
+    text = f"held {age_text(held.moments.detected, now_s)} ago, no host evicted: {held.reason}"
     yield Reason(ReasonCode.HELD, text, held.moments.detected, held.culprit_hosts, held.culprit_ranks)
 
 
@@ -110,7 +120,7 @@ def _budget(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator
         return
     began_s = (budget.recent or budget.fruitless)[0].moments.detected
     if budget.is_used_up:
-        yield Reason(ReasonCode.BRAKE, f"the next failure ends the job: {budget.text()}", began_s)
+        yield Reason(ReasonCode.RESTART_LIMIT, f"the next failure ends the job: {budget.text()}", began_s)
     else:
         yield Reason(ReasonCode.RESTART_BUDGET, budget.text(), began_s)
 
@@ -123,7 +133,7 @@ def reasons_of_hosts(standing: Standing) -> Iterator[Reason]:
         if standing.is_live and view.is_lost:
             what = "is lost: its lease is gone"
             if view.state == HostState.RETURNED:
-                what = "came back as another executor: only the next round can have it"
+                what = "came back as another executor: only the next round can include it"
             text = f"{view.host} ({ranks_text(ranks)}) {what}"
             yield Reason(ReasonCode.HOST_LOST, text, None, (view.host,), ranks)
         elif standing.is_live and view.part is not None and status is not None and status.failures:
@@ -139,7 +149,7 @@ def reasons_of_hosts(standing: Standing) -> Iterator[Reason]:
 
 
 def number_of(config: Mapping[str, str], key: str) -> float | None:
-    """Return a number of a job's record, None where it has none that is above 0."""
+    """Return a number of a job's record, None if it has none above 0."""
     try:
         found = float(config.get(key, ""))
     except ValueError:

@@ -35,7 +35,7 @@ def test_bars(sentences: list[str], is_beyond: bool) -> None:
     assert bool(sentences) is is_beyond
 
 
-@pytest.mark.parametrize("beyond", [[], ["the ratio is 2; it may be 1 at most"]])
+@pytest.mark.parametrize("beyond", [[], ["the ratio is 2; it must be at most 1"]])
 def test_the_command_fails_beyond_a_bar_and_says_which(
     beyond: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,7 +66,7 @@ def test_products_are_those_of_a_layer_and_every_way_runs() -> None:
 def test_the_peer_is_the_same_model() -> None:
     model = model_config(2, seq_len=32, **TINY)
     step, trainer = our_step(our_config(model), CPU)
-    ours = sum(one.numel() for chunk in trainer.replica.pipeline.chunks for one in chunk.module.parameters())
+    ours = sum(one.numel() for chunk in trainer.rank_model.pipeline.chunks for one in chunk.module.parameters())
     trainer.close()
     del step
 
@@ -100,7 +100,7 @@ def test_the_host_bound_model_trains_with_and_without_graphs(has_graphs: bool) -
 
 
 @pytest.mark.parametrize(("memory", "num_layers"), [(83_750_000_000, 10), (149_200_000_000, 21), (1 << 30, 1)])
-def test_layers_that_fit_leave_room_for_activations(memory: int, num_layers: int) -> None:
+def test_layers_that_fit_leave_memory_for_activations(memory: int, num_layers: int) -> None:
     assert layers_that_fit(memory, model_config(1)) == num_layers
 
 
@@ -255,6 +255,7 @@ def test_offloaded_side_trains_as_the_other_does() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_in_one_line() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

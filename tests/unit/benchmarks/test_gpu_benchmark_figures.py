@@ -31,7 +31,7 @@ def test_every_figure_is_on_disk_when_it_is_found(record: Record, tmp_path: Path
     row["ours, us"] = 50.0
     operations.row(operation="swiglu")["eager, us"] = "ValueError: no"
     operations.fail("swiglu is wrong")
-    record.stage("Whole steps").change(note="not reached: the time was up")
+    record.stage("Whole steps").change(note="not started: no time was left")
 
     again = Record.read(tmp_path)
     assert again.document == json.loads((tmp_path / "gpu.json").read_text()) == record.document
@@ -42,7 +42,7 @@ def test_every_figure_is_on_disk_when_it_is_found(record: Record, tmp_path: Path
     assert "| operation | ours, us | eager, us |" in page
     assert "| swiglu |  | ValueError: no |" in page
     assert "    swiglu is wrong" in page
-    assert "not reached: the time was up" in page
+    assert "not started: no time was left" in page
 
 
 def test_sides_are_compared_with_one_of_them_and_a_side_that_broke_stays_in_the_table() -> None:

@@ -77,7 +77,7 @@ def test_what_is_timed_are_the_kernels_that_were_just_built(
     def build(stage: Stage, timeout_s: float) -> None:
         if architecture is None:
             raise RuntimeError("no nvcc")
-        (tmp_path / "_C.py").write_text(f'architectures = "{architecture}"\n')
+        (tmp_path / "_C.py").write_text(f'architectures, has_current_stream = "{architecture}", True\n')
 
     before, timing = (partial(gpu.run_in_child, tmp_path, "timing_stand_in", name) for name in ("Before", "Timing"))
     gpu.run_all({"Before": before, gpu.BUILD: build, "Timing": timing}, tmp_path, budget_s=50.0)
@@ -128,7 +128,7 @@ stage.change(is_done=True)
 
 
 @pytest.mark.parametrize(
-    ("name", "failures"), [("Whole", ["did not come back"]), ("Broken", ["come back", "in between"])]
+    ("name", "failures"), [("Whole", ["the process ended"]), ("Broken", ["process ended", "in between"])]
 )
 def test_a_stage_goes_on_behind_what_a_process_did_not_survive(
     name: str, failures: list[str], record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,7 +138,7 @@ def test_a_stage_goes_on_behind_what_a_process_did_not_survive(
     gpu.run_in_child(tmp_path, "crashing_stage", name, record.stage(name), 50.0)
 
     content = Record.read(tmp_path).stage(name).content
-    lost = "the process did not come back from it"
+    lost = "the process ended during this measurement"
     assert [row["seconds"] for row in content["found"]] == [1.0, lost, 3.0]
     assert len(content["failed"]) == len(failures)
     assert all(part in reason for part, reason in zip(failures, content["failed"], strict=True))
@@ -161,7 +161,7 @@ def test_stages_get_the_time_that_is_left_and_the_last_are_not_reached(
     assert given == [100.0, 60.0, 20.0]
     stages = Record.read(tmp_path).document["stages"]
     assert [stages[name]["failed"] for name in "abcd"] == [["ValueError: broken"]] * 3 + [[]]
-    assert stages["d"]["note"] == "not reached: the time was up"
+    assert stages["d"]["note"] == "not started: no time was left"
     assert stages["a"]["seconds"] == 40.0
 
 

@@ -18,6 +18,7 @@ SAID = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(kept=["said1-failed1"])
 @pytest.mark.parametrize(
     ("said", "failed"),
     [

@@ -1,4 +1,4 @@
-"""The best time of a step has closed forms where there are any, and never hides what cannot be hidden."""
+"""The best time of a step has closed forms where there are any, and never overlaps what cannot be overlapped."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_with_free_links_a_step_computes_and_has_its_bubble(pp_size: int, num_ch
 
 @pytest.mark.parametrize(("num_chunks", "bucket_size"), [(1, 1_000_000), (1, 1), (4, 1)])
 def test_only_the_last_bucket_of_backward_is_waited_for(num_chunks: int, bucket_size: int) -> None:
-    """It is the first of forward. With large buckets it is nearly all, and nearly nothing is hidden."""
+    """It is the first of forward. With large buckets it is nearly all, and nearly nothing is overlapped."""
     config = config_of(dp_size=2, num_chunks=num_chunks, bucket_size=bucket_size)
     buckets = sent_bytes(config)[0][0, 0]
     assert len(buckets) >= 2

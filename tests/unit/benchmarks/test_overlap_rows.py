@@ -1,4 +1,4 @@
-"""A row of the overlap benchmark is measured again for what the machine did, never for what was hidden."""
+"""A row of the overlap benchmark is measured again for what the machine did, never for what was overlapped."""
 
 from __future__ import annotations
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pytest
 import torch
 
 from benchmarks.overlap_trace import MARK, Sent, Trace, ideal_of_calls, sent_by_calls, traced
 from megatrain.comm import Pending
+from megatrain.comm.dry import dry_group
 from megatrain.comm.group import Group
-from megatrain.comm.queue import CommunicationQueue
 from megatrain.contracts.operations import Operation
+from tests.helpers.lone_rank import SilentRecorder, simulated_group
 
 RANKS = (0, 1)
 PIECE = 100.0
@@ -29,7 +28,7 @@ def ideal(*traces: Trace, rate: float = PIECE) -> float:
     return ideal_of_calls([[one] for one in traces], rate)
 
 
-def test_pieces_that_are_awaited_later_travel_beneath_products() -> None:
+def test_sequence_chunks_that_are_awaited_later_overlap_with_products() -> None:
     # all start first; each is awaited before its product of 1 s
     calls = [(number, START, 0.0) for number in range(4)]
     calls += [(0, WAIT, 0.0), (1, WAIT, 1.0), (2, WAIT, 1.0), (3, WAIT, 1.0)]
@@ -75,7 +74,7 @@ def test_a_traced_exchange_is_over_when_it_has_started_and_its_wait_is_noted_whe
     result, gradients = torch.zeros(4), torch.zeros(8)
     monkeypatch.setattr("benchmarks.overlap_trace.time.perf_counter", lambda: now)
     monkeypatch.setattr(Group, "_start", lambda *_, **__: Pending(result, lambda: pass_(100.0)))
-    group = Group("dp", RANKS, 0, cast(CommunicationQueue, None), process_group=cast(Any, "of two"))
+    group = dry_group(simulated_group("dp", 2, 0), SilentRecorder(), "cpu", is_awaited_later=False)
     with traced() as (trace, mark):
         mark()
         pass_(1.0)
@@ -103,7 +102,7 @@ def test_medians_of_blocks_count_and_their_calls_must_agree() -> None:
 
 
 def test_what_is_before_the_first_mark_and_after_the_last_does_not_count() -> None:
-    # a step of 2 s, whose exchange travels beneath the next one
+    # a step of 2 s, whose exchange overlaps with the next one
     step = [(0, START, 2.0), (0, WAIT, 0.0)]
     calls = [*step, (MARK, False, 0.0), (0, WAIT, 0.0), (1, START, 2.0), (1, WAIT, 0.0), (MARK, False, 0.0)]
     trace = Trace([Sent(RANKS, Operation.PARAMS_ALL_GATHER.value, PIECE)] * 2, [*calls, (1, WAIT, 7.0)])

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from megatrain.arena.directory import join_arena
+from megatrain.arena.locks import hold_alone
 from megatrain.checkpoint.activity import Activity, look_for_job
 from megatrain.checkpoint.url_location import open_location
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.contracts.arena import join_arena
-from megatrain.contracts.arena_locks import hold_alone
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.run_directory import RunDirectory
 from tests.helpers.arena_snapshots import host_plan, make_arena, put_slot
@@ -57,7 +57,7 @@ def test_who_holds_the_run_directory_is_running(checkpoints: LocalLocation, tmp_
     run = RunDirectory(tmp_path / "run")
     assert run.holder() is None
     for place in (checkpoints, open_location(f"file://{checkpoints}")):
-        with run.held():
+        with run.locked():
             found = look_for_job(place)
         (sign,) = found.running
         assert sign == f"process {os.getpid()} on {socket.gethostname()} is training in {run.root}"
@@ -68,12 +68,12 @@ def test_who_holds_the_run_directory_is_running(checkpoints: LocalLocation, tmp_
 
 def test_whoever_asks_does_not_keep_a_job_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDirectory(tmp_path)
-    with run.held():
+    with run.locked():
         pass
     with (tmp_path / "lock").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-        monkeypatch.setattr("megatrain.contracts.run_hold.time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
-        with run.held():
+        monkeypatch.setattr("megatrain.contracts.run_lock.time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
+        with run.locked():
             assert look_for_job(LocalLocation(run.checkpoints)).running, "it has waited, and then begun"
 
 
@@ -113,7 +113,10 @@ def test_a_writer_that_still_has_something_to_write(
     [
         (lambda place: begin(place, "branch-0002", 30, 5.0), "step 30 of branch-0002 was begun 5 s ago and is not"),
         (lambda place: begin(place, "branch-0002", 30, 5000.0), None),
-        (lambda place: save(place, 30, 90.0), "step 30 of branch-0002 was saved 90 s ago, and the next would not be"),
+        (
+            lambda place: save(place, 30, 90.0),
+            "step 30 of branch-0002 was saved 90 s ago, and the next save is not overdue",
+        ),
         (lambda place: save(place, 30, 5000.0), None),
         (lambda place: save(place, 100, 5.0), None),
         (lambda place: [save(place, 30, 1400.0), save(place, 40, 700.0)], "step 40 of branch-0002 was saved 12 min"),
@@ -132,12 +135,12 @@ def test_traces_of_a_job_on_another_host(
     assert found.traces[0].startswith(trace)
     assert found.branches == {"branch-0002"}
 
-    with RunDirectory(tmp_path / "run").held():
+    with RunDirectory(tmp_path / "run").locked():
         pass
     assert look_for_job(checkpoints) == NOTHING, "who trained here last was of this host, and is gone"
 
 
-def test_damaged_checkpoints_and_configurations_tell_nothing(checkpoints: LocalLocation) -> None:
+def test_damaged_checkpoints_and_configurations_give_no_activity(checkpoints: LocalLocation) -> None:
     save(checkpoints, 30, 5.0, checkpoint={"arena_directory": 3}, runtime=[], job={"run_directory": None})
     save(checkpoints, 40, 4.0, train=None)
     (checkpoints / "branch-0002/step-000000050/WRITING").write(b"{")

@@ -1,4 +1,4 @@
-"""A rank's slots: reused by the same plan only, whole or not at all, and given room before they are written."""
+"""A rank's slots: reused by the same plan only, whole or not at all, and allocated before they are written."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from megatrain.arena.directory import Arena, create_arena
+from megatrain.arena.sealed import sealed_by_rank
+from megatrain.arena.slot_file import SlotReader, write_persist
+from megatrain.arena.slot_layout import Persist, SealedSnapshot, SlotState, slot_bytes
 from megatrain.checkpoint.arena_slots import (
     ArenaSlot,
     SnapshotLabel,
     SnapshotPlan,
-    missing_bytes,
+    missing_slot_bytes,
     open_slots,
     plan_snapshot,
 )
 from megatrain.checkpoint.ownership import SavedShard
-from megatrain.contracts.arena import Arena, SealedSnapshot, create_arena, sealed_by_rank
-from megatrain.contracts.arena_layout import Persist, SlotState, slot_bytes
-from megatrain.contracts.arena_slot import SlotReader, write_persist
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box
-from megatrain.parallel.placement import Copies
+from megatrain.parallel.placement import ShardHolders
 from megatrain.parallel.sharding import FlatShard
 
 RANK = 3
@@ -39,7 +40,7 @@ def state(size: int = 1000) -> list[SavedShard]:
     weight, norm = torch.arange(size, dtype=torch.float32), torch.full((300,), 7.0)
     return [
         SavedShard("master", FlatShard("weight", (size,), Box((0,), (size,)), weight)),
-        SavedShard("master", FlatShard("norm", (300,), Box((0,), (300,)), norm, Copies("tp", 1, 2))),
+        SavedShard("master", FlatShard("norm", (300,), Box((0,), (300,)), norm, ShardHolders("tp", 1, 2))),
     ]
 
 
@@ -78,7 +79,7 @@ def test_the_label_is_what_the_slot_says(arena: Arena) -> None:
     words = slot.words()
     assert (words.step, words.round, words.snapshot, words.num_updates, words.num_skipped) == (120, 2, 5, 118, 2)
     assert (words.consumed_samples, words.consumed_tokens) == (960, 61_440)
-    assert (words.state, words.persist) == (SlotState.SEALED, Persist.WANTED)
+    assert (words.state, words.persist) == (SlotState.SEALED, Persist.PENDING)
     assert words.sealed_unix_ns > 0
 
 
@@ -104,7 +105,7 @@ def test_a_new_process_of_the_same_plan_finds_what_was_there(arena: Arena) -> No
     slot.close()
     later = state()
     plan = plan_snapshot(later)
-    assert missing_bytes(arena, RANK, 2, plan) == 0
+    assert missing_slot_bytes(arena, RANK, 2, plan) == 0
     for one in later:
         one.shard.tensor.zero_()
     again, fresh = slots_of(arena, plan)
@@ -119,7 +120,7 @@ def test_a_slot_of_another_plan_gives_way(arena: Arena) -> None:
         slot.seal()
         slot.close()
     plan = plan_snapshot(state(size=2000))
-    assert missing_bytes(arena, RANK, 2, plan) == 2 * slot_bytes(plan.num_bytes)
+    assert missing_slot_bytes(arena, RANK, 2, plan) == 2 * slot_bytes(plan.num_bytes)
     assert arena.slots() == []
     assert [slot.words().state for slot in slots_of(arena, plan)] == [SlotState.EMPTY] * 2
 
@@ -132,7 +133,7 @@ def test_what_only_has_the_name_of_a_slot_gives_way_at_once(arena: Arena, tmp_pa
     else:
         arena.slot(RANK, 0).symlink_to(tmp_path)
     plan = plan_snapshot(state())
-    assert missing_bytes(arena, RANK, 2, plan) == 2 * slot_bytes(plan.num_bytes)
+    assert missing_slot_bytes(arena, RANK, 2, plan) == 2 * slot_bytes(plan.num_bytes)
     assert [slot.words().state for slot in slots_of(arena, plan)] == [SlotState.EMPTY] * 2
 
 
@@ -141,7 +142,7 @@ def test_a_directory_with_the_name_of_a_slot_is_named(arena: Arena) -> None:
     with pytest.raises(
         CheckpointError, match=r"rank-00003.slot-1: cannot be removed: .*; the arena is damaged, remove"
     ):
-        missing_bytes(arena, RANK, 2, plan_snapshot(state()))
+        missing_slot_bytes(arena, RANK, 2, plan_snapshot(state()))
 
 
 def test_the_file_in_a_slot_has_its_envelopes_from_the_start(arena: Arena) -> None:
@@ -152,17 +153,17 @@ def test_the_file_in_a_slot_has_its_envelopes_from_the_start(arena: Arena) -> No
     slot.copy_out()
     with SlotReader(slot.path) as reader:
         (item,) = plan.file.items
-        (tmp := arena.root / "item").write_bytes(reader.read_image(item.offset, item.length))
+        (tmp := arena.root / "item").write_bytes(reader.read_contents(item.offset, item.length))
     assert torch.equal(torch.load(tmp, weights_only=True), shards[0].shard.tensor)
 
 
-def test_no_room_is_an_error_and_leaves_nothing(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_memory_is_an_error_and_leaves_nothing(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("megatrain.checkpoint.arena_slots.os.posix_fallocate", no_space)
+    monkeypatch.setattr("megatrain.arena.slot_file.os.posix_fallocate", no_space)
     with pytest.raises(
-        CheckpointError, match=r"rank-00003\.slot-0: .* has no room for a slot of \d+ bytes; give it more"
+        CheckpointError, match=r"rank-00003\.slot-0: .* has no space for a slot of \d+ bytes; give it more"
     ):
         slots_of(arena, plan_snapshot(state()))
     assert list(arena.root.iterdir()) == []

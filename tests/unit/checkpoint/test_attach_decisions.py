@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
+from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.checkpoint.attach import (
     Held,
     HostReport,
-    informed_rank,
     memory_point,
     missing_ranks,
+    newest_plan_rank,
     next_snapshot_number,
 )
-from megatrain.contracts.arena import SealedSnapshot
 
 
-def held(owner: int, step: int, digest: str = "", *, is_wanted: bool = False, is_copy: bool = False) -> Held:
-    return Held(owner, SealedSnapshot(step, 0, step // 10), digest or f"plan-{owner}", is_wanted, is_copy)
+def held(owner: int, step: int, digest: str = "", *, is_pending: bool = False, is_copy: bool = False) -> Held:
+    return Held(owner, SealedSnapshot(step, 0, step // 10), digest or f"plan-{owner}", is_pending, is_copy)
 
 
 def report(rank: int, host: str, *snapshots: Held) -> HostReport:
@@ -27,7 +27,9 @@ def report(rank: int, host: str, *snapshots: Held) -> HostReport:
 
 
 def test_a_report_survives_json() -> None:
-    sent = replace(report(0, "a", held(0, 40), held(1, 50, is_wanted=True), held(2, 50, is_copy=True)), image_bytes=7)
+    sent = replace(
+        report(0, "a", held(0, 40), held(1, 50, is_pending=True), held(2, 50, is_copy=True)), contents_bytes=7
+    )
     assert HostReport.from_json(json.loads(json.dumps(sent.to_json()))) == sent
 
 
@@ -113,13 +115,13 @@ def test_where_nothing_may_be_fetched_an_older_snapshot_in_place_is_gone_on_from
 
 
 def test_slots_that_give_way_hold_nothing() -> None:
-    gives_way = Held(0, SealedSnapshot(40, 0, 4), "", is_wanted=True)
+    gives_way = Held(0, SealedSnapshot(40, 0, 4), "", is_pending=True)
     assert memory_point([report(0, "a", gives_way)]) is None
 
 
-def test_the_host_with_the_newest_plan_tells_of_it() -> None:
+def test_the_first_rank_with_the_newest_plan_describes_the_snapshot() -> None:
     new_host = replace(report(0, "new"), last_round=-1)
     reports = [new_host, report(1, "a"), replace(report(2, "b"), last_round=3), replace(report(3, "c"), last_round=3)]
-    assert informed_rank(reports) == 2
+    assert newest_plan_rank(reports) == 2
     # without any, nobody can say of which data and configuration a snapshot is
     assert memory_point([replace(report(0, "a", held(0, 40)), last_round=-1)]) is None

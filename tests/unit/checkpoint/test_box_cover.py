@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ def mask(shape: tuple[int, ...], box: Box) -> Tensor:
     return marked
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(boxes_of_a_tensor())
 def test_overlaps_and_gaps_are_those_of_the_masks(case: tuple[tuple[int, ...], list[Box]]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.checkpoint.continuation import Continuation, Progress, continuation, origin_of
+from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.manifest import SampleStream
@@ -19,7 +19,7 @@ BASE: dict[str, dict[str, Any]] = {
     "optimizer": {"lr": 1e-3},
 }
 DATA = SampleStream(num_tokens=5000, seed=7)
-PROGRESS = Progress(120, 3840, 983_040, 118, 2)
+PROGRESS = TrainingProgress(120, 3840, 983_040, 118, 2)
 
 
 def go_on(*, is_same_run: bool, data: SampleStream = DATA, **changes: dict[str, Any]) -> Continuation:
@@ -45,15 +45,15 @@ def test_what_concerns_training_alone_is_noted() -> None:
 )
 def test_another_models_weights_are_refused(model: dict[str, Any]) -> None:
     (name,) = model
-    for is_same_run, way_out in ((True, "begin another run"), (False, "use the .model. section")):
+    for is_same_run, hint in ((True, "begin another run"), (False, "use the .model. section")):
         with pytest.raises(
-            CheckpointError, match=rf"^the-checkpoint holds another model: model\.{name}: .*; .*{way_out}"
+            CheckpointError, match=rf"^the-checkpoint holds a different model: model\.{name}: .*; .*{hint}"
         ):
             go_on(is_same_run=is_same_run, model=model)
 
 
 def test_another_run_may_compute_something_else_with_the_weights() -> None:
-    with pytest.raises(CheckpointError, match=r"model\.window_size: 0 -> 8; set them back"):
+    with pytest.raises(CheckpointError, match=r"model\.window_size: 0 -> 8; restore these values"):
         go_on(is_same_run=True, model={"window_size": 8})
     found = go_on(is_same_run=False, model={"window_size": 8})
     assert found == Continuation(PROGRESS, ("changed since: model.window_size: 0 -> 8",))
@@ -61,16 +61,16 @@ def test_another_run_may_compute_something_else_with_the_weights() -> None:
 
 @pytest.mark.parametrize("data", [SampleStream(4999, 7), SampleStream(5000, 8)])
 def test_the_cursor_means_something_in_its_own_order_alone(data: SampleStream) -> None:
-    with pytest.raises(CheckpointError, match=r"^the-checkpoint: its sample order is that of data of 5000 tokens with"):
+    with pytest.raises(CheckpointError, match=r"^the-checkpoint: its sample order belongs to data of 5000 tokens with"):
         go_on(is_same_run=True, data=data)
     found = go_on(is_same_run=False, data=data)
-    assert found.progress == Progress(num_updates=118)
+    assert found.progress == TrainingProgress(num_updates=118)
     assert "begins at step 0 with these weights and moments" in found.notes[-1]
 
 
-def test_a_configuration_of_another_version_is_told() -> None:
+def test_a_configuration_of_another_version_is_reported() -> None:
     manifest = make_manifest(config={"model": {"colour": "blue"}})
-    with pytest.raises(CheckpointError, match=r"of another version of this program: .*model\.colour"):
+    with pytest.raises(CheckpointError, match=r"written by another version of this program: .*model\.colour"):
         continuation(origin_of(manifest, "the-checkpoint"), Config.from_dict(BASE), DATA, is_same_run=True)
 
 
@@ -78,7 +78,7 @@ def test_imported_weights_begin_at_step_0_and_say_nothing_of_training() -> None:
     manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=SampleStream(num_tokens=0, seed=0))
     config = Config.from_dict({**BASE, "optimizer": {"lr": 5.0}, "model": BASE["model"] | {"window_size": 8}})
     found = continuation(origin_of(manifest, "imported"), config, DATA, is_same_run=False)
-    assert found.progress == Progress()
+    assert found.progress == TrainingProgress()
     assert found.notes == (
         "changed since: model.window_size: 0 -> 8",
         "weights that were trained elsewhere, so this run begins at step 0",

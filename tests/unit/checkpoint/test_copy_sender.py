@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
+from megatrain.arena.sealed import sealed_by_rank
+from megatrain.arena.slot_file import SlotReader
+from megatrain.arena.slot_layout import SealedSnapshot, SlotState, SlotWord
 from megatrain.checkpoint import peer_copies, snapshot_offer
 from megatrain.checkpoint.copy_slots import SlotFiller
 from megatrain.checkpoint.peer_copies import CopyKeeper, CopySender, PeerCopies
-from megatrain.checkpoint.snapshot_offer import SnapshotOffer, send_image
+from megatrain.checkpoint.snapshot_offer import SnapshotOffer, send_contents
 from megatrain.comm.peer_link import PeerAddress, PeerConnection, PeerLimits, PeerServer, connect_peer, listen
-from megatrain.comm.peer_meeting import Meeting
-from megatrain.contracts.arena import SealedSnapshot, sealed_by_rank
-from megatrain.contracts.arena_layout import SlotState, Word
-from megatrain.contracts.arena_slot import SlotReader
-from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, Hosts, serving, whole_image
+from megatrain.comm.peer_rendezvous import PeerRendezvous
+from megatrain.contracts.errors import CommunicationError
+from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, Hosts, serving, whole_contents
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 20.0
@@ -28,7 +29,7 @@ DEADLINE_S = 20.0
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
-    # an image is then many blocks
+    # a slot's contents are then many blocks
     monkeypatch.setattr(snapshot_offer, "_BLOCK_BYTES", 100)
     return Hosts(tmp_path)
 
@@ -76,7 +77,7 @@ def test_the_newest_two_snapshots_are_kept_byte_for_byte(hosts: Hosts, slots: li
             with SlotReader(slot.path) as copy, SlotReader(hosts.own.slot(OWNER, copy.words().snapshot % 2)) as own:
                 assert SnapshotOffer.of_slot(copy) == SnapshotOffer.of_slot(own)
                 assert copy.header.rank == OWNER
-            assert whole_image(copy.path) == whole_image(own.path)
+            assert whole_contents(copy.path) == whole_contents(own.path)
         assert (sender.problem, keeper.problem) == ("", "")
 
 
@@ -85,7 +86,7 @@ def test_what_the_keeper_has_is_not_sent_again(hosts: Hosts, slots: list[SlotFil
     with serving(CopyKeeper(hosts.planned, slots).serve) as address:
         with sending(address) as sender:
             sender.offer(path)
-            wait_until(lambda: sender.bytes_sent == hosts.planned.image_bytes, "the copy", DEADLINE_S)
+            wait_until(lambda: sender.bytes_sent == hosts.planned.contents_bytes, "the copy", DEADLINE_S)
         # as after a restart of the workers
         with sending(address) as sender:
             sender.problem = "not tried yet"
@@ -95,14 +96,14 @@ def test_what_the_keeper_has_is_not_sent_again(hosts: Hosts, slots: list[SlotFil
     assert kept(hosts) == [10]
 
 
-@pytest.mark.parametrize("change", [{"owner": 6}, {"image_bytes": 64}, {"plan_digest": "00" * 32}])
+@pytest.mark.parametrize("change", [{"owner": 6}, {"contents_bytes": 64}, {"plan_digest": "00" * 32}])
 def test_a_copy_of_another_size_plan_or_owner_is_refused_before_a_byte_is_written(
     hosts: Hosts, slots: list[SlotFiller], change: dict[str, Any]
 ) -> None:
     before = [slot.path.read_bytes() for slot in slots]
     with serving(CopyKeeper(replace(hosts.planned, **change), slots).serve) as address, sending(address) as sender:
         sender.offer(hosts.own.slot(OWNER, 0))
-        wait_for_problem(sender, "the keeper refused it: PlannedSlot(owner=")
+        wait_for_problem(sender, "the keeper refused the copy: PlannedSlot(owner=")
     assert [slot.path.read_bytes() for slot in slots] == before
 
 
@@ -150,7 +151,7 @@ def test_changed_bytes_are_never_sealed(hosts: Hosts, slots: list[SlotFiller]) -
     with serving(keeper.serve) as address:
         connection, offer = offer_by_hand(hosts, address)
         with connection:
-            connection.send(bytes(offer.image_bytes))
+            connection.send(bytes(offer.contents_bytes))
             connection._sent.update(b"something else")
             connection.send_tag()
             wait_until(lambda: "bytes were changed" in keeper.problem, "the refusal", DEADLINE_S)
@@ -165,30 +166,31 @@ def test_one_copy_of_a_rank_at_a_time(hosts: Hosts, slots: list[SlotFiller], mon
         with connection, SlotReader(hosts.own.slot(OWNER, 0)) as slot:
             sender.offer(slot.path)
             wait_for_problem(sender, "another copy of that rank is on its way")
-            send_image(connection, slot, SealedSnapshot(10, 2, 0))
+            send_contents(connection, slot, SealedSnapshot(10, 2, 0))
             assert connection.receive_message() == b"sealed"
 
 
 def test_a_slow_sender_is_given_up_at_the_deadline(hosts: Hosts, slots: list[SlotFiller]) -> None:
     keeper = CopyKeeper(hosts.planned, slots)
-    with serving(keeper.serve, PeerLimits(proof_s=600.0, call_s=600.0, total_s=0.2)) as address:
-        connection, _ = offer_by_hand(hosts, address)
-        with connection:
+    with serving(keeper.serve, PeerLimits(authentication_s=600.0, call_s=600.0, total_s=0.2)) as address:
+        # on a busy machine the deadline comes during the offer
+        with suppress(CommunicationError), closing(offer_by_hand(hosts, address)[0]):
             wait_until(lambda: keeper.problem != "", "the deadline", DEADLINE_S)
-            assert "timed out" in keeper.problem or "too slow" in keeper.problem
+        wait_until(lambda: keeper.problem != "", "the deadline", DEADLINE_S)
+        assert "timed out" in keeper.problem or "too slow" in keeper.problem
     assert kept(hosts) == []
 
 
 def reuse_slot(path: Path) -> None:
     """Do what a worker does first when it takes the next snapshot in a slot."""
     with path.open("r+b") as file:
-        file.seek(8 * Word.STATE)
+        file.seek(8 * SlotWord.STATE)
         file.write(SlotState.WRITING.to_bytes(8, "little"))
 
 
 def during_reads(monkeypatch: pytest.MonkeyPatch, do: Callable[[Path], None]) -> None:
-    """Call `do` once, in the middle of the first image that is read."""
-    read, is_done = SlotReader.read_image_into, threading.Event()
+    """Call `do` once, in the middle of the first contents that are read."""
+    read, is_done = SlotReader.read_contents_into, threading.Event()
 
     def read_and_do(slot: SlotReader, offset: int, buffer: bytearray | memoryview) -> None:
         read(slot, offset, buffer)
@@ -196,7 +198,7 @@ def during_reads(monkeypatch: pytest.MonkeyPatch, do: Callable[[Path], None]) ->
             is_done.set()
             do(slot.path)
 
-    monkeypatch.setattr(SlotReader, "read_image_into", read_and_do)
+    monkeypatch.setattr(SlotReader, "read_contents_into", read_and_do)
 
 
 def test_a_slot_that_is_used_again_is_given_up_and_the_newest_is_sent(
@@ -213,7 +215,7 @@ def test_a_slot_that_is_used_again_is_given_up_and_the_newest_is_sent(
         sender.offer(hosts.own.slot(OWNER, 0))
         wait_for_copies(hosts, 20)
         wait_until(lambda: sender.problem == "", "a copy that got through", DEADLINE_S)
-    assert whole_image(newer) in [whole_image(slot.path) for slot in slots]
+    assert whole_contents(newer) in [whole_contents(slot.path) for slot in slots]
 
 
 def test_a_slot_that_is_always_too_soon_used_again_is_a_problem(
@@ -230,12 +232,12 @@ def test_a_slot_that_is_always_too_soon_used_again_is_a_problem(
     assert capsys.readouterr().err.count("failed and is tried again") == 1
 
 
-def test_a_keeper_that_is_away_is_told_once_and_tried_again(
+def test_a_keeper_that_is_away_is_reported_once_and_tried_again(
     hosts: Hosts, slots: list[SlotFiller], capsys: pytest.CaptureFixture[str]
 ) -> None:
     listener = listen("127.0.0.1")
     address = PeerAddress(*listener.getsockname())
-    limits = PeerLimits(proof_s=0.1, call_s=5.0, total_s=20.0)
+    limits = PeerLimits(authentication_s=0.1, call_s=5.0, total_s=20.0)
     attempts = []
 
     class Counted(CopySender):
@@ -254,7 +256,7 @@ def test_a_keeper_that_is_away_is_told_once_and_tried_again(
             sender.close()
     err = capsys.readouterr().err
     assert err.count("the copy of rank 7's snapshot failed and is tried again at the next one: ") == 1
-    assert err.count("copies of rank 7's snapshots get through again") == 1
+    assert err.count("copies of rank 7's snapshots succeed again") == 1
 
 
 def _is_through(sender: CopySender, hosts: Hosts) -> bool:
@@ -283,16 +285,16 @@ def test_closing_cuts_what_is_on_its_way(hosts: Hosts) -> None:
         is_over.set()
 
 
-def test_rank_0_hears_of_the_first_rank_whose_copy_fails(hosts: Hosts, slots: list[SlotFiller]) -> None:
+def test_rank_0_reports_the_first_rank_whose_copy_fails(hosts: Hosts, slots: list[SlotFiller]) -> None:
     listener = listen("127.0.0.1")
-    meeting = Meeting(listener, (PeerAddress(*listener.getsockname()),) * 4, SECRET)
-    copies = PeerCopies(2, (3, 2, 1, 0), meeting, CopyKeeper(hosts.planned, slots), LIMITS)
+    rendezvous = PeerRendezvous(listener, (PeerAddress(*listener.getsockname()),) * 4, SECRET)
+    copies = PeerCopies(2, (3, 2, 1, 0), rendezvous, CopyKeeper(hosts.planned, slots), LIMITS)
     try:
-        assert copies.report() == 6
+        assert copies.failure_number() == 6
         copies._sender.problem = "away"
-        assert copies.report() == 2
-        for smallest, expected in [(4, []), (2, ["rank 2's snapshot did not get to rank 1"]), (2, []), (4, ["again"])]:
-            copies.hear(smallest)
+        assert copies.failure_number() == 2
+        for smallest, expected in [(4, []), (2, ["rank 2's snapshot did not reach rank 1"]), (2, []), (4, ["again"])]:
+            copies.note_smallest_failure_number(smallest)
             news = copies.news()
             assert len(news) == len(expected)
             assert all(part in line for part, line in zip(expected, news, strict=True))

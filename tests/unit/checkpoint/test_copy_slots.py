@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.arena.directory import Arena, SlotFile, create_arena
+from megatrain.arena.sealed import sealed_by_rank
+from megatrain.arena.slot_file import SlotReader
+from megatrain.arena.slot_layout import Persist, SealedSnapshot, SlotState, SlotWords, slot_bytes
 from megatrain.checkpoint.copy_slots import (
     SlotFiller,
     copies_without_use,
@@ -18,15 +22,12 @@ from megatrain.checkpoint.copy_slots import (
     slot_to_overwrite,
 )
 from megatrain.checkpoint.snapshot_offer import PlannedSlot, SnapshotOffer, SnapshotRequest
-from megatrain.contracts.arena import Arena, SealedSnapshot, SlotFile, create_arena, sealed_by_rank
-from megatrain.contracts.arena_layout import Persist, SlotState, SlotWords, slot_bytes
-from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.errors import CheckpointError
 
-PLANNED = PlannedSlot(owner=7, image_bytes=1000, plan_digest="ab" * 32)
+PLANNED = PlannedSlot(owner=7, contents_bytes=1000, plan_digest="ab" * 32)
 OFFER = SnapshotOffer(
     owner=7,
-    image_bytes=1000,
+    contents_bytes=1000,
     plan_digest="ab" * 32,
     step=120,
     snapshot=5,
@@ -74,7 +75,7 @@ def test_a_filled_slot_says_all_that_the_owners_did(arena: Arena, slots: list[Sl
     assert sealed_by_rank(arena, is_copy=True) == {7: [SEALED]}
     with SlotReader(slots[1].path) as reader:
         assert SnapshotOffer.of_slot(reader) == OFFER
-        assert reader.read_image(0, 1000) == b"x" * 1000
+        assert reader.read_contents(0, 1000) == b"x" * 1000
         assert reader.words().persist == Persist.NONE
     with SlotReader(slots[0].path) as reader:
         assert SnapshotOffer.of_slot(reader) is None
@@ -98,13 +99,13 @@ def test_a_new_process_of_the_same_plan_finds_what_was_there(arena: Arena, slots
         slot.close()
 
 
-@pytest.mark.parametrize("change", [{"image_bytes": 2000}, {"plan_digest": "cd" * 32}])
+@pytest.mark.parametrize("change", [{"contents_bytes": 2000}, {"plan_digest": "cd" * 32}])
 def test_copies_of_another_plan_give_way(arena: Arena, slots: list[SlotFiller], change: dict[str, object]) -> None:
     fill(slots[0])
     planned = replace(PLANNED, **change)  # type: ignore[arg-type]
-    assert missing_copy_bytes(arena, planned) == 2 * slot_bytes(planned.image_bytes)
+    assert missing_copy_bytes(arena, planned) == 2 * slot_bytes(planned.contents_bytes)
     assert arena.slots() == []
-    assert missing_copy_bytes(arena, planned) == 2 * slot_bytes(planned.image_bytes)
+    assert missing_copy_bytes(arena, planned) == 2 * slot_bytes(planned.contents_bytes)
     anew = open_copy_slots(arena, planned)
     assert [slot.words().state for slot in anew] == [SlotState.EMPTY] * 2
     for slot in anew:
@@ -115,9 +116,9 @@ def test_a_snapshot_can_become_one_of_another_round(arena: Arena, slots: list[Sl
     fill(slots[0])
     after = SealedSnapshot(120, 3, 9)
     for slot in slots:
-        slot.rename(SEALED, after, Persist.WANTED)
+        slot.rename(SEALED, after, Persist.PENDING)
     assert sealed_by_rank(arena, is_copy=True) == {7: [after]}
-    assert slots[0].words().persist == Persist.WANTED
+    assert slots[0].words().persist == Persist.PENDING
     assert slots[1].words().state == SlotState.EMPTY
     # it holds another one now, and stays as it is
     slots[0].rename(SEALED, SealedSnapshot(120, 4, 11), Persist.NONE)
@@ -177,7 +178,10 @@ def test_offers_and_requests_survive_the_way() -> None:
         (b"\xff", "peer: not UTF-8"),
         (b"[]", "peer: a list, expected a JSON object"),
         (b'{"schema_version": 2}', "schema_version=2, this program reads 1"),
-        (OFFER.encode().replace(b'"image_bytes": 1000', b'"image_bytes": -1'), "image_bytes=-1; expected an integer"),
+        (
+            OFFER.encode().replace(b'"contents_bytes": 1000', b'"contents_bytes": -1'),
+            "contents_bytes=-1; expected an integer",
+        ),
         (OFFER.encode().replace(b'"owner": 7', b'"owner": true'), "owner=True; expected an integer"),
         (OFFER.encode().replace(b'"owner"', b'"path"'), "path=7; no such field"),
     ],

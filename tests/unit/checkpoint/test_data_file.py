@@ -99,7 +99,7 @@ def test_an_image_that_is_not_what_was_planned_is_refused() -> None:
             hasher.update(piece)
         return hasher
 
-    with pytest.raises(CheckpointError, match="slot: 129 bytes of an image of 128; it has changed"):
+    with pytest.raises(CheckpointError, match="slot: 129 bytes of an image of 128; it changed while"):
         hashed(bytes(100), bytes(29))
     with pytest.raises(CheckpointError, match="slot: ended after 127 of 128 bytes"):
         hashed(bytes(127)).finish()
@@ -143,18 +143,18 @@ ZEROS = hashlib.sha256(bytes(10)).hexdigest()
 @pytest.mark.parametrize(
     ("text", "footer", "message"),
     [
-        (listed(), {"magic": b"MTITEMS2"}, "does not end as a data file does"),
-        (listed(), {"zero": 1}, "does not end as a data file does"),
-        (listed(), {"length": 2**63}, "does not end as a data file does"),
+        (listed(), {"magic": b"MTITEMS2"}, "does not end with the footer of a data file"),
+        (listed(), {"zero": 1}, "does not end with the footer of a data file"),
+        (listed(), {"length": 2**63}, "does not end with the footer of a data file"),
         (listed(), {"length": 5}, "the list of items at byte 157 has CRC-32"),
         (listed(), {"crc": 1}, "has CRC-32 0x.*, expected 0x00000001; the file is damaged"),
         (b"", {}, "not JSON"),
         (b"[" * 10**5, {}, "not JSON"),
         (b"[]", {}, "a list, expected a JSON object"),
         (b'{"schema_version": 2, "items": []}', {}, "schema_version=2, this program reads 1"),
-        (b'{"schema_version": 1}', {}, "has not the one field 'items'"),
-        (listed(more=1), {}, "has not the one field 'items'"),
-        (b'{"schema_version": 1, "items": {}}', {}, "has not the one field 'items'"),
+        (b'{"schema_version": 1}', {}, "must have 'items' as its only field"),
+        (listed(more=1), {}, "must have 'items' as its only field"),
+        (b'{"schema_version": 1, "items": {}}', {}, "must have 'items' as its only field"),
         (listed(3), {}, r"is not \[offset, length, SHA-256\]"),
         (listed([0, 10]), {}, r"is not \[offset, length, SHA-256\]"),
         (listed([False, 10, ZEROS]), {}, r"is not \[offset, length, SHA-256\]"),
@@ -185,7 +185,9 @@ def test_a_trailer_of_another_file_is_refused(place: LocalLocation) -> None:
     trailer = read_trailer(place, entry.size)
     assert isinstance(trailer, Trailer)
     other = put_data_file(place, [b"abx"])
-    with pytest.raises(CheckpointError, match=f"its list of items is {other.digest}, the manifest says {entry.digest}"):
+    with pytest.raises(
+        CheckpointError, match=f"its list of items has digest {other.digest}, the manifest says {entry.digest}"
+    ):
         read_trailer(place, other.size, entry.digest)
 
 

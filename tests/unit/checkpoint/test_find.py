@@ -56,14 +56,14 @@ def test_a_branch_without_checkpoints_of_its_own_means_its_origin(run: Path) -> 
 def test_a_path_without_checkpoints_is_refused(content: str, tmp_path: Path) -> None:
     if content:
         LocalLocation(tmp_path / content).write(b"")
-    with pytest.raises(CheckpointError, match="is no checkpoint and holds none"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint and contains none"):
         find(tmp_path)
 
 
 def test_a_run_before_its_first_checkpoint_is_refused(tmp_path: Path) -> None:
     put_main(LocalLocation(tmp_path / "checkpoints"))
     for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "main"):
-        with pytest.raises(CheckpointError, match="is no checkpoint and holds none"):
+        with pytest.raises(CheckpointError, match="is not a checkpoint and contains none"):
             find(path)
 
 

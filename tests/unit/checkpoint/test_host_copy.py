@@ -23,6 +23,7 @@ def test_the_compiled_copy_is_here() -> None:
     assert callable(copy)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     num_bytes=st.integers(0, 4096) | st.integers((256 << 10) - 70, (256 << 10) + 70),

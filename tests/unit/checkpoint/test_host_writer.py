@@ -1,4 +1,4 @@
-"""What the log of a job says of its writer: each success and each failure, once, whoever of several writers it was."""
+"""What the log of a job says of its writer: each success and each failure once, whichever writer had it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.arena.directory import Arena, create_arena
+from megatrain.arena.plans import WriterStatus
 from megatrain.checkpoint import host_writer
 from megatrain.checkpoint.host_writer import HostWriter
-from megatrain.contracts.arena import Arena, create_arena
-from megatrain.contracts.arena_plans import WriterStatus
 from megatrain.contracts.errors import CheckpointError
 
 
@@ -31,7 +31,7 @@ def writer(arena: Arena, tmp_path: Path) -> HostWriter:
     return HostWriter(arena, tmp_path / "log")
 
 
-def test_each_thing_is_told_once(writer: HostWriter, arena: Arena) -> None:
+def test_each_thing_is_reported_once(writer: HostWriter, arena: Arena) -> None:
     assert writer.news() == []
     say(arena, 100, persisted=1, failures=0)
     assert writer.news() == ["checkpoint of step 10 is in storage (this host: 1 GB in 2.0 s, 500 MB/s)"]
@@ -54,14 +54,14 @@ def test_what_was_before_is_no_news(arena: Arena, tmp_path: Path) -> None:
     assert writer.last_error() == "disk full"
 
 
-def test_a_writer_that_cannot_be_started_is_told_and_tried_again(
+def test_a_writer_that_cannot_be_started_is_reported_and_tried_again(
     writer: HostWriter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(*_: object) -> None:
         raise CheckpointError("no more processes")
 
-    monkeypatch.setattr(host_writer, "call_writer", refuse)
+    monkeypatch.setattr(host_writer, "wake_or_start_writer", refuse)
     writer.call()
-    assert writer.news() == ["no more processes; it is tried again"]
+    assert writer.news() == ["no more processes; the writer is started again later"]
     assert writer.news() == []
     assert writer.last_error() == f"see {tmp_path / 'log'}"

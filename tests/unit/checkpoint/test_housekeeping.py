@@ -106,8 +106,8 @@ def test_one_that_lost_only_its_commit_stays_as_long_as_a_whole_one(checkpoints:
     pin_file = main / "step-000000010" / "PINNED"
     pin_file.write(b"?")
     housekeeping = Housekeeping()
-    lacking = "it lacks nothing but a COMMIT that vouches for it"
-    left = [f"left {main}/step-0000000{step}0: {lacking}" for step in (1, 2, 3)]
+    lacking = "it is complete except for a matching COMMIT"
+    left = [f"kept {main}/step-0000000{step}0: {lacking}" for step in (1, 2, 3)]
     assert housekeeping.run(checkpoints, replace(PLAN, keep_last=0)) == left
     # said once, and looked at once
     assert housekeeping.run(checkpoints, replace(PLAN, keep_last=0)) == []
@@ -134,12 +134,12 @@ def test_a_damaged_lineage_keeps_everything(checkpoints: Location) -> None:
     main = put_run(checkpoints, 10, 20, 30)
     (checkpoints / "branch-0002" / "BRANCH").write(b"?")
     (said,) = Housekeeping().run(checkpoints, PLAN)
-    assert "older checkpoints are left: " in said
+    assert "older checkpoints were not removed: " in said
     assert "branch-0002/BRANCH: not JSON" in said
     assert committed_steps(main) == [10, 20, 30]
 
 
-def test_a_removal_that_fails_is_told(checkpoints: Location) -> None:
+def test_a_removal_that_fails_is_reported(checkpoints: Location) -> None:
     put_run(checkpoints, 10, 20, 30)
 
     def fail(action: str, path: str) -> None:
@@ -147,7 +147,7 @@ def test_a_removal_that_fails_is_told(checkpoints: Location) -> None:
             raise CheckpointError(f"{path}: cannot be removed: Permission denied")
 
     (said,) = Housekeeping().run(HookedLocation(checkpoints, fail), PLAN)
-    assert said.startswith("older checkpoints are left: main/step-000000010/")
+    assert said.startswith("older checkpoints were not removed: main/step-000000010/")
     assert committed_steps(checkpoints / "main") == [10, 20, 30]
 
 

@@ -101,7 +101,7 @@ def test_items_lie_in_order_at_multiples_of_64() -> None:
     assert item_ranges_problem([(item.offset, item.length) for item in plan.items], plan.num_bytes) is None
 
 
-def test_keys_tell_weights_from_moments() -> None:
+def test_keys_distinguish_weights_from_moments() -> None:
     assert {item.key for item in plan_image(some_state()).items} == {
         "model.block.0.weight", "optimizer.exp_avg.strange", "optimizer.exp_avg_sq.half", "model.count", "model.leaf",
     }  # fmt: skip
@@ -223,7 +223,7 @@ def test_the_digest_is_of_the_layout_and_not_of_the_values() -> None:
     assert len({digest(), *others}) == len(others) + 1
 
 
-def test_items_are_told_as_json() -> None:
+def test_items_are_reported_as_json() -> None:
     shards = [("exp_avg", FlatShard("w", (4, 6), Box((1, 0), (2, 6)), torch.zeros(2, 6, dtype=torch.bfloat16)))]
     plan = plan_image(shards)
     (entry,) = plan.items_json()

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.arena.directory import Arena
+from megatrain.arena.plans import RankPlan
+from megatrain.arena.slot_file import SlotReader
+from megatrain.arena.slot_layout import SealedSnapshot, SlotState, SlotWord
 from megatrain.checkpoint import image_stream
 from megatrain.checkpoint.data_file import read_trailer, verify_file
 from megatrain.checkpoint.image_stream import check_unchanged, write_data_file
-from megatrain.contracts.arena import Arena, SealedSnapshot
-from megatrain.contracts.arena_layout import SlotState, Word
-from megatrain.contracts.arena_plans import RankPlan
-from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation, Location
 from tests.helpers.arena_snapshots import host_plan, image_bytes, item_ranges, make_arena, make_image, put_slot
@@ -41,7 +41,7 @@ def plan_of(arena: Arena) -> RankPlan:
     return RankPlan.read(arena.rank_plan(0))
 
 
-def set_word(path: Path, word: Word, value: int) -> None:
+def set_word(path: Path, word: SlotWord, value: int) -> None:
     with path.open("r+b") as file:
         file.seek(8 * word)
         file.write(struct.pack("<Q", value))
@@ -98,16 +98,16 @@ def test_nothing_is_left_when_storage_fails(
 @pytest.mark.parametrize(
     ("word", "value", "message"),
     [
-        (Word.SNAPSHOT, 6, "sealed, with snapshot 6 of step 10, while snapshot 4 of step 10 was read"),
-        (Word.STATE, 1, "writing, with snapshot 4 of step 10, while snapshot 4"),
-        (Word.STEP, 12, "sealed, with snapshot 4 of step 12, while snapshot 4 of step 10"),
-        (Word.ROUND, 3, "while snapshot 4 of step 10 was read from it, round 3 of the job took the slot over"),
-        (Word.STATE, 0, "a newer start of the job, which goes on from storage, emptied the slot"),
-        (Word.ROUND, 1, "a worker must leave a slot alone that storage still wants"),
+        (SlotWord.SNAPSHOT, 6, "sealed, with snapshot 6 of step 10, while snapshot 4 of step 10 was read"),
+        (SlotWord.STATE, 1, "writing, with snapshot 4 of step 10, while snapshot 4"),
+        (SlotWord.STEP, 12, "sealed, with snapshot 4 of step 12, while snapshot 4 of step 10"),
+        (SlotWord.ROUND, 3, "while snapshot 4 of step 10 was read from it, round 3 of the job took the slot over"),
+        (SlotWord.STATE, 0, "a newer start of the job, which continues from storage, emptied the slot"),
+        (SlotWord.ROUND, 1, "a worker must not change a slot whose snapshot is still being stored"),
     ],
 )
-def test_a_slot_that_is_used_again_while_it_is_read_is_told_loudly(
-    arena: Arena, target: Location, word: Word, value: int, message: str
+def test_a_slot_that_is_used_again_while_it_is_read_is_an_error(
+    arena: Arena, target: Location, word: SlotWord, value: int, message: str
 ) -> None:
     path = arena.slot(0, 0)
 
@@ -124,8 +124,8 @@ def test_a_slot_that_is_used_again_while_it_is_read_is_told_loudly(
 
 def test_a_label_that_is_just_being_changed_is_waited_for(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     path = arena.slot(0, 0)
-    set_word(path, Word.STATE, SlotState.WRITING)
-    monkeypatch.setattr(image_stream.time, "sleep", lambda _: set_word(path, Word.ROUND, 3))
+    set_word(path, SlotWord.STATE, SlotState.WRITING)
+    monkeypatch.setattr(image_stream.time, "sleep", lambda _: set_word(path, SlotWord.ROUND, 3))
     with SlotReader(path) as slot, pytest.raises(CheckpointError, match="round 3 of the job took the slot over"):
         check_unchanged(slot, SNAPSHOT)
 
@@ -149,13 +149,13 @@ def test_memory_does_not_grow_with_the_image(tmp_path: Path, target: Location, m
     put_slot(arena, 0, step=10, snapshot=4, lengths=lengths)
     monkeypatch.setattr(image_stream, "_BLOCK_BYTES", 1024)
     buffers: set[int] = set()
-    read = SlotReader.read_image_into
+    read = SlotReader.read_contents_into
 
     def note(self: SlotReader, offset: int, buffer: memoryview) -> None:
         buffers.add(id(buffer.obj))
         read(self, offset, buffer)
 
-    monkeypatch.setattr(SlotReader, "read_image_into", note)
+    monkeypatch.setattr(SlotReader, "read_contents_into", note)
     with SlotReader(arena.slot(0, 0)) as slot:
         write_data_file(target, slot, plan_of(arena), SNAPSHOT)
     assert len(buffers) == 1

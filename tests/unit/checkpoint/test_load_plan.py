@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megatrain.checkpoint.box_cover import shared_box
+from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import key_of, plan_image
 from megatrain.checkpoint.load_plan import NOBODY, ItemCatalog, WantedBox, assign_readers, plan_load
-from megatrain.checkpoint.metadata_file import metadata_bytes
-from megatrain.checkpoint.metadata_reader import StoredItem, StoredTensor, read_metadata
+from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, boxes_of_range
 from megatrain.parallel.sharding import FlatShard
@@ -116,7 +116,7 @@ def saved(layout: Layout, wholes: dict[tuple[str, int], Tensor]) -> tuple[dict[s
         image.copy_out()
         files[f"{rank}.distcp"] = bytes(memory)
         items[rank] = plan.items_json()
-    stored = read_metadata(metadata_bytes(items, lambda rank: f"{rank}.distcp"), "here")
+    stored = stored_by_ranks(items, lambda rank: f"{rank}.distcp")
     return files, ItemCatalog(stored.tensors, "here")
 
 

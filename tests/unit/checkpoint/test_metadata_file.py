@@ -1,10 +1,11 @@
-"""What is written by several ranks is one checkpoint to stock torch, and to our own reader of its metadata."""
+"""What is written by several ranks is one checkpoint to stock torch, and to our own reader of its index."""
 
 from __future__ import annotations
 
 import copy
 import math
 import re
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,9 +15,12 @@ from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from megatrain.checkpoint.image import plan_image
-from megatrain.checkpoint.metadata_file import metadata_bytes
-from megatrain.checkpoint.metadata_reader import read_metadata
+from megatrain.checkpoint.data_file import content_digest
+from megatrain.checkpoint.gathered_items import stored_by_ranks
+from megatrain.checkpoint.image import ItemsJson, plan_image
+from megatrain.checkpoint.index_file import CheckpointIndex
+from megatrain.checkpoint.metadata_file import describing_files
+from megatrain.checkpoint.metadata_unpickler import read_metadata
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, boxes_of_range
 from megatrain.parallel.sharding import FlatShard
@@ -67,6 +71,10 @@ def state_of_ranks() -> list[list[tuple[str, FlatShard]]]:
     ]
 
 
+def described(items: Mapping[int, ItemsJson]) -> dict[str, bytes]:
+    return describing_files(stored_by_ranks(items, file_name))
+
+
 def written(directory: Path, max_item_bytes: int = 64 << 20) -> Path:
     items = {}
     for rank, state in enumerate(state_of_ranks()):
@@ -77,7 +85,8 @@ def written(directory: Path, max_item_bytes: int = 64 << 20) -> Path:
         image.copy_out()
         (directory / file_name(rank)).write_bytes(memory + b"whatever follows the items")
         items[rank] = plan.items_json()
-    (directory / ".metadata").write_bytes(metadata_bytes(items, file_name))
+    for name, content in described(items).items():
+        (directory / name).write_bytes(content)
     return directory
 
 
@@ -101,7 +110,12 @@ def test_stock_torch_loads_it(tmp_path: Path) -> None:
 
 
 def test_our_reader_finds_the_same(tmp_path: Path) -> None:
-    stored = read_metadata((written(tmp_path, 24) / ".metadata").read_bytes(), "here")
+    directory = written(tmp_path, 24)
+    index = CheckpointIndex.decode((directory / "index.json").read_bytes(), "index.json")
+    metadata = (directory / ".metadata").read_bytes()
+    assert index.metadata_digest == content_digest(metadata)
+    stored = index.stored
+    assert read_metadata(metadata, "here") == stored
 
     assert not stored.byte_entries
     assert {key: (tensor.shape, tensor.dtype) for key, tensor in stored.tensors.items()} == {
@@ -120,14 +134,14 @@ def items_of_ranks() -> dict[int, list[list[object]]]:
     return {rank: plan_image(state).items_json() for rank, state in enumerate(state_of_ranks())}
 
 
-def test_it_does_not_depend_on_who_told_first() -> None:
+def test_the_metadata_does_not_depend_on_the_order_of_ranks() -> None:
     items = items_of_ranks()
-    assert metadata_bytes(dict(reversed(items.items())), file_name) == metadata_bytes(items, file_name)
+    assert described(dict(reversed(items.items()))) == described(items)
 
 
 def problem_of(items: dict[int, list[list[object]]]) -> str:
     with pytest.raises(CheckpointError) as refused:
-        metadata_bytes(items, file_name)
+        described(items)
     return str(refused.value)
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from megatrain.checkpoint.data_file import data_file_name, read_trailer, verify_checkpoint
+from megatrain.checkpoint.data_file import data_file_name, read_trailer
 from megatrain.checkpoint.image import ImageItem, plan_image
 from megatrain.checkpoint.offline_writer import ImageFile, write_checkpoint
+from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.contracts.checkpoint_files import WRITING_NAME, is_committed
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation
@@ -54,7 +55,7 @@ def test_stock_torch_reads_what_was_planned_without_memory(tmp_path: Path, max_i
 
     assert verify_checkpoint(LocalLocation(tmp_path / "saved")) == []
     assert set(manifest.files) == {
-        ".metadata", "tokenizer.json", *(f"r000002-rank-{number:05d}.distcp" for number in range(3)),
+        ".metadata", "index.json", "tokenizer.json", *(f"r000002-rank-{number:05d}.distcp" for number in range(3)),
     }  # fmt: skip
     assert set(os.listdir(tmp_path / "saved")) == {*manifest.files, manifest_path(tmp_path / "saved").name, "COMMIT"}
     dcp_to_torch_save(tmp_path / "saved", tmp_path / "whole.pt")
@@ -87,7 +88,7 @@ def test_a_complete_or_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is a complete checkpoint already and is not overwritten"):
         write(LocalLocation(tmp_path / "saved"))
     (tmp_path / "saved/COMMIT").unlink()
-    with pytest.raises(CheckpointError, match="which no conversion wrote"):
+    with pytest.raises(CheckpointError, match="which is not the output of a conversion"):
         write(LocalLocation(tmp_path / "saved"))
     assert manifest_path(tmp_path / "saved").exists()
 
@@ -144,7 +145,7 @@ def test_a_commit_that_seems_to_fail_is_not_taken_back(
 
 def test_what_was_killed_can_be_done_again(tmp_path: Path) -> None:
     place = LocalLocation(tmp_path / "saved")
-    for name in (WRITING_NAME, ".metadata", data_file_name(2, 7)):
+    for name in (WRITING_NAME, ".metadata", "index.json", data_file_name(2, 7)):
         (place / name).write(b"{}")
     assert not is_committed(place)
 

@@ -66,11 +66,11 @@ def test_what_is_not_there_is_named(saved: tuple[Path, dict[str, Tensor]]) -> No
         reader.read_box("model.embedding.word.weight", (3,), Box((0,), (3,)))
 
 
-def test_another_metadata_is_refused(saved: tuple[Path, dict[str, Tensor]]) -> None:
+def test_another_index_is_refused(saved: tuple[Path, dict[str, Tensor]]) -> None:
     place = LocalLocation(saved[0])
     manifest = read_manifest(place)
-    files = {**manifest.files, ".metadata": FileEntry(3, "sha256:" + "0" * 64)}
-    with pytest.raises(CheckpointError, match=r"\.metadata: is not the file that the manifest vouches for"):
+    files = {**manifest.files, "index.json": FileEntry(3, "sha256:" + "0" * 64)}
+    with pytest.raises(CheckpointError, match=r"index\.json: differs from its entry in the manifest"):
         ParameterReader(place, make_manifest(files=files))
 
 

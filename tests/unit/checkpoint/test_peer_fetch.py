@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.arena.directory import Arena, create_arena
+from megatrain.arena.sealed import sealed_by_rank
+from megatrain.arena.slot_file import SlotReader, make_slot
+from megatrain.arena.slot_layout import Persist, SealedSnapshot, SlotHeader, SlotState
 from megatrain.checkpoint import peer_fetch, snapshot_offer
-from megatrain.checkpoint.arena_slots import make_slot
 from megatrain.checkpoint.job_peers import storage_instead
 from megatrain.checkpoint.peer_fetch import FetchPlan, adopt, fetch_missing, fetch_snapshot, number_in_same_slot
 from megatrain.checkpoint.peers import MemoryPoint
 from megatrain.checkpoint.snapshot_offer import SnapshotOffer, SnapshotRequest
 from megatrain.checkpoint.start import StartingPoint, StorageCandidate
-from megatrain.comm.host_groups import HostGroups
+from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.comm.peer_link import PeerAddress, PeerConnection, connect_peer
-from megatrain.contracts.arena import Arena, SealedSnapshot, create_arena, sealed_by_rank
-from megatrain.contracts.arena_layout import Persist, SlotHeader, SlotState
-from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.errors import CheckpointError, CommunicationError
 from megatrain.contracts.layout import Layout
 from tests.helpers.lone_rank import simulated_group
-from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, Hosts, serving, whole_image
+from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, Hosts, serving, whole_contents
 
 SNAPSHOT = SealedSnapshot(step=10, round=2, snapshot=0)
 
@@ -40,7 +40,7 @@ def slot(hosts: Hosts) -> Path:
     """An empty slot of the owner on a new host."""
     path = hosts.peer.slot(OWNER, 0)
     digest = bytes.fromhex(hosts.planned.plan_digest)
-    make_slot(path, SlotHeader(OWNER, 0, 2, hosts.planned.image_bytes, digest))
+    make_slot(path, SlotHeader(OWNER, 0, 2, hosts.planned.contents_bytes, digest))
     return path
 
 
@@ -62,9 +62,9 @@ def test_what_is_fetched_is_what_was_sealed(hosts: Hosts, slot: Path, address: P
         source = source.rename(hosts.own.copy(OWNER, 0))
     fetch(address, SnapshotRequest(hosts.planned, SNAPSHOT), slot)
     assert sealed_by_rank(hosts.peer) == {OWNER: [SNAPSHOT]}
-    assert whole_image(slot) == whole_image(source)
+    assert whole_contents(slot) == whole_contents(source)
     with SlotReader(slot) as found, SlotReader(source) as expected:
-        assert replace(found.words(), persist=Persist.WANTED) == expected.words()
+        assert replace(found.words(), persist=Persist.PENDING) == expected.words()
         # who brings it to storage is decided when all have theirs
         assert found.words().persist == Persist.NONE
 
@@ -86,13 +86,13 @@ def test_what_was_not_asked_for_is_not_taken(hosts: Hosts, slot: Path) -> None:
         offer = SnapshotOffer.of_slot(reader)
     assert offer is not None
     before = slot.read_bytes()
-    for change in ({"image_bytes": 10**15}, {"owner": 8}, {"snapshot": 1}):
+    for change in ({"contents_bytes": 10**15}, {"owner": 8}, {"snapshot": 1}):
 
         def offer_another(connection: PeerConnection, change: dict[str, int] = change) -> None:
             connection.receive_message()
             connection.send_message(replace(offer, **change).encode())
 
-        with serving(offer_another) as address, pytest.raises(CheckpointError, match="not what was asked for"):
+        with serving(offer_another) as address, pytest.raises(CheckpointError, match="which is not what was requested"):
             fetch(address, SnapshotRequest(hosts.planned, SNAPSHOT), slot)
     assert slot.read_bytes() == before
 
@@ -100,22 +100,22 @@ def test_what_was_not_asked_for_is_not_taken(hosts: Hosts, slot: Path) -> None:
 def test_half_a_snapshot_is_none(
     hosts: Hosts, slot: Path, address: PeerAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = SlotReader.read_image_into
+    read = SlotReader.read_contents_into
 
     def read_half(reader: SlotReader, offset: int, buffer: bytearray | memoryview) -> None:
         if offset >= 500:
             raise CheckpointError("the slot was truncated while open")
         read(reader, offset, buffer)
 
-    monkeypatch.setattr(SlotReader, "read_image_into", read_half)
+    monkeypatch.setattr(SlotReader, "read_contents_into", read_half)
     with pytest.raises(CommunicationError, match="the peer closed the connection"):
         fetch(address, SnapshotRequest(hosts.planned, SNAPSHOT), slot)
     with SlotReader(slot) as found:
         assert found.words().state == SlotState.WRITING
 
 
-def lone_groups() -> HostGroups:
-    return HostGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
+def lone_groups() -> CpuGroups:
+    return CpuGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
 
 
 def fetch_alone(arena: Arena, hosts: Hosts, missing: list[int]) -> str | None:
@@ -123,14 +123,14 @@ def fetch_alone(arena: Arena, hosts: Hosts, missing: list[int]) -> str | None:
     planned = replace(hosts.planned, owner=0)
     plan = FetchPlan(MemoryPoint(SNAPSHOT, (0,)), missing, ["here"], [planned])
     return fetch_missing(
-        plan, arena, arena.slot(0, 0), 0, lone_groups(), network_interface="", master="", limits=LIMITS
+        plan, arena, arena.slot(0, 0), 0, lone_groups(), network_interface="", store_address="", limits=LIMITS
     )
 
 
 def test_all_agree_on_whether_everybody_has_its_own(hosts: Hosts, tmp_path: Path) -> None:
     arena = create_arena(tmp_path / "third")
     assert fetch_alone(arena, hosts, []) is None
-    header = SlotHeader(0, 0, 2, hosts.planned.image_bytes, bytes.fromhex(hosts.planned.plan_digest))
+    header = SlotHeader(0, 0, 2, hosts.planned.contents_bytes, bytes.fromhex(hosts.planned.plan_digest))
     make_slot(arena.slot(0, 0), header)
     problem = fetch_alone(arena, hosts, [0])
     assert problem is not None
@@ -140,7 +140,7 @@ def test_all_agree_on_whether_everybody_has_its_own(hosts: Hosts, tmp_path: Path
 def test_a_rank_that_cannot_meet_the_others_is_a_problem_of_all(hosts: Hosts, tmp_path: Path) -> None:
     plan = FetchPlan(MemoryPoint(SNAPSHOT, (0,)), [0], ["here"], [hosts.planned])
     problem = fetch_missing(
-        plan, hosts.own, tmp_path, 0, lone_groups(), network_interface="nope0", master="", limits=LIMITS
+        plan, hosts.own, tmp_path, 0, lone_groups(), network_interface="nope0", store_address="", limits=LIMITS
     )
     assert problem is not None
     assert "nope0" in problem
@@ -152,15 +152,15 @@ def test_own_slots_and_copies_become_ones_of_the_new_round(hosts: Hosts) -> None
     hosts.put(step=5, snapshot=1)
     copy.write_bytes(own[0].read_bytes())
     after = SealedSnapshot(10, 3, 4)
-    adopt(SNAPSHOT, after, own, [copy, hosts.own.copy(3, 1)], Persist.WANTED)
+    adopt(SNAPSHOT, after, own, [copy, hosts.own.copy(3, 1)], Persist.PENDING)
     found = []
     for path in (*own, copy):
         with SlotReader(path) as slot:
             words = slot.words()
         found.append((words.step, words.round, words.snapshot, words.persist))
     assert found == [
-        (10, 3, 4, Persist.WANTED),
-        (5, 2, 1, Persist.WANTED),
+        (10, 3, 4, Persist.PENDING),
+        (5, 2, 1, Persist.PENDING),
         (10, 3, 4, Persist.NONE),
     ]
 
@@ -186,7 +186,7 @@ def test_a_start_without_storage_does_not_throw_away_what_is_in_memory() -> None
     )
     assert storage_instead(start, 10, "away").warnings == (
         "a warning",
-        "WARNING: step 10 is in memory, but a peer's copy of it did not come: away",
+        "WARNING: step 10 is in memory, but a peer's copy of it did not arrive: away",
     )
     with pytest.raises(CheckpointError, match=r"storage has no checkpoint: away; start again, or remove the arenas"):
         storage_instead(replace(start, candidates=()), 10, "away")

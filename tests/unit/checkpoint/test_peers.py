@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.checkpoint.peers import MemoryPoint, choose_keepers, newest_in_memory, serving_rank
-from megatrain.contracts.arena import SealedSnapshot
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import Layout
 
@@ -20,6 +20,7 @@ def groups_of(layout: Layout, rank: int) -> list[tuple[int, ...]]:
     return [layout.ranks_along(rank, "tp"), layout.ranks_along(rank, "pp"), layout.ranks_along(rank, "dp")]
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([1, 2, 4, 8]),
     st.integers(2, 5),

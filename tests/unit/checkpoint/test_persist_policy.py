@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.arena.directory import SlotFile
+from megatrain.arena.plans import HostPlan
+from megatrain.arena.sealed import SealedSlot
+from megatrain.arena.slot_layout import Persist, SealedSnapshot, SlotHeader, SlotState, SlotWords
 from megatrain.checkpoint.persist_policy import (
-    SealedSlot,
     is_abandoned,
     is_superseded,
     is_taken_over,
@@ -18,24 +21,23 @@ from megatrain.checkpoint.persist_policy import (
     to_give_up,
 )
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.contracts.arena import SealedSnapshot
-from megatrain.contracts.arena_layout import Persist, SlotState, SlotWords
-from megatrain.contracts.arena_plans import HostPlan
 from tests.helpers.arena_snapshots import host_plan
 
 PLAN = host_plan("/checkpoints", ranks=(0, 1))
 MANY = replace(PLAN, num_hosts=2)
 
 
-def slot(rank: int, step: int, snapshot: int, persist: Persist = Persist.WANTED, round_number: int = 2) -> SealedSlot:
+def slot(rank: int, step: int, snapshot: int, persist: Persist = Persist.PENDING, round_number: int = 2) -> SealedSlot:
     words = SlotWords(
         state=SlotState.SEALED, step=step, snapshot=snapshot, round=round_number, consumed_samples=0,
         consumed_tokens=0, num_updates=0, num_skipped=0, sealed_unix_ns=0, persist=persist,
     )  # fmt: skip
-    return SealedSlot(Path(f"rank-{rank}.slot-{snapshot % 2}"), rank, words)
+    file = SlotFile(Path(f"rank-{rank}.slot-{snapshot % 2}"), rank, snapshot % 2, is_copy=False)
+    sealed = SealedSnapshot(step, round_number, snapshot)
+    return SealedSlot(file, SlotHeader(rank, file.slot, 2, 64, bytes(32)), words, sealed)
 
 
-def both(step: int, snapshot: int, persist: Persist = Persist.WANTED, round_number: int = 2) -> list[SealedSlot]:
+def both(step: int, snapshot: int, persist: Persist = Persist.PENDING, round_number: int = 2) -> list[SealedSlot]:
     return [slot(rank, step, snapshot, persist, round_number) for rank in (1, 0)]
 
 
@@ -88,7 +90,7 @@ def test_what_is_due(slots: list[SealedSlot], step: int | None) -> None:
     assert due_step(slots, {}) is None
 
 
-def test_what_an_older_round_wanted_is_still_due_to_a_writer_that_knows_its_plan() -> None:
+def test_what_an_older_round_left_pending_is_still_due_to_a_writer_that_knows_its_plan() -> None:
     newer = replace(MANY, round=3, ranks=(0, 1, 2))
     assert due_step(both(10, 0), plans(MANY, newer)) == 10
     assert reasons(both(10, 0), plans(MANY, newer)) == {}
@@ -99,13 +101,13 @@ def test_a_lone_host_goes_on_without_the_plan_of_an_older_round() -> None:
     assert reasons(both(10, 0), plans(replace(PLAN, round=5))) == {}
     other_ranks = plans(replace(PLAN, round=5, ranks=(0, 1, 2)))
     assert due_step(both(10, 0), other_ranks) is None
-    assert reasons(both(10, 0), other_ranks) == {10: "not sealed by rank 2, which will not do it any more"}
+    assert reasons(both(10, 0), other_ranks) == {10: "not sealed by rank 2, which cannot seal it any more"}
 
 
 def test_several_hosts_give_up_what_they_cannot_agree_on() -> None:
     newer = replace(MANY, round=3)
     assert due_step(both(10, 0), plans(newer)) is None
-    assert reasons(both(10, 0), plans(newer)) == {10: "host.json is of round 3, and what round 2 wanted is not known"}
+    assert reasons(both(10, 0), plans(newer)) == {10: "host.json is of round 3, and the plan of round 2 is unknown"}
 
 
 def test_a_snapshot_of_a_round_that_is_not_in_host_json_yet_waits_for_it() -> None:
@@ -122,7 +124,7 @@ def test_a_newer_round_supersedes_an_older_one_of_several_hosts() -> None:
     assert is_superseded(SealedSnapshot(10, 2, 0), MANY, slots)
     assert not is_superseded(SealedSnapshot(20, 3, 1), MANY, slots)
     assert due_step(slots, known) == 20
-    assert reasons(slots, known) == {10: "round 3 wants one, and hosts of round 2 may be gone"}
+    assert reasons(slots, known) == {10: "round 3 needs a checkpoint, and hosts of round 2 may be gone"}
     # alone, there is nobody to wait for
     assert due_step(slots, plans(PLAN, replace(PLAN, round=3))) == 10
     assert not is_superseded(SealedSnapshot(10, 2, 0), PLAN, slots)
@@ -133,7 +135,7 @@ def test_a_newer_round_supersedes_an_older_one_of_several_hosts() -> None:
 def test_what_a_rank_has_not_sealed_is_waited_for_only_while_it_may() -> None:
     slots = [slot(0, 10, 0)]
     assert reasons(slots, plans(PLAN)) == {}
-    gone = "not sealed by rank 1, which will not do it any more"
+    gone = "not sealed by rank 1, which cannot seal it any more"
     assert reasons(slots, plans(PLAN), has_workers=False) == {10: gone}
     assert reasons(slots, plans(PLAN, replace(PLAN, round=3))) == {10: gone}
     three = replace(PLAN, ranks=(0, 1, 2))

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from megatrain.checkpoint.data_file import verify_checkpoint
 from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.url_location import open_location
+from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.contracts.checkpoint_files import committed_steps, read_manifest
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import candidates
@@ -48,7 +48,7 @@ def test_the_server_and_its_driver_let_one_of_two_win(place: Location) -> None:
     assert place.entries() == []
 
 
-def test_a_server_that_does_not_know_the_condition_is_told(place: Location, s3: FaultyS3) -> None:
+def test_a_server_that_does_not_know_the_condition_is_detected(place: Location, s3: FaultyS3) -> None:
     """As older ones do, it puts all the same."""
     application = s3._application
 
@@ -63,6 +63,7 @@ def test_a_server_that_does_not_know_the_condition_is_told(place: Location, s3: 
         s3._application = application
 
 
+@pytest.mark.slow(kept=["Fault.REFUSED-False"])
 @pytest.mark.parametrize(("fault", "is_there"), [(Fault.LOST, True), (Fault.REFUSED, False)])
 def test_a_put_without_an_answer_is_looked_at_again(
     place: Location, s3: FaultyS3, fault: Fault, is_there: bool
@@ -91,8 +92,8 @@ def checkpoints(place: Location, tmp_path: Path) -> Location:
     return place
 
 
-@pytest.mark.slow(kept=["COMMIT"])
-@pytest.mark.parametrize("point", ["-metadata", "-manifest-", "COMMIT", ".done"])
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["-metadata", "-index", "-manifest-", "COMMIT", ".done"])
 def test_an_older_round_whose_put_is_late(checkpoints: Location, s3: FaultyS3, tmp_path: Path, point: str) -> None:
     """The request is on its way while the newer round commits and its retention removes what was there before."""
     old, new = two_rounds(tmp_path, str(checkpoints))
@@ -146,6 +147,7 @@ def test_two_rounds_race_while_puts_fail(checkpoints: Location, s3: FaultyS3, tm
     assert number > 6
 
 
+@pytest.mark.slow
 def test_a_commit_whose_answer_was_lost_is_a_success(checkpoints: Location, s3: FaultyS3, tmp_path: Path) -> None:
     s3.hook = lambda method, key: Fault.LOST if method == "PUT" and key.endswith("COMMIT") else None
     two_rounds(tmp_path, str(checkpoints))[0].persist(checkpoints)

@@ -82,19 +82,19 @@ def test_how_many_are_kept(settings: dict[str, Any], num_kept: int) -> None:
 
 
 BY_TIME = (
-    "a checkpoint is taken every 10 min of training (checkpoint.interval_s), more seldom where they would take more "
+    "a checkpoint is taken every 10 min of training (checkpoint.interval_s), less often if they would take more "
     "than 2% of it; the last step is saved"
 )
 NEVER = (
     "WARNING: no checkpoint is taken before the end; the last step is saved: checkpoint.interval=0 and "
-    "checkpoint.interval_s=0; a failure costs all that was trained, but for what is still in memory"
+    "checkpoint.interval_s=0; a failure loses all training progress that is not still in memory"
 )
 TWO_KINDS = (
-    "the newest 1 and those of every 100th step are kept (checkpoint.keep_last), 7 GB each: up to 14 GB and the latter "
+    "the newest 1 and those of every 100th step are kept (checkpoint.keep_last), 7 GB each: up to 14 GB for the newest "
     "in /runs, where 10 GB are free"
 )
 SMALL_DISK = (
-    "WARNING: /runs may become too small for its checkpoints: 14 GB against 10 GB free; keep fewer "
+    "WARNING: /runs may become too small for its checkpoints: they need 14 GB, and 10 GB are free; keep fewer "
     "(checkpoint.keep_last), or name a larger place (checkpoint.directory)"
 )
 THREE = "the newest 3 are kept (checkpoint.keep_last), 7 GB each: up to 28 GB in /runs, where 100 GB are free"

@@ -255,7 +255,7 @@ class _Upload(AbstractBufferedFile):
 
 
 class Driver(AbstractFileSystem):
-    """A store that lists from memory until it is told to forget."""
+    """A store that lists from memory until its memory is cleared."""
 
     protocol = "s3"
     cachable = False

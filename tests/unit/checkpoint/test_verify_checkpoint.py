@@ -30,9 +30,9 @@ from megatrain.checkpoint.data_file import (
     content_digest,
     encode_trailer,
     read_trailer,
-    verify_checkpoint,
 )
-from megatrain.contracts.checkpoint_files import manifest_place, write_commit, write_manifest
+from megatrain.checkpoint.verification import verify_checkpoint
+from megatrain.contracts.checkpoint_files import manifest_location, write_commit, write_manifest
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import FileEntry
 from tests.helpers.checkpoint_tree import make_manifest
@@ -82,7 +82,7 @@ def path_of(directory: Location, name: str) -> Path:
 
 
 def entries_of(directory: Location) -> dict[str, FileEntry]:
-    raw = json.loads(manifest_place(directory).read())
+    raw = json.loads(manifest_location(directory).read())
     return {name: FileEntry(**entry) for name, entry in raw["files"].items()}
 
 
@@ -96,6 +96,7 @@ def test_a_whole_checkpoint_has_no_problem_and_stock_torch_reads_it(checkpoint: 
     assert torch.equal(state["b"], torch.arange(3.0))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from([*FILES, ".metadata", "tokenizer.json"]), seed=st.integers(0, 2**32))
 def test_any_bit_that_flips_is_found(checkpoint: Location, name: str, seed: int) -> None:
@@ -123,12 +124,15 @@ def test_bytes_between_items_and_after_the_last_must_be_zero(checkpoint: Locatio
     content[offset + length] = 1
     path.write_bytes(content)
     assert verify_checkpoint(checkpoint) == [
-        f"{path}: bytes that are not zero between items, from byte {offset + length} on; what wrote them is at fault"
+        (
+            f"{path}: bytes that are not zero between items, from byte {offset + length} on; "
+            "the program that wrote the file has a bug"
+        )
     ]
 
 
 def test_every_bit_of_manifest_and_commit_counts(checkpoint: Location) -> None:
-    for name in (manifest_place(checkpoint).name, "COMMIT"):
+    for name in (manifest_location(checkpoint).name, "COMMIT"):
         path = path_of(checkpoint, name)
         before = path.read_bytes()
         for at in range(0, len(before) - 1, 7):
@@ -153,7 +157,7 @@ def json_or_none(path: Path) -> Any:
         ("missing", "missing, expected"),
         ("cut short", r"\d+ bytes, expected \d+ bytes; it was removed, cut short or replaced"),
         ("grown", r"\d+ bytes, expected \d+ bytes; it was removed, cut short or replaced"),
-        ("of another rank", "its list of items is items-sha256:.*, the manifest says items-sha256:"),
+        ("of another rank", "its list of items has digest items-sha256:.*, the manifest says items-sha256:"),
         ("a directory", "missing, expected"),
     ],
 )
@@ -185,7 +189,7 @@ def image_ranges(directory: Location) -> list[tuple[int, int]]:
     return [(item.offset, item.length) for item in read_trailer(directory / FILES[0], entry.size).items]
 
 
-def test_every_problem_is_told(checkpoint: Location) -> None:
+def test_every_problem_is_reported(checkpoint: Location) -> None:
     for name in FILES:
         content = bytearray(path_of(checkpoint, name).read_bytes())
         content[100] ^= 1
@@ -199,19 +203,19 @@ def test_every_problem_is_told(checkpoint: Location) -> None:
     assert "the item at byte 0 is" in problems[1]
 
 
-def test_a_checkpoint_of_another_job_or_branch_is_told(checkpoint: Location) -> None:
+def test_a_checkpoint_of_another_job_or_branch_is_reported(checkpoint: Location) -> None:
     for names, message in (({"job": "other"}, "job='demo', expected 'other'"), ({"branch": "b"}, "branch='main', exp")):
         (problem,) = verify_checkpoint(checkpoint, **names)
         assert message in problem
-        assert problem.startswith(str(manifest_place(checkpoint)))
+        assert problem.startswith(str(manifest_location(checkpoint)))
 
 
-def test_a_directory_without_a_manifest_is_told(tmp_path: Path) -> None:
+def test_a_directory_without_a_manifest_is_reported(tmp_path: Path) -> None:
     (problem,) = verify_checkpoint(LocalLocation(tmp_path / "step-000000120"))
     assert "manifest.json" in problem
 
 
-def test_metadata_and_files_that_do_not_fit_together_are_told(checkpoint: Location) -> None:
+def test_metadata_and_files_that_do_not_fit_together_are_reported(checkpoint: Location) -> None:
     entries = entries_of(checkpoint)
     place = checkpoint / ".metadata"
 
@@ -224,13 +228,13 @@ def test_metadata_and_files_that_do_not_fit_together_are_told(checkpoint: Locati
         return verify_checkpoint(checkpoint)
 
     assert recommit() == []
-    assert recommit(_metadata=None) == [f"{manifest_place(checkpoint)}: does not list r000002-metadata"]
+    assert recommit(_metadata=None) == [f"{manifest_location(checkpoint)}: does not list r000002-metadata"]
     assert recommit(**{FILES[1]: None}) == [f"{place}: names {FILES[1]}, which the manifest does not list"]
     # a file of items that are all whole, but of other lengths than the metadata says
     other = put_data_file(checkpoint / FILES[1], [b"x" * 5000])
     (problem,) = recommit(**{FILES[1]: other})
     assert problem.startswith(f"{place}: names bytes 0 to ")
-    assert problem.endswith(f" of {FILES[1]}, which are no item")
+    assert problem.endswith(f" of {FILES[1]}, which are not an item")
     # a file that is not made of items, and too short
     (checkpoint / FILES[1]).write(b"x" * 100)
     (problem,) = recommit(**{FILES[1]: FileEntry(100, content_digest(b"x" * 100))})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.checkpoint.write_marks import (
     DoneMark,
     WritingMark,
@@ -19,7 +20,6 @@ from megatrain.checkpoint.write_marks import (
     read_failed,
     write_failed,
 )
-from megatrain.contracts.arena import SealedSnapshot
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import FileEntry
@@ -52,9 +52,12 @@ def test_names() -> None:
         ("r000003-rank-00000.distcp", False),
         ("r000001-manifest-0a1b2c3d.json", True),
         ("r000001-metadata", True),
+        ("r000001-index.json", True),
         ("r000001-tokenizer.json", True),
         ("r000002-manifest-0a1b2c3d.json", True),
         ("r000003-metadata", False),
+        ("r000003-index.json", False),
+        ("r000002-index.json", False),
         ("manifest.json", True),
         ("tokenizer.json", False),
         *((name, False) for name in ("COMMIT", "PINNED", ".metadata", "notes")),
@@ -109,7 +112,9 @@ def test_a_checkpoint_is_claimed_once_a_round(directory: Location) -> None:
     newer = WritingMark(3, "demo", 1_790_000_222.0)
     claim(directory, newer)
     assert WritingMark.read(directory) == newer
-    with pytest.raises(CheckpointError, match=r"WRITING: round 3 makes this checkpoint, and round 2 is older; .* stop"):
+    with pytest.raises(
+        CheckpointError, match=r"WRITING: round 3 is writing this checkpoint, and round 2 is older; .* stop"
+    ):
         claim(directory, MARK)
     assert WritingMark.read(directory) == newer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -11,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.arena.directory import Arena, join_arena, wake_writer
+from megatrain.arena.plans import HostPlan
+from megatrain.arena.slot_layout import Persist
+from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint.writer import main, start_writer
-from megatrain.contracts.arena import Arena, join_arena, wake_writer
-from megatrain.contracts.arena_layout import Persist
-from megatrain.contracts.arena_plans import HostPlan
 from megatrain.contracts.checkpoint_files import committed_steps, read_manifest
 from megatrain.contracts.exit_codes import ExitCode
 from tests.helpers.arena_snapshots import Job, make_image, make_job
@@ -48,6 +49,18 @@ def arena(job: Job) -> Arena:
 # What is committed
 
 
+@pytest.mark.slow
+def test_a_snapshot_of_a_round_without_an_index_becomes_a_checkpoint_without_one(job: Job, arena: Arena) -> None:
+    arena.index(2).unlink()  # as in the arena of a program of before
+    with running_writer(arena):
+        job.put_snapshot(step=10, snapshot=4)
+        assert wake_writer(arena)
+        wait_for(arena, persisted=1)
+
+    assert verify_checkpoint(job.step(10), job="demo", branch="main") == []
+    assert "r000002-index.json" not in read_manifest(job.step(10)).files
+
+
 def test_a_snapshot_becomes_a_checkpoint(job: Job, arena: Arena, tmp_path: Path) -> None:
     (tmp_path / "my-tokenizer.json").write_text('{"model": 1}')
     job.change_plans(tokenizer=str(tmp_path / "my-tokenizer.json"))
@@ -65,6 +78,7 @@ def test_a_snapshot_becomes_a_checkpoint(job: Job, arena: Arena, tmp_path: Path)
     assert sorted(files) == [
         ".metadata",
         "COMMIT",
+        "r000002-index.json",
         manifest_path(path_of(job.step(10))).name,
         "r000002-metadata",
         *FILES,
@@ -82,13 +96,14 @@ def test_a_snapshot_becomes_a_checkpoint(job: Job, arena: Arena, tmp_path: Path)
         plan.manifest.mesh, plan.manifest.versions, plan.manifest.data,
     )  # fmt: skip
     assert (manifest.config, manifest.config_hash) == ({"model": {"hidden_size": 64}}, "abc123")
-    assert sorted(manifest.files) == ["r000002-metadata", *FILES, "r000002-tokenizer.json"]
+    assert sorted(manifest.files) == ["r000002-index.json", "r000002-metadata", *FILES, "r000002-tokenizer.json"]
     assert (status.last_persisted_step, status.last_error, status.num_failures) == (10, "", 0)
     assert status.last_write_bytes == sum(len(files[name]) for name in FILES)
     assert status.last_write_s > 0
     assert "step 10 of main: committed by round 2" in log_of(arena).read_text()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_behind_a_url(job: Job, arena: Arena) -> None:
     job.change_plans(checkpoints=f"file://{job.checkpoints}")
     job.put_snapshot(step=10, snapshot=4)
@@ -96,6 +111,7 @@ def test_a_checkpoint_behind_a_url(job: Job, arena: Arena) -> None:
     assert verify_checkpoint(job.step(10)) == []
 
 
+@pytest.mark.slow
 def test_the_oldest_snapshot_comes_first(job: Job, arena: Arena) -> None:
     job.put_snapshot(step=20, snapshot=5)
     job.put_snapshot(step=10, snapshot=4)
@@ -114,7 +130,7 @@ def test_files_come_in_an_order_that_a_crash_cannot_spoil(job: Job, arena: Arena
         if action not in ("read", "list", "append"):
             done.append(f"{action} {path.rpartition('/')[2]}")
         if path.endswith("COMMIT") and action == "write":
-            assert job.persist_words() == {10: {Persist.WANTED}}
+            assert job.persist_words() == {10: {Persist.PENDING}}
 
     with writer_thread(arena, note):
         job.put_snapshot(step=10, snapshot=4)
@@ -124,8 +140,8 @@ def test_files_come_in_an_order_that_a_crash_cannot_spoil(job: Job, arena: Arena
     assert done[:3] == ["write WRITING", f"remove {mark}.done", f"remove {mark}.failed"]
     assert sorted(done[3:7]) == [*(f"close {name}" for name in FILES), *(f"create {name}" for name in FILES)]
     assert done[7:] == [
-        f"write {mark}.done", "write r000002-metadata", f"write {manifest}", "write COMMIT",
-        "write .metadata", "remove WRITING", f"remove {mark}.done",
+        f"write {mark}.done", "write r000002-metadata", "write r000002-index.json", f"write {manifest}",
+        "write COMMIT", "write .metadata", "remove WRITING", f"remove {mark}.done",
     ]  # fmt: skip
 
 
@@ -153,7 +169,7 @@ def test_a_step_that_is_complete_already_is_left_alone(job: Job, arena: Arena) -
         assert job.persist_words() == {10: {Persist.DONE}}
 
 
-def test_what_an_older_round_wanted_is_persisted_while_a_newer_one_runs(job: Job, arena: Arena) -> None:
+def test_what_an_older_round_left_pending_is_persisted_while_a_newer_one_runs(job: Job, arena: Arena) -> None:
     job.change_plans(round=3)
     job.put_snapshot(step=10, snapshot=4, round_number=2)
     drain(arena)
@@ -263,7 +279,7 @@ def test_a_request_to_end_comes_after_the_write_at_hand(job: Job, arena: Arena) 
         running.join()
         words = job.persist_words()
     assert committed_steps(job.checkpoints / "main") == [10]
-    assert words == {10: {Persist.DONE}, 20: {Persist.WANTED}}
+    assert words == {10: {Persist.DONE}, 20: {Persist.PENDING}}
 
 
 def test_signals(job: Job, arena: Arena) -> None:
@@ -301,7 +317,7 @@ def test_with_a_damaged_plan_everything_is_kept(job: Job, arena: Arena) -> None:
     job.put_snapshot(step=10, snapshot=4)
     arena.host_plan.write_text("{")
     assert "host.json: not JSON" in drain(arena)
-    assert job.persist_words() == {10: {Persist.WANTED}}
+    assert job.persist_words() == {10: {Persist.PENDING}}
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
@@ -316,6 +332,23 @@ def test_an_arena_that_somebody_removes_is_no_reason_to_stay(job: Job, arena: Ar
         wake_writer(gone)
         running.join()
     assert arena.root.exists() == is_made_again
+
+
+def test_an_arena_may_be_removed_while_the_writer_looks_at_it(
+    job: Job, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.change_plans(keep_arena_s=1000.0)
+    read_plan, looks = HostPlan.read, itertools.count()
+
+    def remove_first(path: Path) -> HostPlan:
+        if next(looks) == 1:
+            arena.root.rename(arena.root.with_name("gone"))
+        return read_plan(path)
+
+    monkeypatch.setattr(HostPlan, "read", remove_first)
+    with writer_thread(arena, has_worker=False) as running:
+        running.join()
+    assert next(looks) == 2
 
 
 def test_copies_for_other_hosts_are_left_alone(job: Job, arena: Arena) -> None:
@@ -348,7 +381,7 @@ def test_a_log_that_cannot_be_written_keeps_no_checkpoint_back(
         pid = start_writer(arena, tmp_path / name)
         assert pid is not None
         # also what fails is told, though not there
-        assert "committed and damaged" in wait_for(arena, persisted=1, failures=1).last_error
+        assert "committed but damaged" in wait_for(arena, persisted=1, failures=1).last_error
         assert job.persist_words() == {10: {Persist.DONE}, 20: {Persist.FAILED}}
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: not is_alive(pid), "the end of the writer", DEADLINE_S)

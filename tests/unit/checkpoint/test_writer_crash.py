@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint.data_file import verify_checkpoint
-from megatrain.contracts.arena_layout import Persist
+from megatrain.arena.slot_layout import Persist
+from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.lineage import candidates, unfinished
 from tests.helpers.arena_snapshots import Job, make_job
@@ -16,7 +16,7 @@ from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree
 from tests.helpers.writer_process import crash_writer, drain
 
 FILES = ["r000002-rank-00000.distcp", "r000002-rank-00001.distcp"]
-WHOLE = [".metadata", "COMMIT", "manifest", "r000002-metadata", *FILES]
+WHOLE = [".metadata", "COMMIT", "manifest", "r000002-index.json", "r000002-metadata", *FILES]
 
 
 def newest_step(job: Job) -> int | None:
@@ -49,11 +49,12 @@ def test_killed_in_a_first_save(tmp_path: Path) -> None:
         assert newest_step(job) == 10
         assert sorted(re.sub(r"r000002-(manifest)-.*", r"\1", name) for name in tree(path_of(job.step(10)))) == WHOLE
     assert points[0] == "write WRITING"
-    for name in (*FILES, "host-r000002-00000.done", "-metadata", "-manifest-", "COMMIT", ".metadata"):
+    for name in (*FILES, "host-r000002-00000.done", "-metadata", "-index", "-manifest-", "COMMIT", ".metadata"):
         assert any(name in point for point in points), name
     assert points[-1] == "persist word"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_killed_after_the_commit(tmp_path: Path) -> None:
     """While it tells that, and while it tidies up and removes older checkpoints."""

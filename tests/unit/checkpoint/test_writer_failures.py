@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
+from megatrain.arena.directory import Arena, wake_writer
+from megatrain.arena.plans import RankPlan
+from megatrain.arena.slot_layout import Persist, SealedSnapshot, SlotState
 from megatrain.checkpoint import writer
-from megatrain.checkpoint.data_file import verify_checkpoint
 from megatrain.checkpoint.peer_fetch import adopt
+from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.contracts.arena import Arena, SealedSnapshot, wake_writer
-from megatrain.contracts.arena_layout import Persist, SlotState
-from megatrain.contracts.arena_plans import RankPlan
 from megatrain.contracts.branches import read_branch
 from megatrain.contracts.checkpoint_files import committed_steps, is_committed, is_unfinished
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import FileEntry
-from tests.helpers.arena_snapshots import Job, make_job, metadata_of, put_slot
+from tests.helpers.arena_snapshots import Job, described_by, make_job, put_description, put_slot
 from tests.helpers.checkpoint_tree import manifest_path, path_of, put_checkpoint, tree
 from tests.helpers.waiting import wait_until
 from tests.helpers.writer_process import DEADLINE_S, drain, wait_for, writer_thread
@@ -75,6 +75,7 @@ def persist_next(job: Job, step: int, snapshot: int, **expected: int) -> str:
         ("close", "r000002-rank-00001.distcp"),
         ("write", "host-r000002-00000.done"),
         ("write", "r000002-metadata"),
+        ("write", "r000002-index.json"),
         ("write", MANIFEST),
     ],
 )
@@ -94,13 +95,13 @@ def test_a_full_disk(job: Job, action: str, name: str) -> None:
         assert verify_checkpoint(job.step(20)) == []
 
 
-def test_a_commit_that_fails_leaves_all_that_it_may_vouch_for(job: Job) -> None:
+def test_a_commit_that_fails_leaves_all_that_it_may_cover(job: Job) -> None:
     """COMMIT may yet appear: a store that did not answer may have taken it."""
     trouble = Trouble("write", "COMMIT")
     with writer_thread(job.arena, trouble):
         assert "step-000000010/COMMIT: cannot be written" in persist_next(job, 10, 4, failures=1)
         assert is_unfinished(job.step(10))
-        assert len(tree(path_of(job.step(10)))) == 6
+        assert len(tree(path_of(job.step(10)))) == 7
         assert candidates(job.checkpoints) == []
         trouble.is_on = False
         persist_next(job, 20, 5, failures=1, persisted=1)
@@ -139,7 +140,7 @@ def test_a_storage_that_is_away(job: Job) -> None:
     assert committed_steps(job.checkpoints / "main") == [20]
 
 
-def test_what_cannot_be_removed_is_told_too(job: Job) -> None:
+def test_what_cannot_be_removed_is_reported_too(job: Job) -> None:
     def fail(action: str, path: str) -> None:
         if MANIFEST in path and action == "write":
             raise CheckpointError("disk full")
@@ -208,22 +209,22 @@ def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(job: Job, capfd: p
 
     def take_over(action: str, path: str) -> None:
         if action == "append" and path.endswith("step-000000010/r000002-rank-00001.distcp"):
-            adopt(before, after, slots, [], Persist.WANTED)
+            adopt(before, after, slots, [], Persist.PENDING)
 
     with writer_thread(job.arena, take_over):
         job.put_snapshot(step=10, snapshot=4)
         wake_writer(job.arena)
         heard: list[str] = []
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             heard.append(capfd.readouterr().err)
             return "\n" in "".join(heard)
 
-        wait_until(is_told, "what the writer says", DEADLINE_S)
+        wait_until(is_reported, "what the writer says", DEADLINE_S)
         said = "".join(heard)
-        assert "step 10: now a newer round's: " in said
+        assert "step 10: left to a newer round: " in said
         assert "slot-0: while snapshot 4 of step 10 was read from it, round 3 of the job took the slot over" in said
-        job.arena.metadata(3).write_bytes(metadata_of((0, 1), 3))
+        put_description(job.arena, 3, described_by((0, 1), 3))
         job.change_plans(round=3)
         wake_writer(job.arena)
         assert wait_for(job.arena, persisted=1).num_failures == 0
@@ -239,8 +240,11 @@ def spoil_digest(arena: Arena) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_digest, r"rank-00001\.slot-0: its plan is not the one in .*plan-00001\.json; it is of a layout that"),
-        (lambda arena: arena.rank_plan(1).unlink(), r"plan-00001\.json: not there"),
+        (
+            spoil_digest,
+            r"rank-00001\.slot-0: its plan is not the one in .*plan-00001\.json; it belongs to a layout that",
+        ),
+        (lambda arena: arena.rank_plan(1).unlink(), r"plan-00001\.json: does not exist"),
         (lambda arena: arena.rank_plan(1).write_text("{"), r"plan-00001\.json: not JSON"),
         (lambda arena: arena.metadata(2).unlink(), r"metadata-r000002\.bin: cannot be read: No such file"),
     ],
@@ -266,7 +270,7 @@ def test_a_snapshot_that_a_rank_never_sealed_is_given_up_when_the_workers_are_go
     job.change_plans(keep_arena_s=1000.0)
     with writer_thread(job.arena, has_worker=False):
         problem = wait_for(job.arena, failures=1).last_error
-    assert problem == "step 10: not saved: not sealed by rank 1, which will not do it any more"
+    assert problem == "step 10: not saved: not sealed by rank 1, which cannot seal it any more"
     assert_nothing_is_left(job.step(10))
 
 
@@ -289,7 +293,7 @@ def test_a_slot_that_does_not_take_the_word_is_not_tried_for_ever(job: Job, monk
         persist_next(job, 10, 4, persisted=1)
         monkeypatch.undo()
         persist_next(job, 20, 5, persisted=2)
-    assert job.persist_words() == {10: {Persist.WANTED}, 20: {Persist.DONE}}
+    assert job.persist_words() == {10: {Persist.PENDING}, 20: {Persist.DONE}}
 
 
 # Other rounds
@@ -307,11 +311,11 @@ def test_a_newer_round_makes_the_same_step(job: Job) -> None:
     WritingMark(3, "demo", 1_790_000_000.0).write(job.step(10))
     before = tree(path_of(job.checkpoints))
     with writer_thread(job.arena):
-        assert "round 3 makes this checkpoint, and round 2 is older" in persist_next(job, 10, 4, failures=1)
+        assert "round 3 is writing this checkpoint, and round 2 is older" in persist_next(job, 10, 4, failures=1)
     assert tree(path_of(job.checkpoints)) == before
 
 
-@pytest.mark.parametrize("moment", ["host-r000002-00000.done", "r000002-metadata"])
+@pytest.mark.parametrize("moment", ["host-r000002-00000.done", "r000002-metadata", "r000002-index.json"])
 def test_a_newer_round_comes_in_between(job: Job, moment: str) -> None:
     """An older round that looks again gives up, and leaves what is the newer one's."""
     come = threading.Event()
@@ -324,7 +328,7 @@ def test_a_newer_round_comes_in_between(job: Job, moment: str) -> None:
 
     with writer_thread(job.arena, come_in):
         problem = persist_next(job, 10, 4, failures=1)
-    assert "round 3 makes this checkpoint" in problem
+    assert "round 3 is writing this checkpoint" in problem
     assert not is_committed(job.step(10))
     assert sorted(tree(path_of(job.step(10)))) == ["WRITING", "r000003-metadata"]
     mark = WritingMark.read(job.step(10))
@@ -338,6 +342,7 @@ def test_what_an_older_round_left_is_removed_with_the_commit(job: Job) -> None:
         "r000001-rank-00000.distcp",
         "host-r000001-00000.done",
         "r000001-metadata",
+        "r000001-index.json",
         ".metadata",
         "manifest.json",
     ):
@@ -345,7 +350,7 @@ def test_what_an_older_round_left_is_removed_with_the_commit(job: Job) -> None:
     with writer_thread(job.arena):
         persist_next(job, 10, 4, persisted=1)
     assert verify_checkpoint(job.step(10)) == []
-    assert len(tree(path_of(job.step(10)))) == 6
+    assert len(tree(path_of(job.step(10)))) == 7
 
 
 def test_what_a_manifest_lists_is_never_a_leftover(job: Job) -> None:
@@ -359,13 +364,13 @@ def test_what_a_manifest_lists_is_never_a_leftover(job: Job) -> None:
     assert sorted(tree(path_of(directory))) == ["COMMIT", *files, manifest_path(path_of(directory)).name]
 
 
-def test_a_complete_step_that_is_damaged_is_told(job: Job) -> None:
+def test_a_complete_step_that_is_damaged_is_reported(job: Job) -> None:
     put_checkpoint(job.checkpoints / "main", 10)
     with writer_thread(job.arena):
-        assert "is committed and damaged: remove it" in persist_next(job, 10, 4, failures=1)
+        assert "is committed but damaged: remove it" in persist_next(job, 10, 4, failures=1)
 
 
-def test_a_complete_step_of_another_job_is_told(job: Job) -> None:
+def test_a_complete_step_of_another_job_is_reported(job: Job) -> None:
     put_checkpoint(job.checkpoints / "main", 10, job="other", files={})
     with writer_thread(job.arena):
         assert "job='other', expected 'demo'" in persist_next(job, 10, 4, failures=1)

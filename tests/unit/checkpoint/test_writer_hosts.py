@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.arena.directory import wake_writer
+from megatrain.arena.plans import HostPlan
+from megatrain.arena.sealed import sealed_slots
+from megatrain.arena.slot_file import write_persist
+from megatrain.arena.slot_layout import Persist, SealedSnapshot
+from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint.write_marks import DoneMark, WritingMark
-from megatrain.contracts.arena import SealedSnapshot, wake_writer
-from megatrain.contracts.arena_layout import Persist
-from megatrain.contracts.arena_plans import HostPlan
 from megatrain.contracts.checkpoint_files import is_committed, is_manifest_name, is_unfinished, read_manifest
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.manifest import FileEntry
@@ -44,9 +46,9 @@ def test_all_hosts_make_one_checkpoint(tmp_path: Path) -> None:
         assert job.persist_words() == {10: {Persist.DONE}, 20: {Persist.DONE}}
         for step in (10, 20):
             assert verify_checkpoint(job.step(step)) == []
-            assert sorted(read_manifest(job.step(step)).files) == ["r000002-metadata", *FILES]
+            assert sorted(read_manifest(job.step(step)).files) == ["r000002-index.json", "r000002-metadata", *FILES]
         # the coordinator tidies up after it has told that it is done
-        wait_until(lambda: len(tree(path_of(job.step(20)))) == 8, "a tidy directory", DEADLINE_S)
+        wait_until(lambda: len(tree(path_of(job.step(20)))) == 9, "a tidy directory", DEADLINE_S)
 
 
 def test_the_coordinator_waits_for_all(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_a_host_that_never_comes(tmp_path: Path) -> None:
     assert not any((job.step(10) / name).exists() for name in FILES)
     with writer_thread(job.arenas[1]):
         problem = wait_for(job.arenas[1], failures=1).last_error
-        assert "host 0 has given up: " in problem
+        assert "host 0 gave up: " in problem
         assert "waited 0.1 s for the data files of hosts 1, 2" in problem
 
 
@@ -83,7 +85,7 @@ def test_a_coordinator_that_never_comes(tmp_path: Path) -> None:
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(job.arenas[1]):
         problem = wait_for(job.arenas[1], failures=1).last_error
-        assert "waited 0.1 s for COMMIT, which the coordinator's host writes" in problem
+        assert "waited 0.1 s for COMMIT, which the host of rank 0 writes" in problem
     # done was said: a coordinator that has read it may yet commit these
     assert all((job.step(10) / name).exists() for name in FILES[2:])
 
@@ -98,10 +100,27 @@ def test_a_host_that_fails_is_not_waited_for(tmp_path: Path) -> None:
 
     with writer_thread(job.arenas[0]), writer_thread(job.arenas[1], fail):
         assert wait_for(job.arenas[1], failures=1).last_error == "step 10: not saved: disk full"
-        assert "host 1 has given up: disk full" in wait_for(job.arenas[0], failures=1).last_error
+        assert "host 1 gave up: disk full" in wait_for(job.arenas[0], failures=1).last_error
         assert job.persist_words() == {10: {Persist.FAILED}}
         assert not any((job.step(10) / name).exists() for name in FILES)
         assert is_unfinished(job.step(10))
+
+
+def test_a_host_whose_mark_is_lost_is_not_waited_for_once_the_ranks_know(tmp_path: Path) -> None:
+    """On a full disk a writer cannot even say that it gave up; `Snapshots` passes it on to the ranks of other hosts."""
+    job = make_job(tmp_path, 2, commit_timeout_s=1000.0)
+
+    def fail(action: str, path: str) -> None:
+        raise CheckpointError("disk full")
+
+    job.put_snapshot(step=10, snapshot=4)
+    with writer_thread(job.arenas[0], fail), writer_thread(job.arenas[1]):
+        assert "disk full" in wait_for(job.arenas[0], failures=1).last_error
+        wait_until(lambda: DoneMark.read(job.step(10), SNAPSHOT, 1) is not None, "done", DEADLINE_S)
+        for slot in sealed_slots(job.arenas[1]):
+            write_persist(slot.path, slot.snapshot.snapshot, Persist.FAILED)
+        assert "the ranks gave this snapshot up" in wait_for(job.arenas[1], failures=1).last_error
+    assert not is_committed(job.step(10))
 
 
 def test_the_next_snapshot_after_one_that_failed(tmp_path: Path) -> None:
@@ -143,7 +162,7 @@ def test_two_hosts_of_the_same_ranks_are_refused(tmp_path: Path) -> None:
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(job.arenas[0]):
         problem = wait_for(job.arenas[0], failures=1).last_error
-    assert "r000002-rank-00000.distcp: written by two hosts; host.json is at fault" in problem
+    assert "r000002-rank-00000.distcp: written by two hosts; host.json is wrong" in problem
     assert not is_committed(job.step(10))
 
 
@@ -156,7 +175,7 @@ def test_a_file_that_is_gone_before_the_commit(tmp_path: Path) -> None:
             (job.step(10) / FILES[3]).remove()
 
     with writer_thread(job.arenas[0], remove), writer_thread(job.arenas[1]):
-        assert f"{FILES[3]}: gone since it was written" in wait_for(job.arenas[0], failures=1).last_error
+        assert f"{FILES[3]}: was removed after it was written" in wait_for(job.arenas[0], failures=1).last_error
         wait_for(job.arenas[1], failures=1)
     assert not is_committed(job.step(10))
 
@@ -169,7 +188,9 @@ def test_a_newer_round_that_wants_a_checkpoint_ends_the_wait(tmp_path: Path) -> 
     with writer_thread(coordinator):
         wait_until(lambda: DoneMark.read(job.step(10), SNAPSHOT, 0) is not None, "done", DEADLINE_S)
         plan = replace(HostPlan.read(coordinator.host_plan), round=3, num_hosts=1)
-        coordinator.metadata(3).write_bytes(make_job(tmp_path / "other").arena.metadata(2).read_bytes())
+        other = make_job(tmp_path / "other").arena
+        coordinator.metadata(3).write_bytes(other.metadata(2).read_bytes())
+        coordinator.index(3).write_bytes(other.index(2).read_bytes())
         plan.write(coordinator.host_plan)
         for rank in plan.ranks:
             put_slot(coordinator, rank, step=15, snapshot=5, round_number=3)
@@ -186,7 +207,7 @@ def test_a_writer_whose_host_is_left_behind_waits_no_longer(tmp_path: Path, inde
     with writer_thread(job.arenas[index]):
         wait_until(lambda: DoneMark.read(job.step(10), SNAPSHOT, index) is not None, "done", DEADLINE_S)
         WritingMark(3, "demo", 0.0).write(job.step(10))
-        assert "round 3 makes this checkpoint" in wait_for(job.arenas[index], failures=1).last_error
+        assert "round 3 is writing this checkpoint" in wait_for(job.arenas[index], failures=1).last_error
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def test_what_import_prints_is_a_configuration(ckpt: Ckpt, tmp_path: Path) -> No
     assert main(["config", "check", str(tmp_path / "job.toml")]) == 0
 
 
-def test_the_tokenizer_goes_along_unless_told(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_the_tokenizer_is_exported_unless_it_is_left_out(ckpt: Ckpt, tmp_path: Path) -> None:
     model = tiny("gpt2", vocab_size=300)
     export(random_parameters(model), model, tmp_path / "hf")
     train_tokenizer(["to be or not to be"], 270).save(tmp_path / "hf/tokenizer.json")
@@ -204,12 +204,14 @@ def test_a_tokenizer_that_is_damaged_is_named(ckpt: Ckpt, tmp_path: Path, conten
     if content is not None:
         (tmp_path / "saved/tokenizer.json").write_bytes(content)
     message = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", code=65 if content is None else 66)
-    problem = "is not a tokenizer.json" if content is None else "is not the file that the manifest vouches for"
+    problem = "is not a tokenizer.json" if content is None else "differs from its entry in the manifest"
     assert f"{tmp_path / 'saved/tokenizer.json'}: {problem}" in message
     assert not (tmp_path / "hf").exists()
 
 
-def test_a_source_that_retention_removes_is_told(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_retention_removes_is_reported(
+    ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny("gpt2")
     place = LocalLocation(tmp_path / "saved")
     export(random_parameters(model), model, tmp_path / "hf")

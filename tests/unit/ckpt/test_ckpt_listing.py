@@ -24,7 +24,7 @@ def states(document: dict) -> dict[str, str]:
     return {f"{one['branch']}/{one['step']}": one["state"] for one in document["checkpoints"]}
 
 
-def vouched_bytes(place: Path) -> int:
+def listed_bytes(place: Path) -> int:
     return sum(
         path.stat().st_size for path in place.iterdir() if path.name != "COMMIT" and not is_manifest_name(path.name)
     )
@@ -59,7 +59,7 @@ def test_text_marks_the_current_branch_and_what_is_abandoned(ckpt: Ckpt, run: Pa
     assert pinned.endswith("pinned: good\\x1b[31m")
     assert sum(line.endswith("abandoned") for line in lines) == 2
     assert any(line.startswith("->  ") and " 25 " in line for line in lines)
-    assert lines[-1].startswith("-> a job goes on from branch-0002/step-000000025: the newest")
+    assert lines[-1].startswith("-> a job resumes from branch-0002/step-000000025: the newest")
 
 
 def test_a_part_of_a_run_lists_that_part(ckpt: Ckpt, run: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_part_of_a_run_lists_that_part(ckpt: Ckpt, run: Path) -> None:
     assert set(states(ckpt("ls", run / "checkpoints/main/step-000000010", "--json"))) == {"main/10"}
 
 
-def test_states_tell_how_far_a_checkpoint_came(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_states_show_how_far_a_checkpoint_came(ckpt: Ckpt, tmp_path: Path) -> None:
     branch = put_main(LocalLocation(tmp_path))
     put_whole(branch, 1)
     ckpt("pin", put_whole(branch, 2))
@@ -90,7 +90,7 @@ def test_a_damaged_newest_one_is_skipped_and_named(ckpt: Ckpt, run: Path) -> Non
     found = ckpt("ls", run, "--json")
 
     assert (found["resume"]["branch"], found["resume"]["step"]) == ("main", 20)
-    assert "has none of its own" in found["resume"]["reason"]
+    assert "the current branch, has none" in found["resume"]["reason"]
     assert str(file) in found["resume"]["skipped"][0]
 
 
@@ -99,12 +99,12 @@ def test_without_anything_whole_it_says_why_nothing_would_be_resumed(ckpt: Ckpt,
     found = ckpt("ls", tmp_path, "--json")
 
     assert found["resume"]["step"] is None
-    assert "no committed checkpoint to go on from" in found["resume"]["reason"]
-    assert "from nothing: " in ckpt("ls", tmp_path)
+    assert "no committed checkpoint to resume from" in found["resume"]["reason"]
+    assert "without a checkpoint: " in ckpt("ls", tmp_path)
 
 
 def test_a_place_without_checkpoints_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
-    assert "is no checkpoint and holds none" in ckpt("ls", tmp_path, code=66)
+    assert "is not a checkpoint and contains none" in ckpt("ls", tmp_path, code=66)
     put_whole(LocalLocation(tmp_path / "alone"), 3)
     assert "outside of a run" in ckpt("ls", tmp_path / "alone/step-000000003", code=66)
 
@@ -115,7 +115,7 @@ def test_a_url_is_a_place(ckpt: Ckpt, run: Path) -> None:
         assert ckpt("inspect", f"file://{run}{name}", "--json")["step"] == 25
 
 
-def test_inspect_tells_what_a_job_wrote(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_inspect_shows_what_a_job_wrote(ckpt: Ckpt, tmp_path: Path) -> None:
     config = with_layout(make_config(), tp=2, pp=2)
     state = whole_state(config)
     write_as_job(tmp_path / "saved", config, state)
@@ -129,7 +129,7 @@ def test_inspect_tells_what_a_job_wrote(ckpt: Ckpt, tmp_path: Path) -> None:
     assert {one["key"]: tuple(one["shape"]) for one in found["tensors"]} == {
         key: tuple(one.shape) for key, one in state.items()
     }
-    assert found["num_bytes"] == vouched_bytes(tmp_path / "saved")
+    assert found["num_bytes"] == listed_bytes(tmp_path / "saved")
 
 
 def test_inspect_as_text(ckpt: Ckpt, run: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_step_of_a_run_can_be_named(ckpt: Ckpt, run: Path) -> None:
 def test_an_unfinished_checkpoint_is_not_inspected(ckpt: Ckpt, run: Path) -> None:
     place = run / "checkpoints/main/step-000000010"
     (place / "COMMIT").unlink()
-    assert f"no complete checkpoint, and nothing is read from it: {place / 'COMMIT'}: missing" in ckpt(
+    assert f"not a complete checkpoint, so it is not read: {place / 'COMMIT'}: missing" in ckpt(
         "inspect", place, code=66
     )
 
@@ -169,8 +169,9 @@ def test_a_run_stands_for_what_a_job_would_take(ckpt: Ckpt, run: Path, capsys: p
 
     assert ckpt("inspect", run, "--branch", "main", "--json")["step"] == 40
     for step in (10, 20, 30, 40):
-        (run / f"checkpoints/main/step-{step:09d}/.metadata").unlink()
-    assert f"{damaged / '.metadata'}: not there" in ckpt("inspect", run, code=66)
+        (run / f"checkpoints/main/step-{step:09d}/index.json").unlink()
+    (damaged / "index.json").unlink()
+    assert f"{damaged / 'index.json'}: cannot be read: No such file" in ckpt("inspect", run, code=66)
 
 
 def test_without_a_current_branch_nothing_is_called_abandoned(ckpt: Ckpt, run: Path) -> None:
@@ -178,7 +179,7 @@ def test_without_a_current_branch_nothing_is_called_abandoned(ckpt: Ckpt, run: P
     (run / "checkpoints/RESUME").write_bytes(b"{")
     text = ckpt("ls", run)
     assert "abandoned" not in text
-    assert "a job goes on from nothing: " in text
+    assert "a job starts without a checkpoint: " in text
 
 
 def test_a_terminal_of_another_encoding_gets_escapes(tmp_path: Path) -> None:

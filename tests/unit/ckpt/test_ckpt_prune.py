@@ -94,7 +94,7 @@ def test_leftovers_that_nobody_will_finish_go(ckpt: Ckpt, line: Path) -> None:
     document = ckpt("prune", line, "--yes", "--json")
 
     assert names(document) == ["main/15"]
-    assert document["left_alone"] == ["main/step-000000065: unfinished; it may be being written"]
+    assert document["left_alone"] == ["main/step-000000065: unfinished; a job may still be writing it"]
     assert (line / "checkpoints/main/step-000000065").exists()
 
 
@@ -103,7 +103,7 @@ def test_a_damaged_newest_one_does_not_cost_the_last_whole_one(ckpt: Ckpt, line:
     document = ckpt("prune", line, "--keep-last", 1, "--yes", "--json")
 
     assert names(document) == ["main/10", "main/20", "main/30", "main/40"]
-    assert document["left_alone"] == ["main/step-000000060: damaged; `megatrain ckpt verify` says how"]
+    assert document["left_alone"] == ["main/step-000000060: damaged; `megatrain ckpt verify` shows the damage"]
 
 
 def test_without_anything_whole_nothing_goes(ckpt: Ckpt, line: Path) -> None:
@@ -124,13 +124,13 @@ def test_pinning_and_back(ckpt: Ckpt, line: Path) -> None:
     assert ckpt("inspect", place, "--json")["pin_reason"] is None
     assert "was not pinned" in ckpt("unpin", place)
     (place / "COMMIT").unlink()
-    assert "no complete checkpoint" in ckpt("pin", place, code=66)
+    assert "not a complete checkpoint" in ckpt("pin", place, code=66)
 
 
 def test_a_branch_that_a_job_may_be_writing_to_is_left_alone(ckpt: Ckpt, run: Path) -> None:
     """The run went back to step 20 while its job was running, which goes on on main until it is started again."""
     words = ("prune", run, "--abandoned", "--yes", "--json")
-    with RunDirectory(run).held():
+    with RunDirectory(run).locked():
         document = ckpt(*words)
     assert names(document) == []
     assert document["left_alone"] == [
@@ -149,7 +149,7 @@ def test_a_branch_that_a_job_may_be_writing_to_is_left_alone(ckpt: Ckpt, run: Pa
 
 
 def test_what_retention_lets_go_goes_while_a_job_is_running(ckpt: Ckpt, line: Path) -> None:
-    with RunDirectory(line).held():
+    with RunDirectory(line).locked():
         assert len(names(ckpt("prune", line, "--keep-last", 2, "--yes", "--json"))) == 4
 
 
@@ -168,16 +168,16 @@ def test_many_leftovers_are_few_reads(ckpt: Ckpt, line: Path, monkeypatch: pytes
     assert num_reads < 300 * 10
 
 
-@pytest.mark.parametrize(("keep_last", "is_told"), [(0, False), (2, True), (-1, True)])
+@pytest.mark.parametrize(("keep_last", "is_reported"), [(0, False), (2, True), (-1, True)])
 def test_unpinning_says_what_a_running_job_may_do(
-    line: Path, capsys: pytest.CaptureFixture[str], keep_last: int, is_told: bool
+    line: Path, capsys: pytest.CaptureFixture[str], keep_last: int, is_reported: bool
 ) -> None:
     main_branch = LocalLocation(line / "checkpoints/main")
     place = put_whole(main_branch, 70, config={"checkpoint": {"keep_last": keep_last}})
-    with RunDirectory(line).held():
+    with RunDirectory(line).locked():
         for verb in ("pin", "unpin", "unpin"):
             assert main(["ckpt", verb, str(place)]) == 0
-    assert ("that job may remove it after its next checkpoint" in capsys.readouterr().err) is is_told
+    assert ("that job may remove it after its next checkpoint" in capsys.readouterr().err) is is_reported
     assert not (place / PINNED_NAME).exists()
 
 
@@ -209,9 +209,7 @@ def test_what_lacks_its_commit_alone_may_be_mended(ckpt: Ckpt, line: Path) -> No
     document = ckpt("prune", line, "--yes", "--json")
 
     assert names(document) == ["main/20"]
-    assert document["left_alone"] == [
-        "main/step-000000010: lacks nothing but a COMMIT that vouches for it; --abandoned removes it"
-    ]
+    assert document["left_alone"] == ["main/step-000000010: complete except for a valid COMMIT; --abandoned removes it"]
     # retention takes it when it would take it whole: a removal that was cut short leaves the same
     assert "main/10" not in names(ckpt("prune", line, "--keep-last", 5, "--json"))
     assert "main/10" in names(ckpt("prune", line, "--keep-last", 4, "--json"))
@@ -229,6 +227,6 @@ def test_a_long_list_is_shortened(ckpt: Ckpt, line: Path) -> None:
     for step in range(100, 150):
         (line / f"checkpoints/main/step-{step:09d}").mkdir()
     text = ckpt("prune", line)
-    assert text.count("it may be being written") == 20
+    assert text.count("a job may still be writing it") == 20
     assert "left alone 30 more; --json lists all" in text
-    assert "retention keeps all of the current line" in text
+    assert "retention keeps all in the history of the current branch" in text

@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from megatrain.checkpoint.metadata_reader import load_metadata
+from megatrain.checkpoint.checked_files import find_stored
 from megatrain.checkpoint.parameter_reader import bytes_of_kept_items
 from megatrain.checkpoint.url_location import open_location
 from megatrain.contracts.checkpoint_files import is_manifest_name, read_manifest
@@ -64,6 +64,7 @@ def test_files_are_those_of_a_job(
     assert "OK" in ckpt("verify", tmp_path / "out")
 
 
+@pytest.mark.slow(kept=["before0-after0"])
 @pytest.mark.parametrize(("before", "after"), [({"tp": 2}, {"tp": 4}), ({"tp": 8}, {"tp": 1, "pp": 2})])
 def test_a_key_value_head_of_several_ranks_is_stored_once(
     ckpt: Ckpt, tmp_path: Path, before: dict[str, int], after: dict[str, int]
@@ -77,13 +78,14 @@ def test_a_key_value_head_of_several_ranks_is_stored_once(
 
     assert contents(tmp_path / "out") == contents(tmp_path / "b")
     for name in ("a", "b"):
-        stored = load_metadata(LocalLocation(tmp_path / name)).tensors.values()
+        place = LocalLocation(tmp_path / name)
+        stored = find_stored(place, read_manifest(place)).tensors.values()
         assert all(sum(math.prod(item.sizes) for item in one.items) == one.numel for one in stored)
         assert "OK" in ckpt("verify", tmp_path / name)
 
 
-def test_layers_are_split_as_told(ckpt: Ckpt, tmp_path: Path) -> None:
-    """From one uneven split to another, and to the even one that is meant where none is told."""
+def test_layers_are_split_as_the_option_says(ckpt: Ckpt, tmp_path: Path) -> None:
+    """From one uneven split to another, and to the even split, which is the default."""
     config = make_config()
     state = whole_state(config)
     expected = {}
@@ -131,6 +133,7 @@ def test_memory_holds_some_items(ckpt: Ckpt, tmp_path: Path) -> None:
     assert "OK" in ckpt("verify", tmp_path / "out")
 
 
+@pytest.mark.slow(kept=["before3-after3"])
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -153,6 +156,7 @@ def test_every_item_is_read_once(ckpt: Ckpt, tmp_path: Path, before: dict[str, i
     assert "OK" in ckpt("verify", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_files_are_written_some_at_a_time(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config({"train": {"precision": "fp32"}}, UNTIED)
     write_as_job(tmp_path / "a", config, whole_state(config))
@@ -173,7 +177,7 @@ def test_what_lies_beside_the_tensors_goes_along(ckpt: Ckpt, tmp_path: Path) -> 
     assert (tmp_path / "b/tokenizer.json").read_bytes() == text
     (tmp_path / "a/tokenizer.json").write_bytes(b"{}")
     message = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "c", code=66)
-    assert "tokenizer.json: is not the file that the manifest vouches for" in message
+    assert "tokenizer.json: differs from its entry in the manifest" in message
 
 
 def test_a_layout_that_no_job_can_have_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
@@ -203,7 +207,7 @@ def test_a_failed_attempt_leaves_nothing(ckpt: Ckpt, tmp_path: Path, monkeypatch
     words = ("reshard", tmp_path / "a", "--dp", 2, "--output")
     monkeypatch.setattr(LocalLocation, "write", _fails_at(".metadata"))
     for name in ("new", "there"):
-        assert "no more room" in ckpt(*words, tmp_path / name, code=74)
+        assert "no space left" in ckpt(*words, tmp_path / name, code=74)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "there"]
     assert list((tmp_path / "there").iterdir()) == []
 
@@ -212,7 +216,7 @@ def test_what_a_killed_attempt_left_behind_is_replaced(ckpt: Ckpt, tmp_path: Pat
     config = make_config()
     write_as_job(tmp_path / "a", config, whole_state(config))
     (tmp_path / "out").mkdir()
-    for name in ("WRITING", "r000002-rank-00001.distcp", ".metadata"):
+    for name in ("WRITING", "r000002-rank-00001.distcp", ".metadata", "index.json"):
         (tmp_path / "out" / name).write_bytes(b"{}")
 
     ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out")
@@ -226,7 +230,7 @@ def _fails_at(name: str) -> Callable[[LocalLocation, bytes], None]:
 
     def failing(self: LocalLocation, content: bytes) -> None:
         if self.name == name:
-            raise CheckpointError(f"{self}: no more room")
+            raise CheckpointError(f"{self}: no space left")
         write(self, content)
 
     return failing

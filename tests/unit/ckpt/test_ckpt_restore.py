@@ -40,12 +40,12 @@ def test_the_run_goes_on_from_the_step_on_a_new_branch(ckpt: Ckpt, run: Path) ->
 
 def test_what_is_restored_can_be_of_an_abandoned_branch(ckpt: Ckpt, run: Path) -> None:
     message = ckpt("restore", run, "--step", 40, code=66)
-    assert "no committed checkpoint of step 40 in its current line" in message
+    assert "no committed checkpoint of step 40 in its current ancestry" in message
 
     text = ckpt("restore", run, "--step", 40, "--branch", "main")
 
-    assert "goes on from" in text
-    assert "abandoned, and still there: branch-0002/step-000000025" in text
+    assert "resumes from" in text
+    assert "abandoned, but not removed: branch-0002/step-000000025" in text
     assert found(checkpoints_of(run)) == [("main", 40), ("main", 30), ("main", 20), ("main", 10)]
 
 
@@ -101,7 +101,7 @@ def test_a_run_whose_line_is_lost_can_go_on_from_another_branch(ckpt: Ckpt, tmp_
 
 def test_a_running_job_is_not_led_astray(ckpt: Ckpt, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = tree(run)
-    with RunDirectory(run).held():
+    with RunDirectory(run).locked():
         message = ckpt("restore", run, "--step", 10, code=66)
         assert f"is training in {run}. Nothing was changed" in message
         assert tree(run).keys() - before.keys() == {"lock"}
@@ -130,7 +130,7 @@ started = []
 def start_job(event, arguments):
     if event == "open" and str(arguments[0]).endswith(".distcp") and not started:
         started.append(arguments[0])
-        job.enter_context(RunDirectory(Path(run)).held())
+        job.enter_context(RunDirectory(Path(run)).locked())
 
 sys.addaudithook(start_job)
 code = main(["ckpt", "restore", run, "--step", "10"])
@@ -160,4 +160,4 @@ def test_what_a_job_elsewhere_may_be_doing_is_noted(run: Path, capsys: pytest.Ca
 def test_a_long_list_of_abandoned_ones_is_shortened(ckpt: Ckpt, tmp_path: Path) -> None:
     put_main(checkpoints_of(tmp_path), *range(1, 9))
     text = ckpt("restore", tmp_path, "--step", 1, "--no-verify")
-    assert "abandoned, and still there: 7 checkpoints up to main/step-000000008" in text
+    assert "abandoned, but not removed: 7 checkpoints up to main/step-000000008" in text

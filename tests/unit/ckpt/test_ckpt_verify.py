@@ -73,7 +73,7 @@ def test_all_goes_through_every_committed_one(ckpt: Ckpt, run: Path) -> None:
     assert len(in_main["checkpoints"]) == 4
 
 
-def test_one_of_another_run_or_branch_is_told_apart(ckpt: Ckpt, run: Path) -> None:
+def test_one_of_another_run_or_branch_is_distinguished(ckpt: Ckpt, run: Path) -> None:
     main = LocalLocation(run / "checkpoints/main")
     foreign = put_whole(main, 50, job="other")
     (run / "checkpoints/branch-0002/step-000000025").rename(main.path / "step-000000025")
@@ -106,7 +106,7 @@ def test_all_and_one_exclude_each_other(run: Path, option: tuple[str, str], caps
 
 
 @pytest.mark.parametrize("name", ["COMMIT", "manifest"])
-def test_all_tells_of_one_that_has_lost_what_made_it_complete(ckpt: Ckpt, run: Path, name: str) -> None:
+def test_all_reports_a_checkpoint_that_has_lost_its_commit(ckpt: Ckpt, run: Path, name: str) -> None:
     place = run / "checkpoints/main/step-000000010"
     lost = manifest_path(place) if name == "manifest" else place / name
     lost.unlink()
@@ -152,5 +152,5 @@ def test_where_nothing_can_be_kept_the_answer_is_the_same(run: Path, capsys: pyt
     assert main(["ckpt", "verify", str(run)]) == 0
     told = capsys.readouterr()
     assert "OK" in told.out
-    assert "the result is not kept" in told.err
+    assert "the result was not stored" in told.err
     assert main(["ckpt", "ls", str(run)]) == 0, "and checkpoints are listed all the same"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 
-from megatrain.comm import channel as channel_module
 from megatrain.comm.channel import Channel
+from megatrain.comm.exchange import ExchangeRunner
+from megatrain.comm.gloo import GlooCommunicator
 from megatrain.comm.group import Group
-from megatrain.comm.queue import CommunicationQueue
+from megatrain.comm.group_plan import PlannedGroup
 from megatrain.contracts.black_box import read_black_box
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.layout import Layout
@@ -48,16 +51,20 @@ def awaited(recorder: Recorder) -> tuple[int, int, int]:
     return group, box.progress.awaited_place, box.groups[group].left if group else -1
 
 
+def group_of_two(name: str, recorder: Recorder, number: int = 0) -> Group:
+    planned = PlannedGroup(name, (0, 1))
+    nobody = dist.ProcessGroup(0, 2)
+    communicator = GlooCommunicator(ExchangeRunner(recorder), planned, nobody, timedelta(seconds=20), None)
+    return Group(name, planned.ranks, 0, number, communicator)
+
+
 def test_a_collective_is_awaited_from_its_wait_on(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int, int]] = []
     number = recorder.add_group("dp", [0, 1])
-    group = Group("dp", (0, 1), 0, CommunicationQueue(recorder), number)
-    x = torch.zeros(2)
+    group, x = group_of_two("dp", recorder, number), torch.zeros(2)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: _Work(lambda: seen.append(awaited(recorder))))
 
-    def call() -> Any:
-        return _Work(lambda: seen.append(awaited(recorder)))
-
-    first, second = (group._start(Operation.DP_ALL_REDUCE, x, x, call) for _ in range(2))
+    first, second = (group.all_reduce(x, Operation.DP_ALL_REDUCE) for _ in range(2))
     assert awaited(recorder) == (0, 0, -1)
     first.wait()
     second.wait()
@@ -68,10 +75,9 @@ def test_a_collective_is_awaited_from_its_wait_on(recorder: Recorder, monkeypatc
 
 def test_a_message_is_awaited_from_its_wait_on(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int, int]] = []
-    group = Group("pp-forward", (0, 1), 0, CommunicationQueue(recorder))
-    link = Channel(group, 1, recorder.add_group("pp-forward", [0, 1]))
+    link = Channel(group_of_two("pp-forward", recorder), 1, recorder.add_group("pp-forward", [0, 1]))
     work = _Work(lambda: seen.append(awaited(recorder)))
-    monkeypatch.setattr(channel_module.dist, "isend", lambda *_, **__: work)
+    monkeypatch.setattr(dist, "isend", lambda *_, **__: work)
     sent = link.send(torch.zeros(2), Operation.FORWARD_SEND, chunk=0, microbatch=0)
     assert awaited(recorder) == (0, 0, -1)
     sent.wait()

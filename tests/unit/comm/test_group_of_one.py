@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.comm.queue import Pending
+from megatrain.comm.exchange import Pending
 from megatrain.contracts.operations import Operation
 from tests.helpers.lone_rank import simulated_group
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from megatrain.comm.group_plan import PlannedGroup, all_planned_groups, planned_groups, summing_order
-from megatrain.contracts.layout import DENSE, Layout, Neighbours
+from megatrain.contracts.layout import DENSE, Holders, Layout
 
 SIZES = (1, 2, 4)
 SMALL = [
@@ -65,6 +65,16 @@ def created_in_turn(plans: Mapping[int, Sequence[PlannedGroup]]) -> set[str]:
     return created
 
 
+@pytest.mark.slow(
+    kept=[
+        "pp_size=1 dp_size=1 tp_size=1-False",
+        "pp_size=1 dp_size=1 tp_size=1-True",
+        "pp_size=1 dp_size=1 tp_size=2-False",
+        "pp_size=1 dp_size=1 tp_size=2-True",
+        "pp_size=1 dp_size=1 tp_size=4-False",
+        "pp_size=1 dp_size=1 tp_size=4-True",
+    ]
+)
 @pytest.mark.parametrize(("layout", "has_wrap_links"), SMALL + LARGE, ids=str)
 def test_every_rank_walks_its_part_of_one_order(layout: Layout, has_wrap_links: bool) -> None:
     groups = list(all_planned_groups(layout, has_wrap_links=has_wrap_links))
@@ -129,11 +139,11 @@ def test_the_groups_of_a_name_are_those_of_the_layout(layout: Layout, has_wrap_l
     ],
     ids=str,
 )
-def test_neighbours_that_hold_a_part_are_groups_before_the_links(layout: Layout, num_groups: int) -> None:
-    holders = Neighbours("tp", num_groups)
-    everything = list(all_planned_groups(layout, neighbours=[holders]))
+def test_holders_of_a_part_are_groups_before_the_links(layout: Layout, num_groups: int) -> None:
+    holders = Holders("tp", num_groups)
+    everything = list(all_planned_groups(layout, holders=[holders]))
     own = {
-        rank: [one for one in planned_groups(layout, rank, neighbours=[holders]) if len(one.ranks) > 1]
+        rank: [one for one in planned_groups(layout, rank, holders=[holders]) if len(one.ranks) > 1]
         for rank in range(layout.world_size)
     }
     length = layout.tp_size // num_groups
@@ -165,7 +175,7 @@ def test_the_order_of_sums_and_of_creation() -> None:
 def test_groups_on_the_host_and_links_are_marked() -> None:
     planned = planned_groups(Layout(tp_size=2, pp_size=2, dp_size=2), 5, has_wrap_links=True)
     names = {plan.name: plan for plan in planned}
-    assert {name for name, plan in names.items() if plan.is_on_host} == {"host-tp", "host-pp", "host-dp"}
+    assert {name for name, plan in names.items() if plan.uses_cpu_memory} == {"host-tp", "host-pp", "host-dp"}
     assert {name for name, plan in names.items() if plan.is_link} == {
         "pp-forward", "pp-backward", "pp-forward-wrap", "pp-backward-wrap"
     }  # fmt: skip

@@ -27,8 +27,8 @@ from megatrain.contracts.errors import CommunicationError
 from tests.helpers.waiting import wait_until
 
 SECRET, OTHER_SECRET = bytes(32), bytes(31) + b"\1"
-LIMITS = PeerLimits(proof_s=10.0, call_s=10.0, total_s=20.0)
-HASTY = PeerLimits(proof_s=0.2, call_s=0.2, total_s=0.5)
+LIMITS = PeerLimits(authentication_s=10.0, call_s=10.0, total_s=20.0)
+HASTY = PeerLimits(authentication_s=0.2, call_s=0.2, total_s=0.5)
 HELLO_BYTES = 8 + 32
 
 
@@ -110,7 +110,7 @@ def test_a_stranger_is_dropped_and_others_are_served(words: bytes) -> None:
         with connect_peer(address, SECRET, LIMITS) as connection:
             connection.send_message(b"from a rank")
             assert outcomes.get(timeout=10) == b"from a rank"
-        wait_until(lambda: server.num_strangers == 1, "the stranger", 10.0)
+        wait_until(lambda: server.num_rejected == 1, "the stranger", 10.0)
 
 
 def test_another_rounds_secret_is_refused_on_both_sides() -> None:
@@ -118,18 +118,18 @@ def test_another_rounds_secret_is_refused_on_both_sides() -> None:
     with serving(serve) as (server, address):
         with pytest.raises(CommunicationError, match=r"127\.0\.0\.1:\d+: the peer closed the connection"):
             connect_peer(address, OTHER_SECRET, LIMITS)
-        wait_until(lambda: server.num_strangers == 1, "the stranger", 10.0)
+        wait_until(lambda: server.num_rejected == 1, "the stranger", 10.0)
         assert outcomes.empty()
 
 
 def test_a_server_that_does_not_know_the_secret_gets_nothing() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        # it says hello, takes the client's proof for granted, and answers with one of its own making
+        # it says hello, takes the client's authentication for granted, and answers with one of its own making
         theirs.sendall(b"MTPEER1\n" + bytes(32) + bytes(32))
         connection = PeerConnection(ours, "a liar", LIMITS)
-        with connection, pytest.raises(CommunicationError, match="a liar: does not know this round's secret"):
-            connection.prove(SECRET, is_server=False)
+        with connection, pytest.raises(CommunicationError, match="a liar: the peer does not know this round's secret"):
+            connection.authenticate(SECRET, is_server=False)
         assert len(theirs.recv(4096)) == 64
 
 
@@ -137,23 +137,23 @@ def test_what_listens_there_may_be_something_else() -> None:
     ours, theirs = socket.socketpair()
     with theirs, PeerConnection(ours, "a web server", LIMITS) as connection:
         theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-        with pytest.raises(CommunicationError, match="whoever listens there is no rank"):
-            connection.prove(SECRET, is_server=False)
+        with pytest.raises(CommunicationError, match="the listener there is not a rank"):
+            connection.authenticate(SECRET, is_server=False)
 
 
-def proven_pair(limits: PeerLimits = LIMITS) -> tuple[PeerConnection, PeerConnection, socket.socket]:
+def authenticated_pair(limits: PeerLimits = LIMITS) -> tuple[PeerConnection, PeerConnection, socket.socket]:
     """Return both ends of a connection, and the client's socket."""
     ours, theirs = socket.socketpair()
     client, server = PeerConnection(ours, "server", limits), PeerConnection(theirs, "client", limits)
-    thread = threading.Thread(target=lambda: server.prove(SECRET, is_server=True))
+    thread = threading.Thread(target=lambda: server.authenticate(SECRET, is_server=True))
     thread.start()
-    client.prove(SECRET, is_server=False)
+    client.authenticate(SECRET, is_server=False)
     thread.join(10)
     return client, server, ours
 
 
 def test_changed_bytes_are_noticed() -> None:
-    client, server, wire = proven_pair()
+    client, server, wire = authenticated_pair()
     with client, server:
         client.send(b"0123")
         wire.sendall(b"!")  # not from the rank: it never entered the client's HMAC
@@ -165,7 +165,7 @@ def test_changed_bytes_are_noticed() -> None:
 
 
 def test_what_a_peer_said_cannot_be_said_back_to_it() -> None:
-    client, server, wire = proven_pair()
+    client, server, wire = authenticated_pair()
     with client, server:
         server.send(b"seal")
         server.send_tag()
@@ -177,15 +177,15 @@ def test_what_a_peer_said_cannot_be_said_back_to_it() -> None:
 
 
 def test_a_message_that_announces_too_much_is_refused_before_it_is_read() -> None:
-    client, server, _ = proven_pair()
+    client, server, _ = authenticated_pair()
     with client, server:
         client.send(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
-        with pytest.raises(CommunicationError, match="announces a message of 4097 bytes, at most 4096"):
+        with pytest.raises(CommunicationError, match="announces a message of 4097 bytes, more than the 4096 allowed"):
             server.receive_message()
 
 
 def test_a_connection_that_is_cut_says_so() -> None:
-    client, server, _ = proven_pair()
+    client, server, _ = authenticated_pair()
     with server:
         client.send(b"half")
         client.close()
@@ -194,19 +194,19 @@ def test_a_connection_that_is_cut_says_so() -> None:
 
 
 def test_a_silent_peer_is_not_waited_for_longer_than_a_call_may_take() -> None:
-    client, server, _ = proven_pair(PeerLimits(proof_s=10.0, call_s=0.05, total_s=600.0))
+    client, server, _ = authenticated_pair(PeerLimits(authentication_s=10.0, call_s=0.05, total_s=600.0))
     with client, server, pytest.raises(CommunicationError, match="client: timed out"):
         server.receive_into(memoryview(bytearray(1)))
 
 
 def test_a_peer_that_never_takes_what_is_sent_is_given_up() -> None:
-    client, server, _ = proven_pair(PeerLimits(proof_s=10.0, call_s=0.05, total_s=600.0))
+    client, server, _ = authenticated_pair(PeerLimits(authentication_s=10.0, call_s=0.05, total_s=600.0))
     with client, server, pytest.raises(CommunicationError, match="server: timed out"):
         client.send(bytes(64 << 20))
 
 
 def test_a_dripping_peer_is_given_up_at_the_deadline() -> None:
-    client, server, _ = proven_pair(PeerLimits(proof_s=600.0, call_s=600.0, total_s=0.3))
+    client, server, _ = authenticated_pair(PeerLimits(authentication_s=600.0, call_s=600.0, total_s=0.3))
     is_over = threading.Event()
 
     def drip() -> None:
@@ -235,7 +235,7 @@ def test_silent_strangers_are_dropped_in_time_and_never_many() -> None:
             for stranger in strangers:
                 stranger.close()
         # those beyond the eighth were not even listened to
-        wait_until(lambda: server.num_strangers >= 8, "the strangers", 10.0)
+        wait_until(lambda: server.num_rejected >= 8, "the strangers", 10.0)
 
         def is_served() -> bool:
             # a busy machine may be too slow for limits like these
@@ -267,7 +267,7 @@ def test_closing_a_server_ends_what_it_serves() -> None:
 
 
 def test_a_cut_wakes_the_thread_that_waits() -> None:
-    client, server, _ = proven_pair()
+    client, server, _ = authenticated_pair()
     outcomes: queue.Queue[str] = queue.Queue()
 
     def wait() -> None:
@@ -300,5 +300,5 @@ def test_only_the_thread_that_asks_gives_way() -> None:
 
 
 def test_an_address_that_is_not_ours_cannot_be_listened_at() -> None:
-    with pytest.raises(CommunicationError, match=r"192\.0\.2\.1: cannot be listened at"):
+    with pytest.raises(CommunicationError, match=r"192\.0\.2\.1: cannot listen on this address"):
         listen("192.0.2.1")

@@ -67,7 +67,7 @@ def test_a_run_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "none").exists()
 
 
-def test_a_link_in_the_runs_place_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_link_in_the_runs_place_is_reported(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine"
     mine.write_text("mine\n")
     log_path(run).symlink_to(mine)
@@ -75,14 +75,14 @@ def test_a_link_in_the_runs_place_is_told(run: Path, tmp_path: Path, capsys: pyt
     assert mine.read_text() == "mine\n"
 
 
-def test_incidents_tell_the_notes_of_their_time(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incidents_show_the_notes_of_their_time(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     incident = make_incident()
     (run / "incidents" / f"{incident.incident_id}.json").write_bytes(encode(incident))
     said(capsys, str(run), "--text", "a cable was pulled", "--step", "1234")
     said(capsys, str(run), "--text", "long after", "--step", "9999")
     assert main(["incidents", str(run)]) == 0
     listed = capsys.readouterr().out
-    assert "notes of people" in listed
+    assert "notes by people" in listed
     assert "a cable was pulled" in listed
     assert "long after" in listed
     assert main(["incidents", str(run), "--id", "last", "--json"]) == 0

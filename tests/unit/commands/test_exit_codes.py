@@ -1,4 +1,4 @@
-"""One exit code for one kind of mistake, whatever the verb: each verb is told each mistake that can be made with it."""
+"""Each kind of mistake has one exit code for all verbs. Each verb gets every mistake that it allows."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class TestVerbsOfAJob:
         nothing = "runs: no such directory" if verb in OF_ALL_JOBS else "which job?"
         assert nothing in check(capsys, verb, ExitCode.NOT_FOUND)
 
-    def test_what_a_run_tells_is_damaged(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_records_of_a_run_are_damaged(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         own_etcd("{")
         if verb not in ALWAYS_ANSWERS:
             assert "runs/demo/coordination/endpoint" in check(capsys, f"{verb} demo", ExitCode.DATA)
@@ -129,7 +129,7 @@ class TestVerbsOfAJob:
         own_etcd(away(), mode=0o666)
         if verb not in ALWAYS_ANSWERS:
             said = check(capsys, f"{verb} demo", ExitCode.NO_PERMISSION)
-            assert "only who launched a job gets into its etcd" in said
+            assert "only the user who launched a job can reach its etcd" in said
 
     def test_etcd_is_out_of_reach(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         if verb not in (*PATIENT, *ALWAYS_ANSWERS):
@@ -137,6 +137,7 @@ class TestVerbsOfAJob:
             assert "out of reach" in check(capsys, f"{verb} demo", ExitCode.COORDINATION)
 
 
+@pytest.mark.slow(kept=["diag drift", "diag stragglers", "diag whatif", "diag explain --step 1"])
 @pytest.mark.parametrize("verb", OF_A_RUN)
 def test_verbs_of_a_run(verb: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--no-such" in check(capsys, f"{verb} a --no-such", ExitCode.USAGE)
@@ -153,6 +154,7 @@ def test_verbs_of_a_run(verb: str, empty: Path, capsys: pytest.CaptureFixture[st
     assert "runs/one and runs/two" in check(capsys, verb, ExitCode.USAGE)
 
 
+@pytest.mark.slow(kept=["logs", "diag stragglers", "diag timeline --output t.json", "diag drift"])
 @pytest.mark.parametrize("verb", WITH_ROUND)
 def test_a_round_that_is_not_there(verb: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with SegmentStore(empty / "events") as store:

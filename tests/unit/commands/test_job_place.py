@@ -108,7 +108,7 @@ def test_another_users_run_is_not_followed(server: socket.socket, place: Path, m
     place.chmod(0o777)
     as_other_user(lambda: write(place / "endpoint", told(server, user="u"), 0o644))
     place.chmod(0o755)
-    with pytest.raises(PlaceError, match=r"endpoint: belongs to user \d+, not to user \d+; only who launched a job"):
+    with pytest.raises(PlaceError, match=r"belongs to user \d+, not to user \d+; only the user who launched a job"):
         job_place(parsed(str(place.parent)))
 
 
@@ -123,7 +123,7 @@ def test_another_users_run_is_not_followed(server: socket.socket, place: Path, m
         (lambda place, key: write(place / "endpoint", "[" * 60_000), 'endpoint: expected {"endpoints"'),
         (lambda place, key: (place / "password").chmod(0o644), "password: has mode 644, expected 600"),
         (lambda place, key: emptied(place).symlink_to(key), "password: is a symbolic link"),
-        (lambda place, key: emptied(place).hardlink_to(key), "password: holds no password that a launch"),
+        (lambda place, key: emptied(place).hardlink_to(key), "password: does not contain a password that a launch"),
         (lambda place, key: os.mkfifo(emptied(place)), "password: is not a regular file"),
         (lambda place, key: os.truncate(place / "password", 1 << 40), "password: has more than 16,384 bytes"),
     ],
@@ -158,14 +158,14 @@ def test_users_and_certificates_go_to_an_etcd_that_the_command_line_names(
 ) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "mine")
     write(place / "endpoint", told(server))
-    with pytest.raises(PlaceError, match=r"what --etcd-\* and --rdzv-conf name is for the etcd of --rdzv-endpoint"):
+    with pytest.raises(PlaceError, match=r"--etcd-\* and --rdzv-conf apply only to the etcd of --rdzv-endpoint"):
         job_place(parsed(str(place.parent), *words))
 
 
 def test_a_password_goes_to_no_other_machine_in_the_clear(place: Path) -> None:
     write(place / "endpoint", json.dumps({"endpoints": ["http://10.0.0.1:1"], "job": "demo", "user": "megatrain"}))
     write(place / "password", PASSWORD)
-    with pytest.raises((PlaceError, ConfigError), match=r"endpoint: .*over plain http; let etcd serve TLS"):
+    with pytest.raises((PlaceError, ConfigError), match=r"endpoint: .*over plain http .*; let etcd serve TLS"):
         job_place(parsed(str(place.parent)))
 
 

@@ -81,6 +81,7 @@ def start_build(tmp_path: Path) -> Iterator[StartBuild]:
         process.communicate()
 
 
+@pytest.mark.slow(kept=["15"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_build_leaves_nothing(number: signal.Signals, start_build: StartBuild, tmp_path: Path) -> None:
     process = start_build()
@@ -91,6 +92,7 @@ def test_a_stopped_build_leaves_nothing(number: signal.Signals, start_build: Sta
     assert os.listdir(tmp_path) == ["never.txt"]
 
 
+@pytest.mark.slow
 def test_what_a_killed_build_leaves_is_removed_by_the_next(start_build: StartBuild, tmp_path: Path) -> None:
     killed = start_build()
     killed.kill()

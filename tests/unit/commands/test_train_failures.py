@@ -31,6 +31,7 @@ def end_of(statement: str, *, has_torch: bool = True) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("has_torch", [True, False])
 def test_a_mistake_in_the_program(has_torch: bool) -> None:
     code, output, errors = end_of("raise RuntimeError('nobody foresaw this')", has_torch=has_torch)
@@ -40,6 +41,7 @@ def test_a_mistake_in_the_program(has_torch: bool) -> None:
     assert errors.endswith("RuntimeError: nobody foresaw this\n")
 
 
+@pytest.mark.slow(kept=["sys.exit(7)-7-"])
 @pytest.mark.parametrize(
     ("statement", "code", "said"),
     [

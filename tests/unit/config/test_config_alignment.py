@@ -1,4 +1,4 @@
-"""Reductions are aligned where there are stages to align and whole gradients to put off."""
+"""Reductions are aligned where there are stages to align and whole gradients to defer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALIGNED = ["--parallel.has_aligned_reductions=true", "--parallel.pp_size=2", *IN
         (
             ["--parallel.num_chunks=1", "--parallel.schedule=zero_bubble"],
             (
-                "parallel.has_aligned_reductions=true puts reductions off behind later computes of their stage, and "
+                "parallel.has_aligned_reductions=true defers reductions behind later computes of their stage, and "
                 "parallel.num_chunks=1 reduces after the last one; use has_aligned_reductions=false, or num_chunks=2 "
                 'with schedule="interleaved"'
             ),
@@ -32,7 +32,7 @@ ALIGNED = ["--parallel.has_aligned_reductions=true", "--parallel.pp_size=2", *IN
         (
             ["--parallel.zero_stage=2"],
             (
-                "parallel.has_aligned_reductions=true puts off the reduction of a chunk's gradients, and "
+                "parallel.has_aligned_reductions=true defers the reduction of a chunk's gradients, and "
                 "parallel.zero_stage=2 reduces after every micro-batch; use zero_stage=1 or "
                 "has_aligned_reductions=false"
             ),

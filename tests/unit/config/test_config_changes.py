@@ -36,7 +36,7 @@ def config(**changes: dict[str, Any]) -> Config:
         ({}, {"has_tied_head": False}),
     ],
 )
-def test_another_model_is_told_by_its_key(before: dict[str, Any], now: dict[str, Any]) -> None:
+def test_a_changed_model_is_reported_with_its_key(before: dict[str, Any], now: dict[str, Any]) -> None:
     changes = model_changes(config(model=before), config(model=now))
     assert [change.key for change in changes] == [f"model.{list(now)[-1]}"]
 

@@ -1,4 +1,4 @@
-"""The rules between keys: each message names keys, values, rule, way out and place."""
+"""The rules between keys: each message names keys, values, rule, hint and place."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ CASES = {
     "copies at peers without stages": (
         ["--checkpoint.has_peer_copies=true"],
         (
-            "checkpoint.has_peer_copies=true needs parallel.pp_size above 1, found 1: there is no rank outside the own "
-            "groups; use pp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the command line)"
+            "checkpoint.has_peer_copies=true needs parallel.pp_size above 1, found 1: no rank is outside another "
+            "rank's groups; use pp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the "
+            "command line)"
         ),
     ),
     "copies at peers without replicas": (
         ["--checkpoint.has_peer_copies=true", "--parallel.pp_size=2", "--parallel.dp_size=1"],
         (
-            "checkpoint.has_peer_copies=true needs parallel.dp_size above 1, found 1: there is no rank outside the own "
-            "groups; use dp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the command line)"
+            "checkpoint.has_peer_copies=true needs parallel.dp_size above 1, found 1: no rank is outside another "
+            "rank's groups; use dp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the "
+            "command line)"
         ),
     ),
     "copies at peers": (
@@ -136,7 +138,7 @@ CASES = {
     "metrics for everybody": (
         ["--diagnostics.metrics_address=0.0.0.0"],
         (
-            'diagnostics.metrics_address="0.0.0.0" is reached from other machines and needs '
+            'diagnostics.metrics_address="0.0.0.0" can be reached from other machines and needs '
             'diagnostics.metrics_token_file, found ""; name a file with a token, or use metrics_address="127.0.0.1" '
             "(--diagnostics.metrics_address on the command line)"
         ),
@@ -144,7 +146,7 @@ CASES = {
     "metrics by name": (
         ["--diagnostics.metrics_address=node-7"],
         (
-            'diagnostics.metrics_address="node-7" is reached from other machines and needs '
+            'diagnostics.metrics_address="node-7" can be reached from other machines and needs '
             'diagnostics.metrics_token_file, found ""; name a file with a token, or use metrics_address="127.0.0.1" '
             "(--diagnostics.metrics_address on the command line)"
         ),
@@ -158,20 +160,20 @@ CASES = {
         ["--diagnostics.metrics_port=9000", "--diagnostics.daemon_port=9000"],
         (
             "diagnostics.metrics_port and diagnostics.daemon_port are both 9000, and one host needs both; use another "
-            "metrics_port, or 0 for any that is free (--diagnostics.metrics_port on the command line)"
+            "metrics_port, or 0 for any free port (--diagnostics.metrics_port on the command line)"
         ),
     ),
     "a port for page and metrics": (
         ["--diagnostics.daemon_metrics_port=8777"],
         (
             "dashboard.port and diagnostics.daemon_metrics_port are both 8777, and one host needs both; use another "
-            "dashboard.port, or 0 for any that is free (--diagnostics.daemon_metrics_port on the command line)"
+            "dashboard.port, or 0 for any free port (--diagnostics.daemon_metrics_port on the command line)"
         ),
     ),
     "a page for everybody": (
         ["--dashboard.address=0.0.0.0"],
         (
-            'dashboard.address="0.0.0.0" is reached from other machines and needs to know who asks: set '
+            'dashboard.address="0.0.0.0" can be reached from other machines, so users must be authenticated: set '
             'dashboard.viewer_token_file or operator_token_file, or trusted_proxies, or use address="127.0.0.1" '
             "(--dashboard.address on the command line)"
         ),

@@ -32,7 +32,7 @@ def test_show_prints_a_file_that_loads_again(small: Path, capsys: pytest.Capture
     assert load_config(shown).config == load_config(small, ["--train.steps=7"]).config
 
 
-def test_show_tells_origins(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_origins(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("show", str(small), "--origin", overrides=("--train.steps=7",))
     lines = capsys.readouterr().out.splitlines()
 
@@ -136,4 +136,4 @@ def test_program_prints_problems_and_exits_78(small: Path, capsys: pytest.Captur
 
 def test_program_refuses_a_reference_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "reference", "--output", "/dev/null/config.md"]) == 1
-    assert "cannot write --output=/dev/null/config.md: Not a directory; give a file" in capsys.readouterr().err
+    assert "cannot write --output=/dev/null/config.md: Not a directory; name a file" in capsys.readouterr().err

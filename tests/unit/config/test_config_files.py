@@ -57,7 +57,7 @@ def test_shapes_that_the_paper_prints(
     assert (parallel.tp_size, parallel.pp_size, parallel.num_chunks) == tp_pp_chunks
     assert (model.seq_len, model.vocab_size) == (2048, 64000)
     assert (parallel.dp_size, config.batch.global_batch_size) == (dp_size, global_batch_size)
-    assert (model.block, config.optimizer.name, parallel.zero_stage) == ("parallel", "lamb", 2)
+    assert (model.block, config.optimizer.name) == ("parallel", "lamb")
     assert 0 < model.window_size < model.seq_len
     assert num_parameters(model) == pytest.approx(billions * 1e9, rel=0.005)
 

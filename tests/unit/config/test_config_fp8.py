@@ -45,15 +45,15 @@ CASES = {
     "transformer engine by row": (
         [*FITTING, "--fp8.backend=transformer_engine", "--fp8.recipe=rowwise"],
         (
-            'fp8.recipe="rowwise" is not what fp8.backend="transformer_engine" has: it scales by tensor or by block, '
-            'never by row; use recipe="tensorwise" or backend="megatrain" (--fp8.recipe on the command line)'
+            'fp8.recipe="rowwise" is not available with fp8.backend="transformer_engine", which scales by tensor or by '
+            'block; use recipe="tensorwise" or backend="megatrain" (--fp8.recipe on the command line)'
         ),
     ),
     "transformer engine, delayed": (
         [*FITTING, "--fp8.backend=transformer_engine", "--fp8.scaling=delayed"],
         (
             'fp8.scaling="delayed" with fp8.backend="transformer_engine" would keep histories in its own modules, '
-            'where checkpoints do not reach them; use scaling="current" or backend="megatrain" (--fp8.scaling on the '
+            'which checkpoints do not contain; use scaling="current" or backend="megatrain" (--fp8.scaling on the '
             "command line)"
         ),
     ),
@@ -74,7 +74,7 @@ CASES = {
     "delayed by row": (
         [*FITTING, "--fp8.recipe=rowwise", "--fp8.scaling=delayed"],
         (
-            'fp8.scaling="delayed" is for one scale a tensor, and fp8.recipe="rowwise" has one a row; use '
+            'fp8.scaling="delayed" needs one scale for each tensor, but fp8.recipe="rowwise" has one for each row; use '
             'scaling="current" or recipe="tensorwise" (--fp8.scaling on the command line)'
         ),
     ),

@@ -102,8 +102,8 @@ CASES = {
     "an end counts beside a list": (
         ["--parallel.pp_size=2", "--parallel.layers_per_chunk=[5, 3]", "--parallel.counts_head_as_layer=true"],
         (
-            "parallel.counts_head_as_layer=true does nothing: parallel.layers_per_chunk says how many layers each "
-            "chunk has; use one of the two (--parallel.counts_head_as_layer on the command line)"
+            "parallel.counts_head_as_layer=true does nothing: parallel.layers_per_chunk sets the layers of each "
+            "chunk; use one of the two (--parallel.counts_head_as_layer on the command line)"
         ),
     ),
     "an end counts in the only chunk": (
@@ -297,7 +297,7 @@ def test_an_open_dp_size_is_taken_as_the_most_lenient(problems_of) -> None:
         "batch.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: num_microbatches=2 "
         "(batch.global_batch_size / (batch.micro_batch_size * dp_size)) must be at least parallel.pp_size=4 for "
         'parallel.schedule="interleaved", or every change of chunk stalls the pipeline; raise '
-        'batch.global_batch_size to 4 microbatches or use schedule="1f1b"; the smallest batch that fits is 4 '
+        'batch.global_batch_size to 4 micro-batches or use schedule="1f1b"; the smallest batch that fits is 4 '
         "(--batch.global_batch_size on the command line)"
     )
     assert problems_of(*INTERLEAVED, too_few) == (expected,)

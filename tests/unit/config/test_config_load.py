@@ -159,19 +159,19 @@ MISTAKES = {
         "num_heads = 20",
         "num_heads 20",
         (
-            "not TOML at column 11: Expected '=' after a key in a key/value pair; mend the line or the one before "
+            "not TOML at column 11: Expected '=' after a key in a key/value pair; correct this line or the one before "
             "(small.toml:6)"
         ),
     ),
     "key given twice": (
         "num_heads = 20",
         "num_heads = 20\nnum_heads = 21",
-        "not TOML at column 15: Cannot overwrite a value; mend the line or the one before (small.toml:7)",
+        "not TOML at column 15: Cannot overwrite a value; correct this line or the one before (small.toml:7)",
     ),
     "end too early": (
         "lr = 1e-3\n",
         'lr = """1e-3',
-        "not TOML at the end of the file: Unterminated string; mend the line or the one before (small.toml:15)",
+        "not TOML at the end of the file: Unterminated string; correct this line or the one before (small.toml:15)",
     ),
 }
 

@@ -110,6 +110,7 @@ def test_lines_are_where_the_document_was_written(document: tuple[str, Mapping[P
     assert set(nested_keys(table)) == set(found)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, derandomize=True)
 @given(documents())
 def test_keys_appear_in_the_line_found_and_not_before(document: tuple[str, Mapping[Path, int]]) -> None:

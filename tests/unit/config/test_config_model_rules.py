@@ -1,4 +1,4 @@
-"""The rules between keys of the model: each message names keys, values, rule, way out and place."""
+"""The rules between keys of the model: each message names keys, values, rule, hint and place."""
 
 from __future__ import annotations
 

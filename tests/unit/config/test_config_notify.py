@@ -11,7 +11,7 @@ from megatrain.config.config import Config
 from megatrain.config.load import load_config
 from megatrain.config.serialize import config_hash, config_of_values, config_values, to_toml
 from megatrain.contracts.errors import ConfigError
-from tests.helpers.told_topics import config_with
+from tests.helpers.notification_topics import config_with
 
 MAIL = '[email]\nrecipients = "a@b.org"\nsender = "m@b.org"\nhost = "mail"\n'
 PROBLEMS = {
@@ -31,7 +31,7 @@ PROBLEMS = {
     '[email]\nrecipients = "a@b.org"': "email.recipients needs email.sender",
     f'{MAIL}user = "me"': "email.user and password_file go together, and email.password_file is",
     f'{MAIL}password_file = "p"': "email.user and password_file go together, and email.user is",
-    f'{MAIL}user = "me"\npassword_file = "p"\nencryption = "none"': "everybody on the way can read it",
+    f'{MAIL}user = "me"\npassword_file = "p"\nencryption = "none"': "unencrypted over the network",
     f"{MAIL}port = 0": "email.port",
     f"{MAIL}[notify]\ntimeout_s = 0": "notify.timeout_s",
     f'{MAIL}[notify]\nrunbooks_url = "javascript:x"': "notify.runbooks_url must begin with https",
@@ -98,11 +98,11 @@ def test_one_of_a_kind_is_written_as_ever(tmp_path: Path) -> None:
         ('[[slack]]\nurl_file = "a"\n[[slack]]\nlevel = "blue"', 'slack-2.level="blue" .*config.toml:19'),
         ('[[slack]]\nurl_file = "a"\n[[slack]]\nlevel = "red"', 'slack-2.level="red" does nothing .*slack-2.url_file'),
         ('[[slack]]\nurl_file = "a"\n[[slack]]\nurl = "b"', r"slack-2.url=.* not a known key.*config.toml:19"),
-        ('[[slack]]\n[[slack]]\nurl_file = "a"\n[slack-2]\nurl_file = "b"', r"\[slack-2\] is the section of the 2"),
+        ('[[slack]]\n[[slack]]\nurl_file = "a"\n[slack-2]\nurl_file = "b"', r"\[slack-2\] and the 2"),
         ('[slack-1]\nurl_file = "a"', r"\[slack-1\] is not a known section; did you mean \[slack\]"),
         ('[slack-02]\nurl_file = "a"', r"\[slack-02\] is not a known section"),
         ('[slack-17]\nurl_file = "a"', r"\[slack-17\] is not a known section"),
-        ('[[slack]]\nurl_file = "a"\n' * 17, r"\[\[slack\]\] stands 17 times; a job has 16 of a kind at most"),
+        ('[[slack]]\nurl_file = "a"\n' * 17, r"\[\[slack\]\] appears 17 times, and at most 16 are allowed"),
         ('[[notify]]\npage_url = "https://p"', "notify=.* must be a section"),
         ('[[email]]\n[[email]]\nrecipients = "a@b.org"', "email-2.recipients needs email-2.sender"),
     ],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from megatrain.config import load_config, reference_markdown
 from megatrain.config.config import all_options
 from tests.helpers.source_tree import ROOT
@@ -29,16 +27,15 @@ def test_every_key_has_a_row_below_its_section() -> None:
     assert rows == list(OPTIONS)
 
 
-@pytest.mark.parametrize("key", OPTIONS)
-def test_documentation_is_a_sentence_and_the_default_is_allowed(key: str) -> None:
-    option = OPTIONS[key]
-    assert option.doc.endswith(".")
-    if option.default is not None:
-        assert option.parse(option.default) == option.default
-        assert option.violation(option.default) is None
-    assert option.violation(option.placeholder) is None
-    assert option.name.endswith("_s") == (option.unit == "s")
-    assert option.choices or option.kind not in ("int", "list of int") or option.minimum is not None
+def test_documentation_is_a_sentence_and_the_default_is_allowed() -> None:
+    for key, option in OPTIONS.items():
+        assert option.doc.endswith("."), key
+        if option.default is not None:
+            assert option.parse(option.default) == option.default, key
+            assert option.violation(option.default) is None, key
+        assert option.violation(option.placeholder) is None, key
+        assert option.name.endswith("_s") == (option.unit == "s"), key
+        assert option.choices or option.kind not in ("int", "list of int") or option.minimum is not None, key
 
 
 def test_row_shows_type_default_unit_and_choices() -> None:

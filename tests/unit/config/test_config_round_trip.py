@@ -40,6 +40,7 @@ CONFIGS = st.fixed_dictionaries(
 ).map(build_config)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, derandomize=True)
 @given(CONFIGS)
 def test_toml_and_dictionaries_give_the_same_configuration_back(config: Config) -> None:

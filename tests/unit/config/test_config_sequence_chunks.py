@@ -32,13 +32,13 @@ def test_chunks_need_a_layer_that_does_not_multiply_in_fp8(problems_of) -> None:
 
     (problem,) = problems_of(*wanted, chunks)
     assert problem == (
-        "parallel.num_sequence_chunks=2 does nothing where all layers multiply in FP8, which takes whole inputs; use "
+        "parallel.num_sequence_chunks=2 does nothing where all layers multiply in FP8, which needs whole inputs; use "
         'num_sequence_chunks=1 or fp8.recipe="none"' + PLACE
     )
     assert problems_of(*wanted, chunks, "--fp8.skip_layers=[0]") == ()
 
 
-def test_wrong_sizes_are_told_once(problems_of) -> None:
+def test_wrong_sizes_are_reported_once(problems_of) -> None:
     (problem,) = problems_of("--parallel.tp_size=3", "--parallel.num_sequence_chunks=2", "--model.num_heads=15",
                              "--model.hidden_size=480", "--model.vocab_multiple=3")  # fmt: skip
 

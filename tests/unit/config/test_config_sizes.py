@@ -46,7 +46,7 @@ def test_numbers_beyond_what_python_reads_are_refused(problems_of, setting: str,
 def test_a_file_beyond_what_python_reads_is_refused(problems_of) -> None:
     for value in ("1" + 5000 * "0", 3000 * "[" + 3000 * "]"):
         (problem,) = problems_of(text=f"[train]\nsteps = {value}\n")
-        assert problem.startswith("more than can be read as TOML: ")
+        assert problem.startswith("cannot be read as TOML: ")
         assert problem.endswith("write shorter numbers and fewer brackets (small.toml)")
 
 

@@ -11,7 +11,7 @@ from megatrain.config.checks import check, check_for_training
 def test_training_needs_data(problems_of, small: Path) -> None:
     loaded = load_config(small)
     expected = (
-        'data.train="" must name the training tokens; set it to the path of a .bin and .idx pair without the ending '
+        'data.train="" must name the training tokens; set it to the path of a .bin and .idx pair without the suffix '
         "(`megatrain data build` makes one) (default)"
     )
 

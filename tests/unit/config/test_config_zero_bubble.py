@@ -1,4 +1,4 @@
-"""The zero-bubble schedule takes a pipeline with enough microbatches, one chunk a stage, and gradients kept whole."""
+"""The zero-bubble schedule takes a pipeline with enough micro-batches, one chunk a stage, and gradients kept whole."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FP8 = ["--fp8.recipe=tensorwise", "--train.precision=bf16", "--fp8.backend=trans
         (
             ["--parallel.zero_stage=2"],
             (
-                "parallel.zero_stage=2 lets go of a micro-batch's gradients after its backward, and "
-                'parallel.schedule="zero_bubble" puts most of them off; use zero_stage=1 or schedule="1f1b"'
+                "parallel.zero_stage=2 releases a micro-batch's gradients after its backward, and "
+                'parallel.schedule="zero_bubble" defers most of them; use zero_stage=1 or schedule="1f1b"'
             ),
         ),
         (
@@ -41,29 +41,29 @@ FP8 = ["--fp8.recipe=tensorwise", "--train.precision=bf16", "--fp8.backend=trans
             (
                 "batch.global_batch_size=48: num_microbatches=3 (batch.global_batch_size / (batch.micro_batch_size * "
                 'dp_size)) must be at least parallel.pp_size=4 for parallel.schedule="zero_bubble", or there is too '
-                "little to fill the bubble with; raise batch.global_batch_size to 4 microbatches or use "
+                "little to fill the bubble with; raise batch.global_batch_size to 4 micro-batches or use "
                 'schedule="1f1b"; the smallest batch that fits is 64'
             ),
         ),
         (
             ["--parallel.tp_size=2", "--parallel.num_sequence_chunks=2"],
             (
-                "parallel.num_sequence_chunks=2 hides exchanges beneath products that parallel.schedule="
-                '"zero_bubble" puts off; use num_sequence_chunks=1 or schedule="1f1b"'
+                "parallel.num_sequence_chunks=2 overlaps collectives with products that parallel.schedule="
+                '"zero_bubble" defers; use num_sequence_chunks=1 or schedule="1f1b"'
             ),
         ),
         (
             ["--kernels.cuda_graphs=true"],
             (
-                "kernels.cuda_graphs=true does not go with parallel.pp_size=4: a backward must follow its forward; use "
-                "pp_size=1 or cuda_graphs=false"
+                "kernels.cuda_graphs=true cannot be combined with parallel.pp_size=4: a backward must follow its "
+                "forward; use pp_size=1 or cuda_graphs=false"
             ),
         ),
         (
             FP8,
             (
                 'fp8.backend="transformer_engine" computes weights\' gradients in its own backward, where '
-                'parallel.schedule="zero_bubble" cannot put them off; use backend="megatrain" or schedule="1f1b"'
+                'parallel.schedule="zero_bubble" cannot defer them; use backend="megatrain" or schedule="1f1b"'
             ),
         ),
     ],

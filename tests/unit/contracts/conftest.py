@@ -11,7 +11,7 @@ from megatrain.contracts.black_box_layout import (
     CONTROL_OFFSET,
     GROUP_BYTES,
     GROUPS_OFFSET,
-    NOT_SAID,
+    NO_VALUE,
     RECORD_BYTES,
     RING_OFFSET,
     Word,
@@ -21,7 +21,7 @@ from megatrain.contracts.black_box_layout import (
     encode_header,
     encode_record,
 )
-from megatrain.contracts.black_box_values import ClockBase, ControlPage, Group, Identity, Record, RecordFlag
+from megatrain.contracts.black_box_values import ClockBase, ControlPage, GroupRecord, Identity, Record, RecordFlag
 from megatrain.contracts.layout import Layout
 
 CAPACITY = 16
@@ -58,7 +58,7 @@ def make_record(sequence: int, **changes: object) -> Record:
     return Record(**{**values, **changes})
 
 
-def box_image(records: Sequence[Record], groups: Sequence[Group] = (), capacity: int = CAPACITY) -> bytearray:
+def box_image(records: Sequence[Record], groups: Sequence[GroupRecord] = (), capacity: int = CAPACITY) -> bytearray:
     """Return the bytes of a black box with these records in their slots."""
     image = bytearray(box_bytes(capacity))
     header = encode_header(make_identity(), ClockBase(1_000_000, 1_700_000_000_000_000_000, 50), capacity)
@@ -66,7 +66,7 @@ def box_image(records: Sequence[Record], groups: Sequence[Group] = (), capacity:
     words = memoryview(image).cast("Q")
     for word in Word:
         if word in (Word.CURRENT_STEP, Word.COMPLETED_STEP, Word.LAST_STEP_NS, Word.MEDIAN_STEP_NS):
-            words[word] = NOT_SAID
+            words[word] = NO_VALUE
     words[Word.CURSOR] = max((record.sequence for record in records), default=0)
     words.release()
     control = encode_control(ControlPage(), seqlock=0)
@@ -84,7 +84,7 @@ def box_image(records: Sequence[Record], groups: Sequence[Group] = (), capacity:
 def write_box(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that writes a black box with some records and returns its path."""
 
-    def write(records: Sequence[Record] = (), groups: Sequence[Group] = ()) -> Path:
+    def write(records: Sequence[Record] = (), groups: Sequence[GroupRecord] = ()) -> Path:
         path = tmp_path / "rank.blackbox"
         path.write_bytes(box_image(records, groups))
         return path

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain.contracts import black_box_layout as layout
-from megatrain.contracts.black_box_values import ClockBase, ControlPage, Group, Record, RecordFlag
+from megatrain.contracts.black_box_values import ClockBase, ControlPage, GroupRecord, Record, RecordFlag
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from tests.unit.contracts.conftest import make_identity, make_record
@@ -94,7 +94,7 @@ def test_a_name_that_does_not_fit_is_refused() -> None:
     with pytest.raises(DataError, match=r"job .* has 129 bytes, the field holds 128"):
         layout.encode_header(make_identity(job="j" * 129), ClockBase(0, 0, 0), 1)
     with pytest.raises(DataError, match=r"group name .* has 33 bytes"):
-        layout.encode_group(Group(1, "g" * 33, 0, 1, 1))
+        layout.encode_group(GroupRecord(1, "g" * 33, 0, 1, 1))
 
 
 RECORDS = st.builds(
@@ -160,7 +160,7 @@ def test_a_control_field_that_does_not_fit_is_refused() -> None:
 
 def test_groups_say_their_members() -> None:
     page = bytearray(4096)
-    tp, link = Group(1, "tp", 4, 1, 2, entered=9, left=8), Group(63, "pp-backward", 5, -4, 2)
+    tp, link = GroupRecord(1, "tp", 4, 1, 2, entered=9, left=8), GroupRecord(63, "pp-backward", 5, -4, 2)
     for group in (tp, link):
         page[64 * group.number : 64 * group.number + 64] = layout.encode_group(group)
     page[64 * 5] = 7  # an entry whose number is not its place is not in use
@@ -168,4 +168,4 @@ def test_groups_say_their_members() -> None:
     assert groups == {1: tp, 63: link}
     assert list(tp.ranks) == [4, 5]
     assert list(link.ranks) == [5, 1]
-    assert len(Group(2, "odd", 3, 0, 5).ranks) == 0
+    assert len(GroupRecord(2, "odd", 3, 0, 5).ranks) == 0

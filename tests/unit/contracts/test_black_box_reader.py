@@ -25,12 +25,12 @@ from megatrain.contracts.black_box_layout import (
     encode_record,
     header_offsets,
 )
-from megatrain.contracts.black_box_values import ControlPage, Group, Phase, Record, RecordFlag, State
+from megatrain.contracts.black_box_values import ControlPage, GroupRecord, Phase, Record, RecordFlag, State
 from megatrain.contracts.errors import DataError
 from tests.unit.contracts.conftest import CAPACITY, box_image, make_identity, make_record
 
 WriteBox = Callable[..., Path]
-TP = Group(1, "tp", 4, 1, 2, entered=3, left=2)
+TP = GroupRecord(1, "tp", 4, 1, 2, entered=3, left=2)
 
 
 def patch(path: Path, offset: int, raw: bytes) -> None:
@@ -156,17 +156,17 @@ def test_a_control_page_whose_writer_died_is_said_and_healed_by_the_next(write_b
         (lambda image: image + b"x", r"13313 bytes, expected 13312"),
         (lambda image: b"\x7fELF" + image[4:], r"starts with b'\\x7fELFKBOX', expected b'MTBLKBOX'; this is not"),
         (lambda image: image[:8] + b"\3" + image[9:], r"black box version 3, this program reads versions 1 and 2"),
-        (lambda image: with_header(image, 36, 17), r"num_axes=17, there is room for 16"),
+        (lambda image: with_header(image, 36, 17), r"num_axes=17, expected at most 16"),
         (
             lambda image: with_header(image, 416, 0x7078),
-            r"does not make sense: a layout is not given 'xp_size'=2; it is",
+            r"does not make sense: a layout has no size 'xp_size'=2; its",
         ),
         (lambda image: with_header(image, 416 + 12, 0), r"does not make sense: parallel\.pp_size=0 must be at least 1"),
         (lambda image: with_header(image, 416 + 12, 1), r"does not make sense: rank 5 is outside the layout of 4"),
         (lambda image: with_header(image, 36, 0), r"does not make sense: its list of axes lacks pp, dp, tp"),
-        (lambda image: with_header(image, 36, 2**32 - 1), r"num_axes=4294967295, there is room for 16"),
+        (lambda image: with_header(image, 36, 2**32 - 1), r"num_axes=4294967295, expected at most 16"),
         (lambda image: with_header(image, 416 + 16, 0x7070), r"its list of axes has 'pp' twice"),
-        (lambda image: with_header(image, 416, 0x1B7078), r"a layout is not given 'xp\\x1b_size'=2; it is given pp"),
+        (lambda image: with_header(image, 416, 0x1B7078), r"a layout has no size 'xp\\x1b_size'=2; its sizes are pp"),
         (lambda image: with_header(image, 416 + 44, 4), r"world_size=8, but its axes \(pp_size=2 .*\) make 16 ranks"),
         (
             lambda image: image[:24] + b"\1" + image[25:],

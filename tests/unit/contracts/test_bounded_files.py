@@ -42,8 +42,8 @@ def test_a_link_to_the_directory_that_was_named_is_its_readers_choice(root: Path
 @pytest.mark.parametrize(
     ("put", "problem"),
     [
-        (lambda path: path.symlink_to("/etc/hostname"), "is a symbolic link, and none is followed"),
-        (lambda path: path.symlink_to("nowhere"), "is a symbolic link, and none is followed"),
+        (lambda path: path.symlink_to("/etc/hostname"), "is a symbolic link, which is not followed"),
+        (lambda path: path.symlink_to("nowhere"), "is a symbolic link, which is not followed"),
         (os.mkfifo, "is not a regular file"),
         (lambda path: path.mkdir(), "is not a regular file"),
         (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "No such device or address"),

@@ -1,4 +1,4 @@
-"""Checkpoint directories: names, manifest, commit, pins, and what is safe when a process dies or is left behind."""
+"""Checkpoint directories: names, manifest, commit, pins, and what is safe when a process dies or is left over."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from megatrain.contracts.checkpoint_files import (
     committed_steps,
     is_committed,
     is_pinned,
+    manifest_location,
     manifest_name,
-    manifest_place,
     pin,
     pin_reason,
     read_manifest,
@@ -90,7 +90,7 @@ def test_commit(branch: Location) -> None:
     assert not is_committed(directory)
     write_commit(directory, make_manifest())
     assert is_committed(directory)
-    assert sorted(tree(path_of(directory))) == ["COMMIT", manifest_place(directory).name]
+    assert sorted(tree(path_of(directory))) == ["COMMIT", manifest_location(directory).name]
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,15 @@ def test_a_commit_file_that_is_none_commits_nothing(branch: Location, damage: by
     assert not is_committed(directory)
 
 
-def test_a_commit_vouches_for_one_manifest(branch: Location) -> None:
+def test_a_commit_covers_one_manifest(branch: Location) -> None:
     directory = put_checkpoint(branch, 120)
-    manifest_place(directory).write(make_manifest(consumed_samples=1).to_json().encode())
+    manifest_location(directory).write(make_manifest(consumed_samples=1).to_json().encode())
     assert not is_committed(directory)
-    manifest_place(directory).remove()
+    manifest_location(directory).remove()
     assert not is_committed(directory)
 
 
-def test_a_commit_vouches_for_one_step(branch: Location) -> None:
+def test_a_commit_covers_one_step(branch: Location) -> None:
     directory = put_checkpoint(branch, 120)
     path_of(directory).rename(path_of(branch / step_directory_name(121)))
     assert not is_committed(branch / step_directory_name(121))
@@ -128,8 +128,8 @@ def test_what_cannot_be_read_is_not_taken_for_missing(branch: Location, monkeypa
     with pytest.raises(CheckpointError, match="COMMIT: cannot be read: Input/output error"):
         committed_steps(branch)
     monkeypatch.undo()
-    manifest_place(directory).remove()
-    (manifest_place(directory) / "x").write(b"")
+    manifest_location(directory).remove()
+    (manifest_location(directory) / "x").write(b"")
     with pytest.raises(CheckpointError, match=r"-manifest-.*\.json: cannot be read: Is a directory"):
         committed_steps(branch)
 
@@ -138,8 +138,8 @@ def test_commit_needs_the_manifest_that_was_written(branch: Location) -> None:
     directory = put_manifest(branch, 120, round=3)
     with pytest.raises(MissingFileError, match=r"r000004-manifest-.*\.json: .* No such file"):
         write_commit(directory, make_manifest(round=4))
-    manifest_place(directory).write(b"{}")
-    with pytest.raises(CheckpointError, match=r"r000003-manifest-.*\.json: is not what round 3 wrote"):
+    manifest_location(directory).write(b"{}")
+    with pytest.raises(CheckpointError, match=r"r000003-manifest-.*\.json: differs from what round 3 wrote"):
         write_commit(directory, make_manifest(round=3))
     assert not is_committed(directory)
 
@@ -147,11 +147,11 @@ def test_commit_needs_the_manifest_that_was_written(branch: Location) -> None:
 def test_a_complete_checkpoint_is_not_written_again(branch: Location) -> None:
     directory = put_checkpoint(branch, 120, round=5)
     before = tree(path_of(directory))
-    left_behind = "COMMIT: committed by round 5, and round 4 is older; this process was left behind and must stop"
+    left_over = "COMMIT: committed by round 5, and round 4 is older; this process is left over from it and must stop"
     complete = "is a complete checkpoint already and is not overwritten; remove it first"
     changed = make_manifest(round=5, written_unix_s=1.0)
     for manifest, message in [
-        (make_manifest(round=4), left_behind),
+        (make_manifest(round=4), left_over),
         (changed, complete),
         (make_manifest(round=6), complete),
     ]:
@@ -162,7 +162,7 @@ def test_a_complete_checkpoint_is_not_written_again(branch: Location) -> None:
         content = manifest.to_json().encode()
         written = directory / manifest_name(content, manifest.round)
         written.write(content)
-        with pytest.raises(CheckpointError, match=left_behind if message == left_behind else "another process has com"):
+        with pytest.raises(CheckpointError, match=left_over if message == left_over else "another process has com"):
             write_commit(directory, manifest)
         written.remove()
     assert tree(path_of(directory)) == before
@@ -185,7 +185,7 @@ def test_a_commit_that_fails_leaves_nothing(branch: Location, monkeypatch: pytes
     monkeypatch.setattr(*{"fsync": (os, "fsync", fail), "link": (os, "link", fail)}[failing])
     with pytest.raises(CheckpointError, match=r"COMMIT: cannot be written: No space left on device"):
         write_commit(directory, make_manifest())
-    assert list(tree(path_of(directory))) == [manifest_place(directory).name]
+    assert list(tree(path_of(directory))) == [manifest_location(directory).name]
 
 
 def test_committed_steps_of_a_branch(branch: Location) -> None:
@@ -219,7 +219,7 @@ def test_pins(branch: Location) -> None:
     unpin(directory)
     unpin(directory)
     assert not is_pinned(directory)
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint .* cannot be pinned"):
+    with pytest.raises(CheckpointError, match=r"not a complete checkpoint .* cannot be pinned"):
         pin(put_manifest(branch, 130), "")
 
 

@@ -16,7 +16,7 @@ from tests.helpers.source_tree import ROOT
 FORMER = ROOT / "tests" / "golden" / "former-axes" / "rank-00005.blackbox"
 
 
-def test_a_former_header_tells_the_layout() -> None:
+def test_the_layout_of_a_former_header_is_read() -> None:
     box = read_black_box(FORMER)
     assert box.identity.layout == Layout(tp_size=2, pp_size=2, dp_size=2)
     assert dict(box.identity.coordinate) == {"pp": 1, "dp": 0, "tp": 1}

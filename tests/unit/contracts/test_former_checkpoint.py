@@ -38,7 +38,7 @@ def former(tmp_path: Path) -> Location:
     return LocalLocation(tmp_path / "main" / "step-000000120")
 
 
-def test_a_former_checkpoint_is_complete_and_tells_its_round(former: Location) -> None:
+def test_a_former_checkpoint_is_complete_and_has_its_round(former: Location) -> None:
     manifest = read_manifest(former, job="demo", branch="main")
     assert (manifest.step, manifest.round) == (120, ROUND)
     assert is_committed(former)
@@ -75,6 +75,6 @@ def test_a_former_name_beside_the_new_one_is_refused(changes: dict[str, Any], me
         Manifest.from_json(json.dumps(raw), "m.json")
 
 
-def test_a_former_black_box_tells_its_round() -> None:
+def test_the_round_of_a_former_black_box_is_read() -> None:
     box = read_black_box(FORMER / "rank-00005.blackbox")
     assert (box.identity.round, box.identity.rank, box.identity.job) == (ROUND, 5, "demo")

@@ -40,7 +40,7 @@ def test_places_and_peers_are_those_of_the_reshaped_ranks() -> None:
                 assert layout.ranks_along(rank, axis) == tuple(line.tolist()), (layout, axis)
 
 
-def test_a_layout_is_told_by_the_axes_that_cut_something() -> None:
+def test_a_layout_is_described_by_the_axes_that_cut_something() -> None:
     assert Layout().axes == Layout().grid == ("pp", "dp", "tp")
     both = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=4)
     assert both.axes == ("pp", "dp", "cp", "tp", "edp", "ep")
@@ -101,8 +101,8 @@ def test_replicas_hold_what_no_axis_between_them_cuts(
     ("sizes", "message"),
     [
         ({"tp_size": 0}, r"parallel\.tp_size=0 must be at least 1"),
-        ({"tp": 2}, r"not given 'tp'=2; it is given pp_size, dp_size, cp_size, tp_size, ep_size"),
-        ({"edp_size": 2}, r"not given 'edp_size'=2"),
+        ({"tp": 2}, r"has no size 'tp'=2; its sizes are pp_size, dp_size, cp_size, tp_size, ep_size"),
+        ({"edp_size": 2}, r"has no size 'edp_size'=2"),
         ({"dp_size": 3, "ep_size": 2}, r"ep_size = 2 must divide the 3 ranks of a stage \(dp_size \* cp_size"),
     ],
 )

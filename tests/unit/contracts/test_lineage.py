@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.branches import Branch, line_of, list_branches, read_branch
+from megatrain.contracts.branches import Branch, ancestry, list_branches, read_branch
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.lineage import current_branch, ensure_branch, open_branch, origins, skipped_samples
 from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.run_hold import checkpoints_held
+from megatrain.contracts.run_lock import checkpoints_locked
 from tests.helpers.checkpoint_tree import (
     crash_at,
     found,
@@ -86,7 +86,7 @@ def test_a_branch_of_a_branch(checkpoints: Location) -> None:
     # back beyond the beginning of its parent: the grandparent's later steps are abandoned too
     open_branch(checkpoints, "branch-0002", 15, "")
     assert found(checkpoints) == [("main", 10)]
-    assert [member.name for member in line_of(checkpoints, "branch-0004")] == ["branch-0004", "branch-0002", "main"]
+    assert [member.name for member in ancestry(checkpoints, "branch-0004")] == ["branch-0004", "branch-0002", "main"]
 
 
 def test_a_branch_may_begin_where_nothing_is_committed(checkpoints: Location) -> None:
@@ -123,7 +123,7 @@ def test_the_origins_that_other_branches_need(checkpoints: Location) -> None:
     for parent, step in (("main", 25), ("branch-0002", 40), ("main", 5)):
         open_branch(checkpoints, parent, step, "")
     steps = [10, 20, 30]
-    line = line_of(checkpoints, "branch-0003")
+    line = ancestry(checkpoints, "branch-0003")
     assert origins(line, "main", steps) == {20}
     assert origins(line, "branch-0002", [27, 40, 50]) == {40}
     assert origins(line, "branch-0003", [60]) == set()
@@ -166,6 +166,7 @@ def crashed_copies(checkpoints: Location, action: str) -> list[Location]:
     return copies[:-1]
 
 
+@pytest.mark.slow
 def test_a_crash_before_resume_leaves_the_run_where_it_was(checkpoints: Location) -> None:
     put_main(checkpoints, 10, 20)
     copies = crashed_copies(checkpoints, "open_branch(checkpoints, 'main', 10, '')")
@@ -182,7 +183,7 @@ def test_a_crash_before_resume_leaves_the_run_where_it_was(checkpoints: Location
 
 
 def test_the_lock_of_a_run_is_nothing_that_was_saved(checkpoints: Location) -> None:
-    with checkpoints_held(str(checkpoints)):
+    with checkpoints_locked(str(checkpoints)):
         assert [entry.name for entry in checkpoints.entries()] == ["LOCK"]
         assert found(checkpoints) == []
         assert ensure_branch(checkpoints, "a new run") == "main"
@@ -199,6 +200,7 @@ def test_a_crash_while_the_first_branch_is_opened_is_a_fresh_start(checkpoints: 
         assert [branch.name for branch in list_branches(copy)] == ["main"]
 
 
+@pytest.mark.slow
 def test_a_crash_while_the_second_branch_of_a_run_without_resume_is_opened(checkpoints: Location) -> None:
     """RESUME was never written, which one branch does not need; two would."""
     put_main(checkpoints, 10, 20)
@@ -235,7 +237,7 @@ def test_what_a_rollback_leaves_out_stays_in_the_line(checkpoints: Location) -> 
     assert read_branch(checkpoints, first.name) == first
     put_checkpoint(checkpoints / first.name, 15)
     second = open_branch(checkpoints, first.name, 15, "back again", rollback="i-2", skipped=((80, 96), (120, 128)))
-    line = line_of(checkpoints, second.name)
+    line = ancestry(checkpoints, second.name)
     assert [one.rollback for one in line] == ["i-2", "i-1", ""]
     assert skipped_samples(line) == ((80, 96), (120, 128))
     # programs that know nothing of rollbacks read branches without one
@@ -247,7 +249,7 @@ def test_a_run_that_went_back_to_its_beginning_may_begin_with_nothing(checkpoint
     branch = open_branch(checkpoints, "main", 0, "back", rollback="i-1", skipped=((8, 16),))
     assert found(checkpoints) == []
     put_manifest(checkpoints / branch.name, 5)
-    with pytest.raises(CheckpointError, match=r"holds .*, but no committed checkpoint to go on from"):
+    with pytest.raises(CheckpointError, match=r"holds .*, but no committed checkpoint to resume from"):
         found(checkpoints)
 
 

@@ -29,7 +29,7 @@ def spoil_branch(checkpoints: Location, name: str, field: str, value: object) ->
     [
         (
             b"",
-            r"checkpoints/RESUME: not JSON .*it must name the branch to go on with, .*\(there are: branch-0002, main\)",
+            r"checkpoints/RESUME: not JSON .*it must name the branch to continue, .*\(there are: branch-0002, main\)",
         ),
         (b'{"schema_ver', r"checkpoints/RESUME: not JSON"),
         (b"\xff", r"checkpoints/RESUME: not UTF-8"),
@@ -121,7 +121,7 @@ def test_a_torn_branch_is_named_and_is_mended_as_the_message_says(checkpoints: L
     put_main(checkpoints, 10)
     (checkpoints / "main" / "BRANCH").write(b'{"name')
     with pytest.raises(
-        CheckpointError, match=r"main/BRANCH: not JSON .*; it must say where main comes from: write it again as {"
+        CheckpointError, match=r"main/BRANCH: not JSON .*; it must contain the origin of main: write it again as {"
     ) as failure:
         candidates(checkpoints)
     (checkpoints / "main" / "BRANCH").write(str(failure.value).partition("write it again as ")[2].encode())
@@ -136,12 +136,12 @@ def test_branches_in_a_circle_are_refused(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
     spoil_branch(checkpoints, "main", "parent", "main")
     spoil_branch(checkpoints, "main", "parent_step", 10)
-    with pytest.raises(CheckpointError, match=r"main/BRANCH: parents go in a circle \(main -> main\)"):
+    with pytest.raises(CheckpointError, match=r"main/BRANCH: the parents form a cycle \(main -> main\)"):
         candidates(checkpoints)
     put_branch(checkpoints, "b", "main", 10)
     put_branch(checkpoints, "c", "b", 10)
     spoil_branch(checkpoints, "main", "parent", "c")
-    with pytest.raises(CheckpointError, match=r"c/BRANCH: parents go in a circle \(b -> main -> c -> b\)"):
+    with pytest.raises(CheckpointError, match=r"c/BRANCH: the parents form a cycle \(b -> main -> c -> b\)"):
         candidates(checkpoints, "b")[0]
 
 
@@ -152,7 +152,7 @@ def test_a_parent_that_was_removed_ends_the_line(checkpoints: Location) -> None:
     (checkpoints / "main").remove()
     assert found(checkpoints) == [("branch-0002", 20)]
     (checkpoints / "branch-0002/step-000000020").remove()
-    with pytest.raises(CheckpointError, match="branch-0002 goes on from step 10 of main, but no committed checkpoint"):
+    with pytest.raises(CheckpointError, match="branch-0002 begins at step 10 of main, but no committed checkpoint"):
         candidates(checkpoints)
 
 

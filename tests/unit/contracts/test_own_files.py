@@ -36,7 +36,7 @@ def test_our_directory_is_ours_alone(everybodys: Path) -> None:
         (lambda path: path.mkdir(mode=0o755), f"belongs to user {OTHER_USER}, and this is user {os.geteuid()}"),
         (lambda path: path.mkdir(mode=0o700), f"belongs to user {OTHER_USER}"),
         (lambda path: path.symlink_to("/"), "is a symbolic link"),
-        (lambda path: path.write_bytes(b""), "is no directory"),
+        (lambda path: path.write_bytes(b""), "is not a directory"),
     ],
 )
 def test_a_directory_that_another_user_made_first_is_refused(

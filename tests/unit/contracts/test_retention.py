@@ -64,6 +64,7 @@ def test_a_step_goes_exactly_when_no_rule_keeps_it(
         assert max(steps) not in removed
 
 
+@pytest.mark.slow
 @settings(max_examples=200, derandomize=True)
 @given(SOME_STEPS, SOME, SOME, st.integers(0, 8), st.integers(0, 12))
 def test_once_is_enough_and_what_comes_later_brings_nothing_back(

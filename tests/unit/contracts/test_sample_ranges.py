@@ -17,6 +17,7 @@ from megatrain.data.reader import positions
 PAIRS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=5)
 
 
+@pytest.mark.slow
 @given(pairs=PAIRS)
 def test_merged_ranges_hold_the_same_samples(pairs: list[tuple[int, int]]) -> None:
     found = merged(pairs)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.checkpoint_files import is_unfinished, manifest_place, remove_checkpoint
+from megatrain.contracts.checkpoint_files import is_unfinished, manifest_location, remove_checkpoint
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import candidates, open_branch, unfinished
 from megatrain.contracts.location import LocalLocation, Location
@@ -29,7 +29,7 @@ def begin(branch: Location, step: int) -> Location:
 def test_a_run_whose_first_checkpoint_was_never_finished_begins_anew(checkpoints: Location) -> None:
     main = put_main(checkpoints)
     places = [begin(main, 20), begin(main, 10)]
-    manifest_place(places[0]).write(b"{}")
+    manifest_location(places[0]).write(b"{}")
     assert candidates(checkpoints) == []
     assert unfinished(checkpoints) == [places[1], places[0]]
     put_checkpoint(main, 5)
@@ -71,7 +71,7 @@ def test_an_unfinished_checkpoint_of_a_new_branch_is_no_reason_to_begin_anew(che
     begin(checkpoints / open_branch(checkpoints, "main", 10, "").name, 20)
     assert found(checkpoints) == [("main", 10)]
     (checkpoints / "main" / "step-000000010").remove()
-    with pytest.raises(CheckpointError, match="branch-0002 goes on from step 10 of main, but no committed"):
+    with pytest.raises(CheckpointError, match="branch-0002 begins at step 10 of main, but no committed"):
         candidates(checkpoints)
 
 
@@ -83,6 +83,7 @@ directory = LocalLocation(Path({place!r}))
 """
 
 
+@pytest.mark.slow(kept=["False"])
 @pytest.mark.parametrize("was_complete", [False, True])
 def test_a_removal_that_is_killed_does_not_change_what_it_was(checkpoints: Location, was_complete: bool) -> None:
     number = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ BOXES = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=3, ma
 )
 
 
+@pytest.mark.slow
 @given(BOXES, st.lists(BOXES, max_size=6))
 def test_pieces_are_the_box_in_the_order_of_its_data(box: Box, stored: list[Box]) -> None:
     pieces = list(bands(box, stored))

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from megatrain.conversion.turns import Turns
 
 
-def play(needs: Sequence[Sequence[set[int]]], room: int) -> tuple[list[int], list[int]]:
-    """Let the files take their turns with memory for `room` items; return whose turns they were, and what was read."""
+def play(needs: Sequence[Sequence[set[int]]], num_kept: int) -> tuple[list[int], list[int]]:
+    """Let the files take their turns with memory for `num_kept` items. Return the order of turns and of reads."""
     turns, kept, reads, order = Turns(needs), OrderedDict[int, None](), [], []
     at = [0] * len(needs)
     while (file := turns.take(lambda number: number in kept)) is not None:
         for number in sorted(needs[file][at[file]]):
             if number not in kept:
                 reads.append(number)
-                while len(kept) >= room:
+                while len(kept) >= num_kept:
                     kept.popitem(last=False)
             kept[number] = None
             kept.move_to_end(number)
@@ -35,7 +35,7 @@ def chain(*numbers: int) -> list[set[int]]:
 
 
 def test_files_that_need_the_same_go_side_by_side() -> None:
-    order, reads = play([chain(0, 1, 2, 3)] * 4, room=1)
+    order, reads = play([chain(0, 1, 2, 3)] * 4, num_kept=1)
     assert reads == [0, 1, 2, 3]
     assert sorted(order) == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
 
@@ -43,40 +43,42 @@ def test_files_that_need_the_same_go_side_by_side() -> None:
 def test_a_file_waits_where_another_ends() -> None:
     """As data-parallel shares of two buckets: a share begins in the item in which the one before it ends."""
     needs = [chain(0, 1, 2, 10, 11, 12), chain(2, 3, 4, 12, 13), chain(4, 5, 13, 14)]
-    assert play(needs, room=1)[1] == sorted({number for parts in needs for part in parts for number in part})
+    assert play(needs, num_kept=1)[1] == sorted({number for parts in needs for part in parts for number in part})
 
 
 def test_a_part_that_needs_several_keeps_them() -> None:
     """As a layout of two tensor-parallel ranks, made into one: an item lies across a half of both of theirs."""
     needs = [[{0, 1}, {0, 1}, {2, 3}, {2, 3}]]
-    assert play(needs, room=2)[1] == [0, 1, 2, 3]
+    assert play(needs, num_kept=2)[1] == [0, 1, 2, 3]
 
 
 def test_opposite_orders_end_too() -> None:
-    order, reads = play([chain(0, 1), chain(1, 0)], room=2)
+    order, reads = play([chain(0, 1), chain(1, 0)], num_kept=2)
     assert sorted(order) == [0, 0, 1, 1]
     assert sorted(reads) == [0, 1]
-    assert sorted(set(play([chain(0, 1), chain(1, 0)], room=1)[1])) == [0, 1]
+    assert sorted(set(play([chain(0, 1), chain(1, 0)], num_kept=1)[1])) == [0, 1]
 
 
 @pytest.mark.parametrize("needs", [[], [[]], [[], chain(0), []]])
 def test_files_without_parts(needs: list[list[set[int]]]) -> None:
-    assert play(needs, room=1)[0] == [1] * (len(needs) == 3)
+    assert play(needs, num_kept=1)[0] == [1] * (len(needs) == 3)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_one_order_for_all_reads_everything_once(data: st.DataObject) -> None:
-    """Files whose items stand in one order of all: each item is read once, with room for those of one part."""
+    """Files whose items stand in one order of all: each item is read once, with memory for those of one part."""
     num_items = data.draw(st.integers(1, 30))
     needs = []
     for _ in range(data.draw(st.integers(1, 6))):
         some = data.draw(st.lists(st.integers(0, num_items - 1), max_size=20))
         needs.append(chain(*sorted(some)))
-    _, reads = play(needs, room=1)
+    _, reads = play(needs, num_kept=1)
     assert sorted(reads) == sorted({number for parts in needs for part in parts for number in part})
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.sets(st.integers(0, 8), min_size=1, max_size=3), max_size=8), max_size=5))
 def test_any_order_ends(needs: list[list[set[int]]]) -> None:
-    reads = play(needs, room=3)[1]
+    reads = play(needs, num_kept=3)[1]
     assert set(reads) == {number for parts in needs for part in parts for number in part}

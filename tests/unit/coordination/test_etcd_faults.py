@@ -45,7 +45,7 @@ def bring_back(servers: EtcdServers, member: EtcdMember, *, was_killed: bool) ->
     servers.wait_ready()
 
 
-@pytest.mark.slow(kept=["kill-True"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "is_leader"), [("kill", True), ("freeze", True), ("freeze", False)])
 def test_calls_go_on_through_another_member(cluster: EtcdServers, fault: str, is_leader: bool) -> None:
     """The member that everything of a client hangs on goes: puts, lease, watch and leadership outlive it."""
@@ -104,6 +104,7 @@ def test_without_a_majority_nothing_is_written_and_reads_are_not_stale(cluster: 
         client.put("faults/b", "3")
 
 
+@pytest.mark.slow
 def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdServers) -> None:
     """A member that lost touch with the others serves watches as if nothing were wrong; asked for proof, it cannot."""
     leader = cluster.leader()
@@ -140,12 +141,13 @@ def proxied(etcd: EtcdServers) -> EtcdProxy:
     return EtcdProxy(etcd.members[0].client_port)
 
 
+@pytest.mark.slow(kept=["Conduct.GARBAGE-not HTTP"])
 @pytest.mark.parametrize(
     ("conduct", "reason"),
     [
         (Conduct.REFUSE, "closed|reset"),
         (Conduct.SWALLOW, "no answer"),
-        (Conduct.GARBAGE, "no HTTP"),
+        (Conduct.GARBAGE, "not HTTP"),
         (Conduct.HALF_ANSWER, "in the middle of an answer"),
         (Conduct.DRIP, "no answer"),
     ],
@@ -166,6 +168,7 @@ def test_bad_proxy_is_passed_over_or_named(etcd: EtcdServers, prefix: str, condu
             assert str(client.gateway.ring.best()) == good.url
 
 
+@pytest.mark.slow(kept=['{"header":{"cluster_id":1}}', "", '{"header":{}}', "<html>504</html>", "[]"])
 @pytest.mark.parametrize(
     "body",
     [
@@ -212,7 +215,7 @@ def test_write_that_never_left_may_be_repeated(etcd: EtcdServers, prefix: str) -
         dead.close()
         for number in range(4):
             key = f"{prefix}{number}"
-            assert client.txn([Compare.is_absent(key)], [Put(key, "")]).is_met
+            assert client.txn([Compare.is_absent(key)], [Put(key, "")]).succeeded
 
 
 def test_repeatable_put_is_repeated(etcd: EtcdServers, prefix: str) -> None:
@@ -229,7 +232,7 @@ def test_idle_connection_that_was_closed_is_no_fault(etcd: EtcdServers, prefix: 
     with proxied(etcd) as proxy, EtcdClient(EtcdSettings.of(proxy.url)) as client:
         for number in range(5):
             key = f"{prefix}{number}"
-            assert client.txn([Compare.is_absent(key)], [Put(key, "")]).is_met
+            assert client.txn([Compare.is_absent(key)], [Put(key, "")]).succeeded
             proxy.cut()
         assert proxy.num_connections >= 4
 

@@ -49,7 +49,7 @@ def test_what_stands_there_is_replaced_and_what_is_gone_is_written_anew(etcd: Et
         assert item.value == b"three"
 
 
-def test_a_second_writer_is_told(etcd: EtcdServers) -> None:
+def test_a_second_writer_is_reported(etcd: EtcdServers) -> None:
     """Who writes before each of its transactions, also before the one that knows better."""
     with (
         EtcdProxy(etcd.members[0].client_port) as proxy,
@@ -57,5 +57,5 @@ def test_a_second_writer_is_told(etcd: EtcdServers) -> None:
         EtcdClient(EtcdSettings.of([proxy.url])) as client,
     ):
         proxy.before = lambda request: b"/v3/kv/txn" in request and other.put("/own/third", "mine")
-        with pytest.raises(CoordinationError, match="somebody else writes"):
+        with pytest.raises(CoordinationError, match="another client writes"):
             OwnKeys(client).put("/own/third", b"yours")

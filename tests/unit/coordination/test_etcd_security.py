@@ -37,6 +37,7 @@ def as_bob(servers: EtcdServers, password: str = PASSWORD, call_s: float = 10.0)
     return EtcdClient(EtcdSettings.of(servers.urls, credentials=Credentials("bob", password), call_s=call_s))
 
 
+@pytest.mark.slow
 def test_user_may_do_what_the_role_allows(guarded: EtcdServers) -> None:
     with as_bob(guarded) as client, LeaseKeeper(client) as keeper:
         client.put("jobs/a", "x", lease_id=keeper.lease_id)
@@ -82,10 +83,10 @@ def test_wrong_password_is_refused_at_once_and_shown_nowhere(
     assert guarded.urls[0] in str(caught.value)
 
 
-def test_missing_user_is_refused_with_the_way_out(guarded: EtcdServers) -> None:
+def test_missing_user_is_refused_with_a_hint(guarded: EtcdServers) -> None:
     with (
         EtcdClient(EtcdSettings.of(guarded.urls)) as client,
-        pytest.raises(CoordinationRefusedError, match="asks for a user and a password"),
+        pytest.raises(CoordinationRefusedError, match="requires a user and a password"),
     ):
         client.get("jobs/a")
 
@@ -95,6 +96,7 @@ def test_user_where_none_is_asked_for_is_said(etcd: EtcdServers) -> None:
         client.get("a")
 
 
+@pytest.mark.slow
 def test_token_that_etcd_forgot_is_renewed_unseen(guarded: EtcdServers) -> None:
     """Tokens live in the memory of etcd: a restart is the fastest way to lose one."""
     with as_bob(guarded) as client, LeaseKeeper(client, ttl_s=10, period_s=0.2) as keeper:
@@ -129,8 +131,9 @@ def test_token_is_fetched_once(guarded: EtcdServers) -> None:
     assert paths == ["/v3/auth/authenticate", *["/v3/kv/put"] * 6, "/v3/auth/authenticate", "/v3/kv/put"]
 
 
+@pytest.mark.slow
 def test_everything_goes_through_a_unix_socket() -> None:
-    """A directory with a short name: a socket's path has room for 107 characters."""
+    """A directory with a short name: a socket's path has at most 107 characters."""
     with TemporaryDirectory() as directory, EtcdServers(Path(directory), has_sockets=True) as servers:
         (member,) = servers.members
         enable_users(member.url, "root password", {"bob": PASSWORD}, "jobs/")

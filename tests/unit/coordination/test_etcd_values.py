@@ -19,10 +19,10 @@ from megatrain.coordination.errors import (
     NoSpaceError,
 )
 from megatrain.coordination.event_queue import EventQueue
-from megatrain.coordination.gateway_answer import GatewayError, MalformedError, read_answer, unwrap
+from megatrain.coordination.gateway_response import GatewayError, MalformedError, read_response, unwrap
 from megatrain.coordination.http_exchange import GarbageError
 from megatrain.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
-from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Relation, TxnAnswer, int_field
+from megatrain.coordination.wire import Compare, KeyRange, KeyValue, TxnResponse, int_field
 from tests.helpers.waiting import wait_until
 
 
@@ -72,8 +72,8 @@ def test_password_is_in_no_text() -> None:
 
 
 @pytest.mark.parametrize("where", ["http://10.0.0.1:1", "etcd-1", "https://a:1,http://b:1", "http://127.0.0.1.nip.io"])
-def test_password_over_plain_http_to_another_machine_is_refused_with_the_way_out(where: str) -> None:
-    with pytest.raises(ConfigError, match=r"over plain http; let etcd serve TLS and write https://") as caught:
+def test_password_over_plain_http_to_another_machine_is_refused_with_a_hint(where: str) -> None:
+    with pytest.raises(ConfigError, match=r"over plain http .*; let etcd serve TLS and write https://") as caught:
         EtcdSettings.of(where, credentials=Credentials("bob", "hunter2"))
     assert "hunter2" not in str(caught.value)
 
@@ -111,8 +111,11 @@ def test_conditions_name_their_target() -> None:
     assert Compare.is_absent("a").to_json() == {
         "key": "YQ==", "target": "CREATE", "result": "EQUAL", "create_revision": "0",
     }  # fmt: skip
-    assert Compare.value(b"a", b"\xff", Relation.NOT_EQUAL).to_json() == {
-        "key": "YQ==", "target": "VALUE", "result": "NOT_EQUAL", "value": "/w==",
+    assert Compare.is_present(b"a").to_json() == {
+        "key": "YQ==", "target": "CREATE", "result": "GREATER", "create_revision": "0",
+    }  # fmt: skip
+    assert Compare.mod_revision("a", 7).to_json() == {
+        "key": "YQ==", "target": "MOD", "result": "EQUAL", "mod_revision": "7",
     }  # fmt: skip
 
 
@@ -127,7 +130,7 @@ def test_field_of_another_kind_is_malformed(raw: dict[str, object]) -> None:
 def test_absent_fields_are_zero_and_integers_may_be_text() -> None:
     assert KeyValue.from_json({"key": "YQ==", "mod_revision": "1"}) == KeyValue(b"a", b"", 0, 1, 0, 0)
     assert int_field({"a": str(2**63 - 1)}, "a") == 2**63 - 1
-    assert TxnAnswer.from_json({"header": {"revision": "3"}}, (), ()) == TxnAnswer(3, False, ())
+    assert TxnResponse.from_json({"header": {"revision": "3"}}, (), ()) == TxnResponse(3, False, ())
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_absent_fields_are_zero_and_integers_may_be_text() -> None:
 )
 def test_error_of_a_call_is_read_in_each_version(content: bytes) -> None:
     with pytest.raises(GatewayError) as caught:
-        read_answer(404, content)
+        read_response(404, content)
 
     error = caught.value.typed("etcd put of 'a'", "http://e:1", "'a'")
     assert type(error) is LeaseLostError
@@ -188,7 +191,7 @@ def test_errors_that_stay_are_typed(code: int, message: str, kind: type[Coordina
 @pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b'{"code":"5"}', b"[" * 100_000])
 def test_answer_that_is_not_etcds_is_garbage(content: bytes) -> None:
     with pytest.raises(GarbageError):
-        read_answer(502, content)
+        read_response(502, content)
 
 
 def test_ring_asks_first_what_failed_longest_ago() -> None:

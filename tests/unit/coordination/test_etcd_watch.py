@@ -1,4 +1,4 @@
-"""Watches: each revision once and in order, whatever breaks; and the whole range anew where history is gone."""
+"""Watches deliver each revision once and in order despite faults, and the whole range again if history is gone."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_watch_begins_with_what_is_there_and_goes_on(client: EtcdClient, prefix:
         assert watch.trouble == ""
 
 
-def test_watch_from_a_revision_tells_the_past(client: EtcdClient, prefix: str) -> None:
+def test_watch_from_a_revision_delivers_the_past(client: EtcdClient, prefix: str) -> None:
     numbers = [client.put(prefix + "a", str(number)) for number in range(5)]
 
     with Watch(client, KeyRange.key(prefix + "a"), start_revision=numbers[1]) as watch:
@@ -114,6 +114,7 @@ def test_transaction_is_one_event(client: EtcdClient, prefix: str) -> None:
         assert len(event.changes) == 5
 
 
+@pytest.mark.slow
 def test_slow_consumer_loses_nothing(client: EtcdClient, prefix: str) -> None:
     start = client.put(prefix + "a", "")
     with Watch(client, KeyRange.prefix(prefix), start_revision=start, limits=WatchLimits(capacity=1)) as watch:
@@ -163,6 +164,8 @@ def test_killed_and_restarted_etcd_loses_and_doubles_nothing(own: EtcdServers) -
             last = 0
             for _ in range(2):
                 write_some(client, "w/", randomness, 30)
+                # a single etcd before 3.5.5 may lose its last acknowledged write (etcd issue 14370): a lease, not a key
+                client.grant_lease(60)
                 own.members[0].kill()
                 own.members[0].start()
                 # a put is repeated until etcd is back
@@ -266,7 +269,7 @@ def test_signs_of_progress_spare_an_idle_watch_the_beginning(tmp_path_factory: p
         assert revisions(watch, written) == [written]
 
 
-def test_what_came_before_is_not_told_again(fake: FakeGateway) -> None:
+def test_what_came_before_is_not_reported_again(fake: FakeGateway) -> None:
     """etcd does not do that; a watch does not depend on it. Messages are as etcd 3.6 writes them, two in one packet."""
     header = {"cluster_id": "1", "member_id": "2", "revision": "7"}
     events = [{"kv": {"key": "YQ==", "mod_revision": str(revision)}} for revision in (4, 5, 6, 7)]
@@ -282,6 +285,7 @@ def test_what_came_before_is_not_told_again(fake: FakeGateway) -> None:
         assert watch.next(0.0) is None
 
 
+@pytest.mark.slow
 def test_history_that_went_back_gives_the_range_anew(own: EtcdServers) -> None:
     with EtcdClient(EtcdSettings.of(own.urls)) as client, Watch(client, KeyRange.prefix("w/")) as watch:
         take_snapshot(watch)
@@ -397,7 +401,7 @@ def test_endless_trouble_costs_few_connections(etcd: EtcdServers, prefix: str) -
         assert proxy.num_connections < 25
 
 
-def test_many_watches_are_told_at_once(client: EtcdClient, prefix: str) -> None:
+def test_many_watches_receive_an_event_at_once(client: EtcdClient, prefix: str) -> None:
     watches = [Watch(client, KeyRange.prefix(prefix)) for _ in range(20)]
     try:
         for watch in watches:

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 import pytest
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.coordination import lasting_thread
+from megatrain.coordination import restarting_thread
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.follower import Follower
-from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.watch import Changes, Snapshot, Watch, WatchEvent
-from megatrain.coordination.wire import KeyRange, RangeAnswer
+from megatrain.coordination.wire import KeyRange, RangeResponse
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until
@@ -27,8 +27,8 @@ from tests.helpers.waiting import wait_until
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting_thread, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(lasting_thread, "_WELL_S", 0.3)
+    monkeypatch.setattr(restarting_thread, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(restarting_thread, "_WELL_S", 0.3)
 
 
 def test_thread_that_fails_begins_anew_and_says_so_once(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -44,7 +44,7 @@ def test_thread_that_fails_begins_anew_and_says_so_once(hasty: None, caplog: pyt
         closed.wait()
 
     with caplog.at_level(logging.ERROR):
-        thread = LastingThread("watchman", run, closed)
+        thread = RestartingThread("watchman", run, closed)
         assert began.wait(10.0)
         assert thread.trouble == "watchman failed: another"
         wait_until(lambda: thread.trouble == "", "it to be well for a while", 10.0)
@@ -66,7 +66,7 @@ def test_thread_whose_program_ends_does_not_begin_anew(hasty: None) -> None:
         closed.set()
         raise ValueError("at the end")
 
-    thread = LastingThread("watchman", run, closed)
+    thread = RestartingThread("watchman", run, closed)
     thread.join(10.0)
     assert not thread.is_alive
 
@@ -105,40 +105,41 @@ def test_mistake_of_who_takes_events_loses_none(hasty: None, client: EtcdClient,
         wait_until(lambda: follower.trouble == "", "the trouble to be over", 10.0)
 
 
-def test_follower_that_can_never_take_is_never_said_to_hear(hasty: None, client: EtcdClient, prefix: str) -> None:
+@pytest.mark.slow
+def test_follower_whose_consumer_always_fails_receives_nothing(hasty: None, client: EtcdClient, prefix: str) -> None:
     consumer = Consumer()
     consumer.fails = itertools.repeat(True)
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
         began = time.monotonic()
         wait_until(lambda: "KeyError" in follower.trouble, "the mistake to be reported", 10.0)
-        wait_until(lambda: follower.unheard_s > 1.0, "no event to be taken for a second", 10.0)
-        assert follower.unheard_s > time.monotonic() - began - 0.5, "failed tries do not count as taken"
+        wait_until(lambda: follower.unconfirmed_s > 1.0, "no event to be taken for a second", 10.0)
+        assert follower.unconfirmed_s > time.monotonic() - began - 0.5, "failed tries do not count as taken"
         assert not consumer.seen
         consumer.fails = itertools.repeat(False)
-        wait_until(lambda: follower.unheard_s < 1.0, "something to be heard", 10.0)
+        wait_until(lambda: follower.unconfirmed_s < 1.0, "something to be heard", 10.0)
         wait_until(lambda: follower.trouble == "", "the trouble to be over", 10.0)
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
 
-def test_event_that_is_never_done_with_counts_as_not_heard(client: EtcdClient, prefix: str) -> None:
+def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient, prefix: str) -> None:
     consumer = Consumer()
     consumer.may_go_on.clear()
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
 
         def is_deaf() -> bool:
             client.get(prefix)  # proves that the member is up to date, and says nothing of who takes events
-            return follower.unheard_s > 1.0
+            return follower.unconfirmed_s > 1.0
 
         wait_until(is_deaf, "the event to be stuck for a second", 10.0)
         assert not consumer.seen
         consumer.may_go_on.set()
-        wait_until(lambda: follower.unheard_s < 1.0, "it to go on", 10.0)
+        wait_until(lambda: follower.unconfirmed_s < 1.0, "it to go on", 10.0)
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
 
 @pytest.mark.slow
-def test_watch_that_only_ever_opens_hears_nothing(etcd: EtcdServers, prefix: str) -> None:
+def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: str) -> None:
     """Each stream is opened as it should be and breaks at its first event: the trouble lasts until one gets through."""
     created = b'HTTP/1.1 200 OK\r\n\r\n{"result":{"created":true}}\n'
     broken = b'{"result":{"header":{"revision":"999999999"},"events":[7]}}\n'
@@ -148,22 +149,22 @@ def test_watch_that_only_ever_opens_hears_nothing(etcd: EtcdServers, prefix: str
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, KeyRange.prefix(prefix)) as watch,
     ):
-        wait_until(lambda: watch.heard_at is not None, "the watch to stand", 10.0)
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand", 10.0)
         proxy.spoils = lambda request: b"/v3/watch" in request
         proxy.garbage, proxy.conduct = [created + broken], Conduct.GARBAGE
         proxy.cut()
         wait_until(lambda: proxy.num_spoiled == 1, "the watch to break", 10.0)
-        heard_at = watch.heard_at
+        confirmed_at = watch.confirmed_at
         wait_until(lambda: proxy.num_spoiled > 4, "a few more tries", 20.0)
         client.get(prefix)  # etcd answers calls all the while
 
-        assert (watch.heard_at, "no list of objects" in watch.trouble) == (heard_at, True)
+        assert (watch.confirmed_at, "not a list of objects" in watch.trouble) == (confirmed_at, True)
         proxy.conduct = Conduct.PASS
         written = writer.put(prefix + "a", "")
         event = [watch.next(10.0), watch.next(10.0)][-1]
         assert isinstance(event, Changes)
         assert event.revision == written
-        wait_until(lambda: watch.trouble == "" and watch.heard_at != heard_at, "the trouble to be over", 10.0)
+        wait_until(lambda: watch.trouble == "" and watch.confirmed_at != confirmed_at, "the trouble to be over", 10.0)
 
 
 def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -> None:
@@ -175,22 +176,22 @@ def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, whole) as watch,
     ):
-        wait_until(lambda: watch.heard_at is not None, "the watch to stand", 10.0)
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand", 10.0)
         proxy.spoils = lambda request: b"/v3/watch" in request and mark in request
         proxy.conduct = Conduct.GARBAGE
         with Watch(client, spoilt) as broken:
             wait_until(lambda: proxy.num_spoiled > 2, "a few tries", 20.0)
-            assert (broken.heard_at, watch.trouble) == (None, "")
+            assert (broken.confirmed_at, watch.trouble) == (None, "")
             client.put(prefix + "whole/a", "")
             assert [type(watch.next(10.0)) for _ in range(2)] == [Snapshot, Changes]
 
 
-def test_idle_watch_hears_as_long_as_its_member_answers(client: EtcdClient, prefix: str) -> None:
+def test_idle_watch_is_current_as_long_as_its_member_answers(client: EtcdClient, prefix: str) -> None:
     with Watch(client, KeyRange.prefix(prefix)) as watch:
-        wait_until(lambda: watch.heard_at is not None, "the watch to stand", 10.0)
-        before = watch.heard_at
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand", 10.0)
+        before = watch.confirmed_at
         client.get(prefix)
-        assert watch.heard_at != before
+        assert watch.confirmed_at != before
 
 
 class MistakenClient(EtcdClient):
@@ -201,7 +202,7 @@ class MistakenClient(EtcdClient):
         self.mistakes: Iterator[Exception] = iter(())
         self.renewed = threading.Event()
 
-    def read_all(self, keys: KeyRange, *, has_values: bool = True, page_keys: int = 500) -> RangeAnswer:
+    def read_all(self, keys: KeyRange, *, has_values: bool = True, page_keys: int = 500) -> RangeResponse:
         for mistake in self.mistakes:
             raise mistake
         return super().read_all(keys, has_values=has_values, page_keys=page_keys)

@@ -13,9 +13,9 @@ from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.host_verdict import Cause, VerdictConfidence
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.record import encode
-from megatrain_diagnostics.analysis.findings import Assessment, Finding, Thresholds
+from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
-from megatrain_diagnostics.collector.counters import Ledger, Reason
+from megatrain_diagnostics.collector.counters import Ledger, RejectionReason
 from megatrain_diagnostics.metrics.state_writer import StateWriter
 from megatrain_diagnostics.store.daemon_state import (
     MAX_BYTES,
@@ -25,7 +25,7 @@ from megatrain_diagnostics.store.daemon_state import (
     ranks_of,
     read_state,
     scores_text,
-    tellable,
+    storable,
     write_state,
 )
 from tests.helpers.synthetic_steps import SyntheticJob
@@ -66,7 +66,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ],
     ids=["empty", "torn", "list", "newer", "other types", "no text", "huge"],
 )
-def test_what_nobody_of_us_wrote_is_no_state_and_is_told_of(tmp_path: Path, content: bytes) -> None:
+def test_what_nobody_of_us_wrote_is_no_state_and_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / STATE_NAME).write_bytes(content)
     found, problem = read_state(tmp_path)
     assert found is None
@@ -98,18 +98,18 @@ def test_the_state_of_the_largest_job_is_small() -> None:
     assert size < 150_000
 
 
-def test_figures_that_are_no_numbers_are_not_told() -> None:
+def test_figures_that_are_no_numbers_are_not_reported() -> None:
     bad = replace(FINDING, score=float("inf"))
-    assert tellable([bad, FINDING]) == (FINDING,)
-    assert len(tellable([FINDING] * 500)) == 100
+    assert storable([bad, FINDING]) == (FINDING,)
+    assert len(storable([FINDING] * 500)) == 100
 
 
 @dataclass
 class Judge:
-    """A judge that knows what it is told to know."""
+    """A judge with given knowledge."""
 
     round: int = 3
-    assessment: Assessment = field(default_factory=Assessment)
+    assessment: StragglerAssessment = field(default_factory=StragglerAssessment)
     step: int | None = None
 
     def silent_ranks(self) -> tuple[int, ...]:
@@ -135,15 +135,15 @@ def test_the_daemon_writes_what_is_new_and_nothing_else(tmp_path: Path) -> None:
     judge, ledger, trouble = Judge(), Ledger(), [""]
     record = DaemonRecord("here", "d1", "127.0.0.1", 1, "secret", started_unix_s=5.0)
     writer = StateWriter(tmp_path, "demo", record, judge, ledger, Store(), lambda: trouble[0])
-    assert writer.tell(100.0)
-    assert not writer.tell(101.0)
-    ledger.note_refused_rows(Reason.FLOOD, "host-1", 5)
-    ledger.note_refused_batch(Reason.FLOOD, "host-1", "example")
+    assert writer.write(100.0)
+    assert not writer.write(101.0)
+    ledger.note_refused_rows(RejectionReason.FLOOD, "host-1", 5)
+    ledger.note_refused_batch(RejectionReason.FLOOD, "host-1", "example")
     ledger.note_dropped("host-1", "s", 4)
     ledger.note_stream(1, "host-1")
     live = judged()
     judge.step, judge.assessment = live.step, live.assessment
-    assert writer.tell(102.0)
+    assert writer.write(102.0)
     found, _ = read_state(tmp_path)
     assert found is not None
     assert (found.written_unix_s, found.refused_rows, found.dropped_rows) == (102.0, {"flood": 6}, 4)
@@ -153,7 +153,7 @@ def test_the_daemon_writes_what_is_new_and_nothing_else(tmp_path: Path) -> None:
     assert (found.host_scores, found.thresholds) == (live.assessment.host_scores, live.assessment.thresholds)
     assert "secret" not in (tmp_path / STATE_NAME).read_text()
     ledger.note_stream(-1, "host-1")
-    assert writer.tell(103.0)
+    assert writer.write(103.0)
     found, _ = read_state(tmp_path)
     assert found is not None
     assert found.connected_hosts == ()
@@ -163,6 +163,6 @@ def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path, caplog: pytest.L
     (tmp_path / "diagnosis").write_text("a file")
     record = DaemonRecord("here", "d1", "127.0.0.1", 1, "")
     writer = StateWriter(tmp_path / "diagnosis", "demo", record, Judge(), Ledger(), Store(), lambda: "")
-    assert not writer.tell(1.0)
-    assert not writer.tell(2.0)
-    assert caplog.text.count("the dashboard gets nothing") == 1
+    assert not writer.write(1.0)
+    assert not writer.write(2.0)
+    assert caplog.text.count("the state for the dashboard cannot be written") == 1

@@ -28,12 +28,12 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange
-from megatrain_diagnostics.dashboard.actions.carrying import EtcdHands
-from megatrain_diagnostics.dashboard.actions.checks import what_it_does
-from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
-from megatrain_diagnostics.dashboard.answers.errors import RefusalError
+from megatrain_diagnostics.dashboard.actions.backend import EtcdBackend
+from megatrain_diagnostics.dashboard.actions.checks import effect_of
+from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
+from megatrain_diagnostics.dashboard.responses.errors import RefusalError
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from tests.helpers.action_desk import ADA, BOB, VERDICT, WAITING, Desk, wish
+from tests.helpers.action_harness import ADA, BOB, VERDICT, WAITING, ActionHarness, request_of
 from tests.helpers.answering_driver import AnsweringDriver, answer
 from tests.helpers.dashboard_server import OPERATOR_TOKEN, MadeUpJob, ask, bearer, served
 from tests.helpers.etcd_server import EtcdServers
@@ -41,20 +41,20 @@ from tests.helpers.launched_job import NOW_S, make_cordon, make_host, make_recor
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path / "diagnosis" / ACTIONS_NAME)
+def harness(tmp_path: Path) -> ActionHarness:
+    return ActionHarness(tmp_path / "diagnosis" / ACTIONS_NAME)
 
 
-def test_an_action_is_written_down_before_and_after(desk: Desk) -> None:
-    desk.hands.before = lambda: stages.append([one.stage for one in read_actions(desk.path).entries])
+def test_an_action_is_written_down_before_and_after(harness: ActionHarness) -> None:
+    harness.backend.before = lambda: stages.append([one.stage for one in read_actions(harness.path).entries])
     stages: list[list[str]] = []
-    told = desk.take("evict", "host-2")
+    told = harness.take("evict", "host-2")
     assert (told.is_accepted, told.is_done, told.text, told.is_dry_run) == (True, False, "being done", False)
     assert stages == [[INTENT]]
-    assert [(asked.kind, asked.target, by) for asked, by in desk.hands.done] == [
+    assert [(asked.kind, asked.target, by) for asked, by in harness.backend.done] == [
         ("evict", "host-2", "ada via dashboard")
     ]
-    trail = read_actions(desk.path)
+    trail = read_actions(harness.path)
     assert trail.problem == ""
     first, last = trail.entries
     assert (first.stage, last.stage) == (INTENT, RESULT)
@@ -70,12 +70,12 @@ def test_an_action_is_written_down_before_and_after(desk: Desk) -> None:
     assert last.prev_hash == first.entry_hash != ""
 
 
-def test_a_dry_run_changes_nothing(desk: Desk) -> None:
-    told = desk.take("evict", "host-2", is_dry_run=True)
+def test_a_dry_run_changes_nothing(harness: ActionHarness) -> None:
+    told = harness.take("evict", "host-2", is_dry_run=True)
     assert told.is_dry_run
     assert "a round begin without it: 1 spare could take its place" in told.text
-    assert not desk.hands.done
-    assert not desk.path.exists()
+    assert not harness.backend.done
+    assert not harness.path.exists()
 
 
 TARGETS = {"approve": "v-1", "dismiss": "v-1", "uncordon": "host-3", "cordon": "host-2", "evict": "host-2"}
@@ -84,7 +84,7 @@ TARGETS = {"approve": "v-1", "dismiss": "v-1", "uncordon": "host-3", "cordon": "
 @pytest.mark.parametrize("kind", [*TARGETS, "checkpoint", "restart", "stop", "diag-on", "diag-off"])
 def test_each_kind_says_what_it_would_do(kind: str) -> None:
     snapshot = make_snapshot(cordons={"host-3": make_cordon(3)}, waiting=((WAITING, VERDICT),))
-    text = what_it_does(wish(kind, TARGETS.get(kind, "")), snapshot)
+    text = effect_of(request_of(kind, TARGETS.get(kind, "")), snapshot)
     assert len(text) > 20
     assert TARGETS.get(kind, "") in text
 
@@ -95,7 +95,7 @@ def test_each_kind_says_what_it_would_do(kind: str) -> None:
         (("checkpoint",), {"confirmation": "dem"}, 400, "type the job's name"),
         (("checkpoint",), {"confirmation": "Demo"}, 400, "type the job's name"),
         (("checkpoint", "host-1"), {}, 400, "leave it empty"),
-        (("evict",), {}, 400, "name what it is about"),
+        (("evict",), {}, 400, "name the host or verdict"),
         (("evict", "host-3"), {}, 404, "in the round; there is host-1 and host-2"),
         (("evict", "host-9"), {}, 404, "no host 'host-9'"),
         (("cordon", "../../etc"), {}, 404, "registered"),
@@ -105,18 +105,18 @@ def test_each_kind_says_what_it_would_do(kind: str) -> None:
         (("restart",), {"reason": "so \x9b2J what"}, 400, "control characters"),
         (("restart",), {"reason": "so \u202e what"}, 400, "control characters"),
         (("restart",), {"reason": "so\u2028what"}, 400, "control characters"),
-        (("restart",), {"reason": "    "}, 400, "say why"),
-        (("restart",), {"reason": "\u200b\u200b\u200b"}, 400, "say why"),
+        (("restart",), {"reason": "    "}, 400, "give a reason"),
+        (("restart",), {"reason": "\u200b\u200b\u200b"}, 400, "give a reason"),
     ],
 )
 def test_a_wish_has_to_fit_the_job(
-    desk: Desk, words: tuple[str, ...], changed: dict[str, Any], status: int, text: str
+    harness: ActionHarness, words: tuple[str, ...], changed: dict[str, Any], status: int, text: str
 ) -> None:
     for is_dry_run in (True, False):
-        refusal = desk.refused(*words, is_dry_run=is_dry_run, **changed)
+        refusal = harness.refused(*words, is_dry_run=is_dry_run, **changed)
         assert (refusal.status, text in refusal.text) == (status, True), refusal.text
-    assert not desk.hands.done
-    assert not desk.path.exists()
+    assert not harness.backend.done
+    assert not harness.path.exists()
 
 
 @pytest.mark.parametrize(
@@ -124,131 +124,131 @@ def test_a_wish_has_to_fit_the_job(
     [{"driver": ""}, {"hosts": {}, "rounds": {2: make_round()}}, {"end": JobEnd(0, "trained", "host-1", NOW_S)}],
     ids=["no driver", "no executor", "over"],
 )
-def test_nobody_is_asked_who_could_not_answer(desk: Desk, changed: dict[str, Any]) -> None:
-    desk.hands.snapshot = make_snapshot(**changed)
-    assert desk.refused("restart").status == 409
-    assert not desk.hands.done
+def test_nobody_is_asked_who_could_not_answer(harness: ActionHarness, changed: dict[str, Any]) -> None:
+    harness.backend.snapshot = make_snapshot(**changed)
+    assert harness.refused("restart").status == 409
+    assert not harness.backend.done
 
 
-def test_without_etcd_nothing_is_done(desk: Desk) -> None:
-    desk.hands.trouble = "connection refused"
-    refusal = desk.refused()
+def test_without_etcd_nothing_is_done(harness: ActionHarness) -> None:
+    harness.backend.trouble = "connection refused"
+    refusal = harness.refused()
     assert (refusal.status, "connection refused" in refusal.text) == (503, True)
-    desk.hands.trouble = ""
-    assert desk.take().is_accepted, "the same key is good when etcd is back"
+    harness.backend.trouble = ""
+    assert harness.take().is_accepted, "the same key is good when etcd is back"
 
 
-def test_the_same_key_is_carried_out_once(desk: Desk) -> None:
-    first = desk.take("restart")
-    assert desk.take("restart") == first
-    assert len(desk.hands.done) == 1
+def test_the_same_key_is_carried_out_once(harness: ActionHarness) -> None:
+    first = harness.take("restart")
+    assert harness.take("restart") == first
+    assert len(harness.backend.done) == 1
     # a new life of the server reads it in the audit
-    desk.desk = desk.opened()
-    assert desk.take("restart") == first
-    assert len(desk.hands.done) == 1
-    for other in (wish("stop"), wish("restart", reason="another one")):
-        with pytest.raises(RefusalError, match="another wish") as refusal:
-            desk.desk.take(other, ADA)
+    harness.handler = harness.opened()
+    assert harness.take("restart") == first
+    assert len(harness.backend.done) == 1
+    for other in (request_of("stop"), request_of("restart", reason="another one")):
+        with pytest.raises(RefusalError, match="another request") as refusal:
+            harness.handler.take(other, ADA)
         assert refusal.value.status == 409
-    assert desk.refused("restart", caller=BOB).status == 409
-    assert len(desk.hands.done) == 1
+    assert harness.refused("restart", caller=BOB).status == 409
+    assert len(harness.backend.done) == 1
 
 
-def test_the_same_key_at_the_same_time_is_carried_out_once(desk: Desk) -> None:
+def test_the_same_key_at_the_same_time_is_carried_out_once(harness: ActionHarness) -> None:
     begun, may_end = threading.Semaphore(0), threading.Event()
 
     def wait() -> None:
         begun.release()
         assert may_end.wait(10)
 
-    desk.hands.before = wait
+    harness.backend.before = wait
     with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(desk.take, "restart") for _ in range(8)]
+        futures = [pool.submit(harness.take, "restart") for _ in range(8)]
         assert begun.acquire(timeout=10)
         may_end.set()
         answers = {future.result(10) for future in futures}
     assert len(answers) == 1
-    assert len(desk.hands.done) == 1
-    assert len(read_actions(desk.path).entries) == 2
+    assert len(harness.backend.done) == 1
+    assert len(read_actions(harness.path).entries) == 2
 
 
-def test_what_was_begun_and_never_ended_is_not_begun_again(desk: Desk) -> None:
-    desk.take("restart")
-    lines = desk.path.read_bytes().splitlines(keepends=True)
-    desk.path.write_bytes(lines[0])  # killed between the two
-    desk.desk = desk.opened()
-    refusal = desk.refused("restart")
+def test_what_was_begun_and_never_ended_is_not_begun_again(harness: ActionHarness) -> None:
+    harness.take("restart")
+    lines = harness.path.read_bytes().splitlines(keepends=True)
+    harness.path.write_bytes(lines[0])  # killed between the two
+    harness.handler = harness.opened()
+    refusal = harness.refused("restart")
     assert (refusal.status, "was begun" in refusal.text) == (409, True)
-    assert len(desk.hands.done) == 1
+    assert len(harness.backend.done) == 1
 
 
-def test_four_breaks_an_hour(desk: Desk) -> None:
+def test_four_breaks_an_hour(harness: ActionHarness) -> None:
     for number, kind in enumerate(("restart", "evict", "stop", "restart")):
-        desk.now_s += 10
-        desk.take(kind, "host-2" if kind == "evict" else "", f"key-0000000{number}")
-    refusal = desk.refused("restart", key="key-one-more")
+        harness.now_s += 10
+        harness.take(kind, "host-2" if kind == "evict" else "", f"key-0000000{number}")
+    refusal = harness.refused("restart", key="key-one-more")
     assert (refusal.status, refusal.headers["Retry-After"]) == (429, "3571")
-    assert "restart, evict and stop: 4 an hour" in refusal.text
-    assert desk.refused("restart", key="key-one-more", is_dry_run=True).status == 429
+    assert "restart, evict and stop: at most 4 an hour" in refusal.text
+    assert harness.refused("restart", key="key-one-more", is_dry_run=True).status == 429
     # others go on, and a new life of the server has not forgotten
-    assert desk.take("checkpoint", key="key-checkpoint").is_accepted
-    desk.desk = desk.opened()
-    assert desk.refused("stop", key="key-one-more").status == 429
-    desk.now_s += 3571
-    assert desk.take("restart", key="key-one-more").is_accepted
+    assert harness.take("checkpoint", key="key-checkpoint").is_accepted
+    harness.handler = harness.opened()
+    assert harness.refused("stop", key="key-one-more").status == 429
+    harness.now_s += 3571
+    assert harness.take("restart", key="key-one-more").is_accepted
 
 
-def test_twenty_others_an_hour(desk: Desk) -> None:
+def test_twenty_others_an_hour(harness: ActionHarness) -> None:
     for number in range(20):
-        desk.take("checkpoint", key=f"key-{number:08d}")
-    assert desk.refused("diag-off", key="key-one-more").status == 429
-    assert desk.take("restart", key="key-restart").is_accepted
+        harness.take("checkpoint", key=f"key-{number:08d}")
+    assert harness.refused("diag-off", key="key-one-more").status == 429
+    assert harness.take("restart", key="key-restart").is_accepted
 
 
-def test_no_more_than_a_quarter_of_the_hosts(desk: Desk) -> None:
+def test_no_more_than_a_quarter_of_the_hosts(harness: ActionHarness) -> None:
     hosts = {f"host-{number}": make_host(number) for number in range(1, 9)}
-    desk.hands.snapshot = make_snapshot(hosts=hosts)
-    desk.take("cordon", "host-7", "key-00000007")
-    desk.take("cordon", "host-8", "key-00000008")
-    refusal = desk.refused("evict", "host-2", "key-00000002")
-    assert (refusal.status, "2 hosts of 8 were taken away" in refusal.text) == (429, True), refusal.text
-    assert desk.refused("cordon", "host-6", "key-00000006").status == 429
+    harness.backend.snapshot = make_snapshot(hosts=hosts)
+    harness.take("cordon", "host-7", "key-00000007")
+    harness.take("cordon", "host-8", "key-00000008")
+    refusal = harness.refused("evict", "host-2", "key-00000002")
+    assert (refusal.status, "2 hosts of 8 were removed" in refusal.text) == (429, True), refusal.text
+    assert harness.refused("cordon", "host-6", "key-00000006").status == 429
     # one that is taken away already takes no more
-    assert desk.take("cordon", "host-7", "key-00000009").is_accepted
-    desk.now_s += 3600
-    assert desk.take("evict", "host-2", "key-00000002").is_accepted
+    assert harness.take("cordon", "host-7", "key-00000009").is_accepted
+    harness.now_s += 3600
+    assert harness.take("evict", "host-2", "key-00000002").is_accepted
 
 
-def test_of_few_hosts_one_may_go(desk: Desk) -> None:
-    desk.take("evict", "host-2", "key-00000002")
-    assert desk.refused("evict", "host-1", "key-00000001").status == 429
+def test_of_few_hosts_one_may_go(harness: ActionHarness) -> None:
+    harness.take("evict", "host-2", "key-00000002")
+    assert harness.refused("evict", "host-1", "key-00000001").status == 429
 
 
-def test_what_cannot_be_written_down_is_not_done(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_down_is_not_done(harness: ActionHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        refusal = desk.refused("restart")
+        refusal = harness.refused("restart")
     assert (refusal.status, "nothing was done" in refusal.text, "No space" in refusal.text) == (503, True, True)
-    assert not desk.hands.done
-    desk.hands.before = lambda: monkeypatch.setattr(os, "fsync", full)
-    told = desk.take("restart", key="key-00000002")
+    assert not harness.backend.done
+    harness.backend.before = lambda: monkeypatch.setattr(os, "fsync", full)
+    told = harness.take("restart", key="key-00000002")
     assert "the audit could not be written" in told.text
     assert told.is_accepted, "it was done, and the page must not say otherwise"
 
 
 def test_actions_over_http(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / ACTIONS_NAME)
+    harness = ActionHarness(tmp_path / ACTIONS_NAME)
     settings = DashboardSettings(port=0, operator_token=OPERATOR_TOKEN, enable_actions=True)
     headers = bearer(OPERATOR_TOKEN) | {"Content-Type": "application/json"}
-    with served(tmp_path, settings, desk.desk) as server:
-        body = wish("restart").model_dump_json().encode()
+    with served(tmp_path, settings, harness.handler) as server:
+        body = request_of("restart").model_dump_json().encode()
         reply = ask(server.port, "/api/v1/actions", headers, method="POST", body=body)
         assert (reply.status, reply.json["is_accepted"], reply.json["text"]) == (200, True, "being done")
         reply.assert_secured()
-        assert desk.hands.done[0][1] == "token-operator via dashboard"
+        assert harness.backend.done[0][1] == "token-operator via dashboard"
         unknown = json.dumps({**json.loads(body), "is_forced": True}).encode()
         ask(server.port, "/api/v1/actions", headers, method="POST", body=unknown).assert_refused(400, "is_forced")
         for bad in ({"kind": "format"}, {"reason": "x"}, {"idempotency_key": "a b c d e f"}, {"reason": "x" * 501}):
@@ -257,7 +257,7 @@ def test_actions_over_http(tmp_path: Path) -> None:
     recorded = MadeUpJob(RunDirectory(tmp_path), is_recorded=True)
     with served(tmp_path, settings, source=recorded) as server:
         ask(server.port, "/api/v1/actions", headers, method="POST", body=body).assert_refused(403, "history")
-    assert len(desk.hands.done) == 1
+    assert len(harness.backend.done) == 1
 
 
 @pytest.fixture(scope="module")
@@ -283,44 +283,44 @@ def fill(client: EtcdClient, keys: JobKeys) -> None:
 def test_the_driver_is_asked_as_the_command_line_asks_it(client: EtcdClient, tmp_path: Path) -> None:
     keys = JobKeys("demo")
     fill(client, keys)
-    desk = ActionDesk(EtcdHands(client, keys), ActionLog(tmp_path / ACTIONS_NAME))
+    handler = ActionHandler(EtcdBackend(client, keys), ActionLog(tmp_path / ACTIONS_NAME))
     with AnsweringDriver(client, keys, lambda asked: [answer(asked, "round 2 is over", is_done=False)]) as driver:
-        told = desk.take(wish("evict", "host-2"), ADA)
+        told = handler.take(request_of("evict", "host-2"), ADA)
     assert (told.is_accepted, told.is_done, told.text) == (True, False, "round 2 is over")
     (asked,) = driver.requests
     assert (asked.kind, asked.host, asked.by) == (RequestKind.EVICT, "host-2", "ada via dashboard")
     assert asked.reason == "before maintenance"
     with AnsweringDriver(client, keys, lambda asked: [answer(asked, "not now", is_accepted=False)]):
-        told = desk.take(wish("restart", key="key-00000002"), ADA)
+        told = handler.take(request_of("restart", key="key-00000002"), ADA)
     assert (told.is_accepted, told.text) == (False, "not now")
 
 
 def test_a_driver_that_says_nothing(client: EtcdClient, tmp_path: Path) -> None:
     keys = JobKeys("demo")
     fill(client, keys)
-    desk = ActionDesk(EtcdHands(client, keys, accept_s=0.3), ActionLog(tmp_path / ACTIONS_NAME))
+    handler = ActionHandler(EtcdBackend(client, keys, accept_s=0.3), ActionLog(tmp_path / ACTIONS_NAME))
     with AnsweringDriver(client, keys, lambda asked: []):
-        told = desk.take(wish("restart"), ADA)
+        told = handler.take(request_of("restart"), ADA)
     assert (told.is_accepted, told.is_done) == (False, True)
-    assert "no driver took it up; the request is taken back" in told.text
+    assert "no driver accepted it; the request is withdrawn" in told.text
     assert client.get(keys.directory("requests")) is None
 
 
 def test_cordons_and_recording_are_what_the_command_line_writes(client: EtcdClient, tmp_path: Path) -> None:
     keys = JobKeys("demo")
     fill(client, keys)
-    desk = ActionDesk(EtcdHands(client, keys), ActionLog(tmp_path / ACTIONS_NAME))
-    assert desk.take(wish("cordon", "host-3", "key-00000001"), ADA).is_done
+    handler = ActionHandler(EtcdBackend(client, keys), ActionLog(tmp_path / ACTIONS_NAME))
+    assert handler.take(request_of("cordon", "host-3", "key-00000001"), ADA).is_done
     item = client.get(keys.cordon("host-3"))
     assert item is not None
     cordon = decode(Cordon, item.value, "cordon")
     assert (cordon.by, cordon.reason) == ("ada via dashboard", "before maintenance")
     with pytest.raises(RefusalError, match="cordoned already, by ada via dashboard"):
-        desk.take(wish("cordon", "host-3", "key-00000002"), ADA)
-    assert "not cordoned any more" in desk.take(wish("uncordon", "host-3", "key-00000003"), ADA).text
+        handler.take(request_of("cordon", "host-3", "key-00000002"), ADA)
+    assert "no longer cordoned" in handler.take(request_of("uncordon", "host-3", "key-00000003"), ADA).text
     assert client.get(keys.cordon("host-3")) is None
     for kind, is_on in (("diag-off", False), ("diag-on", True)):
-        assert desk.take(wish(kind, key=f"key-{kind}"), ADA).is_accepted
+        assert handler.take(request_of(kind, key=f"key-{kind}"), ADA).is_accepted
         told = client.get(keys.diag_settings)
         assert told is not None
         settings = decode(DiagSettings, told.value, "settings")

@@ -22,22 +22,22 @@ from megatrain.contracts.host_verdict import (
 )
 from megatrain.contracts.record import from_plain, to_plain
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
-from megatrain_diagnostics.dashboard.answers.errors import RefusalError
+from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
+from megatrain_diagnostics.dashboard.responses.errors import RefusalError
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from tests.helpers.action_desk import ADA, BOB, VERDICT, WAITING, Desk, wish
+from tests.helpers.action_harness import ADA, BOB, VERDICT, WAITING, ActionHarness, request_of
 from tests.helpers.dashboard_server import ask, served
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path / "diagnosis" / ACTIONS_NAME)
+def harness(tmp_path: Path) -> ActionHarness:
+    return ActionHarness(tmp_path / "diagnosis" / ACTIONS_NAME)
 
 
-def test_a_broken_chain_is_told_and_not_mended(desk: Desk) -> None:
+def test_a_broken_chain_is_reported_and_not_mended(harness: ActionHarness) -> None:
     for number in range(3):
-        desk.take("checkpoint", key=f"key-{number:08d}")
-    good = desk.path.read_bytes()
+        harness.take("checkpoint", key=f"key-{number:08d}")
+    good = harness.path.read_bytes()
     lines = good.splitlines(keepends=True)
     changed = json.loads(lines[2])
     changed["user"] = "eve"
@@ -54,16 +54,16 @@ def test_a_broken_chain_is_told_and_not_mended(desk: Desk) -> None:
         "no JSON": [*lines[:2], b"\xff\xfe\n", *lines[2:]],
     }
     for name, content in broken.items():
-        desk.path.write_bytes(b"".join(content))
-        assert ACTIONS_NAME in read_actions(desk.path).problem, name
-    problem = read_actions(desk.path).problem
-    before = desk.path.read_bytes()
-    desk.desk = desk.opened()
-    desk.take("checkpoint", key="key-after-that")
-    assert desk.path.read_bytes().startswith(before)
-    assert read_actions(desk.path).problem == problem
-    desk.path.write_bytes(good)
-    assert read_actions(desk.path).problem == ""
+        harness.path.write_bytes(b"".join(content))
+        assert ACTIONS_NAME in read_actions(harness.path).problem, name
+    problem = read_actions(harness.path).problem
+    before = harness.path.read_bytes()
+    harness.handler = harness.opened()
+    harness.take("checkpoint", key="key-after-that")
+    assert harness.path.read_bytes().startswith(before)
+    assert read_actions(harness.path).problem == problem
+    harness.path.write_bytes(good)
+    assert read_actions(harness.path).problem == ""
 
 
 def encode_with_hash(plain: dict[str, Any]) -> bytes:
@@ -71,58 +71,61 @@ def encode_with_hash(plain: dict[str, Any]) -> bytes:
     return json.dumps({"schema_version": 1, **to_plain(entry)}).encode() + b"\n"
 
 
-def test_a_tail_that_was_cut_off_is_told(desk: Desk) -> None:
-    desk.take("checkpoint")
-    desk.take("checkpoint", key="key-00000002")
-    lines = desk.path.read_bytes().splitlines(keepends=True)
-    desk.path.write_bytes(b"".join(lines[:2]))
-    assert "lines were removed" in desk.desk.trail().problem
-    desk.take("checkpoint", key="key-00000003")  # and does not hide what is missing
-    assert "lines were removed" in desk.desk.trail().problem
+def test_a_tail_that_was_cut_off_is_reported(harness: ActionHarness) -> None:
+    harness.take("checkpoint")
+    harness.take("checkpoint", key="key-00000002")
+    lines = harness.path.read_bytes().splitlines(keepends=True)
+    harness.path.write_bytes(b"".join(lines[:2]))
+    assert "lines were removed" in harness.handler.trail().problem
+    harness.take("checkpoint", key="key-00000003")  # and does not hide what is missing
+    assert "lines were removed" in harness.handler.trail().problem
 
 
-def test_the_page_tells_that_the_newest_lines_are_gone(tmp_path: Path) -> None:
+def test_the_page_reports_that_the_newest_lines_are_gone(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    desk = Desk(run.diagnosis / ACTIONS_NAME)
-    with served(tmp_path, DashboardSettings(port=0), desk.desk) as server:
-        desk.take("checkpoint")
-        desk.take("checkpoint", key="key-00000002")
+    harness = ActionHarness(run.diagnosis / ACTIONS_NAME)
+    with served(tmp_path, DashboardSettings(port=0), harness.handler) as server:
+        harness.take("checkpoint")
+        harness.take("checkpoint", key="key-00000002")
         assert ask(server.port, "/api/v1/audit").json["chain_problem"] == ""
-        desk.path.write_bytes(b"".join(desk.path.read_bytes().splitlines(keepends=True)[:2]))
+        harness.path.write_bytes(b"".join(harness.path.read_bytes().splitlines(keepends=True)[:2]))
         assert "lines were removed" in ask(server.port, "/api/v1/audit").json["chain_problem"]
 
 
-def test_two_servers_share_limits_and_keys(desk: Desk) -> None:
+def test_two_servers_share_limits_and_keys(harness: ActionHarness) -> None:
     """What the other has written between our look and our own line counts as well."""
-    other = desk.opened()
-    desk.take("checkpoint")
-    blind = ActionDesk(desk.hands, desk.log, clock=lambda: desk.now_s)
+    other = harness.opened()
+    harness.take("checkpoint")
+    blind = ActionHandler(harness.backend, harness.log, clock=lambda: harness.now_s)
     blind._trail = lambda: ActionTrail()  # type: ignore[method-assign]
     for number in range(4):
-        other.take(wish("restart", key=f"key-b-{number:08d}"), BOB)
-    for words, told in ((wish("restart", key="key-c-00000001"), "4 an hour"), (wish(key="key-00000001"), "used")):
+        other.take(request_of("restart", key=f"key-b-{number:08d}"), BOB)
+    for words, told in (
+        (request_of("restart", key="key-c-00000001"), "4 an hour"),
+        (request_of(key="key-00000001"), "used"),
+    ):
         with pytest.raises(RefusalError, match=told):
             blind.take(words, ADA)
-    assert len(desk.hands.done) == 5
+    assert len(harness.backend.done) == 5
 
 
-def test_after_a_line_that_was_cut_short_begins_another(desk: Desk) -> None:
-    desk.take("checkpoint")
-    with desk.path.open("ab") as file:
+def test_after_a_line_that_was_cut_short_begins_another(harness: ActionHarness) -> None:
+    harness.take("checkpoint")
+    with harness.path.open("ab") as file:
         file.write(b'{"schema_version":1,"stage":"int')
-    desk.desk = desk.opened()
-    assert desk.take("checkpoint", key="key-00000002").is_accepted
-    trail = read_actions(desk.path)
+    harness.handler = harness.opened()
+    assert harness.take("checkpoint", key="key-00000002").is_accepted
+    trail = read_actions(harness.path)
     assert len(trail.entries) == 4
     assert trail.problem == f"{ACTIONS_NAME}:3 is damaged"
 
 
-def test_two_servers_write_one_chain(desk: Desk) -> None:
-    other = desk.opened()
+def test_two_servers_write_one_chain(harness: ActionHarness) -> None:
+    other = harness.opened()
     for number in range(3):
-        desk.take("checkpoint", key=f"key-a-{number:08d}")
-        other.take(wish(key=f"key-b-{number:08d}"), BOB)
-    trail = read_actions(desk.path)
+        harness.take("checkpoint", key=f"key-a-{number:08d}")
+        other.take(request_of(key=f"key-b-{number:08d}"), BOB)
+    trail = read_actions(harness.path)
     assert (len(trail.entries), trail.problem) == (12, "")
 
 
@@ -130,9 +133,9 @@ def test_the_audit_of_people_and_driver_is_one(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.incidents.mkdir()
     append_to_audit(run.incidents / AUDIT_NAME, AuditEntry(replace(WAITING, by="ops@desk"), VERDICT))
-    desk = Desk(run.diagnosis / ACTIONS_NAME)
-    desk.now_s += 60
-    desk.take("restart")
+    harness = ActionHarness(run.diagnosis / ACTIONS_NAME)
+    harness.now_s += 60
+    harness.take("restart")
     with served(tmp_path, DashboardSettings(port=0)) as server:
         told = ask(server.port, "/api/v1/audit")
         assert ask(server.port, "/api/v1/audit", {"If-None-Match": told.headers["etag"]}).status == 304
@@ -146,6 +149,6 @@ def test_the_audit_of_people_and_driver_is_one(tmp_path: Path) -> None:
         assert len(first["entry_hash"]) == 64
         assert (second["source"], second["actor"], second["target"]) == ("driver", "ops@desk", "host-2")
         assert told.json["chain_problem"] == ""
-        lines = desk.path.read_bytes().splitlines(keepends=True)
-        desk.path.write_bytes(lines[1])
+        lines = harness.path.read_bytes().splitlines(keepends=True)
+        harness.path.write_bytes(lines[1])
         assert "does not follow" in ask(server.port, "/api/v1/audit").json["chain_problem"]

@@ -116,9 +116,10 @@ def test_an_oversize_body_is_not_read(page: Served) -> None:
 
 
 def test_a_question_has_no_body(page: Served) -> None:
-    ask(page.port, JOB_PATH, method="GET", body=b"{}").assert_refused(400, "no body")
+    ask(page.port, JOB_PATH, method="GET", body=b"{}").assert_refused(400, "must not have a body")
 
 
+@pytest.mark.slow(kept=["{"])
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"kind": "checkpoint"}', b"\xff\xfe", b'{"a":' * 3000])
 def test_nonsense_is_a_bad_request(page: Served, body: bytes) -> None:
     with served(page.source.run.root, DashboardSettings(port=0, enable_actions=True)) as server:
@@ -177,6 +178,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
+@pytest.mark.slow
 def test_slow_clients_are_given_up(hasty: Served) -> None:
     """A head that never comes, or never ends; one after a first request; a body that never ends: all at a time."""
     slow_body = from_page(hasty.port) | {"Content-Length": "100"}
@@ -216,6 +218,7 @@ def test_who_does_not_read_is_dropped(hasty: Served) -> None:
     assert_others_are_served(hasty)
 
 
+@pytest.mark.slow
 def test_there_is_an_end_to_what_is_left_unread(tmp_path: Path) -> None:
     """Answers of two clients that do not read are more than may wait: the one that has waited longer is dropped."""
     settings = DashboardSettings(port=0, limits=Limits(max_unread_bytes=40_000_000))
@@ -246,11 +249,11 @@ def test_there_is_an_end_to_connections(tmp_path: Path) -> None:
             reply = exchange(server.port, head_of("GET", "/healthz", {}, server.port))
             reply.assert_refused(503, "8 connections")
             assert reply.headers["retry-after"]
-        wait_until(lambda: ask(server.port, "/healthz").status == 200, "room again", 5.0)
+        wait_until(lambda: ask(server.port, "/healthz").status == 200, "a free connection again", 5.0)
 
 
 def test_a_mistake_of_ours_shows_nothing(page: Served, caplog: pytest.LogCaptureFixture) -> None:
-    ask(page.port, "/api/v1/broken").assert_refused(500, "its log says more")
+    ask(page.port, "/api/v1/broken").assert_refused(500, "its log has the details")
     assert b"passwd" not in ask(page.port, "/api/v1/broken").body
     assert "the secret of /etc/passwd" in caplog.text
     assert_others_are_served(page)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain_diagnostics.dashboard.answers.binary import MAGIC, pack, unpack
+from megatrain_diagnostics.dashboard.responses.binary import MAGIC, pack, unpack
 
 NAMES = st.text("abcdefgh_", min_size=1, max_size=6)
 ARRAYS = st.sampled_from(["u1", "i4", "f4", "f8"]).flatmap(
@@ -62,20 +62,20 @@ def test_arrays_in_any_order_of_memory_and_bytes_are_packed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "array", "told"),
+    ("fields", "array", "message"),
     [
-        ({}, np.zeros(1, dtype=np.int64), "a: an array of int64; a page knows u1, i4, f4, f8"),
+        ({}, np.zeros(1, dtype=np.int64), "a: an array of int64; pages can read u1, i4, f4, f8"),
         ({}, np.zeros(1, dtype=bool), "an array of bool"),
-        ({"arrays": 1}, np.zeros(1, dtype=np.uint8), "call this one something else"),
+        ({"arrays": 1}, np.zeros(1, dtype=np.uint8), "use another name"),
         ({"x": float("nan")}, np.zeros(1, dtype=np.uint8), "JSON compliant"),
     ],
 )
-def test_what_a_page_cannot_read_is_refused(fields: dict[str, object], array: np.ndarray, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_a_page_cannot_read_is_refused(fields: dict[str, object], array: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         pack(fields, {"a": array})
 
 
 @pytest.mark.parametrize("body", [b"", b"MTA1", b"MTA2\0\0\0\0", b"<!DOCTYPE html>"])
 def test_something_else_is_no_container(body: bytes) -> None:
-    with pytest.raises(ValueError, match="no container of arrays"):
+    with pytest.raises(ValueError, match="not a container of arrays"):
         unpack(body)

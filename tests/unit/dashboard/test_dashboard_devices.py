@@ -14,11 +14,11 @@ from fastapi.testclient import TestClient
 from megatrain.contracts.layout import Layout
 from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
 from megatrain.devices.links import LinkReading
-from megatrain_diagnostics.dashboard.answers.binary import unpack
-from megatrain_diagnostics.dashboard.pages.devices import route as devices_route
-from megatrain_diagnostics.dashboard.pages.devices.view import NUM_POINTS
-from megatrain_diagnostics.dashboard.pages.heat import route as heat_route
-from megatrain_diagnostics.dashboard.pages.heat.subject import DEVICE_SUBJECTS
+from megatrain_diagnostics.dashboard.api.devices import route as devices_route
+from megatrain_diagnostics.dashboard.api.devices.view import NUM_POINTS
+from megatrain_diagnostics.dashboard.api.heat import route as heat_route
+from megatrain_diagnostics.dashboard.api.heat.subject import DEVICE_SUBJECTS
+from megatrain_diagnostics.dashboard.responses.binary import unpack
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Table, joined
@@ -126,9 +126,9 @@ def test_a_host_of_which_nothing_was_read(page: TestClient) -> None:
 
 
 def cells(heat: TestClient, query: str) -> tuple[dict[str, Any], np.ndarray]:
-    answer = heat.get(f"/heat?{query}")
-    assert answer.status_code == 200, answer.text
-    fields, arrays = unpack(answer.content)
+    response = heat.get(f"/heat?{query}")
+    assert response.status_code == 200, response.text
+    fields, arrays = unpack(response.content)
     known = fields["low"] + arrays["cells"] * (fields["high"] - fields["low"]) / (fields["num_levels"] - 1)
     return fields, np.where(arrays["cells"] == fields["no_value"], np.nan, known)
 
@@ -152,7 +152,7 @@ def test_each_subject_is_answered_and_offered(heat: TestClient) -> None:
     for name in DEVICE_SUBJECTS:
         fields, _ = cells(heat, f"operation={name}")
         assert fields["operation"] == name
-    text = (ROOT / "diagnostics/web/src/views/heat/question.ts").read_text()
+    text = (ROOT / "diagnostics/web/src/views/heat/query.ts").read_text()
     offered = re.search(r"DEVICE_METRICS = \[(.*?)\];", text, re.DOTALL)
     assert offered is not None
     assert re.findall(r'value: "([a-z-]+)"', offered[1]) == list(DEVICE_SUBJECTS)

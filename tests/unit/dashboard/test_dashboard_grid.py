@@ -15,13 +15,13 @@ from megatrain.contracts.operations import Operation
 from megatrain.failures.hang import Position
 from megatrain_diagnostics.analysis.hang import RankStanding
 from megatrain_diagnostics.analysis.waiting import Awaited, waiting_arrows
-from megatrain_diagnostics.dashboard.answers.binary import unpack
-from megatrain_diagnostics.dashboard.pages.ranks.grid_route import router
-from megatrain_diagnostics.dashboard.pages.ranks.grid_view import STATES, HangPicture, grid_picture, rank_states
+from megatrain_diagnostics.dashboard.api.ranks.picture_route import router
+from megatrain_diagnostics.dashboard.api.ranks.picture_view import STATES, HangPicture, rank_states, ranks_picture
+from megatrain_diagnostics.dashboard.responses.binary import unpack
 from megatrain_diagnostics.events.tables import StepTotals, joined, select
 from megatrain_diagnostics.store.daemon_state import DaemonState, ranges_of, scores_text
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence
-from megatrain_diagnostics.store.rank_progress import RankProgress, rank_progress
+from megatrain_diagnostics.store.rank_progress import ProgressByRank, rank_progress
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
 from tests.helpers.drawn_spans import draw_job
 from tests.helpers.synthetic_steps import SyntheticJob
@@ -30,14 +30,14 @@ LAYOUT = Layout(tp_size=2, pp_size=2, dp_size=2)
 NAMES = [name for name, _ in STATES]
 
 
-def progress_of(*steps: int) -> RankProgress:
-    return RankProgress(np.array(steps, dtype=np.int32), np.zeros(len(steps), dtype=np.uint8))
+def progress_of(*steps: int) -> ProgressByRank:
+    return ProgressByRank(np.array(steps, dtype=np.int32), np.zeros(len(steps), dtype=np.uint8))
 
 
 def asked(source: PictureSource, query: str = "") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    answer = picture_client(source, router).get(f"/grid?{query}")
-    assert answer.status_code == 200, answer.text
-    return unpack(answer.content)
+    response = picture_client(source, router).get(f"/grid?{query}")
+    assert response.status_code == 200, response.text
+    return unpack(response.content)
 
 
 def test_state_is_the_worst_that_is_true() -> None:
@@ -47,11 +47,11 @@ def test_state_is_the_worst_that_is_true() -> None:
     states = rank_states(roster, progress_of(9, 9, 9, 9, 9, 9, 9, 4), hang)
 
     assert [NAMES[state] for state in states] == [
-        "waits", "waits", "in step", "suspect", "says nothing", "its stack is not like the others'", "waits", "behind",
+        "waits", "waits", "in step", "suspect", "silent", "stack differs from the others", "waits", "behind",
     ]  # fmt: skip
 
 
-def test_ranks_that_never_told_of_a_step_are_told_apart() -> None:
+def test_ranks_that_never_reported_a_step_are_distinguished() -> None:
     job = SyntheticJob(LAYOUT)
     roster = job.roster()
     partly = type(roster)(1, LAYOUT, dict.fromkeys(range(6), "h"), {})
@@ -60,9 +60,9 @@ def test_ranks_that_never_told_of_a_step_are_told_apart() -> None:
     fresh = rank_states(partly, progress_of(*[-1] * 8), HangPicture())
 
     assert [NAMES[state] for state in behind] == [
-        "in step", "in step", "in step", "in step", "behind", "behind", "not heard of", "in step",
+        "in step", "in step", "in step", "in step", "behind", "behind", "no report", "in step",
     ]  # fmt: skip
-    assert [NAMES[state] for state in fresh] == ["in step"] * 6 + ["not heard of"] * 2
+    assert [NAMES[state] for state in fresh] == ["in step"] * 6 + ["no report"] * 2
 
 
 def test_letters_differ() -> None:
@@ -171,23 +171,23 @@ def test_scores_and_silence_are_the_daemons(tmp_path: Path) -> None:
     source.state = state(1)
     fields, arrays = asked(source)
     assert arrays["score"].tolist() == scores
-    assert [rank for rank, one in enumerate(arrays["state"]) if NAMES[one] == "says nothing"] == [4, 5]
+    assert [rank for rank, one in enumerate(arrays["state"]) if NAMES[one] == "silent"] == [4, 5]
     assert fields["has_scores"] is True
 
     source.state = state(2)  # of another round: no news of this one
     source.versions["grid"] = 1
     fields, arrays = asked(source)
     assert fields["has_scores"] is False
-    assert not any(NAMES[one] == "says nothing" for one in arrays["state"])
+    assert not any(NAMES[one] == "silent" for one in arrays["state"])
 
 
 def test_picture_of_a_large_job_is_small() -> None:
     job = SyntheticJob(Layout(tp_size=8, pp_size=8, dp_size=192), ranks_per_host=8)
     num_ranks = job.layout.world_size
-    progress = RankProgress(np.full(num_ranks, 7, dtype=np.int32), np.full(num_ranks, 3, dtype=np.uint8))
+    progress = ProgressByRank(np.full(num_ranks, 7, dtype=np.int32), np.full(num_ranks, 3, dtype=np.uint8))
     scores = np.zeros(num_ranks, dtype=np.float32)
 
-    body = grid_picture(job.roster(), progress, scores=scores, silent=(), hang=None)
+    body = ranks_picture(job.roster(), progress, scores=scores, silent=(), hang=None)
 
     assert len(body) < 250_000
     assert unpack(body)[1]["state"].shape == (12_288,)

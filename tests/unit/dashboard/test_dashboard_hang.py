@@ -73,11 +73,12 @@ def client(run: RunDirectory) -> Iterator[TestClient]:
 
 
 def ask(client: TestClient, path: str, status: int = 200) -> Any:
-    answer = client.get(f"/api/v1/{path}")
-    assert answer.status_code == status, answer.text
-    return answer.json()
+    response = client.get(f"/api/v1/{path}")
+    assert response.status_code == status, response.text
+    return response.json()
 
 
+@pytest.mark.slow
 def test_the_answer_is_that_of_the_verb(
     client: TestClient, run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,7 +97,7 @@ def test_the_answer_is_that_of_the_verb(
     assert found["outlier_ranks"] == said["stacks"]["outliers"] == [LATE]
 
 
-def test_a_rank_tells_where_it_stood(client: TestClient) -> None:
+def test_a_rank_has_its_last_position(client: TestClient) -> None:
     waits, late = ask(client, f"ranks/{WAITS}"), ask(client, f"ranks/{LATE}")
     assert (waits["operation"], waits["step"], waits["positions"]) == (
         "dp-all-reduce",
@@ -114,7 +115,8 @@ def test_another_round_has_no_hang(client: TestClient) -> None:
     assert "there are 1, 2" in ask(client, "hang?round=7", 404)["text"]
 
 
-def test_spans_are_asked_only_where_an_incident_tells_of_a_hang(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_spans_are_read_only_where_an_incident_reports_a_hang(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.create()
     made = write_recorded_run(tmp_path / "other").jobs[1]

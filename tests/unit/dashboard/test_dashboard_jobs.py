@@ -20,14 +20,14 @@ from megatrain.jobs.assessment import assess
 from megatrain.jobs.run_standing import read_facts, run_standing
 from megatrain.jobs.snapshot import read_job
 from megatrain_diagnostics.analysis.effective_time import Restart
-from megatrain_diagnostics.dashboard.pages.jobs.document import JobRow
-from megatrain_diagnostics.dashboard.pages.jobs.view import Choice, chosen_rows, counts_of, job_row
-from megatrain_diagnostics.dashboard.pages.overview.view import OverviewInputs, overview_document
+from megatrain_diagnostics.dashboard.api.jobs.document import JobRow
+from megatrain_diagnostics.dashboard.api.jobs.view import Choice, chosen_rows, counts_of, job_row
+from megatrain_diagnostics.dashboard.api.overview.view import OverviewInputs, overview_document
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.dashboard.sources.runs import catalog as catalog_module
 from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
-from megatrain_diagnostics.dashboard.sources.runs.course import read_course
-from megatrain_diagnostics.dashboard.sources.runs.glance import read_glance
+from megatrain_diagnostics.dashboard.sources.runs.metrics_history import read_metrics_history
+from megatrain_diagnostics.dashboard.sources.runs.run_summary import read_run_summary
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import NOW_S, make_record, make_stall, make_status
 from tests.helpers.many_runs import BEGAN_S, STEP_S, held, report_steps, write_run
@@ -42,7 +42,7 @@ LONG_AGO_S = BEGAN_S - 30 * 86_400.0
 def rows_of(runs: Path, now_s: float = LATER_S) -> dict[str, JobRow]:
     catalog = JobCatalog(runs, period_s=60.0)
     try:
-        return {name: job_row(seen, now_s) for name, seen in catalog.look().jobs.items()}
+        return {name: job_row(seen, now_s) for name, seen in catalog.last_poll().jobs.items()}
     finally:
         catalog.close()
 
@@ -67,18 +67,18 @@ def test_a_course_is_what_was_reported_last(tmp_path: Path) -> None:
             b'{"kind": "evaluation", "step": 40, "loss": 99}', b'{"kind": "step", "st',
         ):  # fmt: skip
             file.write(line + b"\n")
-    course = read_course(run, 1 << 20)
-    steps = course.column("step")
+    history = read_metrics_history(run, 1 << 20)
+    steps = history.column("step")
     assert steps.tolist() == list(range(1, 42))
-    assert course.column("loss")[:40].tolist() == [
+    assert history.column("loss")[:40].tolist() == [
         (2.0 if step <= 20 else 1.0) + 8.0 / step**0.5 for step in range(1, 41)
     ]
-    assert np.isnan(course.column("loss")[40])
-    assert course.column("step_s")[19:21].tolist() == [2.0, 4.0]
+    assert np.isnan(history.column("loss")[40])
+    assert history.column("step_s")[19:21].tolist() == [2.0, 4.0]
     # ten steps of 4096 tokens on 4 ranks at MFU 0.4 where a step takes two seconds
-    assert course.mfu[:40] == pytest.approx([0.4] * 20 + [0.2] * 20)
-    assert course.restarts == (Restart(-1, BEGAN_S + 40.0, BEGAN_S + 100.0),)
-    assert not course.is_sampled
+    assert history.mfu[:40] == pytest.approx([0.4] * 20 + [0.2] * 20)
+    assert history.restarts == (Restart(-1, BEGAN_S + 40.0, BEGAN_S + 100.0),)
+    assert not history.is_sampled
 
 
 def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,14 +87,14 @@ def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     report_steps(run, range(1, 4001), loss=2.0, step_s=2.0, began_s=BEGAN_S)
     read, pread = [], os.pread
     monkeypatch.setattr(os, "pread", lambda file, num, at: read.append(num) or pread(file, num, at))
-    course = read_course(run, 64 * 1024)
+    history = read_metrics_history(run, 64 * 1024)
     assert sum(read) <= 64 * 1024 < run.metrics_file.stat().st_size
-    assert course.is_sampled
-    steps = course.column("step")
+    assert history.is_sampled
+    steps = history.column("step")
     assert (steps[0], steps[-1]) == (1, 4000)
     assert (np.diff(steps) > 0).all()
     assert np.diff(steps).max() < 4000 / 7
-    assert course.column("loss") == pytest.approx(2.0 + 8.0 / np.sqrt(steps))
+    assert history.column("loss") == pytest.approx(2.0 + 8.0 / np.sqrt(steps))
 
 
 # name -> how it is written, and what its row says
@@ -170,7 +170,7 @@ def test_a_row_has_the_figures_of_its_run(tmp_path: Path) -> None:
     assert row.remaining_s is None, "it is over"
 
 
-def test_damage_is_told_in_its_row_and_breaks_no_other(tmp_path: Path) -> None:
+def test_damage_is_reported_in_its_row_and_breaks_no_other(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     write_run(runs / "whole")
     torn = write_run(runs / "torn-config")
@@ -191,12 +191,13 @@ def test_damage_is_told_in_its_row_and_breaks_no_other(tmp_path: Path) -> None:
     (runs / "led").symlink_to(tmp_path / "elsewhere")
     catalog = JobCatalog(runs, period_s=60.0)
     catalog.close()
-    look = catalog.look()
-    assert look.problems == ("symbolic links are not followed: led; name their place with --runs",)
-    problems = {name: " ".join(job_row(seen, LATER_S).problems) for name, seen in look.jobs.items()}
+    poll = catalog.last_poll()
+    assert poll.problems == ("symbolic links are not followed: led; name the directory that they point to with --runs",)
+    problems = {name: " ".join(job_row(seen, LATER_S).problems) for name, seen in poll.jobs.items()}
     told = {
-        "whole": "", "torn-config": "config.toml is damaged", "other-version": "config.toml is of another version",
-        "led-out": "is a symbolic link, and none is followed", "piped": "is not a regular file",
+        "whole": "", "torn-config": "config.toml is damaged",
+        "other-version": "config.toml was written by another version",
+        "led-out": "is a symbolic link, which is not followed", "piped": "is not a regular file",
         "bad-incident": "20270115-0009.json",
     }  # fmt: skip
     assert set(problems) == set(told)
@@ -205,7 +206,7 @@ def test_damage_is_told_in_its_row_and_breaks_no_other(tmp_path: Path) -> None:
         assert (problems[name] == "") is (text == "")
 
 
-def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "theirs")
     listdir = os.listdir
 
@@ -227,17 +228,17 @@ def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pyt
 
     def counted(root: Path) -> object:
         read.append(root.name)
-        return read_glance(root)
+        return read_run_summary(root)
 
-    monkeypatch.setattr(catalog_module, "read_glance", counted)
+    monkeypatch.setattr(catalog_module, "read_run_summary", counted)
     catalog = JobCatalog(tmp_path, period_s=0.01)
     try:
         number = catalog.live().versions["jobs"]
         report_steps(RunDirectory(tmp_path / "two"), range(61, 71), loss=2.0, step_s=2.0, began_s=BEGAN_S + 200.0)
         wait_until(lambda: catalog.live().versions["jobs"] > number, "the change is seen", DEADLINE_S)
-        assert job_row(catalog.look().jobs["two"], LATER_S).step == 70
+        assert job_row(catalog.last_poll().jobs["two"], LATER_S).step == 70
         write_run(tmp_path / "three")
-        wait_until(lambda: "three" in catalog.look().jobs, "a new run is seen", DEADLINE_S)
+        wait_until(lambda: "three" in catalog.last_poll().jobs, "a new run is seen", DEADLINE_S)
     finally:
         catalog.close()
     assert read.count("one") == 1
@@ -256,7 +257,7 @@ def test_jobs_of_an_etcd_say_what_status_says_and_stay_when_it_goes(tmp_path: Pa
             fill(client, JobKeys("away"), record=make_record(job="away", run_directory="/nowhere/away"), **stuck)
             catalog = JobCatalog(runs, settings, period_s=0.05, clock=lambda: NOW_S)
             try:
-                rows = {name: job_row(seen, NOW_S) for name, seen in catalog.look().jobs.items()}
+                rows = {name: job_row(seen, NOW_S) for name, seen in catalog.last_poll().jobs.items()}
                 assert set(rows) == {"here", "etcd:away"}
                 for name, job in (("here", "here"), ("etcd:away", "away")):
                     expected = assess(read_job(client, JobKeys(job)), NOW_S)
@@ -269,11 +270,11 @@ def test_jobs_of_an_etcd_say_what_status_says_and_stay_when_it_goes(tmp_path: Pa
                 assert rows["here"].why_not_opened == ""
                 assert (rows["here"].num_hosts, rows["here"].num_ranks, rows["here"].train_steps) == (2, 4, 100)
                 servers.end()
-                wait_until(lambda: bool(catalog.look().problems), "etcd is missed", DEADLINE_S)
-                rows = {name: job_row(seen, NOW_S) for name, seen in catalog.look().jobs.items()}
+                wait_until(lambda: bool(catalog.last_poll().problems), "etcd is missed", DEADLINE_S)
+                rows = {name: job_row(seen, NOW_S) for name, seen in catalog.last_poll().jobs.items()}
             finally:
                 catalog.close()
-    assert "does not tell which jobs there are" in catalog.look().problems[0]
+    assert "cannot list its jobs" in catalog.last_poll().problems[0]
     assert set(rows) == {"here", "etcd:away"}
     assert {row.reasons[0].code for row in rows.values()} == {"unreachable"}
     assert {row.trouble for row in rows.values()} == {"red"}

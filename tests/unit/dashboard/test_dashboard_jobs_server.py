@@ -22,9 +22,9 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.programs.stop_signals import STOP_SIGNALS
+from megatrain_diagnostics.dashboard.api.compare.view import differences
 from megatrain_diagnostics.dashboard.jobs import open_jobs as open_jobs_module
 from megatrain_diagnostics.dashboard.jobs.app import JobsDashboard, make_jobs_app
-from megatrain_diagnostics.dashboard.pages.compare.view import differences
 from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
@@ -94,6 +94,7 @@ def stop_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.mark.slow
 def test_the_list_leads_to_the_page_of_each_job(runs: Path) -> None:
     with served_jobs(runs) as served:
         assert ask(served.port, "/").headers["location"] == "jobs"
@@ -111,7 +112,7 @@ def test_the_list_leads_to_the_page_of_each_job(runs: Path) -> None:
             assert (job["job"], job["is_recorded"]) == (name, True)
             assert ask(served.port, f"/jobs/{name}/api/v1/overview").json["state"] == "finished"
         assert served.dashboard.open_jobs.names == ("a", "b")
-        ask(served.port, "/jobs/a/api/v1/nothing").assert_refused(404, "no such page")
+        ask(served.port, "/jobs/a/api/v1/nothing").assert_refused(404, "no such path")
         ask(served.port, "/api/v1/overview").assert_refused(404)
 
 
@@ -171,7 +172,7 @@ def test_a_run_that_became_a_link_is_not_opened(runs: Path) -> None:
     with served_jobs(runs, period_s=60.0) as served:
         (runs / "b").rename(runs.parent / "was-b")
         (runs / "b").symlink_to(runs.parent / "outside")
-        ask(served.port, "/jobs/b/api/v1/job").assert_refused(404, "is a symbolic link by now")
+        ask(served.port, "/jobs/b/api/v1/job").assert_refused(404, "has become a symbolic link")
 
 
 @pytest.mark.slow
@@ -183,13 +184,13 @@ def test_few_are_open_at_a_time_and_idle_ones_are_closed(runs: Path, monkeypatch
         opened.most = 2
         for name in ("a", "b", "c"):
             assert ask(served.port, f"/jobs/{name}/api/v1/job").status == 200
-        assert opened.names == ("b", "c"), "the one that was asked about longest ago made room"
+        assert opened.names == ("b", "c"), "the least recently used one was closed"
         listening = [connected(served.port) for _ in range(2)]
         try:
             for client, name in zip(listening, "bc", strict=True):
                 client.sendall(head_of("GET", f"/jobs/{name}/api/v1/live", {}, served.port))
                 read_head(client)
-            ask(served.port, "/jobs/a/api/v1/job").assert_refused(503, "2 jobs are being looked at already")
+            ask(served.port, "/jobs/a/api/v1/job").assert_refused(503, "2 jobs are open already")
             opened.idle_s = 0.0
             assert opened.names == ("b", "c"), "who listens keeps a job open"
         finally:
@@ -206,10 +207,10 @@ def test_a_mistake_of_ours_in_a_job_is_answered_as_everywhere(runs: Path, monkey
         def broken(_: object) -> object:
             raise ZeroDivisionError("secret")
 
-        monkeypatch.setattr("megatrain_diagnostics.dashboard.pages.job.route.job_facts", broken)
-        answer = ask(served.port, "/jobs/a/api/v1/job")
-        answer.assert_refused(500, "made a mistake")
-        assert b"secret" not in answer.body
+        monkeypatch.setattr("megatrain_diagnostics.dashboard.api.job.route.job_facts", broken)
+        response = ask(served.port, "/jobs/a/api/v1/job")
+        response.assert_refused(500, "internal error")
+        assert b"secret" not in response.body
 
 
 WRONG_LINES = {
@@ -217,8 +218,8 @@ WRONG_LINES = {
     "a --runs {runs}": (ExitCode.USAGE, "leave one of them out"),
     "--runs {runs}/a/config.toml": (ExitCode.NOT_FOUND, "no such directory of runs"),
     "--runs {runs} --run {runs}/a": (ExitCode.USAGE, "the directory of one job"),
-    "--runs {runs} --etcd-user u": (ExitCode.USAGE, "for the etcd of --rdzv-endpoint"),
-    "--runs {runs} --enable-actions": (ExitCode.CONFIG, "name a token by dashboard.operator_token_file"),
+    "--runs {runs} --etcd-user u": (ExitCode.USAGE, "belong to the etcd of --rdzv-endpoint"),
+    "--runs {runs} --enable-actions": (ExitCode.CONFIG, "name a token file with dashboard.operator_token_file"),
 }
 
 
@@ -255,6 +256,7 @@ def own_etcd(servers: EtcdServers, run: RunDirectory, job: str) -> Iterator[None
         yield
 
 
+@pytest.mark.slow
 def test_a_job_that_runs_is_read_from_its_own_etcd_until_it_ends(runs: Path, tmp_path: Path) -> None:
     run = write_run(runs / "c", exit_code=None)
     (tmp_path / "etcd").mkdir()
@@ -262,19 +264,19 @@ def test_a_job_that_runs_is_read_from_its_own_etcd_until_it_ends(runs: Path, tmp
         fill(client, JobKeys("c"), record=make_record(job="c", run_directory=str(run.root), config={}))
         with served_jobs(runs) as served:
 
-            def told() -> dict[str, Any]:
-                return {row["name"]: row for row in ask(served.port, "/api/v1/jobs").json["jobs"]}["c"]
+            def row() -> dict[str, Any]:
+                return {one["name"]: one for one in ask(served.port, "/api/v1/jobs").json["jobs"]}["c"]
 
             def is_recorded() -> bool:
                 return bool(ask(served.port, "/jobs/c/api/v1/job").json["is_recorded"])
 
             with own_etcd(servers, run, "c"):
-                wait_until(lambda: told()["is_live"], "its etcd is asked", DEADLINE_S)
-                assert told()["state"] == "training"
+                wait_until(lambda: row()["is_live"], "its etcd is asked", DEADLINE_S)
+                assert row()["state"] == "training"
                 assert not is_recorded()
             (run.root / "coordination" / "exit-code").write_text("0\n")
             wait_until(is_recorded, "it is shown as what it left", DEADLINE_S)
-            assert (told()["state"], told()["is_live"]) == ("finished", False)
+            assert (row()["state"], row()["is_live"]) == ("finished", False)
 
 
 def test_the_api_of_many_jobs_describes_itself(runs: Path) -> None:

@@ -1,4 +1,4 @@
-"""The stream that tells pages what is new: to all, at most once a second, and to no more than there is room for."""
+"""The stream of changes to pages: to all of them, at most once a second, and at most so many of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.answers.errors import RefusalError
-from megatrain_diagnostics.dashboard.pages.live.streams import HEARTBEAT, LiveStreams
+from megatrain_diagnostics.dashboard.api.live.streams import HEARTBEAT, LiveStreams
+from megatrain_diagnostics.dashboard.responses.errors import RefusalError
 from megatrain_diagnostics.dashboard.settings import DashboardSettings, Limits
 from megatrain_diagnostics.dashboard.sources.protocol import LiveState
 from tests.helpers.dashboard_server import (
@@ -76,7 +76,7 @@ def with_streams(run: Path, check: Callable[[LiveStreams, MadeUpJob], Awaitable[
     asyncio.run(scenario())
 
 
-def test_a_change_is_told_once(tmp_path: Path) -> None:
+def test_a_change_is_reported_once(tmp_path: Path) -> None:
     async def check(streams: LiveStreams, source: MadeUpJob) -> None:
         events = streams.events("")
         first = await next_event(events)
@@ -101,7 +101,7 @@ def test_one_look_serves_all(tmp_path: Path) -> None:
     with_streams(tmp_path, check)
 
 
-def test_who_comes_back_is_told_what_was_missed(tmp_path: Path) -> None:
+def test_a_client_that_reconnects_gets_the_missed_event(tmp_path: Path) -> None:
     async def check(streams: LiveStreams, source: MadeUpJob) -> None:
         await next_event(streams.events(""))
         # nothing was missed: the next event is the next change
@@ -152,22 +152,22 @@ def test_trouble_of_the_source_ends_no_stream(tmp_path: Path, caplog: pytest.Log
     assert "no such segment" in caplog.text
 
 
-def test_there_is_room_for_so_many(tmp_path: Path) -> None:
+def test_the_number_of_streams_is_limited(tmp_path: Path) -> None:
     async def check(streams: LiveStreams, source: MadeUpJob) -> None:
         with ExitStack() as stack:
             stack.enter_context(streams.counted("10.0.0.1"))
             with pytest.raises(RefusalError, match=r"2 pages are open already at 10\.0\.0\.1"):
-                streams.check_room("10.0.0.1")
+                streams.check_limits("10.0.0.1")
             stack.enter_context(streams.counted("10.0.0.2"))
             with pytest.raises(RefusalError, match="3 pages are open already; close one") as full:
-                streams.check_room("10.0.0.3")
+                streams.check_limits("10.0.0.3")
             assert full.value.status == 503
             assert full.value.headers["Retry-After"] == "10"
-        streams.check_room("10.0.0.1")
+        streams.check_limits("10.0.0.1")
         assert streams.num_open == 1
         streams.close()
-        with pytest.raises(RefusalError, match="ends"):
-            streams.check_room("10.0.0.1")
+        with pytest.raises(RefusalError, match="shutting down"):
+            streams.check_limits("10.0.0.1")
 
     with_streams(tmp_path, check, Limits(max_streams=3, max_streams_per_address=2))
 
@@ -178,7 +178,8 @@ def opened(server: Served, address: str = "127.0.0.1") -> tuple[socket.socket, b
     return client, read_head(client)
 
 
-def test_200_open_streams_leave_room_for_questions(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_200_open_streams_do_not_block_requests(tmp_path: Path) -> None:
     with served(tmp_path, DashboardSettings(port=0)) as server, ExitStack() as stack:
         heads = []
         for number in range(200):
@@ -210,6 +211,7 @@ def test_one_address_has_60_of_them(tmp_path: Path) -> None:
         assert head.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_a_change_arrives_within_two_seconds(tmp_path: Path) -> None:
     with served(tmp_path, DashboardSettings(port=0)) as server, connected(server.port) as client:
         client.sendall(head_of("GET", "/api/v1/live", {}, server.port))

@@ -35,10 +35,10 @@ from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs import etcd_job
 from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.pages.overview.route import overview_inputs
-from megatrain_diagnostics.dashboard.pages.overview.view import overview_document
-from megatrain_diagnostics.dashboard.pages.ranks.hang_source import hang_of
-from megatrain_diagnostics.dashboard.pages.stragglers.route import daemon_judgement
+from megatrain_diagnostics.dashboard.api.overview.route import overview_inputs
+from megatrain_diagnostics.dashboard.api.overview.view import overview_document
+from megatrain_diagnostics.dashboard.api.ranks.hang_source import hang_of
+from megatrain_diagnostics.dashboard.api.stragglers.route import daemon_state_of_round
 from megatrain_diagnostics.dashboard.sources.live_job import LiveJob
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values
 from megatrain_diagnostics.store.daemon_state import write_state
@@ -56,8 +56,8 @@ from tests.helpers.launched_job import (
 )
 from tests.helpers.recorded_run import LAYOUT, step_of
 from tests.helpers.synthetic_steps import SyntheticJob, empty_groups
-from tests.helpers.told_verdicts import STRAGGLER
 from tests.helpers.waiting import wait_until
+from tests.helpers.written_verdicts import STRAGGLER
 from tests.unit.dashboard.test_daemon_state import STATE
 
 DEADLINE_S = 15.0
@@ -109,17 +109,18 @@ def running(servers: EtcdServers, tmp_path: Path) -> Iterator[Running]:
         found.close()
 
 
-def step_told(running: Running) -> int | None:
+def shown_step(running: Running) -> int | None:
     snapshot = running.source.snapshot()
     status = None if snapshot is None else snapshot.statuses.get("host-1")
     return None if status is None else status.min_step
 
 
-def test_a_change_is_seen_at_once_and_the_views_that_it_changes_are_told(running: Running) -> None:
-    running.wait(lambda: step_told(running) == 1240, "the first look")
+@pytest.mark.slow
+def test_a_change_is_seen_at_once_and_the_views_that_it_changes_are_reported(running: Running) -> None:
+    running.wait(lambda: shown_step(running) == 1240, "the first look")
     before = running.source.live().versions
     running.put(running.keys.status("host-1"), make_status(1, min_step=1241, max_step=1241))
-    wait_until(lambda: step_told(running) == 1241, "the new step", SOON_S)
+    wait_until(lambda: shown_step(running) == 1241, "the new step", SOON_S)
     after = running.source.live().versions
     assert after["overview"] > before["overview"]
     assert after["hosts"] > before["hosts"]
@@ -182,13 +183,13 @@ def test_steps_are_taken_as_they_are_streamed_and_the_daemon_judges(running: Run
     running.wait(lambda: running.source.live().versions["stragglers"] > before, "the word of it")
     # no daemon is registered, so nobody believes what one has left
     running.wait(lambda: running.source.facts().is_daemon_alive is False, "the look at the daemon")
-    assert daemon_judgement(running.source, None) is None
+    assert daemon_state_of_round(running.source, None) is None
     running.put(running.keys.daemon, DaemonRecord("h", "d1", "127.0.0.1", 1, "token"))
-    running.wait(lambda: daemon_judgement(running.source, None) is not None, "the daemon")
-    assert daemon_judgement(running.source, 1) is None
+    running.wait(lambda: daemon_state_of_round(running.source, None) is not None, "the daemon")
+    assert daemon_state_of_round(running.source, 1) is None
 
 
-def test_a_hang_is_told_by_executors_before_anything_is_on_disk(running: Running) -> None:
+def test_executors_report_a_hang_before_anything_is_on_disk(running: Running) -> None:
     group = {"dp:0+4x1": (0, 4, 1)}
     for host, ranks in (("host-1", (0, 1)), ("host-2", (2, 3))):
         told = tuple(
@@ -200,7 +201,7 @@ def test_a_hang_is_told_by_executors_before_anything_is_on_disk(running: Running
     answer = hang_of(running.source, 2)
     assert answer is not None
     assert [one.rank for one in answer.finding.suspects] == [3]
-    assert answer.source == "what executors told"
+    assert answer.source == "reports of executors"
     assert hang_of(running.source, 1) is None
 
 
@@ -210,7 +211,7 @@ def test_a_stall_without_evidence_is_looked_for_in_the_spans(running: Running) -
         store.append(Groups, to_arrow(group_of_four(2)))
         store.append(Spans, to_arrow(open_spans(2)))
         store.commit()
-    running.wait(lambda: step_told(running) == 1240, "the first look")
+    running.wait(lambda: shown_step(running) == 1240, "the first look")
     assert hang_of(running.source, 2) is None
     running.put(running.keys.status("host-2"), make_status(2, stall=make_stall()))
     running.wait(lambda: hang_of(running.source, 2) is not None, "the stall")
@@ -220,11 +221,12 @@ def test_a_stall_without_evidence_is_looked_for_in_the_spans(running: Running) -
     assert hang_of(running.source, 1) is None
 
 
+@pytest.mark.slow
 def test_while_etcd_is_away_the_last_stays_and_afterwards_it_goes_on(servers: EtcdServers, tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as own:
         running = Running(own, RunDirectory(tmp_path / "run"))
         try:
-            running.wait(lambda: step_told(running) == 1240, "the first look")
+            running.wait(lambda: shown_step(running) == 1240, "the first look")
             own.members[0].kill()
             wait_until(lambda: bool(running.source.etcd_trouble()), "the trouble", SOON_S)
             assert "is 0 s old" in running.source.etcd_trouble()
@@ -236,7 +238,7 @@ def test_while_etcd_is_away_the_last_stays_and_afterwards_it_goes_on(servers: Et
             later = make_status(1, min_step=1250, max_step=1250)
             # an etcd that has just begun may take longer than the client's short patience here
             wait_until(lambda: has_put(running, running.keys.status("host-1"), later), "etcd to take a value", SOON_S)
-            running.wait(lambda: step_told(running) == 1250 and not running.source.etcd_trouble(), "etcd to be back")
+            running.wait(lambda: shown_step(running) == 1250 and not running.source.etcd_trouble(), "etcd to be back")
         finally:
             running.close()
 
@@ -248,6 +250,7 @@ def has_put(running: Running, key: str, record: Any) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_after_a_look_that_failed_slowly_the_next_one_is_soon(
     servers: EtcdServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,13 +264,13 @@ def test_after_a_look_that_failed_slowly_the_next_one_is_soon(
 
     running = Running(servers, RunDirectory(tmp_path / "run"))
     try:
-        running.wait(lambda: step_told(running) == 1240, "the first look")
+        running.wait(lambda: shown_step(running) == 1240, "the first look")
         clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + late_s[0])
         monkeypatch.setattr(etcd_job, "time", clock)
         monkeypatch.setattr(etcd_job, "read_job", read)
         running.put(running.keys.status("host-1"), make_status(1, min_step=1250, max_step=1250))
         wait_until(lambda: late_s[0] > 0.0, "the failure", SOON_S)
-        wait_until(lambda: step_told(running) == 1250, "etcd to be back", SOON_S)
+        wait_until(lambda: shown_step(running) == 1250, "etcd to be back", SOON_S)
         assert running.source.etcd_trouble() == ""
     finally:
         running.close()

@@ -45,7 +45,7 @@ def test_a_token_is_made_once_where_actions_are_open_to_everybody(tmp_path: Path
     ("spoil", "reason"),
     [
         (lambda path: path.chmod(0o644), "has mode 0644, and others may have read it"),
-        (lambda path: path.write_text("short\n"), "it holds no token"),
+        (lambda path: path.write_text("short\n"), "it does not contain a token"),
         (lambda path: (path.unlink(), path.symlink_to("/etc/hostname")), "is a symbolic link"),
         (lambda path: (path.unlink(), path.mkdir()), "Is a directory|is not a regular file"),
     ],
@@ -88,8 +88,8 @@ def test_the_program_with_actions_knows_nobody_by_being_on_its_machine(tmp_path:
             "Origin": page.url.rstrip("/"),
             "X-Megatrain-Request": "1",
         }
-        ask(page.port, "/api/v1/actions", headers, method="POST", body=WISH).assert_refused(401, "who asks?")
-        ask(page.port, "/api/v1/job").assert_refused(401, "who asks?")
+        ask(page.port, "/api/v1/actions", headers, method="POST", body=WISH).assert_refused(401, "not logged in")
+        ask(page.port, "/api/v1/job").assert_refused(401, "not logged in")
         path = run.diagnosis / TOKEN_NAME
         token = path.read_text().strip()
         assert ask(page.port, "/api/v1/job", bearer(token)).json["role"] == "operator"

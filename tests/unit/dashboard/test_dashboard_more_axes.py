@@ -14,13 +14,13 @@ from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.heat_scale import Scale
 from megatrain_diagnostics.analysis.peers import Peers
-from megatrain_diagnostics.dashboard.answers.binary import unpack
-from megatrain_diagnostics.dashboard.answers.document import layout_document
-from megatrain_diagnostics.dashboard.pages.heat.order import By
-from megatrain_diagnostics.dashboard.pages.heat.subject import Measure, subject_of
-from megatrain_diagnostics.dashboard.pages.heat.view import HeatCells, heat_csv, heat_outliers, heat_picture
-from megatrain_diagnostics.dashboard.pages.ranks.grid_view import grid_picture
-from megatrain_diagnostics.store.rank_progress import RankProgress
+from megatrain_diagnostics.dashboard.api.heat.order import By
+from megatrain_diagnostics.dashboard.api.heat.subject import Measure, subject_of
+from megatrain_diagnostics.dashboard.api.heat.view import HeatCells, heat_csv, heat_outliers, heat_picture
+from megatrain_diagnostics.dashboard.api.ranks.picture_view import ranks_picture
+from megatrain_diagnostics.dashboard.responses.binary import unpack
+from megatrain_diagnostics.dashboard.responses.document import layout_document
+from megatrain_diagnostics.store.rank_progress import ProgressByRank
 from tests.helpers.synthetic_steps import SyntheticJob
 
 LAYOUT = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=2)
@@ -37,13 +37,13 @@ def cells() -> HeatCells:
     return HeatCells(roster, Peers(roster), subject, 0, values)
 
 
-def told(layout: dict[str, Any]) -> list[tuple[str, int, int]]:
+def axes_of(layout: dict[str, Any]) -> list[tuple[str, int, int]]:
     return [(axis["name"], axis["size"], axis["stride"]) for axis in layout["axes"]]
 
 
-def test_the_layout_is_told_axis_by_axis() -> None:
+def test_the_layout_is_reported_axis_by_axis() -> None:
     document = layout_document(LAYOUT).model_dump()
-    assert told(document) == AXES
+    assert axes_of(document) == AXES
     assert document["world_size"] == 16
 
 
@@ -51,13 +51,13 @@ def test_the_layout_is_told_axis_by_axis() -> None:
 def test_the_heat_map_groups_by_every_axis(axis: str) -> None:
     fields, arrays = unpack(heat_picture(cells(), Scale.RELATIVE, By.RANK, axis, 100_000))
 
-    assert told(fields["layout"]) == AXES
+    assert axes_of(fields["layout"]) == AXES
     ranks = arrays["row_rank"].tolist()
     assert ranks == sorted(range(16), key=lambda rank: (LAYOUT.index(axis, rank), rank))
     assert fields["group_labels"] == [f"{axis} {place}" for place in range(LAYOUT.size(axis))]
 
 
-def test_tables_of_the_heat_map_tell_the_place_on_every_axis() -> None:
+def test_tables_of_the_heat_map_have_the_place_on_every_axis() -> None:
     outliers = heat_outliers(cells(), Thresholds()).outliers
     assert (outliers[0].rank, outliers[0].place) == (SLOW, dict(LAYOUT.coordinate(SLOW)))
     rows = list(csv.reader(io.StringIO("".join(heat_csv(cells(), Scale.ABSOLUTE, By.RANK, "rank")))))
@@ -65,8 +65,8 @@ def test_tables_of_the_heat_map_tell_the_place_on_every_axis() -> None:
     assert rows[1 + SLOW][2:8] == [str(place) for place in LAYOUT.coordinate(SLOW).values()]
 
 
-def test_the_picture_of_ranks_tells_the_axes() -> None:
-    progress = RankProgress(np.full(16, 5, dtype=np.int32), np.zeros(16, dtype=np.uint8))
-    fields, arrays = unpack(grid_picture(SyntheticJob(LAYOUT).roster(), progress, scores=None, silent=(), hang=None))
-    assert told(fields["layout"]) == AXES
+def test_the_picture_of_ranks_contains_the_axes() -> None:
+    progress = ProgressByRank(np.full(16, 5, dtype=np.int32), np.zeros(16, dtype=np.uint8))
+    fields, arrays = unpack(ranks_picture(SyntheticJob(LAYOUT).roster(), progress, scores=None, silent=(), hang=None))
+    assert axes_of(fields["layout"]) == AXES
     assert len(arrays["state"]) == 16

@@ -14,8 +14,8 @@ import pytest
 from megatrain.contracts.action_log import ACTIONS_NAME, ActionLog, read_actions
 from megatrain.contracts.errors import NotFoundError
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.notes import MAX_AN_HOUR, Author, NoteBook, read_notes
-from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
+from megatrain.jobs.notes import MAX_AN_HOUR, Author, NoteWriter, read_notes
+from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from tests.helpers.dashboard_server import OPERATOR_TOKEN, VIEWER_TOKEN, MadeUpJob, Reply, Served, ask, bearer, served
 
@@ -23,13 +23,13 @@ JSON = {"Content-Type": "application/json"}
 SETTINGS = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, operator_token=OPERATOR_TOKEN)
 
 
-class NoHands:
+class NoBackend:
     """Notes need no request to the driver."""
 
-    def look(self) -> Any:
+    def read_snapshot(self) -> Any:
         raise AssertionError("a note needs no etcd")
 
-    carry_out = look
+    carry_out = read_snapshot
 
 
 @dataclass
@@ -51,8 +51,8 @@ class Page:
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Page]:
     run = RunDirectory(tmp_path)
-    desk = ActionDesk(NoHands(), ActionLog(run.diagnosis / ACTIONS_NAME))
-    with served(tmp_path, SETTINGS, desk) as server:
+    handler = ActionHandler(NoBackend(), ActionLog(run.diagnosis / ACTIONS_NAME))
+    with served(tmp_path, SETTINGS, handler) as server:
         yield Page(run, server)
 
 
@@ -78,20 +78,21 @@ def test_an_operator_writes_and_retracts_and_both_are_in_the_audit(page: Page) -
     page.post("notes/none/retraction", reason="again", idempotency_key="key-00000004").assert_refused(404, "no note")
 
 
-def test_a_note_of_the_command_line_is_told_as_one(page: Page) -> None:
-    NoteBook(ActionLog(page.run.diagnosis / ACTIONS_NAME)).add("from a terminal", Author("me@desk", "operator"))
+def test_a_note_of_the_command_line_is_reported_as_one(page: Page) -> None:
+    NoteWriter(ActionLog(page.run.diagnosis / ACTIONS_NAME)).add("from a terminal", Author("me@desk", "operator"))
     (entry,) = ask(page.server.port, "/api/v1/audit", bearer(VIEWER_TOKEN)).json["entries"]
     assert (entry["source"], entry["actor"], entry["action"]) == ("command line", "me@desk", "note")
 
 
+@pytest.mark.slow(kept=["operator-token-of-the-tests-headers4-403-not a name of this dashboard"])
 @pytest.mark.parametrize(
     ("token", "headers", "status", "text"),
     [
-        (VIEWER_TOKEN, {}, 403, "viewers may only look"),
-        ("", {}, 401, "who asks"),
+        (VIEWER_TOKEN, {}, 403, "viewers may only read"),
+        ("", {}, 401, "not logged in"),
         ("wrong-token-of-nobody", {}, 401, "not a token"),
         (OPERATOR_TOKEN, {"Content-Type": "text/plain"}, 400, ""),
-        (OPERATOR_TOKEN, {"Host": "evil.example"}, 403, "not known by that name"),
+        (OPERATOR_TOKEN, {"Host": "evil.example"}, 403, "not a name of this dashboard"),
     ],
 )
 def test_who_may_not_writes_nothing(token: str, headers: dict[str, str], status: int, text: str, page: Page) -> None:
@@ -117,6 +118,7 @@ def test_another_page_writes_nothing_with_a_browsers_session(page: Page) -> None
     assert ask(port, "/api/v1/notes", {**own, **cookie}, method="POST", body=note).status == 200
 
 
+@pytest.mark.slow(kept=["body9-413-"])
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
@@ -139,9 +141,9 @@ def test_what_is_no_note_is_refused_in_words(body: dict[str, Any], status: int, 
 
 
 def test_a_script_that_writes_notes_is_slowed_down(page: Page) -> None:
-    book = NoteBook(ActionLog(page.run.diagnosis / ACTIONS_NAME))
+    writer = NoteWriter(ActionLog(page.run.diagnosis / ACTIONS_NAME))
     for number in range(MAX_AN_HOUR):
-        book.add(f"note {number}", Author("loop", "operator"))
+        writer.add(f"note {number}", Author("loop", "operator"))
     refused = page.note("one too many")
     refused.assert_refused(429, "60 notes within the last hour")
     assert 0 < int(refused.headers["retry-after"]) <= 3601
@@ -161,7 +163,8 @@ def test_a_recorded_run_takes_no_note(tmp_path: Path) -> None:
     assert not (tmp_path / "diagnosis").exists()
 
 
+@pytest.mark.slow
 def test_retracting_what_is_not_there_writes_nothing(page: Page) -> None:
     with pytest.raises(NotFoundError):
-        NoteBook(ActionLog(page.run.diagnosis / ACTIONS_NAME)).retract("x", "no such note", Author("me", "operator"))
+        NoteWriter(ActionLog(page.run.diagnosis / ACTIONS_NAME)).retract("x", "no such note", Author("me", "operator"))
     assert read_actions(page.run.diagnosis / ACTIONS_NAME).entries == ()

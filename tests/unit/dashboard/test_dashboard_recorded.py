@@ -24,10 +24,10 @@ from megatrain.contracts.host_verdict import AuditEntry, OutcomeKind, VerdictOut
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.verifications import Verification, note_verifications
-from megatrain_diagnostics.dashboard.answers.answer import Answer, AnswerCache
+from megatrain_diagnostics.dashboard.api.checkpoints.view import checkpoints_document
+from megatrain_diagnostics.dashboard.api.stragglers.route import economy_of
 from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.pages.checkpoints.view import checkpoints_document
-from megatrain_diagnostics.dashboard.pages.stragglers.route import economy_of
+from megatrain_diagnostics.dashboard.responses.cache import CachedResponse, ResponseCache
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources import checkpoint_watch
 from megatrain_diagnostics.dashboard.sources.checkpoint_watch import CheckpointWatch, look_at_checkpoints
@@ -43,8 +43,8 @@ from tests.helpers.recorded_run import (
     end_s,
     write_recorded_run,
 )
-from tests.helpers.told_verdicts import STRAGGLER
 from tests.helpers.waiting import wait_until
+from tests.helpers.written_verdicts import STRAGGLER
 from tests.unit.dashboard.test_daemon_state import FINDING, STATE
 
 NOW_S = 1_800_000_000.0
@@ -62,9 +62,9 @@ class Page:
         self.client = TestClient(app, base_url="http://127.0.0.1:8777")
 
     def ask(self, path: str, status: int = 200) -> Any:
-        answer = self.client.get(f"/api/v1/{path}")
-        assert answer.status_code == status, answer.text
-        return answer.json()
+        response = self.client.get(f"/api/v1/{path}")
+        assert response.status_code == status, response.text
+        return response.json()
 
     def close(self) -> None:
         self.source.close()
@@ -107,6 +107,7 @@ def test_the_overview_says_what_the_run_came_to(page: Page) -> None:
     assert any("torn.json" in problem for problem in found["diagnosis"]["problems"])
 
 
+@pytest.mark.slow(kept=["0-finished-green"])
 @pytest.mark.parametrize(
     ("code", "state", "level"),
     [("0", "finished", "green"), ("75", "saved and stopped", "green"), ("70", "failed", "red")],
@@ -131,6 +132,7 @@ def test_a_run_whose_launch_was_killed_is_red(own_run: RunDirectory) -> None:
     assert found["headline"].startswith("killed: its launch (process 17 on ")
 
 
+@pytest.mark.slow(kept=["hang", "series", "ranks/0", "logs"])
 @pytest.mark.parametrize("path", ["series", "logs", "logs/causes", "ranks/0", "hang", "stragglers"])
 def test_links_of_before_name_a_round_by_its_former_name(page: Page, path: str) -> None:
     former, now = (page.client.get(f"/api/v1/{path}?{name}=1") for name in ("incarnation", "round"))
@@ -142,7 +144,7 @@ def test_both_names_of_a_round_are_one_parameter(page: Page) -> None:
     assert "no such parameter" in page.ask("series?incarnations=1", 400)["text"]
 
 
-def test_steps_are_told_once_by_the_round_that_did_them_last(page: Page) -> None:
+def test_steps_are_reported_once_by_the_round_that_did_them_last(page: Page) -> None:
     found = page.ask("series")
     assert found["step"] == list(range(120))
     assert found["round"] == [1] * 50 + [2] * 70
@@ -160,7 +162,7 @@ def test_steps_are_told_once_by_the_round_that_did_them_last(page: Page) -> None
     assert page.ask("series?points=1", 400)["error"] == "bad-request"
 
 
-def test_an_incident_tells_its_phases_its_root_cause_and_what_it_cost(page: Page) -> None:
+def test_an_incident_has_its_phases_its_root_cause_and_its_cost(page: Page) -> None:
     (found,) = page.ask("incidents")["incidents"]
     assert found == page.ask(f"incidents/{found['incident_id']}")
     assert [(one["rank"], one["host"], one["is_cascade"]) for one in found["failures"]] == [
@@ -200,7 +202,7 @@ def test_hosts_of_a_recorded_run_are_those_of_its_ranks(page: Page) -> None:
     assert "host-0, host-1" in page.ask("hosts/host-7", 404)["text"]
 
 
-def test_checkpoints_tell_their_state_and_what_a_verification_found(own_run: RunDirectory) -> None:
+def test_checkpoints_have_their_state_and_the_result_of_a_verification(own_run: RunDirectory) -> None:
     checkpoints = LocalLocation(own_run.checkpoints)
     note_verifications(
         checkpoints,
@@ -224,7 +226,7 @@ def test_checkpoints_tell_their_state_and_what_a_verification_found(own_run: Run
     assert any("udcff.json" in problem for problem in problems)
 
 
-def test_a_checkpoint_that_was_found_damaged_is_damaged_wherever_it_is_told(own_run: RunDirectory) -> None:
+def test_a_checkpoint_that_was_found_damaged_is_damaged_wherever_it_is_reported(own_run: RunDirectory) -> None:
     later_s = 4_000_000_000.0
     note_verifications(
         LocalLocation(own_run.checkpoints),
@@ -262,7 +264,7 @@ def test_an_expression_that_backtracks_for_ever_elsewhere_is_answered_at_once(pa
     assert (found["num_matching"], found["num_searched"]) == (0, 3)
     assert page.ask("logs?is_regex=true&query=(a%2B)%2B!%24")["num_matching"] == 1
     assert page.ask("logs?is_regex=true&query=(", 400)["text"].startswith("query=")
-    assert "no regular expression" in page.ask("logs?is_regex=true&query=(%3F%3Da)b", 400)["text"]
+    assert "not a valid regular expression" in page.ask("logs?is_regex=true&query=(%3F%3Da)b", 400)["text"]
 
 
 def test_the_cause_of_a_failure_comes_before_what_followed(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,7 +291,7 @@ def test_stragglers_are_what_the_verb_says(page: Page, capsys: pytest.CaptureFix
     assert found["scores"][0]["score"] >= found["thresholds"]["score"]
 
 
-def test_a_rank_tells_its_place_its_peers_and_its_stacks(page: Page) -> None:
+def test_a_rank_has_its_place_its_peers_and_its_stacks(page: Page) -> None:
     found = page.ask("ranks/3")
     assert (found["host"], found["place"]["dp"], found["pid"], found["step"]) == ("host-1", 3, 1003, 119)
     assert found["groups"] == [{"name": "dp", "first_rank": 0, "num_ranks": 4, "stride": 1}]
@@ -343,7 +345,7 @@ def test_a_checkpoint_without_commit_is_damaged_unless_it_is_being_written(own_r
     (own_run.checkpoints / "main" / "step-000000050" / "COMMIT").unlink()
     document = checkpoints_document(look_at_checkpoints(str(own_run.checkpoints)))
     states = {one.step: (one.state, one.problem[:9]) for one in document.checkpoints}
-    assert states == {50: ("damaged", "no COMMIT"), 100: ("committed", "")}
+    assert states == {50: ("damaged", "it has no"), 100: ("committed", "")}
 
 
 def test_a_pin_is_seen_at_the_next_look(own_run: RunDirectory) -> None:
@@ -393,6 +395,7 @@ def test_a_history_looks_at_no_place_outside_of_its_directory(
     page.close()
 
 
+@pytest.mark.slow(kept=["exit-code"])
 @pytest.mark.parametrize("name", ["config.toml", "diagnosis/state.json", "incidents/audit.jsonl", "exit-code"])
 def test_a_pipe_in_place_of_a_file_holds_nobody_up(own_run: RunDirectory, name: str) -> None:
     path = own_run.root / name
@@ -406,12 +409,12 @@ def test_a_pipe_in_place_of_a_file_holds_nobody_up(own_run: RunDirectory, name: 
 
 def test_what_an_answer_is_kept_under_is_small(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[object] = []
-    get = AnswerCache.get
+    get = ResponseCache.get
 
-    def noted(self: AnswerCache, key: Hashable, *words: Any, **more: Any) -> Answer:
+    def noted(self: ResponseCache, key: Hashable, *words: Any, **more: Any) -> CachedResponse:
         keys.append(key)
         return get(self, key, *words, **more)
 
-    monkeypatch.setattr(AnswerCache, "get", noted)
+    monkeypatch.setattr(ResponseCache, "get", noted)
     assert page.ask("logs?ranks=0:999998&round=1")["num_searched"] == 3
     assert len(repr(keys)) < 1000

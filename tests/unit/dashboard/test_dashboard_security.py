@@ -1,4 +1,4 @@
-"""Who may ask a running server: tokens, roles, other pages, names that were bound anew, proxies."""
+"""Access to a running server: tokens, roles, other pages, rebound names, proxies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from megatrain.config.dashboard import DashboardConfig
-from megatrain_diagnostics.dashboard.answers.errors import RefusalError
+from megatrain_diagnostics.dashboard.responses.errors import RefusalError
 from megatrain_diagnostics.dashboard.security.attempts import Attempts
-from megatrain_diagnostics.dashboard.security.identity import Identity
+from megatrain_diagnostics.dashboard.security.authenticator import Authenticator
 from megatrain_diagnostics.dashboard.settings import DashboardSettings, Limits, settings_of
 from tests.helpers.dashboard_server import (
     JOB_PATH,
@@ -62,6 +62,7 @@ def test_an_open_page_is_for_viewers(page: Served) -> None:
     act.assert_refused(403, "actions are off")
 
 
+@pytest.mark.slow(kept=["empty"])
 @pytest.mark.parametrize(
     "headers",
     [
@@ -75,7 +76,7 @@ def test_an_open_page_is_for_viewers(page: Served) -> None:
     ],
     ids=["none", "guessed", "empty", "another scheme", "a part", "token as cookie", "header of a proxy"],
 )
-def test_without_a_token_nothing_is_told(locked: Served, headers: Mapping[str, str]) -> None:
+def test_without_a_token_nothing_is_reported(locked: Served, headers: Mapping[str, str]) -> None:
     settings = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, limits=LIMITS)
     with served(locked.source.run.root, settings) as server:
         for path in (JOB_PATH, "/api/v1/live", "/api/v1/audit", "/api/v1/openapi.json"):
@@ -104,30 +105,31 @@ def test_each_token_has_its_role(locked: Served) -> None:
     assert ask(locked.port, JOB_PATH, bearer(OPERATOR_TOKEN)).json["role"] == "operator"
     headers = bearer(VIEWER_TOKEN) | {"Content-Type": "application/json"}
     ask(locked.port, "/api/v1/actions", headers, method="POST", body=action()).assert_refused(
-        403, "viewers may only look"
+        403, "viewers may only read"
     )
 
 
 def test_who_guesses_tokens_has_to_wait() -> None:
     now_s = 1000.0
-    identity = Identity(DashboardSettings(viewer_token=VIEWER_TOKEN, trusted_proxies=(PROXY,)), Attempts(3))
+    authenticator = Authenticator(DashboardSettings(viewer_token=VIEWER_TOKEN, trusted_proxies=(PROXY,)), Attempts(3))
     for address in ("127.0.0.1", "10.1.0.7"):  # where others come from too
         for _ in range(10):
             with pytest.raises(RefusalError):
-                identity.role_of_token("guessed", address, now_s)
-        assert identity.role_of_token(VIEWER_TOKEN, address, now_s) == "viewer"
+                authenticator.role_of_token("guessed", address, now_s)
+        assert authenticator.role_of_token(VIEWER_TOKEN, address, now_s) == "viewer"
     for _ in range(3):
         with pytest.raises(RefusalError) as wrong:
-            identity.role_of_token("guessed", "10.0.0.9", now_s)
+            authenticator.role_of_token("guessed", "10.0.0.9", now_s)
         assert wrong.value.status == 401
     with pytest.raises(RefusalError) as late:
-        identity.role_of_token(VIEWER_TOKEN, "10.0.0.9", now_s + 59.0)
+        authenticator.role_of_token(VIEWER_TOKEN, "10.0.0.9", now_s + 59.0)
     assert late.value.status == 429
     assert late.value.headers["Retry-After"] == "2"
-    assert identity.role_of_token(VIEWER_TOKEN, "10.0.0.8", now_s) == "viewer"
-    assert identity.role_of_token(VIEWER_TOKEN, "10.0.0.9", now_s + 60.0) == "viewer"
+    assert authenticator.role_of_token(VIEWER_TOKEN, "10.0.0.8", now_s) == "viewer"
+    assert authenticator.role_of_token(VIEWER_TOKEN, "10.0.0.9", now_s + 60.0) == "viewer"
 
 
+@pytest.mark.slow(kept=["changed3"])
 @pytest.mark.parametrize(
     "changed",
     [
@@ -199,7 +201,7 @@ def test_this_machine_has_its_names(page: Served, host: str) -> None:
     assert ask(page.port, JOB_PATH, {"Host": host}).status == 200
 
 
-def test_further_names_are_told_in_the_configuration(tmp_path: Path) -> None:
+def test_further_names_are_reported_in_the_configuration(tmp_path: Path) -> None:
     settings = replace(settings_of(DashboardConfig(host_names="Dash.example, other.example")), port=0)
     with served(tmp_path, settings) as server:
         assert ask(server.port, JOB_PATH, {"Host": "dash.example:443"}).status == 200
@@ -225,6 +227,7 @@ def test_a_proxy_is_believed_where_it_is_known(tmp_path: Path) -> None:
         assert_others_are_served(server, bearer(OPERATOR_TOKEN))
 
 
+@pytest.mark.slow
 def test_below_a_base_path(tmp_path: Path) -> None:
     settings = DashboardSettings(port=0, base_path="/megatrain")
     with served(tmp_path, settings) as server:

@@ -1,4 +1,4 @@
-"""The program: where it listens, what it tells, how it ends; and what its answers share."""
+"""The program: where it listens, what it tells, how it ends; and what its responses share."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_diagnostics.dashboard.answers.answer import Answer, AnswerCache, cached_answer
-from megatrain_diagnostics.dashboard.answers.downloads import Download
-from megatrain_diagnostics.dashboard.answers.errors import RefusalError
-from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions
+from megatrain_diagnostics.dashboard.responses.cache import CachedResponse, ResponseCache, cached_response
+from megatrain_diagnostics.dashboard.responses.downloads import Download
+from megatrain_diagnostics.dashboard.responses.errors import RefusalError
+from megatrain_diagnostics.dashboard.security.heavy import HeavyQueries
 from megatrain_diagnostics.dashboard.server import listening_socket, url_of
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from tests.helpers.dashboard_server import ask, connected, head_of, read_head, read_rest, served
@@ -75,7 +75,7 @@ def test_the_usual_port_may_be_another_one() -> None:
             listening_socket(DashboardSettings(port=ports[0], is_port_asked=True))
 
 
-def test_the_address_that_people_are_told() -> None:
+def test_the_address_that_people_are_shown() -> None:
     with listening_socket(DashboardSettings(port=0)) as listening:
         port = listening.getsockname()[1]
         assert url_of(DashboardSettings(), listening) == f"http://127.0.0.1:{port}/"
@@ -83,6 +83,7 @@ def test_the_address_that_people_are_told() -> None:
         assert url_of(DashboardSettings(address="0.0.0.0"), listening) == f"http://{socket.gethostname()}:{port}/"
 
 
+@pytest.mark.slow
 def test_the_server_ends_with_streams_and_slow_answers_open(tmp_path: Path) -> None:
     routes = APIRouter()
 
@@ -106,7 +107,7 @@ def test_the_server_ends_with_streams_and_slow_answers_open(tmp_path: Path) -> N
             assert read_rest(client).endswith(b"0\r\n\r\n")
 
 
-def test_health_is_told_without_asking_who(tmp_path: Path) -> None:
+def test_health_is_answered_without_authentication(tmp_path: Path) -> None:
     with served(tmp_path, DashboardSettings(port=0, viewer_token="viewer-token-of-the-tests")) as server:
         assert (ask(server.port, "/healthz").status, ask(server.port, "/readyz").status) == (200, 503)
         assert ask(server.port, "/readyz").json == {"is_ready": False}
@@ -138,7 +139,7 @@ def test_the_api_describes_itself(tmp_path: Path) -> None:
 
 
 def test_fifty_who_ask_at_once_are_answered_once() -> None:
-    answers, num_made, may_end = AnswerCache(), [], threading.Event()
+    responses, num_made, may_end = ResponseCache(), [], threading.Event()
 
     def make() -> bytes:
         num_made.append(1)
@@ -146,64 +147,64 @@ def test_fifty_who_ask_at_once_are_answered_once() -> None:
         return b"body"
 
     with ThreadPoolExecutor(50) as pool:
-        futures = [pool.submit(answers.get, "overview", make, fresh_s=60.0) for _ in range(50)]
+        futures = [pool.submit(responses.get, "overview", make, fresh_s=60.0) for _ in range(50)]
         may_end.set()
         assert {future.result(10).body for future in futures} == {b"body"}
     assert len(num_made) == 1
 
 
-def test_an_answer_grows_old() -> None:
+def test_a_response_grows_old() -> None:
     now_s = [0.0]
-    answers = AnswerCache(clock=lambda: now_s[0])
-    first = answers.get("a", lambda: b"1", fresh_s=1.0)
+    responses = ResponseCache(clock=lambda: now_s[0])
+    first = responses.get("a", lambda: b"1", fresh_s=1.0)
     now_s[0] = 1.0
-    assert answers.get("a", lambda: b"2", fresh_s=1.0) is first
+    assert responses.get("a", lambda: b"2", fresh_s=1.0) is first
     now_s[0] = 1.5
-    second = answers.get("a", lambda: b"2", fresh_s=1.0)
+    second = responses.get("a", lambda: b"2", fresh_s=1.0)
     assert (second.body, second.etag != first.etag) == (b"2", True)
     now_s[0] = 1e9
-    assert answers.get("a", lambda: b"3") is second
+    assert responses.get("a", lambda: b"3") is second
 
 
 def test_a_mistake_is_everybodys_and_is_not_kept() -> None:
-    answers, may_end = AnswerCache(), threading.Event()
+    responses, may_end = ResponseCache(), threading.Event()
 
     def broken() -> bytes:
         assert may_end.wait(10)
         raise ValueError("no such round")
 
     with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(answers.get, "a", broken) for _ in range(4)]
+        futures = [pool.submit(responses.get, "a", broken) for _ in range(4)]
         may_end.set()
         for future in futures:
             with pytest.raises(ValueError, match="no such round"):
                 future.result(10)
-    assert answers.get("a", lambda: b"good").body == b"good"
+    assert responses.get("a", lambda: b"good").body == b"good"
 
 
 def test_the_memory_of_answers_is_bounded() -> None:
-    answers = AnswerCache(capacity_bytes=1000)
+    responses = ResponseCache(capacity_bytes=1000)
     for name in ("a", "b", "c"):
-        answers.get(name, lambda: b"x" * 400)
-    answers.get("b", lambda: b"y" * 400)  # used again, so that c is the oldest
-    answers.get("d", lambda: b"x" * 400)
-    assert answers.get("b", lambda: b"made anew").body == b"x" * 400
-    assert answers.get("c", lambda: b"made anew").body == b"made anew"
-    assert answers.get("large", lambda: b"x" * 5000).body == b"x" * 5000
-    assert answers.get("d", lambda: b"made anew").body == b"made anew"
+        responses.get(name, lambda: b"x" * 400)
+    responses.get("b", lambda: b"y" * 400)  # used again, so that c is the oldest
+    responses.get("d", lambda: b"x" * 400)
+    assert responses.get("b", lambda: b"made anew").body == b"x" * 400
+    assert responses.get("c", lambda: b"made anew").body == b"made anew"
+    assert responses.get("large", lambda: b"x" * 5000).body == b"x" * 5000
+    assert responses.get("d", lambda: b"made anew").body == b"made anew"
 
 
-def test_who_has_an_answer_is_not_sent_it_again() -> None:
+def test_who_has_a_response_is_not_sent_it_again() -> None:
     def asked(etag: str) -> Response:
         request = Request({"type": "http", "headers": [(b"if-none-match", etag.encode())]})
-        return cached_answer(request, Answer(b"body", '"1"', 0.0))
+        return cached_response(request, CachedResponse(b"body", '"1"', 0.0))
 
     assert (asked('"1"').status_code, asked('W/"1", "2"').status_code) == (304, 304)
     assert (asked('"2"').status_code, asked('"2"').body) == (200, b"body")
 
 
 def test_heavy_questions_wait_for_each_other(tmp_path: Path) -> None:
-    heavy = HeavyQuestions(num_running=1, num_waiting=1, wait_s=0.05)
+    heavy = HeavyQueries(num_running=1, num_waiting=1, wait_s=0.05)
 
     async def scenario() -> list[int]:
         async def asked(hold: asyncio.Event | None = None) -> int:
@@ -219,7 +220,7 @@ def test_heavy_questions_wait_for_each_other(tmp_path: Path) -> None:
 
         may_end = asyncio.Event()
         running = asyncio.create_task(asked(may_end))
-        # the second one waits behind the first, until its time is over; the third finds no room to wait
+        # the second one waits behind the first, until its time is over; the third cannot wait: the queue is full
         waiting, third = asyncio.create_task(asked()), asyncio.create_task(asked())
         found = [await third, await waiting]
         may_end.set()
@@ -307,6 +308,7 @@ def announced_url(client: EtcdClient, keys: JobKeys) -> str:
     return "" if item is None else decode(DashboardRecord, item.value, "record").url
 
 
+@pytest.mark.slow
 def test_the_program_of_a_running_job(etcd: EtcdServers, tmp_path: Path) -> None:
     keys, run = JobKeys("demo"), tmp_path / "run"
     reached = ("--rdzv-endpoint", etcd.urls[0], "--port", "0")
@@ -355,14 +357,14 @@ def test_the_history_of_a_run(tmp_path: Path) -> None:
     ("words", "code", "text"),
     [
         (("--replay", "nowhere"), ExitCode.NOT_FOUND, "no such directory"),
-        (("--replay", "old", "demo"), ExitCode.USAGE, "give one of them"),
-        (("--replay", "old", "--address", "0.0.0.0"), ExitCode.CONFIG, "is reached from other machines"),
+        (("--replay", "old", "demo"), ExitCode.USAGE, "give only one of them"),
+        (("--replay", "old", "--address", "0.0.0.0"), ExitCode.CONFIG, "can be reached from other machines"),
         (("--replay", "old", "--port", "77777"), ExitCode.USAGE, "from 0 to 65535"),
         (("--replay", "old", "--viewer-token-file", "nowhere"), ExitCode.CONFIG, "cannot be read"),
         (("nowhere",), ExitCode.NOT_FOUND, "no run directory of that name"),
     ],
 )
-def test_what_cannot_be_shown_is_told(
+def test_what_cannot_be_shown_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

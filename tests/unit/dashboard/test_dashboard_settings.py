@@ -18,12 +18,12 @@ from tests.helpers.dashboard_server import (
 NOT_STARTED = {
     "from elsewhere without tokens": (
         {"address": "0.0.0.0"},
-        "is reached from other machines and needs to know who asks",
+        "can be reached from other machines, so users must be authenticated",
     ),
     "a name without tokens": ({"address": "node-7"}, "viewer_token_file or operator_token_file"),
     "proxies that name nobody": ({"trusted_proxies": "10.0.0.1"}, "needs dashboard.user_header"),
-    "everybody is a proxy": ({"trusted_proxies": "0.0.0.0/0", "user_header": "X-User"}, "is everybody"),
-    "no network": ({"trusted_proxies": "10.0.0.300", "user_header": "X-User"}, "is no address or network"),
+    "everybody is a proxy": ({"trusted_proxies": "0.0.0.0/0", "user_header": "X-User"}, "contains every address"),
+    "no network": ({"trusted_proxies": "10.0.0.300", "user_header": "X-User"}, "is not an address or network"),
     "a header from anybody": ({"user_header": "X-User"}, "does nothing without dashboard.trusted_proxies"),
     "one header for both": (
         {"trusted_proxies": "10.0.0.1", "user_header": "X-User", "role_header": "x-user"},
@@ -57,12 +57,12 @@ def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
             settings_of(DashboardConfig(operator_token_file=told))
     with pytest.raises(ConfigError, match="could be guessed"):
         settings_of(DashboardConfig(viewer_token_file=make_token(tmp_path / "short", "secret")))
-    with pytest.raises(ConfigError, match="no header carries"):
+    with pytest.raises(ConfigError, match="not allowed in a header"):
         settings_of(DashboardConfig(viewer_token_file=make_token(tmp_path / "words", "two words are too many")))
     with pytest.raises(ConfigError, match="cannot be read"):
         settings_of(DashboardConfig(viewer_token_file=str(tmp_path / "nowhere")))
     both = make_token(tmp_path / "both", VIEWER_TOKEN)
-    with pytest.raises(ConfigError, match="hold the same token"):
+    with pytest.raises(ConfigError, match="contain the same token"):
         settings_of(DashboardConfig(viewer_token_file=good, operator_token_file=both))
     with pytest.raises(ConfigError, match="name two files"):
         settings_of(DashboardConfig(viewer_token_file=good, operator_token_file=good))
@@ -70,7 +70,7 @@ def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
         settings_of(DashboardConfig(viewer_token_file=good, enable_actions=True))
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     with pytest.raises(ConfigError) as wrong:
         settings_of(DashboardConfig(address="0.0.0.0", user_header="X-User", base_path="x"))
     assert len(wrong.value.problems) == 3

@@ -20,16 +20,16 @@ from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs import etcd_job
 from megatrain.jobs.etcd_job import EtcdJob
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.verdict_cases import Case, merged_cases, read_cases
+from megatrain.jobs.verdict_cases import VerdictWithOutcome, merged_cases, read_cases
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.pages.hosts.view import HostInputs, host_history_document, hosts_document
-from megatrain_diagnostics.dashboard.pages.incidents.view import incident_document
+from megatrain_diagnostics.dashboard.api.hosts.view import HostInputs, host_history_document, hosts_document
+from megatrain_diagnostics.dashboard.api.incidents.view import incident_document
 from megatrain_diagnostics.dashboard.sources.run_files import RunFiles
-from megatrain_diagnostics.dashboard.sources.series_book import SeriesBook
+from megatrain_diagnostics.dashboard.sources.series_builder import SeriesBuilder
 from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, StepTotals, Values, from_columns, select
-from megatrain_diagnostics.store.log_query import LogQuestion, newest_tails, search_lines
+from megatrain_diagnostics.store.log_query import LogQuery, newest_tails, search_lines
 from megatrain_diagnostics.store.reader import StoredEvents, TooSlowError
 from megatrain_diagnostics.store.rounds import rounds_seen, shown_round
 from megatrain_diagnostics.store.segment_store import SegmentStore
@@ -37,8 +37,8 @@ from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot, make_status
 from tests.helpers.recorded_run import LAYOUT, step_of
 from tests.helpers.synthetic_steps import SyntheticJob
-from tests.helpers.told_verdicts import STRAGGLER
 from tests.helpers.waiting import wait_until
+from tests.helpers.written_verdicts import STRAGGLER
 from tests.unit.dashboard.test_daemon_state import STATE
 
 NS = 10**9
@@ -56,22 +56,22 @@ def put_steps(directory: Path, round_number: int, steps: range, *, has_ranks: bo
         store.commit()
 
 
-def read_all(events: StoredEvents, book: SeriesBook, *, steps_at_once: int = 16) -> list[int]:
-    reader = SeriesReader(events, book, steps_at_once=steps_at_once)
-    while reader.look(rounds_seen(events), is_over=True):
+def read_all(events: StoredEvents, builder: SeriesBuilder, *, steps_at_once: int = 16) -> list[int]:
+    reader = SeriesReader(events, builder, steps_at_once=steps_at_once)
+    while reader.poll(rounds_seen(events), is_over=True):
         pass
-    return [int(step) for step in book.snapshot().column("last")]
+    return [int(step) for step in builder.snapshot().column("last")]
 
 
 def test_many_steps_are_read_a_bit_at_a_time(tmp_path: Path) -> None:
     put_steps(tmp_path, 1, range(100))
-    assert read_all(StoredEvents(tmp_path), SeriesBook(), steps_at_once=7) == list(range(100))
+    assert read_all(StoredEvents(tmp_path), SeriesBuilder(), steps_at_once=7) == list(range(100))
 
 
 def test_steps_that_have_expired_are_passed_over(tmp_path: Path) -> None:
     put_steps(tmp_path, 1, range(5))
     put_steps(tmp_path, 1, range(500, 520), has_ranks=False)
-    assert read_all(StoredEvents(tmp_path), SeriesBook()) == [*range(5), *range(500, 520)]
+    assert read_all(StoredEvents(tmp_path), SeriesBuilder()) == [*range(5), *range(500, 520)]
 
 
 def test_a_round_that_one_rank_made_up_is_passed_over(tmp_path: Path) -> None:
@@ -82,42 +82,42 @@ def test_a_round_that_one_rank_made_up_is_passed_over(tmp_path: Path) -> None:
         store.commit()
     events = StoredEvents(tmp_path)
     seen = rounds_seen(events)
-    assert [(one.number, one.num_ranks, one.world_size, one.is_believed) for one in seen] == [
+    assert [(one.number, one.num_ranks, one.world_size, one.is_confirmed) for one in seen] == [
         (1, 4, 4, True),
         (77, 1, 4, False),
     ]
     shown = shown_round(seen)
     assert shown is not None
     assert shown.number == 1
-    book = SeriesBook()
-    reader = SeriesReader(events, book)
-    assert not reader.look(seen)
+    builder = SeriesBuilder()
+    reader = SeriesReader(events, builder)
+    assert not reader.poll(seen)
     # the next one is older than what was made up, and counts
     put_steps(tmp_path, 2, range(5, 30))
-    assert not reader.look(rounds_seen(events), is_over=True)
-    assert book.snapshot().column("last").tolist() == list(range(30))
+    assert not reader.poll(rounds_seen(events), is_over=True)
+    assert builder.snapshot().column("last").tolist() == list(range(30))
 
 
 def test_files_are_read_again_only_when_they_have_changed(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.create()
     files = RunFiles(run)
-    assert not files.look()
+    assert not files.poll()
     path = run.incidents / "one.json"
     path.write_bytes(encode(make_incident("0001")))
-    assert files.look()
-    assert not files.look()
+    assert files.poll()
+    assert not files.poll()
     path.write_bytes(b"torn")
-    assert files.look()
+    assert files.poll()
     assert files.incidents == ()
     assert "one.json" in files.problems[0]
     path.unlink()
-    assert files.look()
+    assert files.poll()
     assert files.problems == ()
     (run.incidents / "audit.jsonl").write_bytes(b"torn\n")
-    assert files.look()
+    assert files.poll()
     assert "1 line cannot be read" in files.problems[0]
-    assert not files.look()
+    assert not files.poll()
 
 
 def put_lines(directory: Path, count: int, *, each_s: int) -> None:
@@ -145,17 +145,17 @@ def test_the_newest_lines_are_found_over_hours_and_all_are_counted(tmp_path: Pat
     put_lines(tmp_path, 400, each_s=600)
     put_lines(tmp_path, 10, each_s=600)  # stored twice
     events = StoredEvents(tmp_path)
-    found = search_lines(events, LogQuestion(1, "LINE", limit=5))
+    found = search_lines(events, LogQuery(1, "LINE", limit=5))
     assert [str(line) for line in found.lines.line] == [f"line {number}" for number in range(395, 400)]
     assert (found.num_matching, found.num_searched, found.is_partial) == (410, 410, False)
-    exact = search_lines(events, LogQuestion(1, "^line 7$", is_regex=True))
+    exact = search_lines(events, LogQuery(1, "^line 7$", is_regex=True))
     assert exact.lines.sequence.tolist() == [7]
 
 
 def test_a_search_whose_time_is_over_says_that_it_is_partial(tmp_path: Path) -> None:
     put_lines(tmp_path, 50, each_s=600)
     events = StoredEvents(tmp_path)
-    found = search_lines(events, LogQuestion(1, "line"), budget_s=0.0)
+    found = search_lines(events, LogQuery(1, "line"), budget_s=0.0)
     assert found.is_partial
     assert len(found.lines.rank) == found.num_searched == 0
 
@@ -185,11 +185,11 @@ def test_verdicts_of_etcd_are_named_by_their_ids(tmp_path: Path) -> None:
         client.put(keys.verdict("v-2"), b"torn")
         client.put(keys.outcome("v-1"), encode(outcome))
         cases, unreadable = read_cases(client, keys)
-    assert cases == [Case("v-1", STRAGGLER, outcome)]
+    assert cases == [VerdictWithOutcome("v-1", STRAGGLER, outcome)]
     assert [text.partition(":")[0] for text in unreadable] == ["v-2"]
 
 
-def test_a_defect_of_ours_is_told_as_trouble_and_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_of_ours_is_reported_as_trouble_and_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*words: object, **named: object) -> JobSnapshot:
         raise ValueError("no answer is like this")
 
@@ -204,11 +204,11 @@ def test_a_defect_of_ours_is_told_as_trouble_and_does_not_end_the_looks(monkeypa
 
 def test_what_etcd_and_the_audit_have_of_a_verdict_is_one_case() -> None:
     outcome = VerdictOutcome("v-1", OutcomeKind.ACTED, "because", "host-1", 1.0)
-    on_disk = [Case("v-0", STRAGGLER, outcome), Case("v-1", STRAGGLER, None)]
-    in_etcd = [Case("v-1", None, outcome), Case("v-2", STRAGGLER, None)]
+    on_disk = [VerdictWithOutcome("v-0", STRAGGLER, outcome), VerdictWithOutcome("v-1", STRAGGLER, None)]
+    in_etcd = [VerdictWithOutcome("v-1", None, outcome), VerdictWithOutcome("v-2", STRAGGLER, None)]
     found = merged_cases(on_disk, in_etcd)
     assert [one.verdict_id for one in found] == ["v-0", "v-1", "v-2"]
-    assert found[1] == Case("v-1", STRAGGLER, outcome)
+    assert found[1] == VerdictWithOutcome("v-1", STRAGGLER, outcome)
 
 
 def test_verifications_are_kept_one_a_checkpoint(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_verifications_are_kept_one_a_checkpoint(tmp_path: Path) -> None:
     assert (found["main", 10].at_unix_s, found["main", 10].num_problems) == (2.0, 0)
 
 
-def test_hosts_of_a_running_job_tell_what_keeps_them_from_training() -> None:
+def test_hosts_of_a_running_job_report_what_keeps_them_from_training() -> None:
     snapshot = make_snapshot(cordons={"host-3": make_cordon(3)}, driver="host-2")
     state = replace(STATE, round=2, host_scores={"host-1": 4.5}, connected_hosts=("host-1",))
     clocks = {"host-1": (0.25, 0.001)}
@@ -251,7 +251,7 @@ def test_hosts_of_a_history_are_those_of_the_round_and_then_those_of_earlier_one
     ]
 
 
-def test_incidents_that_blame_a_host_are_told_from_those_in_which_its_ranks_fell() -> None:
+def test_incidents_that_blame_a_host_are_distinguished_from_those_in_which_its_ranks_fell() -> None:
     snapshot = make_snapshot(statuses={"host-1": make_status(1)})
     (host, *_) = hosts_document(HostInputs(snapshot)).hosts
     blamed = make_incident("0001", culprit_hosts=("host-1",), failures=())

@@ -1,4 +1,4 @@
-"""No answer of the API has raw Python in what people read: of the recorded sample, and of the job of the page tests."""
+"""No response of the API has raw Python in what people read: of the recorded sample and the job of the page tests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain_diagnostics.dashboard.app import make_app
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
-from tests.helpers.canned_analyses import analysis_answers
-from tests.helpers.canned_job import job_answers
-from tests.helpers.canned_records import record_answers
+from tests.helpers.canned_analyses import analysis_responses
+from tests.helpers.canned_job import job_responses
+from tests.helpers.canned_records import record_responses
 from tests.helpers.raw_python import raw_python, raw_texts
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
@@ -35,9 +35,9 @@ def client() -> Iterator[TestClient]:
 
 
 def ask(client: TestClient, path: str) -> Any:
-    answer = client.get(f"/api/v1/{path}")
-    assert answer.status_code in (200, 404), answer.text
-    return answer.json()
+    response = client.get(f"/api/v1/{path}")
+    assert response.status_code in (200, 404), response.text
+    return response.json()
 
 
 @pytest.mark.parametrize(
@@ -55,20 +55,31 @@ def test_what_is_raw(text: str, raw: list[str]) -> None:
     assert raw_python(text) == raw
 
 
+@pytest.mark.slow(
+    kept=[
+        "checkpoints",
+        "incidents/20261122-015207-064-r3/story",
+        "overview",
+        "series",
+        "audit",
+        "incidents/20261122-015129-087-r2/story",
+    ]
+)
 @pytest.mark.parametrize("path", [*ALWAYS, *STORIES])
-def test_the_sample_is_told_in_words(client: TestClient, path: str) -> None:
+def test_the_sample_is_reported_in_words(client: TestClient, path: str) -> None:
     assert list(raw_texts(ask(client, path))) == []
 
 
+@pytest.mark.slow(kept=["timeline/steps", "heat/outliers", "ranks/3"])
 @pytest.mark.parametrize("path", OF_A_ROUND)
-def test_each_round_of_the_sample_is_told_in_words(client: TestClient, path: str) -> None:
+def test_each_round_of_the_sample_is_reported_in_words(client: TestClient, path: str) -> None:
     rounds = [one["number"] for one in ask(client, "job")["rounds"]]
     assert len(rounds) > 1
     for number in rounds:
         assert list(raw_texts(ask(client, f"{path}?round={number}"))) == []
 
 
-def test_incidents_hosts_and_verdicts_of_the_sample_are_told_in_words(client: TestClient) -> None:
+def test_incidents_hosts_and_verdicts_of_the_sample_are_reported_in_words(client: TestClient) -> None:
     told = ask(client, "incidents")
     paths = [f"incidents/{one['incident_id']}" for one in told["incidents"]]
     paths += [f"verdicts/{one['verdict_id']}" for one in told["verdicts"]]
@@ -78,7 +89,8 @@ def test_incidents_hosts_and_verdicts_of_the_sample_are_told_in_words(client: Te
         assert list(raw_texts(ask(client, path))) == []
 
 
-def test_the_job_that_pages_are_tested_on_is_told_in_words() -> None:
+@pytest.mark.slow
+def test_the_job_that_pages_are_tested_on_is_reported_in_words() -> None:
     for health in ("good", "warning", "bad"):
-        for path, document in {**job_answers(health=health), **record_answers(), **analysis_answers()}.items():
+        for path, document in {**job_responses(health=health), **record_responses(), **analysis_responses()}.items():
             assert list(raw_texts(document.model_dump(mode="json"), path)) == []

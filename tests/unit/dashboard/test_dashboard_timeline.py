@@ -22,10 +22,10 @@ from megatrain_diagnostics.analysis.ideal_timeline import ideal_times
 from megatrain_diagnostics.analysis.timeline import LANES
 from megatrain_diagnostics.analysis.whatif import make_model, what_if
 from megatrain_diagnostics.analysis.whatif.from_spans import operations_of
-from megatrain_diagnostics.dashboard.answers.binary import unpack
-from megatrain_diagnostics.dashboard.pages.timeline import reader as timelines
-from megatrain_diagnostics.dashboard.pages.timeline.route import gzipped, router
-from megatrain_diagnostics.dashboard.pages.timeline.view import default_ranks
+from megatrain_diagnostics.dashboard.api.timeline import reader as timelines
+from megatrain_diagnostics.dashboard.api.timeline.route import gzipped, router
+from megatrain_diagnostics.dashboard.api.timeline.view import default_ranks
+from megatrain_diagnostics.dashboard.responses.binary import unpack
 from megatrain_diagnostics.events.roster import make_roster
 from megatrain_diagnostics.events.tables import Spans, select
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
@@ -48,9 +48,9 @@ def client(run: Path) -> TestClient:
 
 
 def drawn(client: TestClient, query: str = "", path: str = "/timeline") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    answer = client.get(f"{path}?{query}")
-    assert answer.status_code == 200, answer.text
-    return unpack(answer.content)
+    response = client.get(f"{path}?{query}")
+    assert response.status_code == 200, response.text
+    return unpack(response.content)
 
 
 def trace_of(run: Path, tmp_path: Path, *words: str) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def test_newest_full_step_is_drawn_where_none_is_named(client: TestClient) -> No
     assert arrays["step_begin"][0] == arrays["begin"].min()
 
 
-def test_limit_is_kept_and_told(client: TestClient) -> None:
+def test_limit_is_kept_and_reported(client: TestClient) -> None:
     fields, arrays = drawn(client, "first=10&last=12&max_slices=200")
 
     assert len(arrays["begin"]) <= 200
@@ -166,10 +166,10 @@ def test_limit_is_kept_and_told(client: TestClient) -> None:
 
 
 def test_trace_is_that_of_the_verb(run: Path, client: TestClient, tmp_path: Path) -> None:
-    answer = client.get("/timeline/trace.json.gz?first=11&last=12&ranks=2:5")
+    response = client.get("/timeline/trace.json.gz?first=11&last=12&ranks=2:5")
 
-    assert answer.headers["content-type"] == "application/gzip"
-    found = json.loads(gzip.decompress(answer.content))
+    assert response.headers["content-type"] == "application/gzip"
+    found = json.loads(gzip.decompress(response.content))
     assert found == trace_of(run, tmp_path, "--steps", "11:12", "--ranks", "2:5")
 
 
@@ -180,7 +180,7 @@ def test_pieces_are_one_gzip_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "told"),
+    ("query", "status", "message"),
     [
         ("ranks=0:9", 400, "there are ranks 0 to 7"),
         ("ranks=3:1", 400, "the smaller one first"),
@@ -194,31 +194,31 @@ def test_pieces_are_one_gzip_file() -> None:
         ("round=7", 404, "7"),
     ],
 )
-def test_wrong_questions_are_told_what_is_wrong(client: TestClient, query: str, status: int, told: str) -> None:
-    answer = client.get(f"/timeline?{query}")
+def test_refusals_of_wrong_queries_name_the_mistake(client: TestClient, query: str, status: int, message: str) -> None:
+    response = client.get(f"/timeline?{query}")
 
-    assert answer.status_code == status
-    assert told in answer.json()["text"]
+    assert response.status_code == status
+    assert message in response.json()["text"]
 
 
 def test_too_much_is_refused_before_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timelines, "MOST_SPANS_READ", 50)
+    monkeypatch.setattr(timelines, "MAX_SPANS_READ", 50)
 
-    answer = picture_client(PictureSource(run), router).get("/timeline?first=10&last=12")
+    response = picture_client(PictureSource(run), router).get("/timeline?first=10&last=12")
 
-    assert answer.status_code == 413
-    assert "more than 50; choose fewer steps or ranks" in answer.json()["text"]
+    assert response.status_code == 413
+    assert "more than 50; choose fewer steps or ranks" in response.json()["text"]
 
 
-def test_job_without_a_full_step_tells_the_way_to_one(tmp_path: Path) -> None:
+def test_job_without_a_full_step_names_the_command_that_records_one(tmp_path: Path) -> None:
     tables = draw_job(LAYOUT, STEPS, 1).tables()
     few = [table for kind, table in tables.items() if kind.NAME != "spans"]
     client = picture_client(PictureSource(stored_events(tmp_path, *few)), router)
 
-    answer = client.get("/timeline")
+    response = client.get("/timeline")
 
-    assert answer.status_code == 404
-    assert "megatrain diag set" in answer.json()["text"]
+    assert response.status_code == 404
+    assert "megatrain diag set" in response.json()["text"]
     assert client.get("/timeline/steps").json()["steps"] == []
 
 

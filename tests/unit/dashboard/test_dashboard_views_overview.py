@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +18,12 @@ from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.rounds import JobEnd, Round, RoundHost
 from megatrain.jobs.run_standing import RunFacts, run_standing
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.verdict_cases import Case
-from megatrain_diagnostics.dashboard.pages.overview.document import OverviewDocument
-from megatrain_diagnostics.dashboard.pages.overview.view import OverviewInputs, overview_document
+from megatrain.jobs.verdict_cases import VerdictWithOutcome
+from megatrain_diagnostics.dashboard.api.overview.document import OverviewDocument
+from megatrain_diagnostics.dashboard.api.overview.view import OverviewInputs, overview_document
 from megatrain_diagnostics.dashboard.sources.checkpoint_watch import look_at_checkpoints
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
-from megatrain_diagnostics.dashboard.sources.series_book import COLUMNS, SeriesSnapshot
+from megatrain_diagnostics.dashboard.sources.series_builder import COLUMNS, SeriesSnapshot
 from megatrain_diagnostics.store.daemon_state import DaemonState, scores_text
 from tests.helpers.checkpoint_tree import make_manifest, put_main
 from tests.helpers.launched_job import (
@@ -38,7 +37,7 @@ from tests.helpers.launched_job import (
     make_status,
 )
 from tests.helpers.source_tree import ROOT
-from tests.helpers.told_verdicts import STRAGGLER
+from tests.helpers.written_verdicts import STRAGGLER
 
 SURE = replace(STRAGGLER, round=2)
 
@@ -142,7 +141,7 @@ def test_a_recovery_says_its_phase_and_what_the_driver_is_about() -> None:
 def test_a_verdict_that_waits_for_a_person() -> None:
     outcome = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person: host-2 is slow", "host-1", NOW_S)
     found = overview(make_snapshot(waiting=((outcome, SURE),)))
-    assert (found.next_action.what, found.next_action.verdict_id) == ("evict host-2, when somebody approves it", "v-1")
+    assert (found.next_action.what, found.next_action.verdict_id) == ("evict host-2, once a person approves it", "v-1")
     assert found.level == "amber"
 
 
@@ -150,8 +149,8 @@ def test_a_verdict_that_waits_for_a_person() -> None:
     ("eviction", "what"),
     [
         ("automatic", "evict host-2"),
-        ("approval", "evict host-2, when somebody approves it (diagnostics.eviction)"),
-        ("dry-run", "evict host-2, were diagnostics.eviction not dry-run"),
+        ("approval", "evict host-2, once a person approves it (diagnostics.eviction)"),
+        ("dry-run", "evict host-2, if diagnostics.eviction were not dry-run"),
     ],
 )
 def test_a_verdict_that_nobody_has_answered_is_next(eviction: str, what: str) -> None:
@@ -188,7 +187,7 @@ def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
     assert (found.step, found.tokens) == (1200, consumed)
 
 
-def test_what_the_daemon_lost_is_told() -> None:
+def test_what_the_daemon_lost_is_reported() -> None:
     state = DaemonState(
         job="demo", session="d", host="h", started_unix_s=0, written_unix_s=0, silent=((0, 100),),
         refused_rows={"flood": 3}, dropped_rows=4, trouble="disk full",
@@ -199,7 +198,7 @@ def test_what_the_daemon_lost_is_told() -> None:
     assert found.is_daemon_alive is False
 
 
-def test_the_last_step_is_the_newest_that_anybody_tells_of() -> None:
+def test_the_last_step_is_the_newest_of_all_sources() -> None:
     told = overview(facts=JobFacts()).last_step_unix_s
     assert told is not None
     for later_s in (-5.0, 5.0):
@@ -223,7 +222,8 @@ def test_an_open_incident_is_never_beside_a_good_health() -> None:
     assert (found.num_open_incidents, found.level, found.reasons[0].code) == (1, "amber", "recovering")
 
 
-def test_it_takes_less_than_50_ms_at_12288_ranks_on_1536_hosts() -> None:
+def test_the_largest_job_has_all_its_hosts() -> None:
+    """12,288 ranks on 1,536 hosts; `benchmarks dashboard` measures how long that takes."""
     count = 1536
     hosts = {
         f"host-{number}": make_host(number, host=f"host-{number}", session=f"s{number}") for number in range(count)
@@ -241,15 +241,8 @@ def test_it_takes_less_than_50_ms_at_12288_ranks_on_1536_hosts() -> None:
     incidents = tuple(make_incident(f"{number:04d}") for number in range(200))
     facts = JobFacts(config=config(), series=series(16_000), incidents=incidents)
     given = OverviewInputs(NOW_S, facts, replace(snapshot, incidents=incidents), state=state)
-    overview_document(given)
-    times = []
-    for _ in range(5):
-        began_s = time.thread_time()  # others may share the processor
-        overview_document(given).model_dump_json()
-        times.append(time.thread_time() - began_s)
-    assert min(times) < 0.05
     assert overview_document(given).hosts.training == count
 
 
-def _case(verdict: HostVerdict, outcome: VerdictOutcome | None = None) -> Case:
-    return Case(verdict.verdict_id, verdict, outcome)
+def _case(verdict: HostVerdict, outcome: VerdictOutcome | None = None) -> VerdictWithOutcome:
+    return VerdictWithOutcome(verdict.verdict_id, verdict, outcome)

@@ -1,4 +1,4 @@
-"""What-if over HTTP: the figures of the verb, which steps are replayed, and what each way out would gain and cost."""
+"""What-if over HTTP: the figures of the verb, which steps are replayed, and what each mitigation gains and costs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from megatrain.contracts.host_verdict import Cause
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.dashboard.api.stragglers.whatif_reader import WhatIfReader
+from megatrain_diagnostics.dashboard.api.stragglers.whatif_view import Economy, whatif_document
 from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.pages.stragglers.whatif_reader import WhatIfReader
-from megatrain_diagnostics.dashboard.pages.stragglers.whatif_view import Economy, whatif_document
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.events.tables import Ranks, Spans
@@ -64,9 +64,9 @@ def source(run: RunDirectory) -> Iterator[RecordedJob]:
 
 def ask(source: RecordedJob, path: str, status: int = 200) -> Any:
     app = make_app(source, DashboardSettings(port=0), clock=lambda: 1.8e9).app
-    answer = TestClient(app, base_url="http://127.0.0.1:8777").get(f"/api/v1/{path}")
-    assert answer.status_code == status, answer.text
-    return answer.json()
+    response = TestClient(app, base_url="http://127.0.0.1:8777").get(f"/api/v1/{path}")
+    assert response.status_code == status, response.text
+    return response.json()
 
 
 def test_the_figures_are_those_of_the_verb(source: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_the_figures_are_those_of_the_verb(source: RecordedJob, capsys: pytest.C
     assert found["worst_ranks"] == [SLOW_RANK]
 
 
-def test_each_way_out_is_weighed_by_the_drivers_rule(source: RecordedJob) -> None:
+def test_each_mitigation_is_weighed_by_the_drivers_rule(source: RecordedJob) -> None:
     found = ask(source, "whatif")
     actions = found["actions"]
     # the finding's host is the one of the worst rank, so that it is told once
@@ -100,12 +100,13 @@ def test_each_way_out_is_weighed_by_the_drivers_rule(source: RecordedJob) -> Non
     assert causes == {"compute": pytest.approx(2.0 / 1.5), "sequence-length": pytest.approx(2.0 / 1.9)}
 
 
-def test_only_the_newest_steps_are_replayed_and_that_is_told(source: RecordedJob) -> None:
+@pytest.mark.slow
+def test_only_the_newest_steps_are_replayed_and_that_is_reported(source: RecordedJob) -> None:
     everything = ask(source, "whatif")["steps"]
     roster = source.roster(None)
     few = WhatIfReader(source.events, most_operations=1).replayed(roster, None, None, "job")
     assert list(few.result.measured_s) == everything[-1:]
-    assert few.notes == (f"the newest 1 of {len(everything)} steps that were recorded in full are replayed",)
+    assert few.notes == (f"only the newest 1 of {len(everything)} fully recorded steps are replayed",)
     one = ask(source, f"whatif?first={everything[1]}&last={everything[1]}")
     assert one["steps"] == [everything[1]]
     assert "there are" in ask(source, "whatif?first=100000", 404)["text"]
@@ -132,16 +133,16 @@ def test_worth_it_is_more_gain_than_price(
     assert first.gain_s == (None if remaining is None else pytest.approx(50.0))
 
 
-@pytest.mark.parametrize(("measured_part", "is_told"), [(1.0, False), (1.2, True)])
-def test_a_replay_that_takes_longer_than_its_step_is_told(
-    source: RecordedJob, measured_part: float, is_told: bool
+@pytest.mark.parametrize(("measured_part", "is_reported"), [(1.0, False), (1.2, True)])
+def test_a_replay_that_takes_longer_than_its_step_is_reported(
+    source: RecordedJob, measured_part: float, is_reported: bool
 ) -> None:
     result = WhatIfReader(source.events).replayed(source.roster(None), None, None, "job").result
     measured_s = {step: value / measured_part for step, value in result.without_gaps_s.items()}
     document = whatif_document(3, replace(result, measured_s=measured_s), [], [], Economy(None, 1.0, "here"))
     assert document.slowdown == pytest.approx(document.replayed_s / document.ideal_s)
     assert document.replayed_s == pytest.approx(document.measured_s * measured_part)
-    assert any("played again" in note for note in document.notes) == is_told
+    assert any("A replayed step" in note for note in document.notes) == is_reported
 
 
 def test_a_run_without_whole_steps_has_no_what_if(tmp_path: Path) -> None:

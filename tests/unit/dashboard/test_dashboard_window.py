@@ -21,17 +21,17 @@ from megatrain.contracts.lineage import Candidate
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.resume_point import ResumePoint
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.notes import Author, NoteBook, log_path
+from megatrain.jobs.notes import Author, NoteWriter, log_path
 from megatrain_diagnostics.analysis.effective_time import Restart
+from megatrain_diagnostics.dashboard.api.checkpoints.view import checkpoints_document
+from megatrain_diagnostics.dashboard.api.incidents.view import incidents_within
+from megatrain_diagnostics.dashboard.api.marks.view import MAX_MARKS_OF_A_KIND, marks_document
+from megatrain_diagnostics.dashboard.api.overview.series_view import series_document
 from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.pages.checkpoints.view import checkpoints_document
-from megatrain_diagnostics.dashboard.pages.incidents.view import incidents_within
-from megatrain_diagnostics.dashboard.pages.marks.view import MOST_OF_A_KIND, marks_document
-from megatrain_diagnostics.dashboard.pages.overview.series_view import series_document
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen, JobFacts
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
-from megatrain_diagnostics.dashboard.sources.series_book import COLUMNS, SeriesBook, SeriesSnapshot
+from megatrain_diagnostics.dashboard.sources.series_builder import COLUMNS, SeriesBuilder, SeriesSnapshot
 from megatrain_diagnostics.dashboard.sources.series_detail import SeriesDetail
 from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader
 from megatrain_diagnostics.dashboard.sources.window import WHOLE_RUN, Window, bound_of, window_of
@@ -96,11 +96,11 @@ def test_what_is_no_range_is_refused(begin: str, end: str) -> None:
 
 
 def test_of_a_run_without_a_step_a_time_stays_a_time() -> None:
-    empty = SeriesBook().snapshot()
+    empty = SeriesBuilder().snapshot()
     assert window_of(bound_of("-1h", is_begin=True), None, empty, 9000.0) == Window(None, None, 5400.0, None)
 
 
-def test_a_gap_is_told_and_no_point_is_drawn_across_it() -> None:
+def test_a_gap_is_reported_and_no_point_is_drawn_across_it() -> None:
     series = steps_with_a_gap(gap_at=53)
     found = series_document(series, round_number=None, window=WHOLE_RUN, points=20)
     assert [(one.begin_unix_s, one.end_unix_s, one.round) for one in found.gaps] == [
@@ -121,10 +121,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_few_minutes_of_long_ago_are_shown_step_by_step(made: Path) -> None:
     events = StoredEvents(RunDirectory(made).events, num_threads=1)
     rounds = rounds_seen(events)
-    book = SeriesBook(capacity=16)  # as of a run of weeks: what is old has become coarse
-    while SeriesReader(events, book).look(rounds, is_over=True):
+    builder = SeriesBuilder(capacity=16)  # as of a run of weeks: what is old has become coarse
+    while SeriesReader(events, builder).poll(rounds, is_over=True):
         pass
-    whole = book.snapshot()
+    whole = builder.snapshot()
     assert len(whole.between(40, 59)) < 10
     detail = SeriesDetail(events)
     part = detail.part(whole, rounds, 40, 59)
@@ -139,10 +139,10 @@ def test_a_few_minutes_of_long_ago_are_shown_step_by_step(made: Path) -> None:
 def test_where_the_store_has_forgotten_the_steps_the_coarse_ones_stand(made: Path, tmp_path: Path) -> None:
     events = StoredEvents(RunDirectory(made).events, num_threads=1)
     rounds = rounds_seen(events)
-    book = SeriesBook(capacity=16)
-    while SeriesReader(events, book).look(rounds, is_over=True):
+    builder = SeriesBuilder(capacity=16)
+    while SeriesReader(events, builder).poll(rounds, is_over=True):
         pass
-    whole = book.snapshot()
+    whole = builder.snapshot()
     gone = SeriesDetail(StoredEvents(tmp_path / "events", num_threads=1))
     found = gone.part(whole, rounds, 40, 59)
     assert found.column("last").tolist() == whole.between(40, 59).column("last").tolist()
@@ -158,9 +158,9 @@ class Page:
         self.client = TestClient(app, base_url="http://127.0.0.1:8777")
 
     def ask(self, path: str, status: int = 200, **query: Any) -> Any:
-        answer = self.client.get(f"/api/v1/{path}", params=query)
-        assert answer.status_code == status, answer.text
-        return answer.json()
+        response = self.client.get(f"/api/v1/{path}", params=query)
+        assert response.status_code == status, response.text
+        return response.json()
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +168,9 @@ def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The recorded run, with two notes and a change of its configuration."""
     own = RunDirectory(tmp_path_factory.mktemp("noted") / "run")
     shutil.copytree(made, own.root)
-    book = NoteBook(ActionLog(log_path(own.root)), clock=lambda: START_S + 500)
-    book.add("learning rate lowered", Author("ada", "operator"), step=100)
-    book.add("somebody pulled a cable", Author("bob", "operator"), at_unix_s=FAILED_S)
+    writer = NoteWriter(ActionLog(log_path(own.root)), clock=lambda: START_S + 500)
+    writer.add("learning rate lowered", Author("ada", "operator"), step=100)
+    writer.add("somebody pulled a cable", Author("bob", "operator"), at_unix_s=FAILED_S)
     keys = changed_keys({"optimizer.lr": "0.0003"}, {"optimizer.lr": "0.001", "train.steps": "240"})
     append_change(own.diagnosis / CHANGES_NAME, ConfigChange(2, 50, end_s(2, 50), keys))
     return own
@@ -226,7 +226,7 @@ def test_marks_stand_at_their_step_and_at_their_time(page: Page) -> None:
     ]
     assert marks["round"]["step"] == 50
     assert marks["config"]["text"] == (
-        "round 2 began with optimizer.lr=0.001 in place of 0.0003, train.steps=240 in place of nothing"
+        "round 2 began with optimizer.lr=0.001 instead of 0.0003, train.steps=240 instead of nothing"
     )
     assert [one["key"] for one in found["changes"][0]["keys"]] == ["optimizer.lr", "train.steps"]
     within = page.ask("marks", **FIRST_ROUND)
@@ -250,7 +250,7 @@ def test_of_thousands_of_checkpoints_marks_are_few_and_none_is_lost() -> None:
     survey = Survey("main", (), found, ResumePoint(None, "none"))
     facts = JobFacts(checkpoints=CheckpointsSeen(survey=survey), incidents=(make_incident(last_step=2500),))
     marks = marks_document(facts, WHOLE_RUN).marks
-    assert len(marks) <= MOST_OF_A_KIND + 1
+    assert len(marks) <= MAX_MARKS_OF_A_KIND + 1
     assert sum(one.count for one in marks if one.kind == "checkpoint") == 5000
     first = next(one for one in marks if one.kind == "checkpoint")
     assert (first.step, first.last_step, first.text) == (0, 24, "25 checkpoints")

@@ -23,7 +23,7 @@ def incident(began_s: float, down_s: float, lost: int, *, number: int = 1) -> In
                    notes={MEDIAN_NOTE: "2"})  # fmt: skip
 
 
-def test_it_is_the_drivers_ratio_where_events_tell_nothing() -> None:
+def test_it_is_the_drivers_ratio_without_events() -> None:
     incidents = [incident(BEGIN_S + 1000, 60, 10), incident(BEGIN_S + 3000, 30, 5, number=2)]
     now_s = BEGIN_S + 4000
     of_driver = lost_time.effective_time_ratio(incidents, BEGIN_S, now_s)
@@ -31,7 +31,7 @@ def test_it_is_the_drivers_ratio_where_events_tell_nothing() -> None:
     assert effective_time_ratio(incidents, (), BEGIN_S, now_s) == pytest.approx(of_driver)
 
 
-def test_steps_that_events_tell_of_count_by_their_own_time() -> None:
+def test_steps_in_events_count_by_their_own_time() -> None:
     failed_s = BEGIN_S + 1000
     restarts = [Restart(1, failed_s - 25, failed_s - 1)]
     found = effective_time_ratio([incident(failed_s, 60, 10)], restarts, BEGIN_S, BEGIN_S + 2000)

@@ -18,30 +18,30 @@ from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Cordon, JobEnd
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.runbooks import runbooks_of
-from megatrain.jobs.verdict_cases import Case
+from megatrain.jobs.verdict_cases import VerdictWithOutcome
 from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.dashboard.api.incidents.document import StoryDocument
+from megatrain_diagnostics.dashboard.api.incidents.log_view import LogPlaces, incident_logs
+from megatrain_diagnostics.dashboard.api.incidents.offered_actions import offered_actions
+from megatrain_diagnostics.dashboard.api.incidents.story import story_document
 from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.pages.incidents.document import StoryDocument
-from megatrain_diagnostics.dashboard.pages.incidents.log_view import LogPlaces, incident_logs
-from megatrain_diagnostics.dashboard.pages.incidents.sensible import sensible_actions
-from megatrain_diagnostics.dashboard.pages.incidents.story import story_document
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.events.tables import LogLines, from_columns
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot
+from tests.helpers.notification_topics import config_with
 from tests.helpers.source_tree import ROOT
-from tests.helpers.told_topics import config_with
-from tests.helpers.told_verdicts import STRAGGLER
 from tests.helpers.waiting import wait_until
+from tests.helpers.written_verdicts import STRAGGLER
 
 BEGAN_S = make_incident().moments.began
 HOSTS = {0: "host-1", 1: "host-1", 2: "host-2", 3: "host-2"}
 
 
 def story_of(
-    incident: Incident, case: Case | None = None, config: Config | None = None, **changes: Any
+    incident: Incident, case: VerdictWithOutcome | None = None, config: Config | None = None, **changes: Any
 ) -> StoryDocument:
     return story_document(incident, case, lambda _, rank: HOSTS.get(rank, ""), config, make_snapshot(**changes), NOW_S)
 
@@ -70,12 +70,16 @@ def test_the_runbook_to_begin_with_comes_first(changes: dict[str, Any], pages: t
     assert runbooks_of(make_incident(**changes)) == pages
 
 
-def test_a_failure_is_told_in_order_of_time() -> None:
+def test_a_failure_is_reported_in_order_of_time() -> None:
     told = [(round(one.at_unix_s - BEGAN_S, 2), one.what, one.text) for one in story_of(make_incident()).happened]
     assert told == [
         (0.1, "fault", "rank 3 on host-2 was killed by SIGKILL (9)"),
-        (0.1, "noticed", "the driver of host-1 knew, 100 ms after it began"),
-        (0.3, "step", "rank 1 on host-1 ended with exit code 69 (communication), network, because others had"),
+        (0.1, "noticed", "the driver of host-1 noticed it, 100 ms after it began"),
+        (
+            0.3,
+            "step",
+            "rank 1 on host-1 ended with exit code 69 (communication), network, because other ranks had ended",
+        ),
         (0.4, "decision", "all workers of round 1 are gone; decided: restart"),
         (0.5, "step", "round 2 was formed"),
         (1.9, "step", "the ranks of round 2 had met"),
@@ -88,11 +92,11 @@ OPEN = Moments(BEGAN_S, BEGAN_S + 0.1, BEGAN_S + 0.1)
 BEGIN = {
     IncidentKind.HANG: "a hang: host-2 (rank 3)",
     IncidentKind.HOST_LOST: "a host was lost: host-2 (rank 3)",
-    IncidentKind.REQUEST: "somebody asked for it: host-2 (rank 3)",
+    IncidentKind.REQUEST: "it was requested: host-2 (rank 3)",
     IncidentKind.CONTROL_PLANE: "leases vanished while training went on: host-2 (rank 3)",
     IncidentKind.NUMERICS: "loss or gradients went wrong: host-2 (rank 3)",
     IncidentKind.STRAGGLER: "hosts made the job slow: host-2 (rank 3)",
-    IncidentKind.LAUNCH_LOST: "the last sign of life of the launch before",
+    IncidentKind.LAUNCH_LOST: "the last sign of life of the previous launch",
 }
 
 
@@ -105,30 +109,30 @@ def test_an_open_incident_without_an_end_of_a_rank_begins_with_what_it_is(kind: 
     assert "over" not in {one.what for one in happened}
 
 
-def test_the_verdict_is_told_with_what_the_driver_made_of_it() -> None:
+def test_the_verdict_is_reported_with_what_the_driver_made_of_it() -> None:
     verdict = replace(STRAGGLER, created_unix_s=BEGAN_S - 2)
     outcome = VerdictOutcome("v-1", OutcomeKind.ACTED, "it pays", "host-1", BEGAN_S - 1, by="alice")
     incident = make_incident(kind=IncidentKind.STRAGGLER, failures=(), verdict="v-1")
-    told = [one.text for one in story_of(incident, Case("v-1", verdict, outcome)).happened[:3]]
+    told = [one.text for one in story_of(incident, VerdictWithOutcome("v-1", verdict, outcome)).happened[:3]]
     assert told == [
-        "the diagnosis accused host-2: compute, high confidence",
+        "the diagnosis named host-2: compute, high confidence",
         "the verdict was acted on by alice",
         "all workers of round 1 are gone; decided: restart",
     ]
 
 
-def test_many_ends_of_ranks_are_told_together() -> None:
+def test_many_ends_of_ranks_are_reported_together() -> None:
     victims = tuple(replace(make_incident().failures[1], rank=rank) for rank in range(4, 40))
     texts = [one.text for one in story_of(make_incident(failures=(make_incident().failures[0], *victims))).happened]
     assert "29 further ranks had ended by then" in texts
 
 
-def test_who_was_told_and_who_could_not_be() -> None:
+def test_notified_receivers_and_failed_notifications() -> None:
     receipts = (Receipt("slack", "open", BEGAN_S + 2), Receipt("email", "open", BEGAN_S + 1, "answers 535", 2))
     story = story_of(make_incident(receipts=receipts))
     assert [(one.what, one.text) for one in story.told] == [
-        ("not-told", "email: not told that it began, after 2 tries: answers 535"),
-        ("told", "slack: told that it began"),
+        ("not-told", "email: not notified that it began, after 2 tries: answers 535"),
+        ("told", "slack: notified that it began"),
     ]
     assert story.why_not_told == ""
 
@@ -136,17 +140,21 @@ def test_who_was_told_and_who_could_not_be() -> None:
 @pytest.mark.parametrize(
     ("sections", "changes", "why"),
     [
-        ("", {}, "names nobody who is told"),
-        ('[webhook]\nurl = "http://127.0.0.1:1/x"\n', {}, "Nothing is recorded: webhook may leave incidents out"),
+        ("", {}, "has no receivers"),
+        (
+            '[webhook]\nurl = "http://127.0.0.1:1/x"\n',
+            {},
+            "No notification is recorded: webhook may leave incidents out",
+        ),
         ('[webhook]\nurl = "http://127.0.0.1:1/x"\n', {"kind": IncidentKind.REQUEST}, "planned"),
         (
             '[webhook]\nurl = "http://127.0.0.1:1/x"\n',
             {"state": IncidentState.OPEN, "moments": Moments(NOW_S - 2, NOW_S - 1)},
-            "Not yet: webhook",
+            "Not notified yet: webhook",
         ),
     ],
 )
-def test_why_nobody_was_told(tmp_path: Path, sections: str, changes: dict[str, Any], why: str) -> None:
+def test_reason_why_nobody_was_notified(tmp_path: Path, sections: str, changes: dict[str, Any], why: str) -> None:
     assert why in story_of(make_incident(**changes), config=config_with(tmp_path, sections)).why_not_told
 
 
@@ -174,11 +182,11 @@ ACTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]]
 @pytest.mark.parametrize("case", ACTIONS)
 def test_only_what_makes_sense_is_offered(case: str) -> None:
     incident, job, wishes = ACTIONS[case]
-    assert list(sensible_actions(make_incident(**incident), make_snapshot(**job))) == wishes
+    assert list(offered_actions(make_incident(**incident), make_snapshot(**job))) == wishes
 
 
 def test_nothing_is_offered_of_a_recorded_job() -> None:
-    assert sensible_actions(make_incident(), None) == ()
+    assert offered_actions(make_incident(), None) == ()
 
 
 LINES = [
@@ -259,8 +267,8 @@ def test_a_culprit_that_logged_nothing_has_no_line_of_others(lines: Callable[...
     found = lines(culprit_ranks=(2,))
     assert (texts(found.culprit_lines), found.telling_line) == ([], "")
     assert LINES[1][3] in texts(found.other_lines)
-    assert "no line of the culprit was stored until then" in found.problem
-    assert "rank-00002.log is not there: it was removed" in found.problem
+    assert "no line of the culprit is stored for this incident" in found.problem
+    assert "rank-00002.log is not here: it was removed" in found.problem
 
 
 def test_a_round_whose_lines_are_gone_says_so_and_where_its_log_is(tmp_path: Path) -> None:
@@ -274,7 +282,7 @@ def test_a_round_whose_lines_are_gone_says_so_and_where_its_log_is(tmp_path: Pat
     assert found.problem.startswith(f"{run.events}: no line of output was streamed; its log is {log}")
     assert found.log_file == str(log)
     log.unlink()
-    assert "is not there" in incident_logs(make_incident(), places, NOW_S).problem
+    assert "is not here" in incident_logs(make_incident(), places, NOW_S).problem
 
 
 def test_a_host_of_a_record_is_no_path(tmp_path: Path) -> None:
@@ -283,7 +291,7 @@ def test_a_host_of_a_record_is_no_path(tmp_path: Path) -> None:
     assert incident_logs(make_incident(), places, NOW_S).log_file == ""
 
 
-def test_a_damaged_record_is_told_of_and_its_page_says_why(tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_and_its_page_says_why(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.create()
     (run.incidents / "20270115-0001.json").write_bytes(encode(make_incident()))
@@ -295,8 +303,8 @@ def test_a_damaged_record_is_told_of_and_its_page_says_why(tmp_path: Path) -> No
         listed = client.get("/api/v1/incidents").json()
         assert [one["incident_id"] for one in listed["damaged"]] == ["20270115-0002"]
         for path in ("", "/story", "/logs"):
-            answer = client.get(f"/api/v1/incidents/20270115-0002{path}")
-            assert (answer.status_code, "its record is damaged" in answer.json()["text"]) == (404, True)
+            response = client.get(f"/api/v1/incidents/20270115-0002{path}")
+            assert (response.status_code, "its record is damaged" in response.json()["text"]) == (404, True)
             assert client.get(f"/api/v1/incidents/20270115-0001{path}").status_code == 200
     finally:
         source.close()

@@ -41,7 +41,7 @@ def test_every_place_names_the_culprit_of_the_incident(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_lines_of_victims_are_told_as_what_followed_and_can_be_found(page: TestClient, fault: str) -> None:
+def test_lines_of_victims_are_reported_as_what_followed_and_can_be_found(page: TestClient, fault: str) -> None:
     round_number, rank, _ = FAULTS[fault]
     causes = page.get(f"/api/v1/logs/causes?round={round_number}").json()["causes"]
     assert causes[0]["rank"] == rank
@@ -58,6 +58,7 @@ def test_a_host_of_victims_has_the_incident_as_one_that_it_suffered(page: TestCl
     assert len(host["victim_incident_ids"]) == 1
 
 
+@pytest.mark.slow
 def test_the_score_of_a_host_is_the_same_wherever_it_is_shown(
     run: RunDirectory, page: TestClient, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Microbatches: what they hold, how samples are dealt, and masks at document ends."""
+"""Micro-batches: what they hold, how samples are dealt, and masks at document ends."""
 
 from __future__ import annotations
 

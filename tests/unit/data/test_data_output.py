@@ -61,14 +61,14 @@ def test_foreign_directories_and_files_are_never_replaced(tmp_path: Path) -> Non
     home.mkdir()
     (home / "one").write_text("mine")
     (home / "thesis.tex").write_text("years of work")
-    with pytest.raises(DataError, match=r"home: holds thesis\.tex, which no data build made"):
+    with pytest.raises(DataError, match=r"home: holds thesis\.tex, which is not the output of a data build"):
         fill(home, "new", is_forced=True)
     assert (home / "one").read_text() == "mine"
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match="file: exists and is no directory"):
+    with pytest.raises(DataError, match="file: exists and is not a directory"):
         fill(tmp_path / "file", "new", is_forced=True)
     (tmp_path / "link").symlink_to(home)
-    with pytest.raises(DataError, match="link: exists and is no directory"):
+    with pytest.raises(DataError, match="link: exists and is not a directory"):
         fill(tmp_path / "link", "new", is_forced=True)
 
 
@@ -86,7 +86,7 @@ def test_an_output_that_came_up_meanwhile_is_kept(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     with (
-        pytest.raises(DataError, match=r"out: cannot be written: No space left on device; make room"),
+        pytest.raises(DataError, match=r"out: cannot be written: No space left on device; free some space"),
         new_directory(tmp_path / "out", NAMES, False) as staging,
     ):
         (staging / "one").write_text("half")
@@ -96,7 +96,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match=r"file/out: cannot be made: .*choose another --output"):
+    with pytest.raises(DataError, match=r"file/out: cannot be created: .*choose another --output"):
         fill(tmp_path / "file" / "out", "new")
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: every token predicted once, on every layout, with equal numbers of microbatches."""
+"""Evaluation: every token predicted once, on every layout, with equal numbers of micro-batches."""
 
 from __future__ import annotations
 

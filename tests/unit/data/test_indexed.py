@@ -121,7 +121,7 @@ def test_bin_of_another_size_is_refused(tmp_path: Path, data: bytes) -> None:
     ("offset", "value", "message"),
     [
         (0, b"PK\x03\x04", r"t\.idx: starts with b'PK.*this is another kind of file"),
-        (9, b"\x02", r"t\.idx: is version 2 of the index format, only version 1 is known"),
+        (9, b"\x02", r"t\.idx: is version 2 of the index format, only version 1 is supported"),
         (17, b"\x06", r"t\.idx: has tokens of type code 6"),
         (38, b"\x02", r"t\.idx: sequence 2 of 4 bytes lies at byte 8, the lengths before it add up to 10"),
         (34, b"\xff\xff\xff\xff", r"t\.idx: sequence 0 of -2 bytes lies at byte 0"),

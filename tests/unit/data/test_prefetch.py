@@ -78,14 +78,14 @@ def test_an_error_is_raised_at_its_step(prefetch: int) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_the_end_of_the_plan_is_told(prefetch: int) -> None:
+def test_the_end_of_the_plan_is_reported(prefetch: int) -> None:
     with Prefetcher(batch, [(0, 4)], prefetch) as prefetcher:
         assert prefetcher.next().cursor == 0
         with pytest.raises(StopIteration):
             prefetcher.next()
 
 
-def test_closing_frees_a_thread_that_waits_for_room_and_a_consumer_that_waits_for_data() -> None:
+def test_closing_frees_a_thread_that_waits_for_space_and_a_consumer_that_waits_for_data() -> None:
     is_reading, may_return = threading.Event(), threading.Event()
 
     def slow(cursor: int, global_batch_size: int) -> StepBatch:
@@ -174,7 +174,7 @@ def test_closing_lets_go_of_what_was_read() -> None:
 
 
 class Marker:
-    """Takes the place of a microbatch whose life is watched."""
+    """Takes the place of a micro-batch whose life is watched."""
 
 
 def test_a_read_that_never_returns_is_left_behind_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -192,7 +192,7 @@ def test_a_read_that_never_returns_is_left_behind_with_a_warning(caplog: pytest.
         assert is_reading.wait(DEADLINE_S)
         prefetcher.close(timeout_s=0.0)
         assert [record.message for record in caplog.records] == [
-            "a data read has not returned for 0 s; its thread is left behind"
+            "a data read has not returned for 0 s; its thread is abandoned"
         ]
     finally:
         may_return.set()

@@ -15,12 +15,14 @@ def keys(count: int, key: int) -> np.ndarray:
     return np.full(count, key, dtype=np.uint64)
 
 
+@pytest.mark.slow
 def test_every_size_up_to_2000_is_permuted() -> None:
     for size in range(1, 2001):
         images = permuted(np.arange(size), size, keys(size, size * 7919))
         assert np.array_equal(np.sort(images), np.arange(size)), size
 
 
+@pytest.mark.slow
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 @settings(max_examples=150, derandomize=True)
 def test_any_key_permutes(size: int, key: int) -> None:

@@ -67,7 +67,7 @@ def test_a_lost_gpu_hides_no_other(nvml: FakeNvml) -> None:
     assert (other.throttle_reasons, other.temperature_c, other.recovery_action) == (0x48, 91.0, "gpu reset")
 
 
-def test_errors_are_told_of_one_by_one_and_once(nvml: FakeNvml) -> None:
+def test_errors_are_reported_one_by_one_and_once(nvml: FakeNvml) -> None:
     nvml.say(xid_0=1048, xid_1=79)
     (first, second, third), _ = samples(nvml, 3)
     assert (first.xids, third.xids) == ((), ())

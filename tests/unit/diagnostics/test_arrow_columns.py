@@ -115,7 +115,7 @@ def test_no_number_has_the_mark_of_names_that_are_not_known() -> None:
         assert len(set(names_of(column) or ())) == 256
 
 
-def test_name_of_a_newer_program_is_told_apart() -> None:
+def test_name_of_a_newer_program_is_distinguished() -> None:
     stored = to_stored(Values, to_arrow(some_rows(Values, 2)))
     newer = stored.set_column(4, "kind", pa.array(["loss", "perplexity"]))
 
@@ -155,10 +155,10 @@ def test_other_columns_are_refused(change, message: str) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        (None, "does not say which table"),
+        (None, "does not name a table"),
         ({"megatrain_table": "spans"}, "spans of version ''"),
         ({"megatrain_table": "spans", "megatrain_schema_version": "4"}, "version '4'; this program reads 1, 2 and 3"),
-        ({"megatrain_table": "pancakes", "megatrain_schema_version": "1"}, "'pancakes' is not known"),
+        ({"megatrain_table": "pancakes", "megatrain_schema_version": "1"}, "unknown table 'pancakes'"),
     ],
 )
 def test_schema_says_what_it_is(metadata: dict[str, str] | None, message: str) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from megatrain_diagnostics.analysis.change_points import LEAST_POINTS, _log_gamma_ratio, change_points
+from megatrain_diagnostics.analysis.change_points import MIN_POINTS, _log_gamma_ratio, change_points
 from megatrain_diagnostics.analysis.trends import trend
 from megatrain_diagnostics.events.tables import Float64
 
@@ -21,11 +21,13 @@ def stationary(seed: int, noise: float, length: int = 400) -> Float64:
     return np.maximum(values, 0.01)
 
 
+@pytest.mark.slow(kept=["0.05"])
 @pytest.mark.parametrize("noise", [0.01, 0.05])
 def test_no_alarm_in_20_stationary_runs(noise: float) -> None:
     assert [change_points(stationary(seed, noise)) for seed in range(20)] == [()] * 20
 
 
+@pytest.mark.slow(kept=["1.3-0.02"])
 @pytest.mark.parametrize("noise", [0.005, 0.02])
 @pytest.mark.parametrize("shift", [0.8, 1.15, 1.3])
 def test_injected_change_is_found_where_it_is(noise: float, shift: float) -> None:
@@ -39,7 +41,7 @@ def test_injected_change_is_found_where_it_is(noise: float, shift: float) -> Non
         assert abs(found.place - place) <= 2
         assert found.posterior > 0.9
         assert found.shift == pytest.approx(shift - 1.0, abs=0.03)
-        assert found.first_after <= place + 2 * LEAST_POINTS
+        assert found.seen_at <= place + 2 * MIN_POINTS
 
 
 def test_change_of_less_than_a_tenth_is_none() -> None:
@@ -67,7 +69,7 @@ def test_a_few_slow_steps_in_a_row_are_no_level() -> None:
     assert change_points(values) == ()
 
 
-def test_decline_in_small_steps_is_told_when_it_has_come_to_a_tenth() -> None:
+def test_decline_in_small_steps_is_reported_when_it_has_come_to_a_tenth() -> None:
     values = stationary(5, 0.01, 600) * np.linspace(1.0, 1.35, 600)
 
     found = change_points(values)

@@ -85,7 +85,7 @@ def test_each_rank_of_a_host_is_followed_by_itself() -> None:
     assert moved.start_ns.tolist() == [before, after, before + 1, after + 1]
 
 
-def test_hosts_are_told_apart_and_one_that_was_never_compared_stays_as_it_is() -> None:
+def test_hosts_are_distinguished_and_one_that_was_never_compared_stays_as_it_is() -> None:
     first, second = compared([(BEGIN, 100)]), compared([(BEGIN, -700)], "host-2")
     clocks = Clocks(*(np.concatenate([getattr(first, name), getattr(second, name)]) for name in
                       ("at_ns", "offset_ns", "error_ns", "host")))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Bandwidths by hand, waiting that is not slowness, slow links and hosts, and what compute hides."""
+"""Bandwidths by hand, waiting that is not slowness, slow links and hosts, and what is overlapped with compute."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_factors_are_those_of_nccl_tests() -> None:
     assert bus_factor(Op.FORWARD_SEND.number, 2) == 1.0
 
 
-def test_exposed_and_hidden() -> None:
+def test_exposed_and_overlapped() -> None:
     drawing = Drawing(layout=Layout(dp_size=2))
     for rank, compute in ((0, 100), (1, 160)):
         drawing.span(Op.STEP, 0, 300, rank=rank)
@@ -90,7 +90,7 @@ def test_exposed_and_hidden() -> None:
     assert one.total_ns == (150 + 80) * 1000
     assert one.exposed_ns == (100 + 40) * 1000
     assert one.waiting_ns == 20 * 1000
-    assert one.hidden_ns == (50 + 40) * 1000
+    assert one.overlapped_ns == (50 + 40) * 1000
     assert found.exposed_percent == pytest.approx(100 * 140 / 600)
 
 
@@ -167,7 +167,7 @@ def test_what_is_missing_or_too_short_is_counted() -> None:
     drawing.span(Op.GRADS_REDUCE_SCATTER, 200, 10, group=dp, collective=3, num_bytes=MB)
     drawing.span(Op.GRADS_REDUCE_SCATTER, 220, 10, rank=1, group=dp, collective=3, num_bytes=MB)
 
-    # hidden from both hosts, who look at it when they have computed
+    # overlapped on both hosts, which look at it when they have computed
     for rank in (0, 1):
         drawing.span(Op.BACKWARD_COMPUTE, 300, 100, rank=rank)
         drawing.span(Op.GRADS_REDUCE_SCATTER, 310, 95, rank=rank, group=dp, collective=4, num_bytes=MB)
@@ -239,4 +239,4 @@ def test_steps_without_spans() -> None:
     found = analyse(drawing)
 
     assert found.steps == ()
-    assert "nothing can be said" in found.notes[-1]
+    assert "communication is not known" in found.notes[-1]

@@ -31,7 +31,7 @@ from megatrain_diagnostics.collector.settings import DaemonSettings
 from megatrain_diagnostics.daemon import Configuration, run_daemon
 from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.store.daemon_state import read_state
-from megatrain_diagnostics.store.event_store import ParquetEventStore
+from megatrain_diagnostics.store.event_store import EventStore
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.retention import Retention
 from megatrain_diagnostics.store.segments import StoreError
@@ -85,9 +85,11 @@ def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_get
         with running_daemon(run, etcd.urls) as second:
             sender.send(Spans, span_rows(3, rank=4, round_number=3))
             assert sender.flush(WAIT_S)
-            wait_until(lambda: "3 rows not taken: out-of-range" in second.log, "the complaint", WAIT_S)
+            wait_until(lambda: "3 rows rejected: out-of-range" in second.log, "the complaint", WAIT_S)
             assert "skipped" in second.log  # what is no round
-            wait_until(lambda: told_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it tells", WAIT_S)
+            wait_until(
+                lambda: written_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it tells", WAIT_S
+            )
             record = daemon_record(client)
             assert record is not None
             assert second.end() == ExitCode.OK
@@ -99,7 +101,7 @@ def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_get
     assert sender.state().outbox.dropped_rows == 0
 
 
-def told_state(run: Path) -> tuple[object, object]:
+def written_state(run: Path) -> tuple[object, object]:
     """Return what the running daemon tells of refused rows and of connected hosts."""
     state, _ = read_state(run / "diagnosis")
     return (None, None) if state is None else (dict(state.refused_rows), state.connected_hosts)
@@ -109,7 +111,7 @@ def settings_of(etcd: EtcdServers, run: Path, address: str = "127.0.0.1", port: 
     return DaemonSettings(run=run, job="other", etcd=EtcdSettings.of(etcd.urls), address=address, port=port)
 
 
-@pytest.mark.slow(kept=["192.0.2.1"])
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])
 def test_an_address_that_is_not_this_machines_is_refused_naming_the_key(
     etcd: EtcdServers, tmp_path: Path, address: str
@@ -118,6 +120,7 @@ def test_an_address_that_is_not_this_machines_is_refused_naming_the_key(
         run_daemon(settings_of(etcd, tmp_path, address), threading.Event())
 
 
+@pytest.mark.slow
 def test_a_port_that_somebody_has_is_refused(etcd: EtcdServers, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -133,8 +136,8 @@ def test_a_second_daemon_of_a_run_is_refused_in_words(
 ) -> None:
     monkeypatch.setattr(daemon, "_LOCK_PATIENCE_S", 0.0)
     with (
-        ParquetEventStore(tmp_path / "events"),
-        pytest.raises(StoreError, match="writes events there; one daemon a job"),
+        EventStore(tmp_path / "events"),
+        pytest.raises(StoreError, match="writes events there; a job has a single daemon"),
     ):
         run_daemon(settings_of(etcd, tmp_path), threading.Event())
 
@@ -221,12 +224,12 @@ def test_a_daemon_whose_files_somebody_removes_makes_them_anew(
         assert sender.flush(WAIT_S)
         wait_until((run / "diagnosis" / "state.json").exists, "the state", WAIT_S)
         shutil.rmtree(run)
-        told = f"{run / 'events'} was removed by somebody: what was stored is lost, what comes now is stored"
+        told = f"{run / 'events'} was removed by somebody: the events stored there are lost, new ones are stored"
         wait_until((run / "daemon.log").exists, "a new log", WAIT_S)
         wait_until((run / "events" / "lock").exists, "the store", WAIT_S)
         wait_until((run / "diagnosis" / "state.json").exists, "the state", WAIT_S)
-        with pytest.raises(StoreError, match="one daemon a job"):
-            ParquetEventStore(run / "events")
+        with pytest.raises(StoreError, match="a job has a single daemon"):
+            EventStore(run / "events")
         sender.send(Spans, span_rows(7, first=100, round_number=3, rank=3))
         assert sender.flush(WAIT_S)
         assert StoredEvents(run / "events").read(Spans).sequence.tolist() == list(range(100, 107))

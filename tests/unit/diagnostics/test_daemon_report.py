@@ -13,15 +13,15 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_verdict import HostVerdict
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
-from megatrain.jobs.etcd_job import EtcdLook, EtcdRecords
+from megatrain.jobs.etcd_job import EtcdPoll, EtcdRecords
 from megatrain.jobs.health import HealthLevel, ReasonCode
-from megatrain.jobs.verdict_cases import Case
+from megatrain.jobs.verdict_cases import VerdictWithOutcome
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.metrics.daemon_report import DaemonReporter, away_hosts
-from megatrain_diagnostics.metrics.job_book import JobBook
 from megatrain_diagnostics.metrics.job_records import records_of
+from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot, make_status
-from tests.helpers.told_verdicts import STRAGGLER
+from tests.helpers.written_verdicts import STRAGGLER
 
 KEYS = JobKeys("demo")
 FAILING, SILENT = DeviceTroubleKind.GPU_FAILING, DeviceTroubleKind.TELEMETRY_SILENT
@@ -65,31 +65,31 @@ def etcd() -> Etcd:
 def reporter(
     etcd: Etcd, judge: Judge, ledger: Ledger, record: DaemonRecord = RECORD, devices: Devices | None = None
 ) -> DaemonReporter:
-    sources: Any = (judge, ledger, JobBook(), devices or Devices())
+    sources: Any = (judge, ledger, TrainingMetrics(), devices or Devices())
     client: Any = etcd
     return DaemonReporter(client, KEYS, record, sources, lambda: "", lambda: STREAMED)
 
 
-def test_what_is_new_is_told_at_once_and_the_rest_now_and_then(etcd: Etcd) -> None:
+def test_what_is_new_is_reported_at_once_and_the_rest_now_and_then(etcd: Etcd) -> None:
     judge, ledger = Judge(), Ledger()
     ledger.note_stream(1, "host-1")
-    teller = reporter(etcd, judge, ledger)
-    assert [teller.tell(NOW_S + at) for at in (0, 1, 4, 5, 6)] == [True, False, False, True, False]
+    writer = reporter(etcd, judge, ledger)
+    assert [writer.write(NOW_S + at) for at in (0, 1, 4, 5, 6)] == [True, False, False, True, False]
     assert etcd.written[0].away_hosts == ("host-2",)
     judge.silent = (0, 1, 3)
-    assert teller.tell(NOW_S + 7)
+    assert writer.write(NOW_S + 7)
     assert (etcd.written[-1].silent_ranks, etcd.written[-1].num_silent_ranks) == ("0-1, 3", 3)
     etcd.is_away = True
     ledger.note_stream(1, "host-2")
-    assert not teller.tell(NOW_S + 8)
+    assert not writer.write(NOW_S + 8)
     etcd.is_away = False
-    assert teller.tell(NOW_S + 9), "what was not written is written later"
+    assert writer.write(NOW_S + 9), "what was not written is written later"
     assert etcd.written[-1].num_away_hosts == 0
 
 
 def test_hosts_have_a_moment_to_find_a_daemon_that_has_just_begun(etcd: Etcd) -> None:
     young = reporter(etcd, Judge(), Ledger(), replace(RECORD, started_unix_s=NOW_S - 5))
-    young.tell(NOW_S)
+    young.write(NOW_S)
     assert etcd.written[0].num_away_hosts == 0
 
 
@@ -100,12 +100,12 @@ def test_only_hosts_that_stream_are_missed() -> None:
     assert away_hosts(None, []) == ()
 
 
-def test_metrics_tell_what_etcd_held_at_the_last_look() -> None:
+def test_metrics_show_what_etcd_held_at_the_last_poll() -> None:
     low: HostVerdict = replace(STRAGGLER, verdict_id="v-2")
-    cases = tuple(Case(one.verdict_id, one, None) for one in (STRAGGLER, low))
+    cases = tuple(VerdictWithOutcome(one.verdict_id, one, None) for one in (STRAGGLER, low))
     earlier = (make_incident("0000"),)
-    look = EtcdLook(replace(make_snapshot(), earlier_incidents=earlier), EtcdRecords(cases), NOW_S - 1)
-    found = records_of(look, NOW_S)
+    poll = EtcdPoll(replace(make_snapshot(), earlier_incidents=earlier), EtcdRecords(cases), NOW_S - 1)
+    found = records_of(poll, NOW_S)
     assert found.health is not None
     assert (found.health.level, found.rounds, found.incidents) == (HealthLevel.GREEN, 2, {"failure": 2})
     assert found.verdicts == {("straggler", "compute", "high"): 2}
@@ -113,28 +113,28 @@ def test_metrics_tell_what_etcd_held_at_the_last_look() -> None:
 
 
 def test_a_look_that_is_old_is_red() -> None:
-    assert EtcdLook().health(NOW_S) is None
-    for look in (EtcdLook(trouble="refused"), EtcdLook(make_snapshot(), at_unix_s=NOW_S - 9, trouble="refused")):
-        health = records_of(look, NOW_S).health
+    assert EtcdPoll().health(NOW_S) is None
+    for poll in (EtcdPoll(trouble="refused"), EtcdPoll(make_snapshot(), at_unix_s=NOW_S - 9, trouble="refused")):
+        health = records_of(poll, NOW_S).health
         assert health is not None
         assert [one.code for one in health.reasons] == [ReasonCode.UNREACHABLE]
-        assert health.reasons[0].since_unix_s == (NOW_S - 9 if look.snapshot else None)
+        assert health.reasons[0].since_unix_s == (NOW_S - 9 if poll.snapshot else None)
 
 
-def test_devices_are_told_of_hosts_that_train_and_a_temperature_is_no_news(etcd: Etcd) -> None:
+def test_devices_are_reported_of_hosts_that_train_and_a_temperature_is_no_news(etcd: Etcd) -> None:
     devices, ledger = Devices(), Ledger()
     ledger.note_stream(1, "host-1")
     ledger.note_stream(2, "host-2")
-    teller = reporter(etcd, Judge(), ledger, devices=devices)
-    assert teller.tell(NOW_S)
+    writer = reporter(etcd, Judge(), ledger, devices=devices)
+    assert writer.write(NOW_S)
     hot = DeviceTrouble(DeviceTroubleKind.GPU_DEGRADED, "host-2", "GPU 3 is slowed down: 91 C", NOW_S - 60)
     gone = DeviceTrouble(FAILING, "host-9", "GPU 1 is lost")
     devices.found = (gone, hot)
-    assert teller.tell(NOW_S + 1)
+    assert writer.write(NOW_S + 1)
     assert (etcd.written[-1].devices, etcd.written[-1].num_device_troubles) == ((hot,), 1)
     devices.found = (gone, replace(hot, text="GPU 3 is slowed down: 92 C"))
-    assert not teller.tell(NOW_S + 2), "another temperature is told with the next report"
+    assert not writer.write(NOW_S + 2), "another temperature is written with the next report"
     devices.found = tuple(replace(hot, text=f"GPU {number} " + 500 * "x") for number in range(40))
-    assert teller.tell(NOW_S + 3)
+    assert writer.write(NOW_S + 3)
     assert (len(etcd.written[-1].devices), etcd.written[-1].num_device_troubles) == (16, 40)
     assert all(len(one.text) <= 300 for one in etcd.written[-1].devices)

@@ -16,8 +16,8 @@ from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.controller.device_findings import DeviceFindings
 from megatrain_diagnostics.devices.rows import HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
-from megatrain_diagnostics.events.source import MemoryEvents
-from megatrain_diagnostics.events.tables import Gpus, Links, joined
+from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, joined
+from tests.helpers.memory_events import MemoryEvents
 
 FINDING = Finding(
     cause=Cause.COMPUTE, confidence=VerdictConfidence.HIGH, ranks=(5,), hosts=("host-2",), first_step=1200,
@@ -34,7 +34,7 @@ LINK = LinkReading("mlx5_0:1", True, "ACTIVE", 400_000.0, num_downs=2, rx_errors
 
 def events(*said: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
     """Return the rows of readings, each (step, what was said), ten seconds apart."""
-    found: dict[Any, list[Any]] = {Gpus: [], Links: []}
+    found: dict[Any, list[Any]] = {Gpus: [], NetworkLinks: []}
     for number, (step, one) in enumerate(said):
         at_s = 1_800_000_000.0 + 10 * number
         is_gpu = isinstance(one, GpuReading)
@@ -50,22 +50,23 @@ def events(*said: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
         (
             Cause.COMPUTE, [(1100, GPU), (1150, GPU), (1200, HOT), (1250, HOT), (1300, HOT)],
             (
-                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz since step 1200 (told from 5 % less on),"
+                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz since step 1200 (reported from "
+                "a drop of 5 % on),"
                 " hardware thermal slowdown, 91 C (it slows down at 89 C)"
             ),
         ),
         (
             Cause.COMPUTE, [(1210, HOT), (1250, HOT)],
             (
-                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz (told from 5 % less on), hardware "
-                "thermal slowdown, 91 C (it slows down at 89 C)"
+                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz (reported from a drop of 5 % on), "
+                "hardware thermal slowdown, 91 C (it slows down at 89 C)"
             ),
         ),
         (
             Cause.COMPUTE, [(1100, GPU), (1250, replace(GPU, sm_clock_mhz=1395.0))],
             (
-                "its GPU 3 of host-2 (rank 5): SM clock 1,395 MHz as before, not held down, 70 C: the clock is not the "
-                "reason"
+                "its GPU 3 of host-2 (rank 5): SM clock 1,395 MHz as before, not throttled, 70 C: the clock is not the "
+                "cause"
             ),
         ),
         (
@@ -74,15 +75,15 @@ def events(*said: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
         ),
         (
             Cause.COMPUTE, [(1250, GpuReading(3, "GPU-c", temperature_c=70.0))],
-            "its GPU 3 of host-2 (rank 5): its clock is not known; why it is held down is not known, 70 C",
+            "its GPU 3 of host-2 (rank 5): its SM clock is not known; throttle reasons not known, 70 C",
         ),
         (
             Cause.NETWORK, [(1100, LINK), (1250, replace(LINK, speed_mbps=100_000.0))],
-            "link mlx5_0:1 of host-2 runs at 100 Gbit/s, before at 400",
+            "link mlx5_0:1 of host-2 runs at 100 Gbit/s, down from 400",
         ),
         (
             Cause.NETWORK, [(1100, LINK), (1250, replace(LINK, rx_errors=1205)), (1300, replace(LINK, rx_errors=7))],
-            "link mlx5_0:1 of host-2 had 1,207 errors (told from 100 on) and 0 changes of its state",
+            "link mlx5_0:1 of host-2 had 1,207 errors (threshold: 100) and changed its state 0 times",
         ),
         (Cause.NETWORK, [(1100, LINK), (1250, LINK)], ""),
         (Cause.DATA, [(1100, GPU), (1200, HOT)], ""),
@@ -111,9 +112,9 @@ def test_what_was_read_is_kept_for_a_while() -> None:
 
     held = events((1100, GPU), (1200, HOT))
     counted = Counted(held._tables)
-    beside = DeviceFindings(counted, lambda: 1_800_000_000 * 10**9)
-    first = beside.beside(FINDING, 1)
+    findings = DeviceFindings(counted, lambda: 1_800_000_000 * 10**9)
+    first = findings.with_devices(FINDING, 1)
     assert len(first.evidence) == 2
-    assert beside.beside(replace(FINDING, last_step=1400), 1).evidence == first.evidence
+    assert findings.with_devices(replace(FINDING, last_step=1400), 1).evidence == first.evidence
     assert counted.num_reads == 2
     assert np.isfinite(counted.read(Gpus).sm_clock_mhz).all()

@@ -56,7 +56,7 @@ def test_values_in_base_units() -> None:
     assert held == {("3", "power-cap"), ("3", "hardware-thermal-slowdown")}
 
 
-def test_names_and_labels_are_those_of_the_house() -> None:
+def test_names_and_labels_follow_the_conventions() -> None:
     for name, family in families(DEVICES).items():
         assert name.startswith("megatrain_")
         assert family.documentation

@@ -12,11 +12,11 @@ import pytest
 from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
 from megatrain.devices.links import LinkReading
 from megatrain_diagnostics.collector.admission import Admission
-from megatrain_diagnostics.collector.flood import FloodGate
+from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
-from megatrain_diagnostics.devices.rows import MOST_DEVICES, HostPlace, device_tables
+from megatrain_diagnostics.devices.rows import MAX_DEVICES, HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
-from megatrain_diagnostics.events.tables import Gpus, Links, Xids, num_rows
+from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Xids, num_rows
 from megatrain_diagnostics.streamer.host_devices import HostDevices
 from megatrain_diagnostics.wire.messages import BatchHeader, batch_bytes
 
@@ -43,7 +43,7 @@ def test_a_gpu_is_its_ranks_and_what_is_not_said_is_no_number() -> None:
     assert (gpus.temperature_c[0], gpus.is_reset_pending[0], gpus.has_remap_failed[0]) == (91.0, 1.0, 0.0)
     assert math.isnan(gpus.power_w[0])
     assert gpus.error.tolist() == ["", "GPU is lost"]
-    links, xids = tables()[Links], tables()[Xids]
+    links, xids = tables()[NetworkLinks], tables()[Xids]
     assert (links.link[0], links.symbol_errors[0], links.step[0]) == ("mlx5_0:1", 9.0, 1199)
     assert (xids.xid[0], xids.gpu[0], xids.rank[0], xids.at_ns[0]) == (79, 3, 19, int(1_800_000_000.25 * 1e9))
 
@@ -52,7 +52,7 @@ def test_a_host_without_devices_has_no_rows_and_none_has_more_than_it_can_have()
     assert tables(HostSample(1.0, 0.0)) == {}
     many = DriverReading("nvml", gpus=tuple(GpuReading(number) for number in range(1000)), error="one is lost")
     gpus = tables(replace(SAMPLE, driver=many))[Gpus]
-    assert num_rows(gpus) == MOST_DEVICES + 1
+    assert num_rows(gpus) == MAX_DEVICES + 1
     assert (gpus.gpu[-1], gpus.error[-1]) == (-1, "one is lost")
 
 
@@ -60,7 +60,7 @@ def test_a_host_without_devices_has_no_rows_and_none_has_more_than_it_can_have()
 def test_the_daemon_takes_rows_of_hosts_with_and_without_a_round(place: HostPlace) -> None:
     rounds = KnownRounds()
     rounds.note(9, 32)  # the host's round is long over: its devices still count
-    admission = Admission(rounds, FloodGate())
+    admission = Admission(rounds, RowRateLimiter())
     for kind, table in device_tables(SAMPLE, place):
         header = BatchHeader(kind.NAME, 0, 1_800_000_001 * 10**9)
         admitted = admission.admit("host-2", header, batch_bytes(table))
@@ -94,7 +94,7 @@ def tail(rank: int, step: int) -> Any:
 def test_ranks_are_found_by_the_gpus_that_they_see(visible: str | None, ranks: list[int]) -> None:
     gpus = (GpuReading(0, "GPU-a"), GpuReading(1, "GPU-b", mig_uuids=("MIG-b1",)), GpuReading(2, "GPU-c"))
     devices = HostDevices("host-2", visible, Source(replace(SAMPLE, driver=DriverReading("nvml", gpus=gpus))))
-    found: Any = dict(devices.look([tail(17, 8), tail(16, 9)], 4, 0))[Gpus]
+    found: Any = dict(devices.poll([tail(17, 8), tail(16, 9)], 4, 0))[Gpus]
     assert found.rank.tolist() == ranks
     assert {-1: 9, **dict(zip(found.rank.tolist(), found.step.tolist(), strict=True))} == {16: 9, 17: 8, -1: 9}
     assert devices.reading is not None
@@ -109,7 +109,7 @@ def test_a_lost_gpu_is_still_its_ranks() -> None:
     lost = (GpuReading(0, "GPU-a"), GpuReading(1, error="GPU is lost"))
     then = replace(first, driver=DriverReading("nvml", gpus=lost), xids=(XidEvent(1.0, "GPU-b", 79),))
     devices = HostDevices("host-2", None, Source(first, then))
-    found = devices.look([tail(16, 9), tail(17, 9)], 4, 0)
+    found = devices.poll([tail(16, 9), tail(17, 9)], 4, 0)
     gpus, xids = ([table for kind, table in found if kind is wanted][-1] for wanted in (Gpus, Xids))
     assert (gpus.rank.tolist(), gpus.error.tolist()) == ([16, 17], ["", "GPU is lost"])
     assert (xids.gpu.tolist(), xids.rank.tolist()) == ([1], [17])

@@ -80,9 +80,9 @@ CASES: dict[str, tuple[Sequence[Step], DeviceTroubleKind | None, str]] = {
     "a lost GPU that came back": ([GPU, LOST, GPU], None, ""),
     "the driver asks for a reset": ([replace(GPU, recovery_action="gpu reset")], FAILING, "asks for gpu reset"),
     "a row that cannot be remapped": ([replace(GPU, has_row_remap_failed=True)], FAILING, "could not be remapped"),
-    "a row that waits": ([replace(GPU, is_row_remap_pending=True)], DEGRADED, "a reset will take out of use"),
+    "a row that waits": ([replace(GPU, is_row_remap_pending=True)], DEGRADED, "a reset of the GPU will retire"),
     "many corrected errors": (
-        [GPU, replace(GPU, corrected_errors=1500)], DEGRADED, r"1,490 corrected memory errors .*told from 1,000 on"
+        [GPU, replace(GPU, corrected_errors=1500)], DEGRADED, r"1,490 corrected memory errors .*threshold: 1,000"
     ),
     "some corrected errors": ([GPU, replace(GPU, corrected_errors=900)], None, ""),
     "errors of NVLink": ([GPU, replace(GPU, nvlink_errors=150)], DEGRADED, "150 NVLink errors"),
@@ -96,10 +96,10 @@ CASES: dict[str, tuple[Sequence[Step], DeviceTroubleKind | None, str]] = {
     "a link that went down": ([LINK, replace(LINK, is_up=False, state="DOWN")], NETWORK, "mlx5_0:1 of host-2 is DOWN"),
     "a link that was never up": ([replace(LINK, is_up=False, state="DOWN")] * 2, None, ""),
     "a link that is slower": (
-        [LINK, replace(LINK, speed_mbps=200_000.0)], NETWORK, "runs at 200 Gbit/s, before at 400"
+        [LINK, replace(LINK, speed_mbps=200_000.0)], NETWORK, "runs at 200 Gbit/s, down from 400"
     ),
     "a link that came and went": ([LINK, replace(LINK, num_downs=4)], NETWORK, "lost its connection .* 2 changes"),
-    "errors of a link": ([LINK, replace(LINK, rx_errors=90, symbol_errors=20)], NETWORK, "105 errors .*from 100 on"),
+    "errors of a link": ([LINK, replace(LINK, rx_errors=90, symbol_errors=20)], NETWORK, "105 errors .*threshold: 100"),
 }  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_what_is_trouble(case: str) -> None:
         assert found[0].ranks == ((19,) if "rank 19" in found[0].text else ())
 
 
-def test_an_error_is_told_for_an_hour() -> None:
+def test_an_error_is_reported_for_an_hour() -> None:
     watch = watched([GPU, xid(79), replace(GPU, uncorrected_errors=5)])
     assert len(watch.troubles({"host-2"})) == 2
     later = replace(GPU, uncorrected_errors=5)
@@ -129,7 +129,7 @@ def test_an_error_is_told_for_an_hour() -> None:
     [(10.0, 59.0, "host-2", 0), (10.0, 61.0, "host-2", 1), (60.0, 290.0, "host-2", 0), (60.0, 301.0, "host-2", 1),
      (10.0, 61.0, "host-1", 0), (10.0, 8000.0, "host-2", 0)],
 )  # fmt: skip
-def test_silence_is_told_while_the_host_is_heard(
+def test_silence_is_reported_while_the_host_is_heard(
     interval_s: float, passed_s: float, connected: str, count: int
 ) -> None:
     watch = watched([GPU, LINK], interval_s)

@@ -84,7 +84,7 @@ def test_without_a_wish_it_says_what_holds(
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (document["job"], document["off_operations"], document["schema_version"]) == ("demo", ["gc"], 1)
     diag("off")
-    assert "not timed: megatrain diag on" in capsys.readouterr().out
+    assert "not timed (`megatrain diag on` times them)" in capsys.readouterr().out
 
 
 def test_what_nobody_can_read_is_written_over_by_a_wish_only(
@@ -117,7 +117,7 @@ def test_two_wishes_at_once_are_both_fulfilled(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["set", "--without=gc,forward"], "'forward' is no operation; use step, data-wait"),
+        (["set", "--without=gc,forward"], "'forward' is not an operation; use step, data-wait"),
         (["set", "--sample-period=0"], "from 1 to 2147483647"),
         (["set", "--full-for=nan"], "seconds from 0 to 604800"),
         (["off", "--sample-period=3"], "unknown argument '--sample-period=3'"),
@@ -131,4 +131,4 @@ def test_what_makes_no_sense_is_refused(words: list[str], message: str, capsys: 
 def test_a_job_that_nobody_knows_is_said(client: EtcdClient, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = f"--rdzv-endpoint={client.gateway.ring.endpoints[0]}"
     assert main(["diag", "on", "other", endpoint]) != 0
-    assert "etcd knows no job of this name" in capsys.readouterr().err
+    assert "etcd has no job of this name" in capsys.readouterr().err

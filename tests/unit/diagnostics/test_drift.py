@@ -14,9 +14,9 @@ from megatrain.contracts.operations import Operation as Op
 from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.analysis.drift import Drift, analyse_drift
 from megatrain_diagnostics.analysis.hours import hours_of_day
-from megatrain_diagnostics.events.source import MemoryEvents
 from megatrain_diagnostics.events.tables import StepTotals, Values, from_columns
 from tests.helpers.drawn_spans import BASE_NS, Drawing
+from tests.helpers.memory_events import MemoryEvents
 
 LAYOUT = Layout(tp_size=1, pp_size=2, dp_size=4)
 CHANGE = 120
@@ -201,7 +201,7 @@ def test_less_work_in_the_same_time_is_a_change_of_mfu() -> None:
     assert change.shift > 0.3
 
 
-def test_warm_up_and_steps_after_checkpoints_are_left_out() -> None:
+def test_first_steps_and_steps_after_checkpoints_are_left_out() -> None:
     checkpoints = tuple(range(20, 240, 20))
     found = drift(Job(checkpoints=checkpoints))
 
@@ -302,9 +302,9 @@ def test_what_is_not_known_is_said() -> None:
     assert "no step was recorded span by span" in found.notes[0]
 
 
-@pytest.mark.parametrize(("num_steps", "told"), [(0, "has no step"), (2, "but for 2 of warm-up")])
-def test_too_few_steps(num_steps: int, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+@pytest.mark.parametrize(("num_steps", "message"), [(0, "has no step"), (2, "except 2 at the beginning")])
+def test_too_few_steps(num_steps: int, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         drift(Job(num_steps=num_steps))
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError
-from megatrain_diagnostics.collector.counters import Ledger, Reason, Teller
-from megatrain_diagnostics.collector.flood import FloodGate
+from megatrain_diagnostics.collector.counters import Ledger, LossReporter, RejectionReason
+from megatrain_diagnostics.collector.rate_limiter import RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.events.tables import (
     Clocks,
@@ -35,7 +35,7 @@ SECOND_NS = 10**9
 
 def admitted(table: Table, admission: Admission | None = None, *, host: str = "host-1", made_ns: int = 0) -> Admitted:
     header = BatchHeader(type(table).NAME, 0, made_ns or time.time_ns())
-    return (admission or Admission(KnownRounds(), FloodGate())).admit(host, header, batch_bytes(table))
+    return (admission or Admission(KnownRounds(), RowRateLimiter())).admit(host, header, batch_bytes(table))
 
 
 def with_one(column: str, value: int) -> Spans:
@@ -55,7 +55,7 @@ def with_one(column: str, value: int) -> Spans:
 )  # fmt: skip
 def test_a_row_that_cannot_be_is_left_out_alone(column: str, value: int) -> None:
     found = admitted(with_one(column, value))
-    assert found.refused == {Reason.OUT_OF_RANGE: 1}
+    assert found.refused == {RejectionReason.OUT_OF_RANGE: 1}
     assert found.stored["sequence"].to_pylist() == [0, 1, 2, *range(4, 10)]
     assert found.live.sequence.tolist() == found.stored["sequence"].to_pylist()
 
@@ -73,7 +73,7 @@ def test_ranks_beyond_their_round_are_left_out_and_other_rounds_are_not_touched(
     rounds.note(4, world_size=8)
     rounds.note(5, world_size=16)
     ranks = np.array([7, 8, 15, 16])
-    admission = Admission(rounds, FloodGate())
+    admission = Admission(rounds, RowRateLimiter())
     assert admitted(span_rows(4, rank=ranks, round_number=4), admission).stored["rank"].to_pylist() == [7]
     assert admitted(span_rows(4, rank=ranks, round_number=5), admission).stored["rank"].to_pylist() == [7, 8, 15]
     assert admitted(span_rows(4, rank=ranks, round_number=6), admission).stored["rank"].to_pylist() == [7, 8, 15, 16]
@@ -82,7 +82,7 @@ def test_ranks_beyond_their_round_are_left_out_and_other_rounds_are_not_touched(
 def test_rows_of_a_round_that_is_over_are_stored_and_not_judged() -> None:
     rounds = KnownRounds()
     rounds.note(5, world_size=16)
-    found = admitted(span_rows(4, round_number=np.array([4, 5, 6, 3])), Admission(rounds, FloodGate()))
+    found = admitted(span_rows(4, round_number=np.array([4, 5, 6, 3])), Admission(rounds, RowRateLimiter()))
     assert found.stored.num_rows == 4
     assert found.live.round.tolist() == [5, 6]
     assert found.old_rows == 2
@@ -91,8 +91,8 @@ def test_rows_of_a_round_that_is_over_are_stored_and_not_judged() -> None:
 def test_a_round_far_ahead_of_the_newest_is_no_round() -> None:
     rounds = KnownRounds()
     rounds.note(5, world_size=16)
-    found = admitted(span_rows(2, round_number=np.array([5, 2**31 - 1])), Admission(rounds, FloodGate()))
-    assert found.refused == {Reason.UNKNOWN_ROUND: 1}
+    found = admitted(span_rows(2, round_number=np.array([5, 2**31 - 1])), Admission(rounds, RowRateLimiter()))
+    assert found.refused == {RejectionReason.UNKNOWN_ROUND: 1}
 
 
 def rank_row(**columns: int) -> Ranks:
@@ -110,13 +110,13 @@ def rank_row(**columns: int) -> Ranks:
 def test_a_layout_that_is_none_or_not_the_rounds_is_left_out(columns: dict[str, int]) -> None:
     rounds = KnownRounds()
     rounds.note(2, world_size=4)
-    admission = Admission(rounds, FloodGate())
+    admission = Admission(rounds, RowRateLimiter())
     assert admitted(rank_row(), admission).refused == {}
-    assert admitted(rank_row(**columns), admission).refused == {Reason.OUT_OF_RANGE: 1}
+    assert admitted(rank_row(**columns), admission).refused == {RejectionReason.OUT_OF_RANGE: 1}
 
 
-def test_without_etcd_the_ranks_tell_which_round_is_the_newest() -> None:
-    admission = Admission(KnownRounds(), FloodGate())
+def test_without_etcd_the_rows_of_ranks_give_the_newest_round() -> None:
+    admission = Admission(KnownRounds(), RowRateLimiter())
     assert admitted(span_rows(1, round_number=1), admission).old_rows == 0
     admitted(rank_row(), admission)
     assert admitted(span_rows(1, round_number=1), admission).old_rows == 1
@@ -126,7 +126,7 @@ def test_rows_later_than_their_batch_by_more_than_an_hour_are_from_the_future() 
     made = 1_800_000_000 * SECOND_NS
     starts = made + np.array([0, 3_599, 3_601, 86_400]) * SECOND_NS
     found = admitted(span_rows(4, start_ns=starts), made_ns=made)
-    assert found.refused == {Reason.FROM_THE_FUTURE: 2}
+    assert found.refused == {RejectionReason.FROM_THE_FUTURE: 2}
     assert found.stored.num_rows == 2
 
 
@@ -138,46 +138,46 @@ def test_a_host_whose_whole_clock_is_years_off_is_taken_at_its_word() -> None:
 def test_rows_in_another_hosts_name_are_left_out() -> None:
     values = {"at_ns": [1, 1], "offset_ns": [0, 0], "error_ns": [1, 1], "host": ["host-1", "host-2"]}
     found = admitted(from_columns(Clocks, values))
-    assert found.refused == {Reason.FOREIGN_HOST: 1}
+    assert found.refused == {RejectionReason.FOREIGN_HOST: 1}
     assert found.stored["host"].to_pylist() == ["host-1"]
 
 
 def test_a_table_that_nobody_knows_is_refused_as_a_whole() -> None:
-    admission = Admission(KnownRounds(), FloodGate())
+    admission = Admission(KnownRounds(), RowRateLimiter())
     with pytest.raises(RefusedBatchError, match="table 'x'") as caught:
         admission.admit("host-1", BatchHeader("x", 0, 0), batch_bytes(span_rows(1)))
-    assert caught.value.reason is Reason.UNKNOWN_TABLE
+    assert caught.value.reason is RejectionReason.UNKNOWN_TABLE
 
 
 def test_a_flood_of_one_rank_is_cut_and_its_neighbours_are_not() -> None:
-    admission = Admission(KnownRounds(), FloodGate(rows_per_s=100, burst_rows=1000))
+    admission = Admission(KnownRounds(), RowRateLimiter(rows_per_s=100, burst_rows=1000))
     made = 1_800_000_000 * SECOND_NS
     ranks = np.concatenate([np.zeros(900), np.ones(50)]).astype(int)
     rows = span_rows(950, rank=ranks, start_ns=made)
     assert admitted(rows, admission, made_ns=made).refused == {}
     second = admitted(rows, admission, made_ns=made + SECOND_NS)  # 100 are left, 100 have come to it
-    assert second.refused == {Reason.FLOOD: 700}
+    assert second.refused == {RejectionReason.FLOOD: 700}
     assert np.bincount(second.live.rank).tolist() == [200, 50]
     later = admitted(rows, admission, made_ns=made + 20 * SECOND_NS)
     assert later.refused == {}
 
 
 def test_what_a_spool_held_back_for_minutes_is_no_flood_and_a_clock_set_back_refills_nothing() -> None:
-    gate = FloodGate(rows_per_s=100, burst_rows=1000)
+    limiter = RowRateLimiter(rows_per_s=100, burst_rows=1000)
     ranks = np.zeros(90, dtype=np.int32)
     for second in range(100):
-        assert gate.let_through("host-1", ranks, second * SECOND_NS) is None
+        assert limiter.let_through("host-1", ranks, second * SECOND_NS) is None
     full = np.zeros(1000, dtype=np.int32)
-    assert gate.let_through("host-1", full, 200 * SECOND_NS) is None
-    passed = gate.let_through("host-1", ranks, 10 * SECOND_NS)
+    assert limiter.let_through("host-1", full, 200 * SECOND_NS) is None
+    passed = limiter.let_through("host-1", ranks, 10 * SECOND_NS)
     assert passed is not None
     assert passed.sum() == 0
-    assert gate.let_through("host-2", ranks, 10 * SECOND_NS) is None
+    assert limiter.let_through("host-2", ranks, 10 * SECOND_NS) is None
 
 
 @given(st.binary(max_size=600))
 def test_any_bytes_are_a_batch_or_refused(content: bytes) -> None:
-    admission = Admission(KnownRounds(), FloodGate())
+    admission = Admission(KnownRounds(), RowRateLimiter())
     with pytest.raises(RefusedBatchError):
         admission.admit("host-1", BatchHeader("spans", 0, 0), memoryview(content))
 
@@ -187,7 +187,7 @@ def test_any_bytes_are_a_batch_or_refused(content: bytes) -> None:
 def test_a_changed_byte_never_brings_down_more_than_its_batch(place: int, value: int) -> None:
     content = bytearray(batch_bytes(span_rows(3)).to_pybytes())
     content[place % len(content)] = value
-    admission = Admission(KnownRounds(), FloodGate())
+    admission = Admission(KnownRounds(), RowRateLimiter())
     try:
         found = admission.admit("host-1", BatchHeader("spans", 0, time.time_ns()), memoryview(bytes(content)))
     except RefusedBatchError:
@@ -215,34 +215,34 @@ def test_sums_of_admitted_times_never_overflow(rows: list[tuple[int, int, int]])
     assert live.sum_ns.sum() >= 0
 
 
-def test_what_is_lost_is_told_once_a_minute_with_what_is_new(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_lost_is_reported_once_a_minute_with_what_is_new(caplog: pytest.LogCaptureFixture) -> None:
     ledger = Ledger()
-    teller = Teller(ledger)
-    assert teller.tell(0.0) == []
-    ledger.note_refused_rows(Reason.FLOOD, "host-1", 5)
-    ledger.note_refused_batch(Reason.NO_BATCH, "host-\x1b2", "not Arrow")
+    reporter = LossReporter(ledger)
+    assert reporter.report(0.0) == []
+    ledger.note_refused_rows(RejectionReason.FLOOD, "host-1", 5)
+    ledger.note_refused_batch(RejectionReason.NO_BATCH, "host-\x1b2", "not Arrow")
     ledger.note_dropped("host-3", "life", 7)
     ledger.note_dropped("host-3", "life", 9)
     ledger.note_dropped("host-3", "next life", 1)
     ledger.note_refused_handshake("host 'x' has another token")
     with caplog.at_level(logging.WARNING):
-        assert teller.tell(1.0) == [
-            "host host-1: 5 rows not taken: flood",
-            "host host-\x1b2: 1 batch not taken: no-batch, the last: not Arrow",
+        assert reporter.report(1.0) == [
+            "host host-1: 5 rows rejected: flood",
+            "host host-\x1b2: 1 batch rejected: no-batch, the newest: not Arrow",
             "host host-3 has dropped 10 rows that did not fit its spool",
-            "1 stream refused, the last: host 'x' has another token",
+            "1 stream refused, the newest: host 'x' has another token",
         ]
     assert "\x1b" not in caplog.text
-    ledger.note_refused_rows(Reason.FLOOD, "host-1", 2)
-    assert teller.tell(30.0) == []
-    assert teller.tell(62.0) == ["host host-1: 2 rows not taken: flood"]
-    assert teller.tell(200.0) == []
+    ledger.note_refused_rows(RejectionReason.FLOOD, "host-1", 2)
+    assert reporter.report(30.0) == []
+    assert reporter.report(62.0) == ["host host-1: 2 rows rejected: flood"]
+    assert reporter.report(200.0) == []
 
 
 def test_made_up_hosts_do_not_fill_the_memory() -> None:
     ledger = Ledger()
     for number in range(10_050):
-        ledger.note_refused_rows(Reason.FLOOD, f"host-{number}", 1)
+        ledger.note_refused_rows(RejectionReason.FLOOD, f"host-{number}", 1)
     refused = ledger.counters().refused_rows
     assert len(refused) <= 10_001
-    assert refused[(Reason.FLOOD, "others")] == 50
+    assert refused[(RejectionReason.FLOOD, "others")] == 50

@@ -112,10 +112,10 @@ def test_a_new_life_takes_up_what_the_old_one_left_and_passes_over_the_rest(tmp_
 def test_a_disk_that_takes_no_more_costs_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outbox = Outbox(10, Spool(tmp_path), 1000)
 
-    def no_room(self: Path, content: bytes) -> int:
+    def no_space(self: Path, content: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", no_room)
+    monkeypatch.setattr(Path, "write_bytes", no_space)
     put(outbox, 8, 9)
     with pytest.raises(OSError, match="No space left"):
         outbox.spill()
@@ -164,7 +164,7 @@ def test_every_batch_is_acknowledged_dropped_or_still_there(steps: list[tuple[st
                 outbox.acknowledge(value)
             state = outbox.state()
             assert state.acknowledged_rows + state.dropped_rows + state.num_batches == num_put
-            # what was in flight comes back to what the memory holds, until the next batch or the disk makes room
+            # what was in flight comes back to what the memory holds, until the next batch or the disk frees space
             assert 0 <= state.memory_bytes <= 160 + 120
             assert 0 <= state.spooled_bytes <= 150
             assert state.in_flight_bytes >= 0

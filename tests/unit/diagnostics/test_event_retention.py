@@ -9,7 +9,7 @@ import pytest
 
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Ranks, StepTotals, columns_of, from_columns
-from megatrain_diagnostics.store.event_store import ParquetEventStore
+from megatrain_diagnostics.store.event_store import EventStore
 from megatrain_diagnostics.store.retention import Retention, expire
 from tests.helpers.stored_events import START_NS, segment_paths, step_totals
 
@@ -23,10 +23,10 @@ def ranks(round_number: int) -> Ranks:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ParquetEventStore:
+def store(tmp_path: Path) -> EventStore:
     """Return a store with ten hours of a step each; round 2 begins with hour 5, and each says who it is."""
     now_ns = START_NS
-    with ParquetEventStore(tmp_path / "events", now_ns=lambda: now_ns) as store:
+    with EventStore(tmp_path / "events", now_ns=lambda: now_ns) as store:
         for hour in range(10):
             now_ns = START_NS + hour * HOUR_NS
             round_number = 1 if hour < 5 else 2
@@ -39,8 +39,8 @@ def store(tmp_path: Path) -> ParquetEventStore:
     return store
 
 
-def kept(store: ParquetEventStore) -> tuple[list[int], list[int]]:
-    """Return which steps and rounds are told of."""
+def kept(store: EventStore) -> tuple[list[int], list[int]]:
+    """Return the steps and rounds that have events."""
     return (
         np.unique(store.read(StepTotals).step).tolist(),
         store.read(Ranks).round.tolist(),
@@ -50,7 +50,7 @@ def kept(store: ParquetEventStore) -> tuple[list[int], list[int]]:
 NOW_NS = START_NS + 9 * HOUR_NS
 
 
-def test_nothing_goes_while_there_is_room_and_time(store: ParquetEventStore) -> None:
+def test_nothing_is_removed_within_size_and_age(store: EventStore) -> None:
     assert expire(store.directory, Retention(hours=48, num_bytes=NO_LIMIT), NOW_NS).num_files == 0
     assert kept(store) == (list(range(10)), [1, 2])
 
@@ -58,7 +58,7 @@ def test_nothing_goes_while_there_is_room_and_time(store: ParquetEventStore) -> 
 @pytest.mark.parametrize(
     ("hours", "first_kept", "rounds"), [(6.5, 2, [1, 2]), (4.5, 4, [1, 2]), (3.5, 5, [2]), (2.5, 6, [2])]
 )
-def test_hours_that_are_too_old_go(store: ParquetEventStore, hours: float, first_kept: int, rounds: list[int]) -> None:
+def test_hours_that_are_too_old_go(store: EventStore, hours: float, first_kept: int, rounds: list[int]) -> None:
     # START_NS is 13 minutes into an hour: the directory of step n ends 47 minutes after it was written
     done = expire(store.directory, Retention(hours=hours, num_bytes=NO_LIMIT), NOW_NS)
 
@@ -67,13 +67,13 @@ def test_hours_that_are_too_old_go(store: ParquetEventStore, hours: float, first
     assert len([path for path in store.directory.glob("totals/*/*") if path.is_dir()]) == 10 - first_kept
 
 
-def test_newest_round_is_known_when_all_its_events_are_gone(store: ParquetEventStore) -> None:
+def test_newest_round_is_known_when_all_its_events_are_gone(store: EventStore) -> None:
     expire(store.directory, Retention(hours=1, num_bytes=NO_LIMIT), NOW_NS + 1000 * HOUR_NS)
 
     assert kept(store) == ([], [2])
 
 
-def test_oldest_go_beyond_the_size(store: ParquetEventStore) -> None:
+def test_oldest_go_beyond_the_size(store: EventStore) -> None:
     sizes = [path.stat().st_size for path in segment_paths(store.directory)]
     limit = sum(sizes) - 3 * min(sizes)
 
@@ -86,7 +86,7 @@ def test_oldest_go_beyond_the_size(store: ParquetEventStore) -> None:
     assert sum(path.stat().st_size for path in segment_paths(store.directory)) > limit - max(sizes)
 
 
-def test_strangers_files_stay(store: ParquetEventStore) -> None:
+def test_strangers_files_stay(store: EventStore) -> None:
     hour = segment_paths(store.directory)[0].parent
     note = hour / "note.txt"
     note.write_text("mine")
@@ -96,7 +96,7 @@ def test_strangers_files_stay(store: ParquetEventStore) -> None:
     assert note.read_text() == "mine"
 
 
-def test_damaged_files_expire_too(store: ParquetEventStore) -> None:
+def test_damaged_files_expire_too(store: EventStore) -> None:
     victim = segment_paths(store.directory / "totals")[0]
     victim.rename(victim.with_name(victim.name + ".damaged"))
     assert any("found damaged" in problem for problem in (store.read(StepTotals), store.problems())[1])
@@ -108,7 +108,7 @@ def test_damaged_files_expire_too(store: ParquetEventStore) -> None:
 
 def test_store_removes_first_and_merges_then(tmp_path: Path) -> None:
     now_ns = START_NS
-    with ParquetEventStore(tmp_path, now_ns=lambda: now_ns) as store:
+    with EventStore(tmp_path, now_ns=lambda: now_ns) as store:
         for step in range(4):
             now_ns = START_NS + (step // 2) * 5 * HOUR_NS
             store.append(StepTotals, to_arrow(step_totals(range(4), range(step, step + 1))))

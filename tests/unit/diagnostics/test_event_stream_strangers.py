@@ -20,10 +20,10 @@ from megatrain.contracts.record import decode
 from megatrain_diagnostics.collector import event_server
 from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.wire.authentication import SenderName, enter
-from megatrain_diagnostics.wire.discovery import FixedDaemon
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 from megatrain_diagnostics.wire.sender import Sender
 from tests.helpers.event_collector import RunningCollector, span_rows
+from tests.helpers.fixed_daemon import FixedDaemon
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 
@@ -105,6 +105,7 @@ def test_a_greeting_of_400_mib_takes_no_memory(tmp_path: Path, greet: Callable[[
         assert peak_bytes(process.pid) - before < MOST_GROWTH_BYTES
 
 
+@pytest.mark.slow
 def test_strangers_that_say_nothing_keep_no_host_out(tmp_path: Path) -> None:
     """All places of strangers are taken, ten times over; the oldest goes when one more comes."""
     with RunningCollector(tmp_path / "events") as collector, ExitStack() as opened:

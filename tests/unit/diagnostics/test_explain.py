@@ -14,8 +14,8 @@ from megatrain_diagnostics.analysis.exchanges import find_exchanges
 from megatrain_diagnostics.analysis.explain import NOT_SPLIT, StepExplanation, explain_step, shares
 from megatrain_diagnostics.analysis.exposure import CATEGORIES, expose
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, read_step_events, step_windows
-from megatrain_diagnostics.events.source import MemoryEvents
 from tests.helpers.drawn_spans import Drawing, draw_job
+from tests.helpers.memory_events import MemoryEvents
 
 
 def explain(drawing: Drawing, step: int = 1) -> StepExplanation:
@@ -74,7 +74,7 @@ def test_overlapped_communication_is_not_exposed() -> None:
     for rank in (0, 1):
         draw_step(drawing, 100, rank)
         drawing.span(Op.BACKWARD_COMPUTE, 0, 60, rank=rank)
-        # hidden from 40 to 60, waited for until 75; the gather goes on into the next step
+        # overlapped from 40 to 60, waited for until 75; the gather goes on into the next step
         drawing.span(Op.GRADS_REDUCE_SCATTER, 40, 35, rank=rank, group=dp, collective=1)
         drawing.span(Op.OPTIMIZER, 80, 10, rank=rank)
         drawing.span(Op.PARAMS_ALL_GATHER, 90, 30, rank=rank, group=dp, collective=2)
@@ -128,7 +128,7 @@ def test_tensor_parallel_collectives_are_taken_out_of_compute_and_the_norm_out_o
     }  # fmt: skip
 
 
-def test_who_came_last_is_told_with_what_it_cost_the_others() -> None:
+def test_last_arrivals_are_listed_with_the_waiting_of_the_others() -> None:
     drawing = Drawing(layout=Layout(dp_size=3))
     dp = drawing.group("dp", (0, 1, 2))
     for rank, compute in enumerate((30, 80, 40)):
@@ -211,7 +211,7 @@ def test_garbage_is_left_out_and_counted() -> None:
     found = explain(drawing)
 
     assert spent_us(found) == {"compute": 50}
-    assert found.notes[0].startswith("2 spans of no rank")
+    assert found.notes[0].startswith("left out 2 spans of ranks outside the layout")
 
 
 def test_parts_that_contradict_each_other_make_no_exchange() -> None:
@@ -243,7 +243,7 @@ def test_rank_that_comes_twice_to_one_exchange_contradicts_itself() -> None:
     assert exchanges.arrived_ns(events.spans).tolist() == events.spans.start_ns.tolist()
 
 
-def test_group_that_nobody_told_of_is_told() -> None:
+def test_an_unknown_group_is_reported() -> None:
     drawing = Drawing(layout=Layout(pp_size=2))
     draw_step(drawing, 50)
     drawing.span(Op.FORWARD_RECV, 0, 20, group=9, collective=1)

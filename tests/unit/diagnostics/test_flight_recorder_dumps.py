@@ -92,7 +92,7 @@ def test_members_that_nccl_names_count_though_one_of_them_left_no_dump(tmp_path:
     assert finding.suspects[0].evidence == "logs nothing"
 
 
-def test_ranks_that_call_different_things_are_told(tmp_path: Path) -> None:
+def test_ranks_that_call_different_things_are_reported(tmp_path: Path) -> None:
     for rank in range(3):
         dump = golden(rank)
         if rank == 2:
@@ -105,7 +105,7 @@ def test_ranks_that_call_different_things_are_told(tmp_path: Path) -> None:
     assert disagreements(read_dumps(GOLDEN)[0]) == ()
 
 
-def test_without_a_summary_the_entries_tell() -> None:
+def test_without_a_summary_the_entries_are_used() -> None:
     dump = golden(0)
     del dump["pg_status"]
     assert parse_dump(json.dumps(dump).encode(), 0, "d").positions == {"1": Position(4, 3)}
@@ -114,13 +114,13 @@ def test_without_a_summary_the_entries_tell() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda dump: dump.pop("version"), "no Flight Recorder dump"),
+        (lambda dump: dump.pop("version"), "not a Flight Recorder dump"),
         (lambda dump: dump.update(version="9.1"), "version '9.1'"),
-        (lambda dump: dump.update(entries=3), "no Flight Recorder dump"),
+        (lambda dump: dump.update(entries=3), "not a Flight Recorder dump"),
         (lambda dump: dump["entries"].append(7), "entry 4 is a int"),
         (lambda dump: dump["entries"][0].pop("process_group"), "entry 0: process_group=None"),
         (lambda dump: dump["entries"][0].update(collective_seq_id="x"), "collective_seq_id='x'"),
-        (lambda dump: dump.update(pg_config={"1": {"ranks": "[0, "}}), "no list of ranks"),
+        (lambda dump: dump.update(pg_config={"1": {"ranks": "[0, "}}), "not a list of ranks"),
         (lambda dump: dump.update(pg_config={"1": {"ranks": "[0, 1000000000]"}}), "goes from 0 to 1000000000"),
         (lambda dump: dump.update(pg_status=[1]), "a list where a dump has an object"),
     ],
@@ -133,11 +133,11 @@ def test_what_is_no_dump_is_named(change: Any, message: str) -> None:
 
 
 def test_a_pickle_is_never_loaded() -> None:
-    with pytest.raises(DataError, match="a pickle; only the JSON form is read"):
+    with pytest.raises(DataError, match="a pickled dump; only JSON dumps can be read"):
         parse_dump(pickle.dumps({"version": "2.10"}), 0, "file")
 
 
-def test_a_damaged_dump_is_told_of_and_the_others_count(tmp_path: Path) -> None:
+def test_a_damaged_dump_is_reported_and_the_others_count(tmp_path: Path) -> None:
     for rank in range(3):
         (tmp_path / f"trace_{rank}").write_bytes((GOLDEN / f"rank_{rank}.json").read_bytes())
     (tmp_path / "trace_7").write_bytes(b"{")
@@ -157,6 +157,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, derandomize=True)
 @given(JSON, JSON, JSON)
 def test_whatever_is_in_a_dump_it_is_read_or_refused(entries: Any, config: Any, status: Any) -> None:

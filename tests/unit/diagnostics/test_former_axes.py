@@ -19,9 +19,9 @@ from megatrain_diagnostics.store.compaction import compact
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.rounds import roster_of, rounds_seen
 from megatrain_diagnostics.store.segment_store import SegmentStore
-from megatrain_diagnostics.wire.discovery import FixedDaemon
 from megatrain_diagnostics.wire.sender import Sender
 from tests.helpers.event_collector import RunningCollector
+from tests.helpers.fixed_daemon import FixedDaemon
 from tests.helpers.source_tree import ROOT
 from tests.helpers.stored_events import START_NS, segment_paths
 from tests.helpers.synthetic_steps import SyntheticJob
@@ -40,7 +40,7 @@ def events(tmp_path: Path) -> Path:
     return tmp_path / "events"
 
 
-def test_former_ranks_tell_their_layout(events: Path) -> None:
+def test_former_ranks_have_their_layout(events: Path) -> None:
     stored = StoredEvents(events)
     assert roster_of(stored, ROUND).layout == LAYOUT
     (seen,) = rounds_seen(stored)

@@ -21,9 +21,9 @@ from megatrain_diagnostics.store.compaction import compact
 from megatrain_diagnostics.store.daemon_state import read_state
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segment_store import SegmentStore
-from megatrain_diagnostics.wire.discovery import FixedDaemon
 from megatrain_diagnostics.wire.sender import Sender
 from tests.helpers.event_collector import RunningCollector
+from tests.helpers.fixed_daemon import FixedDaemon
 from tests.helpers.source_tree import ROOT
 from tests.helpers.stored_events import START_NS, committed, segment_paths, step_totals
 
@@ -80,7 +80,7 @@ def test_the_former_option_is_not_shown(capsys: pytest.CaptureFixture[str]) -> N
     assert "incarnation" not in told
 
 
-def test_a_former_state_tells_the_round_that_was_judged() -> None:
+def test_a_former_state_has_the_round_that_was_judged() -> None:
     state, problem = read_state(FORMER / "diagnosis")
     assert problem == ""
     assert state is not None

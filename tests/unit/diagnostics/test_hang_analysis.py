@@ -112,7 +112,7 @@ def test_a_stopped_process_is_the_plainest_sign() -> None:
     assert finding.report.confidence is Confidence.CERTAIN
 
 
-def test_who_waits_for_a_stopped_process_is_told() -> None:
+def test_ranks_that_wait_for_a_stopped_process_are_listed() -> None:
     roster = make_roster(Layout(dp_size=4), hosts_of=2)
     standings = {rank: RankStanding(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
     standings[3] = RankStanding(3, {key(roster, 3, DP): Position(4, 4)}, process_state="T")

@@ -65,13 +65,13 @@ def stuck_rank(directory: Path, rank: int, round_number: int = 3, run_key: str =
     return recorder
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     assert main(["diag", "hang", *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_black_boxes_of_a_job_that_hangs(boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, str(tmp_path), "--blackbox", str(boxes))
+    found = printed(capsys, str(tmp_path), "--blackbox", str(boxes))
     (suspect,) = found["suspects"]
     assert (suspect["rank"], suspect["host"], suspect["doing"]) == (LATE, "host-1", "forward-compute")
     assert (found["confidence"], found["round"], found["grid"]["letters"]) == ("certain", 3, "wwXw")
@@ -82,7 +82,7 @@ def test_black_boxes_of_a_job_that_hangs(boxes: Path, tmp_path: Path, capsys: py
     assert "dp 1  Xw" in text
 
 
-def test_damaged_and_foreign_boxes_are_told_of_and_left_out(
+def test_damaged_and_foreign_boxes_are_reported_and_left_out(
     boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (own_box_directory(boxes) / "megatrain.demo.damaged.blackbox").write_bytes(b"MTBLKBOX" + bytes(99))
@@ -93,7 +93,7 @@ def test_damaged_and_foreign_boxes_are_told_of_and_left_out(
         num_records=64,
     )
     newest = stuck_rank(boxes, 0)  # of this job, and newer than the other's; the one before is set aside
-    found = told(capsys, str(tmp_path), "--blackbox", str(boxes))
+    found = printed(capsys, str(tmp_path), "--blackbox", str(boxes))
     other.close()
     newest.close()
     assert [one["rank"] for one in found["suspects"]] == [LATE]
@@ -112,7 +112,7 @@ def test_boxes_of_the_run_that_is_named_count_and_no_others(tmp_path: Path, caps
     other = Identity("other", "main", 9, 0, Layout(), os.getpid(), "host-9")
     recorders.append(open_recorder(other, directory=str(directory), run_key="k", num_records=64))
 
-    found = told(capsys, str(run.root), "--blackbox", str(directory))
+    found = printed(capsys, str(run.root), "--blackbox", str(directory))
 
     for recorder in recorders:
         recorder.close()
@@ -132,7 +132,7 @@ def test_of_a_box_and_its_copy_the_one_that_went_on_counts(
         next(own_box_directory(tmp_path).glob("*rank-00001.blackbox")), box.with_name(f"{box.stem}_copy.blackbox")
     )
     early.close()
-    assert told(capsys, str(tmp_path), "--blackbox", str(boxes))["grid"]["letters"] == "wwXw"
+    assert printed(capsys, str(tmp_path), "--blackbox", str(boxes))["grid"]["letters"] == "wwXw"
 
 
 def test_what_is_kept_of_a_broken_round(boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,12 +153,12 @@ def test_what_is_kept_of_a_broken_round(boxes: Path, tmp_path: Path, capsys: pyt
     )
     (kept / "host-1.json").write_bytes(encode(evidence))
     (kept / "host-0.json").write_bytes(b"{}")
-    found = told(capsys, str(run.root))
+    found = printed(capsys, str(run.root))
     assert [one["rank"] for one in found["suspects"]] == [LATE]
     assert (found["confidence"], found["silent"], found["grid"]["letters"]) == ("likely", [LATE], "wwXw")
     assert any("host-0.json" in problem for problem in found["problems"])
     assert main(["diag", "hang", str(run.root), "--round", "8"]) != 0
-    assert "neither events nor a broken round" in capsys.readouterr().err
+    assert "neither events nor files of a broken round" in capsys.readouterr().err
 
 
 def test_spans_and_stacks_of_the_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +172,7 @@ def test_spans_and_stacks_of_the_events(tmp_path: Path, capsys: pytest.CaptureFi
         )  # fmt: skip
         return made
 
-    wait = "/x/megatrain/trainer.py:1 train\n/x/megatrain/comm/group.py:9 finish"
+    wait = "/x/megatrain/training/trainer.py:1 train\n/x/megatrain/comm/group.py:9 finish"
     tables = {
         Ranks: [
             {"rank": rank, **axis_values(Layout(dp_size=3), rank), "host": f"h{rank}"}
@@ -193,17 +193,17 @@ def test_spans_and_stacks_of_the_events(tmp_path: Path, capsys: pytest.CaptureFi
         for kind, rows in tables.items():
             store.append(kind, to_arrow(table(kind, rows)))
         store.commit()
-    found = told(capsys, str(tmp_path / "events"))
+    found = printed(capsys, str(tmp_path / "events"))
     assert (found["source"], [one["rank"] for one in found["suspects"]], found["hosts"]) == ("spans", [1], ["h1"])
     assert (found["stacks"]["outliers"], found["stacks"]["shared"]["kind"]) == ([1], "rank")
     assert main(["diag", "hang", str(tmp_path / "events")]) == 0
     text = capsys.readouterr().out
-    assert "2 wait (0, 2): comm/group.py finish < megatrain/trainer.py train" in text
+    assert "2 wait (0, 2): comm/group.py finish < training/trainer.py train" in text
     assert "the outliers 1 share rank 1 (1 ranks)" in text
 
 
 def test_flight_recorder_dumps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, str(tmp_path), "--flight-recorder", str(GOLDEN))
+    found = printed(capsys, str(tmp_path), "--flight-recorder", str(GOLDEN))
     assert ([one["rank"] for one in found["suspects"]], found["layout"]["dp_size"]) == ([1], 3)
     assert found["problems"] == []
 
@@ -213,6 +213,6 @@ def test_nothing_to_go_by_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["diag", "hang", str(tmp_path), "--blackbox", str(tmp_path / "none")]) != 0
     assert main(["diag", "hang", str(tmp_path), "--stacks"]) != 0
     errors = capsys.readouterr().err
-    assert "neither events nor a broken round's files" in errors
+    assert "neither events nor files of a broken round" in errors
     assert "no such directory" in errors
     assert "name the directory of this machine's black boxes" in errors

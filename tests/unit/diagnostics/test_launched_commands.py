@@ -29,7 +29,7 @@ def test_both_are_installed() -> None:
         assert [one.load() for one in importlib.metadata.entry_points(group=group)] == [function]
 
 
-def test_daemon_and_page_are_told_of_the_run_and_its_etcd() -> None:
+def test_daemon_and_page_get_the_run_and_its_etcd() -> None:
     place = ["--run", "/run", "--job", "a job", *ETCD]
     found = job_commands(config=CONFIG, run=Path("/run"), etcd=ETCD)
     assert found["diagnostics"][1:] == ["-m", "megatrain_diagnostics.daemon", *place]
@@ -43,7 +43,7 @@ def test_a_page_that_nobody_wants_is_not_served() -> None:
     assert list(job_commands(config=config, run=Path("/run"), etcd=ETCD)) == ["diagnostics"]
 
 
-def test_the_streamer_is_told_where_its_ranks_leave_their_traces(tmp_path: Path) -> None:
+def test_the_streamer_learns_where_its_ranks_leave_their_traces(tmp_path: Path) -> None:
     words = streamer_command(config=CONFIG, run=tmp_path, host="h 1", logs=tmp_path / "logs" / "h", etcd=ETCD)
     assert words[1:4] == ["-m", "megatrain_diagnostics.streamer", "--settings"]
     assert words[5:] == ETCD

@@ -35,7 +35,7 @@ def test_scores_are_those_of_own_compute_and_victims_have_none() -> None:
     assert set(found.host_scores) == {f"host-{rank}" for rank in range(8)}
 
 
-def test_a_rank_that_sends_nothing_is_told_of_and_spoils_no_score() -> None:
+def test_a_rank_that_sends_nothing_is_reported_and_spoils_no_score() -> None:
     job = SyntheticJob(LAYOUT)
     live = LiveDetection(job.roster(), Thresholds(), deadline_s=5.0)
     for step in range(30):
@@ -53,7 +53,7 @@ def test_a_rank_that_sends_nothing_is_told_of_and_spoils_no_score() -> None:
     assert live.silent_ranks() == ()
 
 
-def test_a_rank_that_made_up_a_step_and_fell_silent_is_told_of() -> None:
+def test_a_rank_that_made_up_a_step_and_fell_silent_is_reported() -> None:
     job = SyntheticJob(LAYOUT)
     live = LiveDetection(job.roster(), Thresholds(), deadline_s=5.0)
     for step in range(40):

@@ -16,7 +16,7 @@ from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.failures.culprit import Culprit, Role
+from megatrain.failures.culprit import Culprit, FailureRole
 from megatrain_diagnostics.analysis.log_search import classify_logs, matching_lines
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.roster import Roster
@@ -66,11 +66,11 @@ def test_the_root_comes_before_what_followed_from_it() -> None:
         2,
         "host-1",
         "gpu_hardware",
-        Role.ROOT,
+        FailureRole.ROOT,
         10**10,
     )
     assert sorted(one.rank for one in others) == [0, 1, 3]
-    assert {one.role for one in others} == {Role.FOLLOWS}
+    assert {one.role for one in others} == {FailureRole.FOLLOWS}
     assert "ECC" in first.line
 
 
@@ -90,13 +90,13 @@ def place(tmp_path: Path) -> str:
     return str(tmp_path / "events")
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     assert main(["logs", *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_the_verb_searches(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, place, "--grep", "closed by peer", "--ranks", "0,3", "--last", "1")
+    found = printed(capsys, place, "--grep", "closed by peer", "--ranks", "0,3", "--last", "1")
     assert (found["num_matching"], [one["rank"] for one in found["lines"]]) == (2, [3])
     assert found["lines"][0]["line"] == LOST
     assert main(["logs", place, "--grep", "ECC"]) == 0
@@ -110,7 +110,7 @@ def test_a_search_that_finds_nothing_says_so(place: str, capsys: pytest.CaptureF
 
 
 def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, "classify", place)
+    found = printed(capsys, "classify", place)
     assert (found["label"], found["root_rank"], found["failures"][0]["rank"]) == ("gpu_hardware", 2, 2)
     assert main(["logs", "classify", place]) == 0
     text = capsys.readouterr().out
@@ -119,10 +119,10 @@ def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_lines_of_one_host(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    hosts = {one["host"] for one in told(capsys, place, "--host", "host-1")["lines"]}
+    hosts = {one["host"] for one in printed(capsys, place, "--host", "host-1")["lines"]}
     assert hosts == {"host-1"}
     assert main(["logs", place, "--host", "nobody"]) == 72
-    assert "no line is of host 'nobody'; there are host-0" in capsys.readouterr().err
+    assert "no line is from host 'nobody'; there are host-0" in capsys.readouterr().err
 
 
 def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,9 +133,9 @@ def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: 
             store.append(LogLines, to_arrow(replace(lines, round=lines.round * number)))
         store.commit()
 
-    assert told(capsys, place)["lines"][0]["line"] == "ModuleNotFoundError in round 3"
-    assert told(capsys, place, "--round", "2")["lines"][0]["line"] == "ModuleNotFoundError in round 2"
-    assert told(capsys, place, "--round", "1")["num_matching"] == len(FAILED)
+    assert printed(capsys, place)["lines"][0]["line"] == "ModuleNotFoundError in round 3"
+    assert printed(capsys, place, "--round", "2")["lines"][0]["line"] == "ModuleNotFoundError in round 2"
+    assert printed(capsys, place, "--round", "1")["num_matching"] == len(FAILED)
 
 
 def test_what_makes_no_sense_is_said(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +148,7 @@ def test_what_makes_no_sense_is_said(place: str, tmp_path: Path, capsys: pytest.
     assert main(["logs", place, "--round", "9"]) == 72
     assert "--round=9: " in capsys.readouterr().err
     assert main(["logs", place, "--grep", "("]) != 0
-    assert "is no regular expression" in capsys.readouterr().err
+    assert "is not a valid regular expression" in capsys.readouterr().err
     assert main(["logs", place, "--ranks", "9"]) != 0
     assert "no line of output" in capsys.readouterr().err
 
@@ -161,8 +161,12 @@ def test_the_incident_decides_whom_to_blame_and_the_others_words_are_what_follow
                        kind=IncidentKind.FAILURE)  # fmt: skip
     found = classify_logs(lines, ROSTER, recorded)
     assert found.culprit == recorded
-    assert [(one.rank, one.role) for one in found.failures] == [(3, Role.ROOT), (0, Role.FOLLOWS), (1, Role.FOLLOWS)]
-    assert (found.label, found.action, found.verdict.line) == ("failure", "restart", "")
+    assert [(one.rank, one.role) for one in found.failures] == [
+        (3, FailureRole.ROOT),
+        (0, FailureRole.FOLLOWS),
+        (1, FailureRole.FOLLOWS),
+    ]
+    assert (found.label, found.action, found.classification.line) == ("failure", "restart", "")
     assert {one.label for one in found.failures[1:]} == {"network"}
 
 
@@ -170,7 +174,7 @@ def test_what_the_culprit_itself_wrote_says_what_went_wrong() -> None:
     recorded = Culprit((2,), ("host-1",), "rank 2 ended with 1", label="gpu_hardware", incident="20260101-1",
                        kind=IncidentKind.FAILURE)  # fmt: skip
     found = classify_logs(log_lines(FAILED), ROSTER, recorded)
-    assert (found.label, found.verdict.line) == ("gpu_hardware", ERROR)
+    assert (found.label, found.classification.line) == ("gpu_hardware", ERROR)
     assert found.failures[0].line == ERROR
 
 
@@ -178,7 +182,7 @@ def test_a_failure_of_its_own_beside_the_culprits_is_a_cause() -> None:
     recorded = Culprit((0,), ("host-0",), "rank 0 ended with 1", incident="20260101-1", kind=IncidentKind.FAILURE)
     found = classify_logs(log_lines(FAILED), ROSTER, recorded)
     roles = {one.rank: one.role for one in found.failures}
-    assert roles == {0: Role.ROOT, 1: Role.FOLLOWS, 2: Role.CAUSE, 3: Role.FOLLOWS}
+    assert roles == {0: FailureRole.ROOT, 1: FailureRole.FOLLOWS, 2: FailureRole.CAUSE, 3: FailureRole.FOLLOWS}
 
 
 def test_the_verb_reads_the_incident_of_the_run(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +190,7 @@ def test_the_verb_reads_the_incident_of_the_run(place: str, tmp_path: Path, caps
     run.create()
     incident = make_incident(round=1, culprit_ranks=(3,), culprit_hosts=("host-1",))
     (run.incidents / f"{incident.incident_id}.json").write_bytes(encode(incident))
-    found = told(capsys, "classify", str(tmp_path))
+    found = printed(capsys, "classify", str(tmp_path))
     assert (found["root_rank"], found["root_hosts"], found["incident"]) == (3, ["host-1"], incident.incident_id)
     assert main(["logs", "classify", str(tmp_path)]) == 0
-    assert f"told by   incident {incident.incident_id}" in capsys.readouterr().out
+    assert f"incident  {incident.incident_id}" in capsys.readouterr().out

@@ -127,7 +127,7 @@ def get(port: int, path: str, token: str | None = None) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
-def test_a_scraper_without_the_token_is_told_nothing() -> None:
+def test_a_scraper_without_the_token_gets_no_metrics() -> None:
     with server("s3cret") as listening:
         assert get(listening.port, "/metrics")[0] == 401
         assert get(listening.port, "/metrics", "wrong")[0] == 401

@@ -32,6 +32,7 @@ def scrape(port: int) -> bytes:
     return content
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_keep_no_scraper_out_and_hold_few_threads(port: int) -> None:
     before = threading.active_count()
     with ExitStack() as opened:

@@ -27,7 +27,7 @@ ROSTER = SyntheticJob(LAYOUT, ranks_per_host=1).roster()
 RANKS = np.arange(16)
 
 
-def test_the_rows_of_ranks_tell_the_layout() -> None:
+def test_the_rows_of_ranks_give_the_layout() -> None:
     assert ROSTER.layout == LAYOUT
 
 

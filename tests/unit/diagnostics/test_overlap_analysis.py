@@ -1,4 +1,4 @@
-"""What compute hides of communication: by hand, and against a count of every nanosecond."""
+"""Communication overlapped with compute: by hand, and against a count of every nanosecond."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def kinds(drawing: Drawing) -> dict[str, Overlap]:
 
 
 def us(one: Overlap) -> tuple[float, float, float, float]:
-    """Return total, exposed, hidden and elsewhere."""
-    return one.total_ns / 1000, one.exposed_ns / 1000, one.hidden_ns / 1000, one.elsewhere_ns / 1000
+    """Return total, exposed, overlapped and elsewhere."""
+    return one.total_ns / 1000, one.exposed_ns / 1000, one.overlapped_ns / 1000, one.elsewhere_ns / 1000
 
 
 def exchange(drawing: Drawing, operation: Op, start: float, length: float, **more: int) -> None:
@@ -44,7 +44,7 @@ def attended(part: float) -> int:
     return attended_bits(round(1000 * part), 1000)
 
 
-def test_beneath_compute_and_then_waited_for() -> None:
+def test_overlapped_with_compute_and_then_waited_for() -> None:
     drawing = drawn_step()
     drawing.span(Op.BACKWARD_COMPUTE, 0, 60)
     exchange(drawing, Op.GRADS_REDUCE_SCATTER, 40, 35)
@@ -54,10 +54,10 @@ def test_beneath_compute_and_then_waited_for() -> None:
     assert us(found["grads-reduce-scatter"]) == (35, 15, 20, 0)
     # the rank waited until it was over: so its end is known
     assert not found["grads-reduce-scatter"].is_at_most
-    assert found["grads-reduce-scatter"].hidden_percent == pytest.approx(100 * 20 / 35)
+    assert found["grads-reduce-scatter"].overlapped_percent == pytest.approx(100 * 20 / 35)
 
 
-def test_beneath_compute_alone_it_may_have_been_over_long_before_anybody_looked() -> None:
+def test_overlapped_with_compute_alone_it_may_have_been_over_long_before_anybody_looked() -> None:
     drawing = drawn_step()
     drawing.span(Op.FORWARD_COMPUTE, 10, 80)
     exchange(drawing, Op.PARAMS_ALL_GATHER, 10, 50)
@@ -106,7 +106,7 @@ def test_whom_the_host_says_it_awaits_comes_before_what_ends_first() -> None:
         found = kinds(drawing)
 
         assert (found["forward-send"].exposed_ns / 1000, found["forward-recv"].exposed_ns / 1000) == expected
-        assert found["forward-send"].hidden_ns == 0
+        assert found["forward-send"].overlapped_ns == 0
 
 
 def test_tensor_parallel_exchanges_inside_of_compute_are_exposed_as_long_as_they_are_awaited() -> None:
@@ -135,12 +135,12 @@ def test_only_what_lies_in_the_step_counts() -> None:
 
     found = kinds(drawing)
 
-    # of the first 20 us, 10 beneath the data; of the second the 5 to the end of the step, which nobody awaited yet
+    # of the first 20 us, 10 overlapped with the data; of the second the 5 to the end of the step, not awaited yet
     assert us(found["params-all-gather"]) == (25, 10, 10, 5)
     assert found["params-all-gather"].count == 2
 
 
-def test_stages_are_told_apart() -> None:
+def test_stages_are_distinguished() -> None:
     drawing = drawn_step(layout=Layout(pp_size=2, dp_size=2))
     for rank in range(4):
         compute = 60 if rank < 2 else 90
@@ -185,4 +185,4 @@ def test_against_a_count_of_every_nanosecond(drawn: list[tuple[Op, int, int]]) -
             sums[2] += has_work
     found = kinds(drawing)
 
-    assert {name: [one.total_ns, one.exposed_ns, one.hidden_ns] for name, one in found.items()} == expected
+    assert {name: [one.total_ns, one.exposed_ns, one.overlapped_ns] for name, one in found.items()} == expected

@@ -79,6 +79,7 @@ def test_a_file_of_kilobytes_that_would_be_gigabytes_takes_no_memory(
     assert "MiB or more; at most 512 MiB are read; it was set aside" in problem
 
 
+@pytest.mark.slow(kept=["LogLines-False", "LogLines-True"])
 @pytest.mark.parametrize("is_named_by_a_store", [False, True])
 @pytest.mark.parametrize("kind", [Spans, LogLines])
 def test_the_limit_holds_for_rows_and_for_texts_that_rows_share(
@@ -86,7 +87,7 @@ def test_the_limit_holds_for_rows_and_for_texts_that_rows_share(
 ) -> None:
     """Of LogLines the fixed columns are far below the limit: it is the one text of 1,000 bytes in each row."""
     events = tmp_path / "events"
-    monkeypatch.setattr(parquet_limits, "MOST_PLAIN_BYTES", 64 << 20)
+    monkeypatch.setattr(parquet_limits, "MAX_PLAIN_BYTES", 64 << 20)
     path = write_bomb(events, kind, 1)
     if is_named_by_a_store:
         path.rename(path.with_name(SegmentName(1, 1, zlib.crc32(path.read_bytes())).text))
@@ -95,7 +96,7 @@ def test_the_limit_holds_for_rows_and_for_texts_that_rows_share(
     (problem,) = stored.problems()
     assert "its rows unpack to" in problem
     if kind is Spans:  # of a million log lines an answer would be too large
-        monkeypatch.setattr(parquet_limits, "MOST_PLAIN_BYTES", 2 << 30)
+        monkeypatch.setattr(parquet_limits, "MAX_PLAIN_BYTES", 2 << 30)
         assert num_rows(StoredEvents(events).read(kind)) == 1, "all alike, so one row: it can be read"
 
 
@@ -175,7 +176,7 @@ def write_trace_of_long_names(path: Path, count: int) -> None:
 
 
 def test_a_public_trace_has_the_same_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_limits, "MOST_PLAIN_BYTES", 64 << 20)
+    monkeypatch.setattr(parquet_limits, "MAX_PLAIN_BYTES", 64 << 20)
     write_trace_of(tmp_path / "trace.parquet", ROWS)
     with pytest.raises(DataError, match="its rows unpack to 81 MiB or more; at most 64 MiB are read"):
         read_trace(tmp_path / "trace.parquet")

@@ -19,7 +19,7 @@ from megatrain_diagnostics.commands.arguments import (
     add_steps,
     chosen_round,
     open_source,
-    tell_problems,
+    report_problems,
 )
 from megatrain_diagnostics.events.tables import Ranks, StepTotals, columns_of, from_columns, num_rows
 from megatrain_diagnostics.store.segment_store import SegmentStore
@@ -117,13 +117,13 @@ def test_what_cannot_be_meant_is_refused(words: list[str], message: str) -> None
         parsed("x", *words)
 
 
-def test_problems_are_told_on_stderr(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_are_reported_on_stderr(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     segment_paths(run / "events" / "totals")[0].write_bytes(b"\x1b[31m")
     args = parsed("demo")
     open_source(args).read(StepTotals)
 
-    tell_problems(args)
-    tell_problems(args)
+    report_problems(args)
+    report_problems(args)
 
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -132,7 +132,7 @@ def test_problems_are_told_on_stderr(run: Path, capsys: pytest.CaptureFixture[st
     assert captured.err.isascii()
 
 
-def test_problems_are_told_where_they_leave_no_answer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_are_reported_where_they_leave_no_answer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with SegmentStore(run / "events") as store:
         store.append(Ranks, to_arrow(SyntheticJob(Layout(dp_size=2), round=5).ranks()))
         store.commit()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client.exposition import generate_latest
 
-from megatrain.programs.processes import end_with_parent
+from megatrain.programs.processes import install_parent_death_guard
 from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector, registry_of
 from megatrain_diagnostics.metrics.server import MetricsServer
 from tests.helpers.metric_readings import make_host_reading, make_job_reading
@@ -78,6 +78,7 @@ def test_the_rules_are_rules() -> None:
     assert "SUCCESS" in promtool("check", "config", "--syntax-only", "prometheus.yaml")
 
 
+@pytest.mark.slow
 def test_alerts_fire_when_they_should_and_not_before() -> None:
     assert "SUCCESS" in promtool("test", "rules", "alerts_test.yaml")
 
@@ -138,7 +139,9 @@ def prometheus(directory: Path, hosts: int, job: int) -> Iterator[str]:
         f"--web.listen-address=127.0.0.1:{port}",
     ]
     with (directory / "prometheus.log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=partial(end_with_parent, os.getpid()))
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, preexec_fn=partial(install_parent_death_guard, os.getpid())
+        )
     try:
         yield f"http://127.0.0.1:{port}"
     finally:

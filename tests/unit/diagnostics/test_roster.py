@@ -41,11 +41,11 @@ def test_without_a_majority_there_is_no_answer() -> None:
 
 def test_a_layout_that_no_job_has_is_not_believed() -> None:
     """Who looks at a directory of somebody else's must not make tables of two billion ranks."""
-    with pytest.raises(DataError, match="no job is as large"):
+    with pytest.raises(DataError, match="no job is that large"):
         make_roster(replace(RANKS, dp_size=np.full_like(RANKS.dp_size, 2**31 - 1)), empty_groups(), 1)
 
 
-def test_the_newest_round_is_one_that_half_of_its_ranks_tell_of() -> None:
+def test_the_newest_round_is_one_that_half_of_its_ranks_report() -> None:
     def ranks_of(round_number: int, count: int) -> Ranks:
         some = select(RANKS, list(range(count)))
         return replace(some, round=np.full_like(some.round, round_number))

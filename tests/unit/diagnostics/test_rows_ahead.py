@@ -7,7 +7,7 @@ from megatrain_diagnostics.events.tables import Spans, joined
 from tests.helpers.event_collector import span_rows
 
 
-def told(ahead: RowsAhead, *tables: Spans) -> list[tuple[int, int]]:
+def places_of(ahead: RowsAhead, *tables: Spans) -> list[tuple[int, int]]:
     """Return (round, sequence) of the rows that are handed on."""
     found = []
     for _, table in ahead.take([(Spans, one) for one in tables]):
@@ -20,19 +20,19 @@ def test_rows_wait_for_their_round_and_come_before_later_ones() -> None:
     newest = 3
     ahead = RowsAhead(lambda: newest)
     mixed = joined(Spans, [span_rows(2, round_number=3), span_rows(2, round_number=4, first=7)])
-    assert told(ahead, mixed) == [(3, 0), (3, 1)]
-    assert told(ahead, span_rows(1, round_number=9), span_rows(1, round_number=3, first=2)) == [(3, 2)]
+    assert places_of(ahead, mixed) == [(3, 0), (3, 1)]
+    assert places_of(ahead, span_rows(1, round_number=9), span_rows(1, round_number=3, first=2)) == [(3, 2)]
     newest = 4
-    assert told(ahead, span_rows(1, round_number=4, first=9)) == [(4, 7), (4, 8), (4, 9)]
-    assert told(ahead) == []
+    assert places_of(ahead, span_rows(1, round_number=4, first=9)) == [(4, 7), (4, 8), (4, 9)]
+    assert places_of(ahead) == []
     newest = 9
-    assert told(ahead) == [(9, 0)]
+    assert places_of(ahead) == [(9, 0)]
 
 
 def test_what_waits_is_bounded_and_the_oldest_goes_first() -> None:
     newest = 0
     ahead = RowsAhead(lambda: newest, max_rows=10)
     for first in range(0, 40, 4):
-        assert told(ahead, span_rows(4, round_number=5, first=first)) == []
+        assert places_of(ahead, span_rows(4, round_number=5, first=first)) == []
     newest = 5
-    assert [sequence for _, sequence in told(ahead)] == list(range(32, 40))
+    assert [sequence for _, sequence in places_of(ahead)] == list(range(32, 40))

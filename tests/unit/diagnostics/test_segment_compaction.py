@@ -15,8 +15,8 @@ from megatrain_diagnostics.events.tables import StepTotals, num_rows
 from megatrain_diagnostics.store.compaction import (
     GRACE_S,
     HOUR_IS_OVER_NS,
-    MOST_BYTES,
-    MOST_SMALL_FILES,
+    MAX_BYTES,
+    MAX_SMALL_FILES,
     SmallFile,
     compact,
     plan_merges,
@@ -116,7 +116,7 @@ def test_damaged_segment_is_set_aside_and_the_others_are_merged(tmp_path: Path) 
     second = compact(tmp_path, LATER_NS)
 
     assert first.num_written == 0
-    assert first.damaged == (f"{victim}: its bytes are not those that were written; it was set aside",)
+    assert first.damaged == (f"{victim}: its checksum does not match; it was set aside",)
     assert (second.num_merged, second.num_written) == (3, 1)
     kept = victim.with_name(victim.name + ".damaged")
     assert kept.read_bytes() == bytes(content)
@@ -127,6 +127,7 @@ def test_damaged_segment_is_set_aside_and_the_others_are_merged(tmp_path: Path) 
     assert compact(tmp_path, LATER_NS).num_written == 0
 
 
+@pytest.mark.slow
 def test_readers_see_every_row_while_files_are_merged_and_removed(tmp_path: Path) -> None:
     expected = filled(tmp_path, 24)
     events = StoredEvents(tmp_path)
@@ -170,11 +171,11 @@ def files(*sizes: int) -> list[SmallFile]:
         ([5], True, []),
         ([5, 5], True, [(1, 2)]),
         ([5, 5], False, []),
-        ([5] * (MOST_SMALL_FILES - 1), False, []),
-        ([5] * MOST_SMALL_FILES, False, [tuple(range(1, MOST_SMALL_FILES + 1))]),
-        ([MOST_BYTES // 4, MOST_BYTES // 4], False, [(1, 2)]),
-        ([MOST_BYTES // 2, 5, 5, MOST_BYTES, 5], True, [(2, 3)]),
-        ([MOST_BYTES // 3] * 7, True, [(1, 2, 3), (4, 5, 6)]),
+        ([5] * (MAX_SMALL_FILES - 1), False, []),
+        ([5] * MAX_SMALL_FILES, False, [tuple(range(1, MAX_SMALL_FILES + 1))]),
+        ([MAX_BYTES // 4, MAX_BYTES // 4], False, [(1, 2)]),
+        ([MAX_BYTES // 2, 5, 5, MAX_BYTES, 5], True, [(2, 3)]),
+        ([MAX_BYTES // 3] * 7, True, [(1, 2, 3), (4, 5, 6)]),
     ],
 )
 def test_plan(sizes: list[int], is_over: bool, expected: list[tuple[int, ...]]) -> None:
@@ -184,14 +185,14 @@ def test_plan(sizes: list[int], is_over: bool, expected: list[tuple[int, ...]]) 
 
 
 def test_runs_are_of_neighbours_and_bounded() -> None:
-    sizes = np.random.default_rng(5).integers(1, MOST_BYTES // 2 + 10, 200).tolist()
+    sizes = np.random.default_rng(5).integers(1, MAX_BYTES // 2 + 10, 200).tolist()
 
     plan = plan_merges(files(*sizes), is_over=True)
 
     for run in plan:
         numbers = [file.name.first for file in run]
         assert numbers == list(range(numbers[0], numbers[0] + len(run)))
-        assert sum(file.num_bytes for file in run) <= MOST_BYTES
+        assert sum(file.num_bytes for file in run) <= MAX_BYTES
     assert sum(len(run) for run in plan) > 100
 
 

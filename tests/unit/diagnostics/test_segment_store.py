@@ -141,7 +141,7 @@ def test_a_foreign_name_does_not_spoil_the_numbers(tmp_path: Path) -> None:
 
 
 def test_one_process_writes_a_directory(tmp_path: Path) -> None:
-    with SegmentStore(tmp_path), pytest.raises(StoreError, match=r"process \d+ writes events there"):
+    with SegmentStore(tmp_path), pytest.raises(StoreError, match=r"process \d+ already writes events there"):
         SegmentStore(tmp_path)
 
     SegmentStore(tmp_path).close()
@@ -225,7 +225,7 @@ def test_kill_loses_nothing_that_was_committed(tmp_path: Path) -> None:
         assert events.problems() == ()
 
 
-def test_full_disk_is_told_of_and_waited_for(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_waited_for(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 256 << 10) as disk, SegmentStore(disk.seen / "events") as store:
         committed(store, step_totals(range(2), range(1)))
         disk.fill()
@@ -256,13 +256,13 @@ def test_a_directory_that_somebody_removes_is_taken_anew(tmp_path: Path) -> None
         shutil.rmtree(directory)
         assert store.retake()
         assert not store.retake()
-        with pytest.raises(StoreError, match="one daemon a job"):
+        with pytest.raises(StoreError, match="a job has a single daemon"):
             SegmentStore(directory)
         store.append(LogLines, to_arrow(line("after")))
         store.commit()
         assert StoredEvents(directory).read(LogLines).line.tolist() == ["after"]
 
         shutil.rmtree(directory)
-        with SegmentStore(directory), pytest.raises(StoreError, match="one daemon a job"):
+        with SegmentStore(directory), pytest.raises(StoreError, match="a job has a single daemon"):
             store.retake()
         assert store.retake()

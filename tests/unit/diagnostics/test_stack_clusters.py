@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from megatrain import comm
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.stack_clusters import (
     cluster,
     find_outliers,
+    is_waiting,
     newest_main_stacks,
     normalised,
     smallest_group,
@@ -19,8 +22,8 @@ from megatrain_diagnostics.events.tables import Stacks, from_columns
 
 OUTER = [
     "/opt/lib/runpy.py:198 _run",
-    "/opt/job/megatrain/trainer.py:{0} train",
-    "/opt/job/megatrain/training_step.py:58 train_step",
+    "/opt/job/megatrain/training/trainer.py:{0} train",
+    "/opt/job/megatrain/training/step.py:58 train_step",
 ]
 WAIT = "\n".join([*OUTER, "/site/megatrain/comm/group.py:44 wait", "/site/megatrain/comm/group.py:{0} finish"])
 LOADER = "\n".join([*OUTER, "/opt/job/megatrain/data/indexed.py:{0} read"])
@@ -37,7 +40,7 @@ def roster(layout: Layout, per_host: int = 8) -> Roster:
     return Roster(1, layout, {rank: f"host-{rank // per_host}" for rank in range(layout.world_size)}, {})
 
 
-def test_line_numbers_paths_and_numbers_do_not_tell_ranks_apart() -> None:
+def test_line_numbers_paths_and_numbers_do_not_separate_ranks() -> None:
     assert normalised(WAIT.format(3)) == normalised(WAIT.format(4))
     assert normalised("/a/b/c/d.py:7 f")[0] == "c/d.py f"
     assert normalised("no answer within 2 s, process is asleep (S) in wait_17") == normalised(
@@ -144,3 +147,10 @@ def test_the_newest_dump_of_the_main_thread_counts() -> None:
         },
     )
     assert newest_main_stacks(stacks, 1) == {0: "new", 3: "the only one"}
+
+
+def test_a_wait_in_any_module_of_comm_is_a_wait_for_other_ranks() -> None:
+    modules = sorted(path.name for path in Path(comm.__file__).parent.glob("[a-z]*.py"))
+    assert "lanes.py" in modules
+    for module in modules:
+        assert is_waiting(("training/trainer.py train", f"comm/{module} wait", "python3.11/threading.py wait"))

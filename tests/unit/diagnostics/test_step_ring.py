@@ -59,7 +59,7 @@ def test_rows_in_any_order_and_twice_come_to_the_same() -> None:
     while (step := ring.due(0.0, 10.0)) is not None:
         row = ring.take(step)
         taken.append(row.step)
-        assert row.has_come.all()
+        assert row.has_reported.all()
         for number in (FORWARD, Operation.OPTIMIZER.number):
             expected = [(step * 1000 + rank * 10 + number) / 1000 for rank in range(4)]
             np.testing.assert_allclose(row.of(number), expected, rtol=1e-6)
@@ -74,7 +74,7 @@ def test_a_step_waits_for_the_last_rank_but_not_for_ever() -> None:
     assert ring.due(109.0, 10.0) is None
     assert ring.due(110.0, 10.0) == 5
     row = ring.take(5)
-    assert row.has_come.tolist() == [True, True, False]
+    assert row.has_reported.tolist() == [True, True, False]
     assert row.of(FORWARD)[2] == 0.0
     ring.add_totals(rows(cells(range(5, 7), range(2, 3))), 110.0)
     assert ring.counters.num_late == 2
@@ -113,7 +113,7 @@ def test_the_ring_follows_when_most_ranks_have_gone_on() -> None:
     assert ring.newest.tolist() == [503, 503, 503, 1]
 
 
-def test_more_operations_than_expected_find_room() -> None:
+def test_more_operations_than_expected_fit() -> None:
     ring = StepRing(2)
     ring.add_totals(rows([(0, rank, operation, operation) for rank in range(2) for operation in range(1, 26)]), 0.0)
     ring.add_totals(rows(cells(range(1, 2), range(2))), 0.0)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.schema import to_arrow, to_stored
-from megatrain_diagnostics.events.source import MemoryEvents, Where
+from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import (
     NO_DURATION,
     Clocks,
@@ -36,6 +36,7 @@ from megatrain_diagnostics.events.tables import (
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from megatrain_diagnostics.store.segments import SegmentName, write_segment
+from tests.helpers.memory_events import MemoryEvents
 from tests.helpers.stored_events import START_NS, committed, segment_paths, step_totals
 
 HOUR_NS = 3600 * 10**9
@@ -162,9 +163,9 @@ FOREIGN = {
     "text": (lambda path: path.write_text("PAR1 not really PAR1"), "not a whole Parquet file"),
     "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-20]), "not a whole Parquet file"),
     "cut in the middle": (lambda path: path.write_bytes(path.read_bytes()[:900]), "not a whole Parquet file"),
-    "stranger's": (lambda path: pq.write_table(pa.table({"a": [1]}), path), "does not say which table"),
+    "stranger's": (lambda path: pq.write_table(pa.table({"a": [1]}), path), "does not name a table"),
     "other columns": (other_columns, "totals: columns"),
-    "rotten": (flipped, "its bytes are not those that were written"),
+    "rotten": (flipped, "its checksum does not match"),
     "a directory": (lambda path: (path.unlink(), path.mkdir()), ""),
     "of another table": (other_table, "holds the table groups"),
 }
@@ -220,9 +221,9 @@ def changed(table: pa.Table, column: str, values: pa.Array) -> pa.Table:
     [
         (lambda batch: rows_without_values(to_stored(StepTotals, batch)), "sum_ns: rows without a value"),
         (lambda batch: rows_of_no_text(to_stored(StepTotals, batch)), "Invalid UTF8"),
-        (lambda batch: pa.Table.from_batches([batch]), "operation as numbers, as on the wire"),
+        (lambda batch: pa.Table.from_batches([batch]), "operation is stored as numbers"),
     ],
-    ids=["without values", "no text", "as on the wire"],
+    ids=["without values", "no text", "stored as numbers"],
 )
 @pytest.mark.parametrize("has_our_name", [False, True])
 def test_foreign_rows_cost_no_others(directory: Path, made: Any, message: str, has_our_name: bool) -> None:
@@ -246,7 +247,7 @@ def test_fifo_of_a_segments_name_holds_nobody_up(directory: Path) -> None:
     assert num_rows(StoredEvents(directory).read(StepTotals)) == 36
 
 
-def test_events_from_the_future_are_told_of(tmp_path: Path) -> None:
+def test_events_from_the_future_are_reported(tmp_path: Path) -> None:
     with SegmentStore(tmp_path, now_ns=lambda: START_NS) as store:
         committed(store, step_totals(range(2), range(1)))
         committed(store, step_totals(range(2, 4), range(1), start_ns=START_NS + 3 * HOUR_NS))
@@ -258,7 +259,7 @@ def test_events_from_the_future_are_told_of(tmp_path: Path) -> None:
     assert problem.startswith(str(segment_paths(tmp_path)[1]))
 
 
-def test_operations_of_a_newer_program_are_told_of(tmp_path: Path) -> None:
+def test_operations_of_a_newer_program_are_reported(tmp_path: Path) -> None:
     stored = to_stored(StepTotals, to_arrow(step_totals(range(1), range(1))))
     newer = pa.array(["forward-compute", "moe-dispatch", "clip"], pa.string()).dictionary_encode()
     column = stored.schema.get_field_index("operation")
@@ -266,7 +267,7 @@ def test_operations_of_a_newer_program_are_told_of(tmp_path: Path) -> None:
     events = StoredEvents(tmp_path)
 
     assert events.read(StepTotals).operation.tolist() == [3, 0, 17]
-    assert events.problems() == ("totals: has rows of a newer program, whose operation this one does not know",)
+    assert events.problems() == ("totals: contains rows of a newer version of megatrain with an unknown operation",)
 
 
 def test_span_that_was_stored_open_and_ended_is_one(tmp_path: Path) -> None:

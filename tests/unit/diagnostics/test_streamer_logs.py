@@ -24,21 +24,21 @@ def append(path: Path, text: bytes) -> None:
         file.write(text)
 
 
-def told(table: LogLines) -> list[tuple[int, str]]:
+def lines_of(table: LogLines) -> list[tuple[int, str]]:
     return list(zip(table.sequence.tolist(), table.line.tolist(), strict=True))
 
 
 def test_lines_come_once_with_the_offset_of_their_end(path: Path) -> None:
     tail = LogTail(path, "host-1", 3, 7)
-    assert told(tail.look(5)) == []
+    assert lines_of(tail.poll(5)) == []
     append(path, b"one\ntwo\r\n\nhal")
-    found = tail.look(5)
-    assert told(found) == [(4, "one"), (9, "two")]
+    found = tail.poll(5)
+    assert lines_of(found) == [(4, "one"), (9, "two")]
     assert (found.host.tolist(), found.rank.tolist(), found.round.tolist()) == (["host-1"] * 2, [7, 7], [3, 3])
     assert found.at_ns.tolist() == [5, 5]
     append(path, b"f \xff\n")
-    assert told(tail.look(6)) == [(17, "half \ufffd")]
-    assert told(tail.look(7)) == []
+    assert lines_of(tail.poll(6)) == [(17, "half \ufffd")]
+    assert lines_of(tail.poll(7)) == []
     tail.close()
 
 
@@ -52,7 +52,7 @@ def test_a_rotated_log_goes_on(path: Path) -> None:
         end += len(line) + 1
         written.append((end, line))
         file.write(f"{line}\n".encode())
-        seen += told(tail.look(0))
+        seen += lines_of(tail.poll(0))
     assert path.with_name(f"{path.name}.1").exists()
     assert seen == written
     tail.close()
@@ -62,24 +62,24 @@ def test_a_rotated_log_goes_on(path: Path) -> None:
 def test_a_new_life_goes_on_where_the_last_one_was(path: Path) -> None:
     append(path, b"one\ntwo\nhal")
     tail = LogTail(path, "host-1", 3, 7)
-    tail.look(0)
+    tail.poll(0)
     kept = tail.position
     tail.close()
     append(path, b"f\n")
     path.rename(path.with_name(f"{path.name}.1"))
     append(path, b"new\n")
     again = LogTail(path, "host-1", 3, 7, kept)
-    assert told(again.look(0)) + told(again.look(0)) == [(13, "half"), (17, "new")]
+    assert lines_of(again.poll(0)) + lines_of(again.poll(0)) == [(13, "half"), (17, "new")]
     again.close()
     gone = LogTail(path, "host-1", 3, 7, LogPosition(inode=12345, offset=10, before=100))
-    assert told(gone.look(0)) == [(114, "new")], "places go on although the file is gone"
+    assert lines_of(gone.poll(0)) == [(114, "new")], "places go on although the file is gone"
     gone.close()
 
 
 def test_a_flood_is_read_bit_by_bit_and_a_line_without_end_is_bounded(path: Path) -> None:
     append(path, b"x" * (3 << 20) + b"\nlast\n")
     tail = LogTail(path, "host-1", 3, 7)
-    lines = [line for _ in range(6) for _, line in told(tail.look(0))]
+    lines = [line for _ in range(6) for _, line in lines_of(tail.poll(0))]
     assert lines[-1] == "last"
     assert all(len(line) <= 4096 for line in lines)
     assert len(lines) <= 5
@@ -96,16 +96,16 @@ def test_logs_of_the_newest_rounds_are_found_and_nothing_else(tmp_path: Path) ->
     (directory / "round-000003" / "notes.txt").write_text("no log")
     logs = HostLogs(directory, "host-1", lambda name: None)
     logs.find()
-    assert told(logs.look(0)) == [(8, "round 2"), (8, "round 3")]
+    assert lines_of(logs.poll(0)) == [(8, "round 2"), (8, "round 3")]
     assert set(logs.positions()) == {"2/0", "3/0", "3/1"}
     rank_log_path(directory, 4, 0).parent.mkdir()
     rank_log_path(directory, 4, 0).write_bytes(b"round 4\n")
     logs.find()
-    assert told(logs.look(0)) == [(8, "round 4")]
+    assert lines_of(logs.poll(0)) == [(8, "round 4")]
     logs.close()
 
 
 def test_a_directory_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     logs = HostLogs(tmp_path / "none", "host-1", lambda name: None)
     logs.find()
-    assert told(logs.look(0)) == []
+    assert lines_of(logs.poll(0)) == []

@@ -36,9 +36,9 @@ from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.host_devices import DeviceSource
 from megatrain_diagnostics.streamer.settings import StreamerSettings
 from megatrain_diagnostics.streamer.streamer import Streamer
-from megatrain_diagnostics.wire.discovery import FixedDaemon
 from megatrain_diagnostics.wire.sender import Sender, SenderState
 from megatrain_launcher.worker_logs import rank_log_path
+from tests.helpers.fixed_daemon import FixedDaemon
 
 PATIENCE = Patience(init_s=30.0, first_step_s=30.0, checkpoint_s=30.0, evaluation_s=30.0, floor_s=30.0, factor=10.0)
 LONG_S = 1000.0
@@ -141,9 +141,9 @@ def test_what_ranks_and_their_logs_leave_is_handed_on_in_time(host: Host) -> Non
     streamer, taken = host.streamer()
     take_steps(first, range(3))
     take_steps(second, range(3))
-    streamer.look(LONG_S)
+    streamer.poll(LONG_S)
     assert taken.tables == {}, "neither many rows nor old ones"
-    streamer.look(LONG_S + 1.1)
+    streamer.poll(LONG_S + 1.1)
     assert taken.all(Ranks).rank.tolist() == [0, 1], "a machine may be several hosts"
     totals = taken.all(StepTotals)
     assert sorted(zip(totals.rank.tolist(), totals.step.tolist(), strict=True)) == [
@@ -152,11 +152,11 @@ def test_what_ranks_and_their_logs_leave_is_handed_on_in_time(host: Host) -> Non
     assert taken.all(Spans).step.tolist() == [0, 0]
     assert taken.all(LogLines).line.tolist() == ["hello"]
     take_steps(first, range(3, 120))
-    streamer.look(LONG_S + 1.2)
+    streamer.poll(LONG_S + 1.2)
     assert num_rows(taken.all(Values)) == 6, "fewer than 512 rows, and young"
     take_steps(second, range(3, 170))
-    streamer.look(LONG_S + 1.3)
-    streamer.look(LONG_S + 2.4)
+    streamer.poll(LONG_S + 1.3)
+    streamer.poll(LONG_S + 2.4)
     values = taken.all(Values)
     assert values.value[values.rank == 1].tolist() == [float(step) for step in range(170)]
     reading = streamer.reading()
@@ -170,7 +170,7 @@ def test_times_are_those_of_one_clock(host: Host) -> None:
     before = time.time_ns()
     take_steps(host.rank(0), range(1))
     streamer, taken = host.streamer()
-    streamer.look(LONG_S)
+    streamer.poll(LONG_S)
     streamer.end()
     tolerance_ns = 50_000_000  # the system's clock may be slewed in between
     for times in (taken.all(Values).at_ns, taken.all(StepTotals).start_ns, taken.all(Spans).start_ns):
@@ -183,13 +183,13 @@ def test_a_new_life_goes_on_where_the_last_one_was_done(host: Host) -> None:
     open_token = recorder.begin(Operation.CHECKPOINT)
     take_steps(recorder, range(3, 6))
     streamer, taken = host.streamer()
-    streamer.look(LONG_S)
+    streamer.poll(LONG_S)
     streamer.end()
     assert taken.all(Values).step.tolist() == list(range(6))
     recorder.end(open_token)
     take_steps(recorder, range(6, 8))
     again, taken = host.streamer()
-    again.look(LONG_S)
+    again.poll(LONG_S)
     again.end()
     steps = taken.all(Values).step.tolist()
     assert steps == [3, 4, 5, 6, 7], "from the span that was open on: what comes twice is known by its number"
@@ -204,7 +204,7 @@ def test_damaged_notes_of_where_it_was_only_cost_a_repetition(host: Host, caplog
     streamer, taken = host.streamer()
     streamer.end()
     assert taken.all(Values).step.tolist() == [0, 1]
-    assert "streamed anew" in caplog.text
+    assert "is streamed again" in caplog.text
 
 
 def test_a_rank_that_was_killed_leaves_all_its_newest_spans(host: Host) -> None:
@@ -215,13 +215,13 @@ def test_a_rank_that_was_killed_leaves_all_its_newest_spans(host: Host) -> None:
     recorder.set_step(4)
     recorder.begin(Operation.OPTIMIZER)
     streamer, taken = host.streamer()
-    streamer.look(LONG_S)
+    streamer.poll(LONG_S)
     assert num_rows(taken.all(Spans)) == 0
     child.kill()
     child.wait()
     host.path(0).unlink()  # its executor has copied the file
-    streamer.look(LONG_S + 1)
-    streamer.look(LONG_S + 2)
+    streamer.poll(LONG_S + 1)
+    streamer.poll(LONG_S + 2)
     spans = taken.all(Spans)
     assert spans.step.tolist() == [1, 2, 3, 4]
     assert (spans.operation[spans.duration_ns == -1]).tolist() == [Operation.OPTIMIZER.number]
@@ -234,10 +234,10 @@ def test_a_rank_that_ended_well_leaves_no_more_than_was_asked_for(host: Host) ->
     recorder = host.rank(0)
     write_control(host.path(0), ControlPage(sample_period=3))
     streamer, taken = host.streamer()
-    streamer.look(LONG_S)
+    streamer.poll(LONG_S)
     take_steps(recorder, range(1, 8))
     recorder.close()  # the file is gone before the next look
-    streamer.look(LONG_S + 2)
+    streamer.poll(LONG_S + 2)
     streamer.end()
     assert taken.all(Values).step.tolist() == list(range(1, 8))
     assert taken.all(Spans).step.tolist() == [3, 6]
@@ -254,7 +254,7 @@ def test_silent_ranks_are_named_and_everybody_s_last_spans_are_sent(
     stuck.set_step(3)
     stuck.begin(Operation.DP_ALL_REDUCE)
     streamer, taken = host.streamer()
-    streamer.look(LONG_S)
+    streamer.poll(LONG_S)
     assert host.silent == []
     now_ns = time.monotonic_ns()
     with pytest.MonkeyPatch.context() as patch:
@@ -262,14 +262,14 @@ def test_silent_ranks_are_named_and_everybody_s_last_spans_are_sent(
         for module in (time, megatrain.telemetry.recorder):
             patch.setattr(module, "monotonic_ns", lambda: now_ns + 60_000_000_000)
         take_steps(moving, range(4, 6))
-        streamer.look(LONG_S + 0.2)
+        streamer.poll(LONG_S + 0.2)
         with caplog.at_level(logging.WARNING):
-            streamer.look(LONG_S + 1)
+            streamer.poll(LONG_S + 1)
             assert host.silent == [], "the machine may have paused: two looks must agree"
-            streamer.look(LONG_S + 2)
+            streamer.poll(LONG_S + 2)
         assert host.silent == [(1,)]
-        streamer.look(LONG_S + 4)
-    assert "nothing from rank 1" in caplog.text
+        streamer.poll(LONG_S + 4)
+    assert "rank 1 is silent" in caplog.text
     assert host.silent == [(1,)], "told once"
     spans = taken.all(Spans)
     assert set(spans.step[spans.rank == 0].tolist()) >= {1, 2, 3, 4, 5}
@@ -289,12 +289,12 @@ def test_stacks_are_asked_for_before_patience_is_over(host: Host) -> None:
     now_ns = time.monotonic_ns()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic_ns", lambda: now_ns + int(0.4 * PATIENCE.floor_s * 1e9))
-        streamer.look(LONG_S)
-        streamer.look(LONG_S + 1)
+        streamer.poll(LONG_S)
+        streamer.poll(LONG_S + 1)
         assert host.silent == []
         patch.setattr(time, "monotonic_ns", lambda: now_ns + int(0.6 * PATIENCE.floor_s * 1e9))
         for turn in range(2, 5):
-            streamer.look(LONG_S + turn)
+            streamer.poll(LONG_S + turn)
     assert host.silent == [(0,)]
     assert streamer.reading().silent_ranks == 0
     streamer.end()
@@ -304,8 +304,8 @@ def test_a_rank_that_never_wrote_anything_is_silent_too(host: Host) -> None:
     host.rank(0)
     host.expected = HostRanks(1, range(2), time.monotonic() - PATIENCE.init_s - 1)
     streamer, _ = host.streamer()
-    streamer.look(LONG_S)
-    streamer.look(LONG_S + 1)
+    streamer.poll(LONG_S)
+    streamer.poll(LONG_S + 1)
     assert host.silent == [(1,)]
     streamer.end()
 
@@ -317,41 +317,41 @@ def test_a_copy_of_a_box_has_nobody_called_silent(host: Host, caplog: pytest.Log
     shutil.copy(host.path(0), copy)
     streamer, taken = host.streamer()
     for at_s in range(3):
-        streamer.look(LONG_S + at_s)
+        streamer.poll(LONG_S + at_s)
     streamer.end()
     assert len(streamer.reading().ranks) <= 1
-    assert f"{copy}: a copy" in caplog.text
+    assert f"{copy}: its name" in caplog.text
     assert taken.all(Values).step.tolist() == [0, 1, 2]
 
 
 def test_a_box_that_becomes_garbage_harms_no_other(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     good, bad = host.rank(0), host.rank(1)
     streamer, taken = host.streamer()
-    streamer.look(LONG_S)
+    streamer.poll(LONG_S)
     take_steps(good, range(2))
     take_steps(bad, range(2))
     with host.path(1).open("r+b") as file:
         file.seek(1024)
         file.write(b"\xfe" * 256)  # the words that change, among them the cursor
-    streamer.look(LONG_S + 2)
+    streamer.poll(LONG_S + 2)
     take_steps(good, range(2, 4))
     streamer.end()
     values = taken.all(Values)
     assert values.step[values.rank == 0].tolist() == [0, 1, 2, 3]
     assert not np.isin(1, values.rank)
-    assert "rank 1 is streamed no more" in caplog.text
+    assert "rank 1 is no longer streamed" in caplog.text
 
 
 def test_a_box_is_followed_that_has_the_inode_of_one_that_is_gone(host: Host) -> None:
     host.rank(2, host="host-2")
     streamer, taken = host.streamer()
-    streamer.look(LONG_S)
+    streamer.poll(LONG_S)
     take_steps(host.rank(0), range(3))
     content = host.path(0).read_bytes()
     host.path(2).rename(host.path(0))
     host.path(0).write_bytes(content)
-    streamer.look(2 * LONG_S)
-    streamer.look(3 * LONG_S)
+    streamer.poll(2 * LONG_S)
+    streamer.poll(3 * LONG_S)
     assert taken.all(Ranks).rank.tolist() == [0]
     assert set(taken.all(StepTotals).step.tolist()) == {0, 1, 2}
 
@@ -359,11 +359,11 @@ def test_a_box_is_followed_that_has_the_inode_of_one_that_is_gone(host: Host) ->
 def test_a_box_that_is_set_aside_is_not_streamed_again_and_the_one_in_its_place_is(host: Host) -> None:
     take_steps(host.rank(0), range(3))
     streamer, taken = host.streamer()
-    streamer.look(LONG_S)
+    streamer.poll(LONG_S)
     host.path(0).rename(previous_black_box(host.path(0)))
     take_steps(host.rank(0, pid=os.getppid()), range(3, 5))
     for turn in range(2, 5):
-        streamer.look(turn * LONG_S)
+        streamer.poll(turn * LONG_S)
     assert sorted(taken.all(Ranks).pid.tolist()) == sorted([os.getpid(), os.getppid()])
     assert sorted(taken.all(StepTotals).step[taken.all(StepTotals).operation == SUMMED.number].tolist()) == [*range(5)]
 
@@ -380,6 +380,7 @@ def put_box(host: Host, rank: int = 5, number: int = 1, dp_size: int = 8, at_ns:
     return path
 
 
+@pytest.mark.slow(kept=["{'at_ns': 18446744073709551615}"])
 @pytest.mark.parametrize(
     "nonsense",
     [{"dp_size": 2**31}, {"dp_size": 2**32 - 1}, {"at_ns": 2**64 - 1}, {"number": 2**32 - 1}, {"step": 2**63}],
@@ -392,9 +393,9 @@ def test_a_box_full_of_nonsense_is_named_and_costs_no_other_rank(
     take_steps(recorder, range(2))
     path = put_box(host, **nonsense)
     streamer, taken = host.streamer(OneReading())
-    streamer.look(LONG_S)
+    streamer.poll(LONG_S)
     take_steps(recorder, range(2, 4))
-    streamer.look(LONG_S + 2)
+    streamer.poll(LONG_S + 2)
     streamer.end()
     assert taken.all(Ranks).rank.tolist() == [0]
     assert taken.all(Values).step.tolist() == [0, 1, 2, 3]
@@ -411,7 +412,7 @@ def test_a_box_of_a_round_that_nobody_began_hides_no_rank_that_stands_still(host
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic_ns", lambda: now_ns + 60_000_000_000)
         for turn in range(3):
-            streamer.look(LONG_S + turn)
+            streamer.poll(LONG_S + turn)
     assert host.silent == [(0,)]
     assert [(one.rank, one.step) for one in streamer.reading().ranks] == [(0, 3)]
     streamer.end()
@@ -437,7 +438,7 @@ def test_devices_are_handed_on_with_the_ranks_that_compute_on_them(host: Host, m
     recorder = host.rank(3)
     take_steps(recorder, range(8))
     streamer, taken = host.streamer(OneReading())
-    streamer.look(LONG_S)
+    streamer.poll(LONG_S)
     assert [one.gpu_uuid for one in streamer.reading().ranks] == ["GPU-b"]
     assert streamer.reading().devices is not None
     streamer.end()

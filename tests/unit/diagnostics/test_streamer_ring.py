@@ -23,8 +23,8 @@ from megatrain.contracts.step_values import StepValue
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values, joined
 from megatrain_diagnostics.streamer.host_clock import HostClock
-from megatrain_diagnostics.streamer.rank_tail import RankTail, Tables
-from megatrain_diagnostics.streamer.ring_tail import RECORD, RingLook, RingTail
+from megatrain_diagnostics.streamer.rank_tail import RankTail
+from megatrain_diagnostics.streamer.ring_tail import RECORD, RingPoll, RingTail
 
 FORWARD = Operation.FORWARD_COMPUTE
 CLOCK = HostClock(ClockBase(monotonic_ns=1_000, unix_ns=1_700_000_000_000_000_000, error_ns=1))
@@ -46,12 +46,12 @@ def open_box(tmp_path: Path) -> Iterator[OpenBox]:
         recorder.close()
 
 
-def look(tail: RingTail) -> RingLook:
-    return tail.look(tail._reader.cursor())
+def poll(tail: RingTail) -> RingPoll:
+    return tail.poll(tail._reader.cursor())
 
 
 def numbers(tail: RingTail) -> list[int]:
-    return [int(number) for number in look(tail).ended["sequence"]]
+    return [int(number) for number in poll(tail).ended["sequence"]]
 
 
 def test_the_array_has_the_layout_of_the_contract() -> None:
@@ -92,11 +92,11 @@ def test_what_the_ring_overwrote_is_counted_and_the_rest_comes(open_box: OpenBox
         assert numbers(tail) == []
         for _ in range(40):
             recorder.end(recorder.begin(FORWARD))
-        looked = look(tail)
-        assert [int(number) for number in looked.ended["sequence"]] == list(range(26, 42))
-        assert looked.num_lost == 25, "24 that nobody saw, and one that was open when it was overwritten"
+        polled = poll(tail)
+        assert [int(number) for number in polled.ended["sequence"]] == list(range(26, 42))
+        assert polled.num_lost == 25, "24 that nobody saw, and one that was open when it was overwritten"
         recorder.end(hanging)
-        assert look(tail).num_lost == 0
+        assert poll(tail).num_lost == 0
 
 
 def test_nothing_is_lost_or_doubled_at_random(open_box: OpenBox) -> None:
@@ -113,15 +113,15 @@ def test_nothing_is_lost_or_doubled_at_random(open_box: OpenBox) -> None:
                 else:
                     open_tokens.append(recorder.begin(FORWARD))
                     num_begun += 1
-            looked = look(tail)
-            num_lost += looked.num_lost
-            seen += [int(number) for number in looked.ended["sequence"]]
+            polled = poll(tail)
+            num_lost += polled.num_lost
+            seen += [int(number) for number in polled.ended["sequence"]]
         for token in open_tokens:
             recorder.end(token)
-        looked = look(tail)
-    seen += [int(number) for number in looked.ended["sequence"]]
+        polled = poll(tail)
+    seen += [int(number) for number in polled.ended["sequence"]]
     assert len(seen) == len(set(seen))
-    assert len(seen) + num_lost + looked.num_lost == num_begun
+    assert len(seen) + num_lost + polled.num_lost == num_begun
     assert max(seen) == num_begun
 
 
@@ -149,12 +149,8 @@ def test_a_cursor_that_cannot_be_is_an_error_and_nothing_worse(open_box: OpenBox
     with path.open("r+b") as file:
         file.seek(Word.CURSOR * 8)
         file.write(b"\xfe" * 8)
-    with BlackBoxReader(path) as reader, pytest.raises(DataError, match=r"more than any rank can have written"):
-        look(RingTail(reader))
-
-
-def tables_of(found: Tables) -> dict[str, list[object]]:
-    return {kind.NAME: [table for one, table in found if one is kind] for kind, _ in found}
+    with BlackBoxReader(path) as reader, pytest.raises(DataError, match=r"more than a rank can write"):
+        poll(RingTail(reader))
 
 
 def take_steps(recorder: Recorder, steps: range, group: int) -> None:
@@ -175,7 +171,7 @@ def test_a_rank_becomes_rows(open_box: OpenBox) -> None:
     write_control(path, ControlPage(sample_period=4))
     take_steps(recorder, range(6), group)
     tail = RankTail(path, CLOCK)
-    found = dict(tail.look())
+    found = dict(tail.poll())
     ranks, groups, totals, values, spans = (found[kind] for kind in (Ranks, Groups, StepTotals, Values, Spans))
     assert isinstance(ranks, Ranks)
     assert (ranks.host[0], ranks.rank[0], ranks.round[0], ranks.pp_rank[0]) == ("host-1", 2, 5, 1)
@@ -199,11 +195,11 @@ def test_a_rank_becomes_rows(open_box: OpenBox) -> None:
         record, *_ = reader.records_since(int(spans.sequence[of_forward][0]) - 1)
     assert spans.start_ns[of_forward][0] == record.start_ns + CLOCK.offset_ns
     assert spans.duration_ns[of_forward][0] == record.duration_ns
-    assert tail.look() == []
+    assert tail.poll() == []
 
     write_control(path, ControlPage(sample_period=1))
     take_steps(recorder, range(6, 8), group)
-    found = dict(tail.look())
+    found = dict(tail.poll())
     assert isinstance(found[Spans], Spans)
     assert set(found[Spans].step.tolist()) == {6, 7}, "a burst"
     assert Ranks not in found
@@ -221,7 +217,7 @@ def test_a_full_step_has_the_gathers_that_it_waits_for(open_box: OpenBox) -> Non
         for operation in (FORWARD, Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER):
             recorder.end(recorder.begin(operation, group=0 if operation is FORWARD else group))
     tail = RankTail(path, CLOCK)
-    spans = dict(tail.look())[Spans]
+    spans = dict(tail.poll())[Spans]
     assert isinstance(spans, Spans)
     assert spans.step[spans.operation == FORWARD.number].tolist() == [0, 3, 6]
     assert spans.step[spans.operation == Operation.GRADS_REDUCE_SCATTER.number].tolist() == [0, 3, 6]
@@ -234,7 +230,7 @@ def test_a_control_page_full_of_nonsense_costs_no_rank(open_box: OpenBox) -> Non
     write_control(path, ControlPage(sample_period=2**32 - 1))
     take_steps(recorder, range(3), recorder.add_group("tp", [2, 3]))
     tail = RankTail(path, CLOCK)
-    found = dict(tail.look())
+    found = dict(tail.poll())
     assert isinstance(found[StepTotals], StepTotals)
     assert set(found[StepTotals].step.tolist()) == {0, 1, 2}
     tail.close()
@@ -248,14 +244,14 @@ def test_evidence_holds_all_newest_spans_and_what_is_open(open_box: OpenBox) -> 
     recorder.set_step(4)
     recorder.begin(Operation.TP_ALL_REDUCE, group=group)
     tail = RankTail(path, CLOCK)
-    tail.look()
+    tail.poll()
     spans = joined(Spans, [table for _, table in tail.evidence() if isinstance(table, Spans)])
     assert set(spans.step.tolist()) == {1, 2, 3, 4}
     is_open = spans.duration_ns == -1
     assert spans.operation[is_open].tolist() == [Operation.TP_ALL_REDUCE.number]
     assert spans.collective[is_open].tolist() == [4]
     recorder.close(keep=True, has_failed=True)
-    tail.look()
+    tail.poll()
     assert not tail.is_running
     assert not tail.has_ended_well
     path.unlink()
@@ -277,7 +273,7 @@ def test_nonsense_of_a_rank_is_left_out_and_counted(open_box: OpenBox) -> None:
             file.seek(RING_OFFSET + sequence * 64 + offset)
             file.write(raw)
     tail = RankTail(path, CLOCK)
-    found = dict(tail.look())
+    found = dict(tail.poll())
     assert isinstance(found[Spans], Spans)
     assert found[Spans].sequence.tolist() == [5]
     assert isinstance(found[Values], Values)

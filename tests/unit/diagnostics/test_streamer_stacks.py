@@ -87,7 +87,7 @@ def rows_of(stacks: Stacks, rank: int) -> dict[str, str]:
     }
 
 
-def test_a_process_that_holds_the_interpreter_lock_tells_its_stacks_and_lives_on(start: Start) -> None:
+def test_a_process_that_holds_the_interpreter_lock_dumps_its_stacks_and_continues(start: Start) -> None:
     stuck, asleep = start(WORKER, "holds_the_lock"), start(WORKER, "sleeps")
     for number in (1, 100):  # again: the file of dumps grows, and only the new part counts
         stacks = collect_stacks([target(stuck, 0), target(asleep, 1)], "host-a", number, time.time_ns)
@@ -102,7 +102,7 @@ def test_a_process_that_holds_the_interpreter_lock_tells_its_stacks_and_lives_on
     assert asleep.poll() is None
 
 
-def test_who_cannot_answer_is_told_as_such_and_nobody_is_ended(start: Start) -> None:
+def test_a_process_that_cannot_answer_is_reported_and_none_is_ended(start: Start) -> None:
     stopped, bare, gone, deaf = start(WORKER, "sleeps"), start(BARE), start(BARE), start(DEAF)
     os.kill(stopped.pid, signal.SIGSTOP)
     wait_until(lambda: "(T)" in process_words(stopped.pid), "the stop", 10.0)
@@ -112,9 +112,9 @@ def test_who_cannot_answer_is_told_as_such_and_nobody_is_ended(start: Start) -> 
         [target(stopped, 0), target(bare, 1), target(gone, 2), target(deaf, 3)], "host-a", 1, time.time_ns
     )
     assert rows_of(stacks, 0) == {"MainThread": "process is stopped (T)"}
-    assert rows_of(stacks, 1) == {"MainThread": "the process offers no stacks"}
+    assert rows_of(stacks, 1) == {"MainThread": "the process does not support stack dumps"}
     assert rows_of(stacks, 2) == {"MainThread": "process is gone"}
-    assert rows_of(stacks, 3) == {"MainThread": "the process offers no stacks"}
+    assert rows_of(stacks, 3) == {"MainThread": "the process does not support stack dumps"}
     assert bare.poll() is None
     assert deaf.poll() is None, "a signal that it has no handler for ends a process"
 

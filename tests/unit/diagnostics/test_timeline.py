@@ -170,7 +170,7 @@ def test_nanoseconds_survive() -> None:
     assert (str(second["ts"]), str(second["dur"])) == ("1234567.891", "0.001")  # of 0 ns nothing would be seen
 
 
-def test_what_a_slice_tells() -> None:
+def test_fields_of_a_slice() -> None:
     drawing = Drawing(layout=Layout(dp_size=2))
     dp = drawing.group("dp", (0, 1))
     more = {"microbatch": 2, "chunk": 1, "group": dp, "collective": 9, "num_bytes": 64}
@@ -206,32 +206,32 @@ def test_values_are_counters_and_what_is_no_number_is_left_out() -> None:
 
     (counter,) = of_kind(trace, "C")
     assert (counter["name"], counter["args"], str(counter["ts"])) == ("loss", {"loss": Decimal("2.5")}, "90.000")
-    assert trace["otherData"]["notes"] == ["2 values that are no numbers, or of ranks not drawn, left out"]
+    assert trace["otherData"]["notes"] == ["left out 2 values that are not finite, or of ranks not drawn"]
 
 
 @pytest.mark.parametrize(
-    ("limit", "num_kept", "told"),
+    ("limit", "num_kept", "note"),
     [
         (16 * 20, 160 + 160, None),
         (200, 160, "steps 11 to 11 with 160 slices"),
         (100, 98, "all but 10 ranks of step 10"),
     ],
 )
-def test_limit(limit: int, num_kept: int, told: str | None) -> None:
+def test_limit(limit: int, num_kept: int, note: str | None) -> None:
     drawing = draw_job(Layout(pp_size=2, dp_size=8), range(10, 12), 2)
     timeline = laid_out(drawing, max_slices=limit)
 
     total = len(drawing.rows[type(timeline.spans)])
     assert total == 16 * 20
-    if told is None:
+    if note is None:
         assert not timeline.left_out
     else:
         (text,) = timeline.left_out
-        assert text.startswith(told)
+        assert text.startswith(note)
     assert len(timeline.spans.rank) == len(of_kind(read_trace(timeline), "X")) <= limit
 
 
-def test_limit_that_allows_nothing_still_tells() -> None:
+def test_limit_that_allows_nothing_still_gives_a_note() -> None:
     timeline = laid_out(draw_job(Layout(), range(1), 2), max_slices=1)
 
     assert timeline.num_slices == 0

@@ -39,7 +39,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stored(tmp_path_factory.mktemp("events"), drawing)
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     assert main(["diag", *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
@@ -50,7 +50,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_explain_a_full_step(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = told(capsys, "explain", str(events), "--step", "11")
+    document = printed(capsys, "explain", str(events), "--step", "11")
 
     assert document["schema_version"] == 1
     assert (document["step"], document["is_full"], document["num_missing_ranks"]) == (11, True, 0)
@@ -69,10 +69,10 @@ def test_explain_a_full_step(events: Path, capsys: pytest.CaptureFixture[str]) -
     text = shown(capsys, "explain", str(events), "--step", "11")
     assert "100.00 %" in text
     assert "communication of a rank" in text
-    assert "came last to collectives" in text
+    assert "arrived last at collectives" in text
 
 
-def test_explain_tells_stages_apart_where_they_hide_different_shares(
+def test_explain_lists_stages_separately_where_they_hide_different_shares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawing = Drawing(layout=Layout(pp_size=2))
@@ -86,15 +86,17 @@ def test_explain_tells_stages_apart_where_they_hide_different_shares(
 
     lines = shown(capsys, "explain", str(stored(tmp_path, drawing)), "--step", "1").splitlines()
 
-    (place,) = [number for number, line in enumerate(lines) if line.startswith("share hidden")]
-    # gathers are hidden by both; nobody waited for the end of the second stage's reduction
+    (place,) = [number for number, line in enumerate(lines) if line.startswith("share overlapped")]
+    # gathers are overlapped on both; nobody waited for the end of the second stage's reduction
     assert [line.split() for line in lines[place : place + 3]] == [
-        ["share", "hidden", "grads-reduce-scatter"], ["stage", "0", "50.0", "%"], ["stage", "1", "<=", "100.0", "%"],
+        ["share", "overlapped", "grads-reduce-scatter"],
+        ["stage", "0", "50.0", "%"],
+        ["stage", "1", "<=", "100.0", "%"],
     ]  # fmt: skip
 
 
 def test_explain_a_step_of_sums(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = told(capsys, "explain", str(events), "--step", "20")
+    document = printed(capsys, "explain", str(events), "--step", "20")
 
     assert not document["is_full"]
     assert document["job"]["percent"]["not-split"] == pytest.approx(40.0)
@@ -104,7 +106,7 @@ def test_explain_a_step_of_sums(events: Path, capsys: pytest.CaptureFixture[str]
     assert "note: there are all spans of steps 10, 11, 12, 13" in text
 
 
-def test_explain_tells_which_steps_there_are(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_names_the_steps_that_there_are(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", "explain", str(events), "--step", "500"]) != 0
 
     error = capsys.readouterr().err
@@ -115,7 +117,7 @@ def test_timeline_is_written(events: Path, tmp_path: Path, capsys: pytest.Captur
     path = tmp_path / "out.json.gz"
     words = ("timeline", str(events), "--ranks", "0:3", "--steps", "10:11", "--output", str(path))
 
-    document = told(capsys, *words)
+    document = printed(capsys, *words)
 
     with gzip.open(path, "rt") as file:
         trace = json.load(file)
@@ -130,7 +132,7 @@ def test_timeline_is_written(events: Path, tmp_path: Path, capsys: pytest.Captur
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_timeline_without_steps_is_of_the_newest_two_and_tells_what_it_left_out(
+def test_timeline_without_steps_is_of_the_newest_two_and_reports_what_it_left_out(
     events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plain.json"
@@ -142,7 +144,7 @@ def test_timeline_without_steps_is_of_the_newest_two_and_tells_what_it_left_out(
 
 
 @pytest.mark.parametrize(
-    ("words", "told_"),
+    ("words", "expected"),
     [
         (("--steps", "20:21"), "no span of steps 20 to 21"),
         (("--steps", "20:"), "no step was recorded span by span"),
@@ -150,15 +152,15 @@ def test_timeline_without_steps_is_of_the_newest_two_and_tells_what_it_left_out(
     ],
 )
 def test_timeline_that_cannot_be(
-    events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told_: str
+    events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
 ) -> None:
     assert main(["diag", "timeline", str(events), "--output", str(tmp_path / "t.json"), *words]) != 0
 
-    assert told_ in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_steps_that_one_rank_alone_tells_of_are_not_the_newest(
+def test_steps_that_one_rank_alone_reports_are_not_the_newest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawing = draw_job(LAYOUT, range(10, 20), 3)
@@ -167,15 +169,15 @@ def test_steps_that_one_rank_alone_tells_of_are_not_the_newest(
         drawing.span(Op.STEP, 500, 90_000, rank=3, step=step)
     place = str(stored(tmp_path / "events", drawing))
 
-    timeline = told(capsys, "timeline", place, "--output", str(tmp_path / "out.json"))
+    timeline = printed(capsys, "timeline", place, "--output", str(tmp_path / "out.json"))
     assert (timeline["first_step"], timeline["last_step"]) == (18, 19)
-    assert told(capsys, "comm", place)["steps"][-1] == 19
-    drift = told(capsys, "drift", place)
+    assert printed(capsys, "comm", place)["steps"][-1] == 19
+    drift = printed(capsys, "drift", place)
     assert (drift["first_step"], drift["last_step"]) == (13, 19)
 
 
 def test_comm(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = told(capsys, "comm", str(events))
+    document = printed(capsys, "comm", str(events))
 
     assert document["steps"] == [10, 11, 12, 13]
     assert {one["operation"] for one in document["bandwidths"]} == {
@@ -189,17 +191,17 @@ def test_comm(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_drift(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = told(capsys, "drift", str(events), "--peak-tflops", "100")
+    document = printed(capsys, "drift", str(events), "--peak-tflops", "100")
 
     assert (document["first_step"], document["last_step"], document["num_steps"]) == (13, 29, 17)
     assert (document["changes"], document["mfu"]) == ([], None)
     assert document["stagger"]["num_exchanges"] == 4 * 4
     text = shown(capsys, "drift", str(events))
-    assert "no change of level" in text
+    assert "no lasting change" in text
     assert "not known: the steps cover less than a day" in text
 
 
-def test_a_change_is_told_with_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_is_reported_with_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawing = Drawing()
     for step in range(80):
         forward = 60_000 if step < 40 else 90_000
@@ -217,11 +219,13 @@ def test_a_change_is_told_with_its_cause(tmp_path: Path, capsys: pytest.CaptureF
     assert "70.000 ms to 100.000 ms, +42.9%" in text
     assert "because of forward-compute: 60.000 ms to 90.000 ms a step, 100% of the change; rank 0" in text
     # of the 77 steps after the warm-up 40 do 1 TFLOP in 100 ms, by a peak of 50 TFLOP/s
-    assert told(capsys, "drift", str(place))["mfu"] == pytest.approx(0.2)
-    assert told(capsys, "drift", str(place), "--peak-tflops", "100")["mfu"] == pytest.approx(0.1)
+    assert printed(capsys, "drift", str(place))["mfu"] == pytest.approx(0.2)
+    assert printed(capsys, "drift", str(place), "--peak-tflops", "100")["mfu"] == pytest.approx(0.1)
 
 
-def test_truncated_segment_is_told_and_nothing_else_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_segment_is_reported_and_nothing_else_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = stored(tmp_path / "events", draw_job(LAYOUT, range(10, 12), 2))
     whole = sorted((place / "spans").rglob("*.parquet"))[0]
     (whole.parent / f"{whole.stem}9.parquet").write_bytes(whole.read_bytes()[:100])

@@ -11,10 +11,16 @@ from megatrain.contracts.host_verdict import Cause, HostVerdict, VerdictConfiden
 from megatrain.contracts.record import decode, encode
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.analysis.numerics import NumericsAlarm
-from megatrain_diagnostics.controller.verdict_rules import MAX_PER_HOUR, Told, Writer, judge, key_of
+from megatrain_diagnostics.controller.verdict_rules import (
+    MAX_PER_HOUR,
+    VerdictAuthor,
+    WrittenVerdicts,
+    key_of,
+    verdicts_to_write,
+)
 
 NOW_S = 1_800_000_000.25
-WRITER = Writer("daemon-1", num_steps=8)
+AUTHOR = VerdictAuthor("daemon-1", num_steps=8)
 FINDING = Finding(
     cause=Cause.COMPUTE,
     confidence=VerdictConfidence.HIGH,
@@ -36,11 +42,11 @@ FINDING = Finding(
     evidence=("slow",),
     scores={"host-2": 12.0},
 )
-ALARM = NumericsAlarm(80, 81, 79, True, ("loss of step 80 is no number (nan)",))
+ALARM = NumericsAlarm(80, 81, 79, True, ("loss of step 80 is not finite (nan)",))
 
 
-def test_a_finding_is_told_once_and_as_it_was() -> None:
-    ((key, verdict),) = judge(NOW_S, [FINDING], [], Told(3), WRITER)
+def test_a_finding_is_reported_once_and_as_it_was() -> None:
+    ((key, verdict),) = verdicts_to_write(NOW_S, [FINDING], [], WrittenVerdicts(3), AUTHOR)
     assert (verdict.kind, verdict.round, verdict.hosts, verdict.ranks) == (
         VerdictKind.STRAGGLER,
         3,
@@ -50,56 +56,58 @@ def test_a_finding_is_told_once_and_as_it_was() -> None:
     assert verdict.verdict_id == "20270115-080000-250-r3-0"
     assert (verdict.first_step, verdict.last_step, verdict.step_s, verdict.gain_s_per_step) == (100, 110, 1.3, 0.26)
     assert decode(HostVerdict, encode(verdict), "here") == verdict
-    told = Told(3).with_verdict(key, verdict)
+    told = WrittenVerdicts(3).with_verdict(key, verdict)
     later = replace(FINDING, last_step=200, ranks=(4, 5))
-    assert judge(NOW_S + 60, [later], [], told, WRITER) == ()
+    assert verdicts_to_write(NOW_S + 60, [later], [], told, AUTHOR) == ()
 
 
-def test_a_low_finding_is_told_when_it_lasts_and_again_when_it_is_sure() -> None:
+def test_a_low_finding_is_reported_when_it_lasts_and_again_when_it_is_sure() -> None:
     low = replace(FINDING, confidence=VerdictConfidence.LOW)
-    assert judge(NOW_S, [low], [], Told(3), WRITER) == ()
-    ((key, verdict),) = judge(NOW_S, [replace(low, num_seen=16)], [], Told(3), WRITER)
+    assert verdicts_to_write(NOW_S, [low], [], WrittenVerdicts(3), AUTHOR) == ()
+    ((key, verdict),) = verdicts_to_write(NOW_S, [replace(low, num_seen=16)], [], WrittenVerdicts(3), AUTHOR)
     assert verdict.confidence is VerdictConfidence.LOW
-    told = Told(3).with_verdict(key, verdict)
-    ((key, sure),) = judge(NOW_S, [FINDING], [], told, WRITER)
+    told = WrittenVerdicts(3).with_verdict(key, verdict)
+    ((key, sure),) = verdicts_to_write(NOW_S, [FINDING], [], told, AUTHOR)
     assert sure.confidence is VerdictConfidence.HIGH
-    assert judge(NOW_S, [replace(low, num_seen=16)], [], told.with_verdict(key, sure), WRITER) == ()
+    assert verdicts_to_write(NOW_S, [replace(low, num_seen=16)], [], told.with_verdict(key, sure), AUTHOR) == ()
 
 
 def test_another_round_begins_anew_but_the_pace_stays() -> None:
-    told = Told(3)
+    told = WrittenVerdicts(3)
     for number in range(MAX_PER_HOUR - 1):
-        ((key, verdict),) = judge(NOW_S, [replace(FINDING, hosts=(f"host-{number}",))], [], told, WRITER)
+        ((key, verdict),) = verdicts_to_write(NOW_S, [replace(FINDING, hosts=(f"host-{number}",))], [], told, AUTHOR)
         told = told.with_verdict(key, verdict)
     told = told.for_round(4)
     found = [replace(FINDING, hosts=(f"host-{number}",)) for number in range(3)]
-    assert len(judge(NOW_S + 1, found, [], told, WRITER)) == 1
-    assert len(judge(NOW_S + 3601, found, [], told, WRITER)) == 3
+    assert len(verdicts_to_write(NOW_S + 1, found, [], told, AUTHOR)) == 1
+    assert len(verdicts_to_write(NOW_S + 3601, found, [], told, AUTHOR)) == 3
 
 
 def test_the_key_of_a_verdict_is_that_of_its_finding() -> None:
     stage = replace(FINDING, cause=Cause.STAGE, stage=1, ranks=(2, 3), hosts=("a", "b"))
     nowhere = replace(FINDING, cause=Cause.LENGTHS, hosts=())
     for one in (FINDING, stage, nowhere):
-        ((key, verdict),) = judge(NOW_S, [one], [], Told(3), WRITER)
+        ((key, verdict),) = verdicts_to_write(NOW_S, [one], [], WrittenVerdicts(3), AUTHOR)
         assert key == one.key == key_of(verdict)
     assert len({one.key for one in (FINDING, stage, nowhere)}) == 3
 
 
 def test_an_alarm_of_numbers_says_where_to_go_back_to_and_what_to_leave_out() -> None:
-    ((key, verdict),) = judge(NOW_S, [], [ALARM], Told(3), WRITER)
+    ((key, verdict),) = verdicts_to_write(NOW_S, [], [ALARM], WrittenVerdicts(3), AUTHOR)
     assert verdict.kind is VerdictKind.NUMERICS
     assert verdict.confidence is VerdictConfidence.HIGH
     assert (verdict.rollback_to, verdict.skip_from, verdict.skip_to) == (79, 79, 81)
     assert key == key_of(verdict)
     again = replace(ALARM, last_step=90)
-    assert judge(NOW_S, [], [again], Told(3).with_verdict(key, verdict), WRITER) == ()
-    ((_, unsure),) = judge(NOW_S, [], [replace(ALARM, is_certain=False)], Told(3), WRITER)
+    assert verdicts_to_write(NOW_S, [], [again], WrittenVerdicts(3).with_verdict(key, verdict), AUTHOR) == ()
+    ((_, unsure),) = verdicts_to_write(NOW_S, [], [replace(ALARM, is_certain=False)], WrittenVerdicts(3), AUTHOR)
     assert unsure.confidence is VerdictConfidence.LOW
 
 
 def test_alarms_come_first_and_numbers_are_all_different() -> None:
-    found = judge(NOW_S, [FINDING, replace(FINDING, hosts=("host-3",))], [ALARM], Told(3), WRITER)
+    found = verdicts_to_write(
+        NOW_S, [FINDING, replace(FINDING, hosts=("host-3",))], [ALARM], WrittenVerdicts(3), AUTHOR
+    )
     assert [verdict.kind for _, verdict in found] == [
         VerdictKind.NUMERICS,
         VerdictKind.STRAGGLER,
@@ -110,6 +118,8 @@ def test_alarms_come_first_and_numbers_are_all_different() -> None:
 
 @pytest.mark.parametrize("confidence", list(VerdictConfidence))
 def test_no_figure_of_a_verdict_is_nan(confidence: VerdictConfidence) -> None:
-    for _, verdict in judge(NOW_S, [replace(FINDING, confidence=confidence, num_seen=99)], [], Told(3), WRITER):
+    for _, verdict in verdicts_to_write(
+        NOW_S, [replace(FINDING, confidence=confidence, num_seen=99)], [], WrittenVerdicts(3), AUTHOR
+    ):
         assert math.isfinite(verdict.gain_s_per_step)
         assert all(math.isfinite(score) for score in verdict.scores.values())

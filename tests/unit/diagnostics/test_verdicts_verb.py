@@ -20,14 +20,14 @@ from megatrain.contracts.host_verdict import (
     VerdictKind,
     VerdictOutcome,
 )
-from megatrain_diagnostics.commands.verdicts import Case, _one, case_lines, cases_lines
+from megatrain_diagnostics.commands.verdicts import VerdictWithOutcome, _one, case_lines, cases_lines
 
 VERDICT = HostVerdict(
     "20271121-1", VerdictKind.STRAGGLER, 3, Cause.COMPUTE, VerdictConfidence.HIGH, 1000.0, "daemon-1", ("host-2",),
     (4, 5), ("its forward takes 1.3 x its peers'", "it is the last at every reduce-scatter"), 10, 20, 0.5, 0.1,
 )  # fmt: skip
 OUTCOME = VerdictOutcome("20271121-1", OutcomeKind.DECLINED, "it does not pay", "host-1", 1001.0, gain_s=5, price_s=9)
-CASE = Case(VERDICT.verdict_id, VERDICT, OUTCOME)
+CASE = VerdictWithOutcome(VERDICT.verdict_id, VERDICT, OUTCOME)
 
 
 @pytest.fixture
@@ -73,18 +73,18 @@ def test_without_a_job_or_an_audit_the_error_is_etcds(tmp_path: Path, capsys: py
 
 
 def test_the_table_has_what_is_half_known_too() -> None:
-    cases = [CASE, Case("20271121-2", None, OUTCOME), Case("20271121-3", VERDICT, None)]
+    cases = [CASE, VerdictWithOutcome("20271121-2", None, OUTCOME), VerdictWithOutcome("20271121-3", VERDICT, None)]
     lines = cases_lines("demo", cases, 1060.0)
     assert lines[0] == "demo: 3 verdicts"
     assert [line.split()[0] for line in lines[3:]] == ["20271121-3", "20271121-2", "20271121-1"]
-    assert "not answered yet" in lines[3]
+    assert "no outcome yet" in lines[3]
     assert cases_lines("demo", [], 0.0) == ["demo: 0 verdicts"]
 
 
-def test_what_a_rollback_proposes_is_told() -> None:
+def test_what_a_rollback_proposes_is_reported() -> None:
     numerics = replace(VERDICT, kind=VerdictKind.NUMERICS, rollback_to=40, skip_from=41, skip_to=43)
     assert "back to step 40 or before, without the batches of steps 41 to 43" in "\n".join(
-        case_lines(Case("v", numerics, None))
+        case_lines(VerdictWithOutcome("v", numerics, None))
     )
 
 

@@ -58,7 +58,7 @@ def assert_all_numbers(value: Any) -> None:
 def test_step_with_a_duration_that_cannot_be_is_left_out(bad: float) -> None:
     used, notes = steps_used(changed(in_step(20)[:1], duration_s=bad))
     assert used == [10, 30, 40]
-    assert "step 20 is left out: 1 operation with a time that is negative or no number" in notes
+    assert "step 20 is left out: 1 operation with a time that is negative or not a number" in notes
 
 
 def test_step_in_which_a_rank_is_missing_is_left_out() -> None:
@@ -109,7 +109,7 @@ def test_job_where_nothing_takes_time_has_no_slowdown() -> None:
     assert_all_numbers(public_figures(result, JOB.shape))
 
 
-def test_fewer_ranks_than_told_are_told() -> None:
+def test_fewer_ranks_than_expected_are_reported() -> None:
     _, notes = steps_used(TABLE.where(TABLE.dp_rank < 2))
     assert "2 of 3 data-parallel ranks" in notes
 
@@ -117,13 +117,13 @@ def test_fewer_ranks_than_told_are_told() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (TABLE.where(np.zeros(TABLE.num_rows, dtype=bool)), "holds no operation"),
+        (TABLE.where(np.zeros(TABLE.num_rows, dtype=bool)), "contains no operations"),
         (changed([0], dp_rank=3), "dp_rank is from 0 to 3; it must be from 0 to 2"),
         (changed([0], stage=-1), "stage is from -1"),
         (changed([0], sequence=10**12), "seq_id is from 0 to 1000000000000"),
         (replace(TABLE, duration_s=np.full(TABLE.num_rows, np.nan)), "no step has all operations"),
-        (replace(TABLE, kinds=tuple("x" + kind for kind in TABLE.kinds)), "no operation that is known"),
-        (replace(TABLE, kinds=("forward-send-backward-recv", *TABLE.kinds[1:])), "are not understood"),
+        (replace(TABLE, kinds=tuple("x" + kind for kind in TABLE.kinds)), "no known operation"),
+        (replace(TABLE, kinds=("forward-send-backward-recv", *TABLE.kinds[1:])), "are not supported"),
         (
             TABLE.where((TABLE.kind != TABLE.kinds.index("forward-recv")) | (TABLE.sequence > 0)),
             "stage 0 has 4 forward-send and stage 1 3 forward-recv",

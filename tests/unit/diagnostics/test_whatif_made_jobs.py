@@ -68,7 +68,7 @@ def test_ranks_of_a_tensor_parallel_group_are_one_worker() -> None:
     assert gain_without(model, [24]) < 0.1 * gain_without(model, [22])
 
 
-def test_slow_last_stage_is_told_from_slow_workers() -> None:
+def test_slow_last_stage_is_distinguished_from_slow_workers() -> None:
     result = analysed(PipelineJob(pp_size=4, dp_size=8, num_microbatches=8, slow_stages={3: 1.5}))
     assert result.slowdown > 1.15
     assert result.last_stage.rem > 0.9
@@ -84,7 +84,7 @@ def test_slowness_that_moves_around_is_neither() -> None:
     assert "sequences of uneven length" in advice(result)
 
 
-def test_gaps_are_told_apart_from_slow_computes() -> None:
+def test_gaps_are_distinguished_from_slow_computes() -> None:
     job = PipelineJob(pp_size=2, dp_size=3, num_microbatches=6, gaps=0.6)
     result = analysed(job)
     assert result.launch_slowdown > 1.2
@@ -97,7 +97,7 @@ def test_gaps_are_told_apart_from_slow_computes() -> None:
     assert set(figures["launch_decompose_by_stage"]) == {"0", "1"}
 
 
-def test_steps_differ_and_each_is_told_of() -> None:
+def test_steps_differ_and_each_is_reported() -> None:
     steady, slow = PipelineJob(steps=(1, 2)), PipelineJob(steps=(7,), slow_dp_ranks={1: 2.0})
     tables = steady.run(), slow.run()
     names = [one.name for one in fields(tables[0]) if one.name != "kinds"]

@@ -97,7 +97,7 @@ def test_spans_give_the_figures_of_what_they_record(name: str) -> None:
     assert found.notes == ()
 
 
-def test_the_halves_of_a_backward_are_told_apart() -> None:
+def test_the_halves_of_a_backward_are_distinguished() -> None:
     table, job = recorded(replace(JOBS["zero bubble"], slow_cells={}))
     spans = recorded_spans(table, job.shape)
     # all but one rank are faster at it: a longer span would reach into what comes after it
@@ -173,7 +173,7 @@ def test_garbage_spans_cost_no_more_than_themselves() -> None:
     assert of_spans(joined(Spans, [spans, *garbage]), job) == of_spans(spans, job)
 
 
-def test_without_a_full_step_the_way_to_one_is_told() -> None:
+def test_without_a_full_step_the_way_to_one_is_reported() -> None:
     table, job = recorded(JOBS["1f1b"])
     spans = recorded_spans(table, job.shape)
     optimizers = select(spans, spans.operation == Operation.OPTIMIZER.number)
@@ -230,10 +230,10 @@ def test_a_job_of_one_stage_has_no_last_stage(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "name either RUN or --trace FILE"),
-        (["--trace", "a.parquet", "RUN"], "name either RUN or --trace FILE"),
-        (["RUN", "--meta", "a.yaml"], "--meta belongs to --trace"),
-        (["--trace", "a.parquet", "--round", "3"], "a trace holds one run only"),
+        ([], "name either RUN ("),
+        (["--trace", "a.parquet", "RUN"], "name either RUN ("),
+        (["RUN", "--meta", "a.yaml"], "--meta is for --trace only"),
+        (["--trace", "a.parquet", "--round", "3"], "a trace contains a single round"),
         (["RUN", "--round", "9"], "--round=9"),
         (["RUN", "--steps", "500:600"], "no step was recorded in full"),
     ],
@@ -248,7 +248,7 @@ def test_refusals_say_what_to_do(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("made.yaml", "its metadata would have that name"), ("trace.parquet", "overwrite what is analysed")],
+    [("made.yaml", "would have the same name"), ("trace.parquet", "overwrite the trace")],
 )
 def test_an_export_overwrites_neither_itself_nor_what_it_is_made_from(
     run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str

@@ -46,6 +46,7 @@ def fed(log: bytes, cuts: list[int]) -> LogClassifier:
     return classifier
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 4096), max_size=12))
 @settings(max_examples=150)
 def test_chunks_change_nothing(cuts: list[int]) -> None:

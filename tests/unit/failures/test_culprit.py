@@ -11,7 +11,7 @@ from megatrain.contracts.incident import Incident, IncidentKind, Moments
 from megatrain.failures.culprit import (
     NOBODY,
     Culprit,
-    Role,
+    FailureRole,
     culprit_of_incident,
     failures_by_role,
     first_of,
@@ -32,7 +32,7 @@ def broken(kind: IncidentKind = IncidentKind.FAILURE, **changes: object) -> Inci
     return replace(make_incident(kind=kind, round=2, moments=moments, culprit_hosts=(), culprit_ranks=()), **changes)  # type: ignore[arg-type]
 
 
-def roles(incident: Incident) -> list[tuple[int, Role]]:
+def roles(incident: Incident) -> list[tuple[int, FailureRole]]:
     return [(one.rank, role) for role, one in failures_by_role(incident, HOSTS)]
 
 
@@ -50,7 +50,7 @@ def roles(incident: Incident) -> list[tuple[int, Role]]:
                     make_failure(3, 69, at_unix_s=3.0, label="user_code"),
                 ),
             ),
-            [(2, Role.ROOT), (0, Role.FOLLOWS), (3, Role.FOLLOWS)],
+            [(2, FailureRole.ROOT), (0, FailureRole.FOLLOWS), (3, FailureRole.FOLLOWS)],
         ),
         # two failed by themselves: one is blamed, the other one did not follow from it
         (
@@ -63,7 +63,7 @@ def roles(incident: Incident) -> list[tuple[int, Role]]:
                     make_failure(2, 1, at_unix_s=1.6, **LOST),
                 ),
             ),
-            [(1, Role.ROOT), (3, Role.CAUSE), (2, Role.FOLLOWS)],
+            [(1, FailureRole.ROOT), (3, FailureRole.CAUSE), (2, FailureRole.FOLLOWS)],
         ),
         # stopped: whoever gave up waiting for it is no cause, whatever its log calls that
         (
@@ -76,7 +76,7 @@ def roles(incident: Incident) -> list[tuple[int, Role]]:
                     make_failure(1, -6, at_unix_s=1.0, label=""),
                 ),
             ),
-            [(0, Role.FOLLOWS), (1, Role.FOLLOWS)],
+            [(0, FailureRole.FOLLOWS), (1, FailureRole.FOLLOWS)],
         ),
         # a host is gone: no rank is named, and its own are to blame with it
         (
@@ -85,16 +85,16 @@ def roles(incident: Incident) -> list[tuple[int, Role]]:
                 culprit_hosts=("host-1",),
                 failures=(make_failure(0, 1, at_unix_s=1.0, **LOST), make_failure(2, -9, at_unix_s=1.1)),
             ),
-            [(2, Role.ROOT), (0, Role.FOLLOWS)],
+            [(2, FailureRole.ROOT), (0, FailureRole.FOLLOWS)],
         ),
         # nobody is blamed: victims say so themselves
         (
             broken(failures=(make_failure(0, 69, **CASCADE), make_failure(1, 1, **LOST))),
-            [(1, Role.CAUSE), (0, Role.FOLLOWS)],
+            [(1, FailureRole.CAUSE), (0, FailureRole.FOLLOWS)],
         ),
     ],
 )
-def test_what_each_failure_is_to_the_incident(incident: Incident, wanted: list[tuple[int, Role]]) -> None:
+def test_what_each_failure_is_to_the_incident(incident: Incident, wanted: list[tuple[int, FailureRole]]) -> None:
     assert roles(incident) == wanted
 
 
@@ -119,9 +119,9 @@ def test_before_it_is_judged_an_incident_blames_whom_it_will() -> None:
 
 
 def test_a_judged_incident_that_blames_nobody_says_so() -> None:
-    found = culprit_of_incident(broken(reason="a victim; whose, no log says"))
+    found = culprit_of_incident(broken(reason="a victim; no log names the culprit"))
     assert found is not None
-    assert (found.is_named, found.reason) == (False, "a victim; whose, no log says")
+    assert (found.is_named, found.reason) == (False, "a victim; no log names the culprit")
 
 
 @pytest.mark.parametrize(

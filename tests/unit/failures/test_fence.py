@@ -11,8 +11,8 @@ from hypothesis import example, given
 from megatrain.contracts.black_box_values import Phase, Progress
 from megatrain.failures.fence import (
     REACTION_S,
+    FenceAction,
     FenceRule,
-    FenceStep,
     LeaseView,
     StepSilence,
     StopTimes,
@@ -47,25 +47,31 @@ def test_deadlines_follow_from_the_interval(interval_s: float, silent_s: float, 
 
 
 @pytest.mark.parametrize(
-    ("gone_s", "silence", "step", "words"),
+    ("gone_s", "silence", "action", "words"),
     [
-        (-1.0, StepSilence(900.0), FenceStep.GO_ON, ""),  # the driver will deal with it
-        (0.0, StepSilence(900.0), FenceStep.GO_ON, ""),
-        (400.0, StepSilence(0.1), FenceStep.GO_ON, ""),  # steps are proof of life, whatever etcd does
-        (0.1, StepSilence(5.1), FenceStep.STOP, "no step was completed for 5.1 s (limit 5.0 s)"),
-        (29.0, StepSilence(None), FenceStep.GO_ON, ""),
-        (31.0, StepSilence(None), FenceStep.STOP, "no step of this round was completed (limit 30.0 s)"),
-        (400.0, StepSilence(None, is_ending=True), FenceStep.GO_ON, ""),
-        (476.0, StepSilence(0.1), FenceStep.SAVE, "its workers save and stop"),
-        (476.0, StepSilence(None, is_ending=True), FenceStep.SAVE, "its workers save and stop"),
-        (541.0, StepSilence(0.1), FenceStep.STOP, "it holds no lease since 541.0 s (limit 540.0 s)"),
+        (-1.0, StepSilence(900.0), FenceAction.GO_ON, ""),  # the driver will deal with it
+        (0.0, StepSilence(900.0), FenceAction.GO_ON, ""),
+        (400.0, StepSilence(0.1), FenceAction.GO_ON, ""),  # completed steps count, whatever the state of etcd
+        (0.1, StepSilence(5.1), FenceAction.STOP, "no step was completed for 5.1 s (limit 5.0 s)"),
+        (29.0, StepSilence(None), FenceAction.GO_ON, ""),
+        (31.0, StepSilence(None), FenceAction.STOP, "no step of this round was completed (limit 30.0 s)"),
+        (400.0, StepSilence(None, is_ending=True), FenceAction.GO_ON, ""),
+        (476.0, StepSilence(0.1), FenceAction.SAVE, "its workers save and stop"),
+        (476.0, StepSilence(None, is_ending=True), FenceAction.SAVE, "its workers save and stop"),
+        (541.0, StepSilence(0.1), FenceAction.STOP, "it has held no lease for 541.0 s (limit 540.0 s)"),
     ],
 )
-def test_what_a_host_does_without_a_lease(gone_s: float, silence: StepSilence, step: FenceStep, words: str) -> None:
+def test_what_a_host_does_without_a_lease(gone_s: float, silence: StepSilence, action: FenceAction, words: str) -> None:
     found, reason = fence(LIMITS, LeaseView(gone_s), silence)
-    assert found is step
+    assert found is action
     assert words in reason
-    assert bool(reason) == (step is not FenceStep.GO_ON)
+    assert bool(reason) == (action is not FenceAction.GO_ON)
+
+
+def test_a_host_that_holds_its_lease_but_gets_no_orders_names_the_orders() -> None:
+    action, reason = fence(LIMITS, LeaseView(31.0, has_lost_orders=True), StepSilence(None))
+    assert action is FenceAction.STOP
+    assert "its orders do not arrive, and for 31.0 s that counts as no lease" in reason
 
 
 @pytest.mark.parametrize(
@@ -98,13 +104,13 @@ def test_the_interval_of_a_rank(words: dict[str, int], interval_s: float | None)
 
 
 @pytest.mark.parametrize(
-    ("told_s", "seen_s", "wanted_s"),
+    ("published_s", "seen_s", "wanted_s"),
     [(0.0, 0.1, None), (0.0, 2.0, 2.5), (2.5, 2.4, None), (2.5, 2.6, 3.25), (0.0, 600.0, 750.0)],
 )
-def test_a_longer_interval_is_told_where_it_changes_a_deadline(
-    told_s: float, seen_s: float, wanted_s: float | None
+def test_a_longer_interval_is_reported_where_it_changes_a_deadline(
+    published_s: float, seen_s: float, wanted_s: float | None
 ) -> None:
-    assert RULE.raised(told_s, seen_s) == wanted_s
+    assert RULE.raised(published_s, seen_s) == wanted_s
 
 
 SECONDS = st.floats(0.1, 600.0)
@@ -125,26 +131,26 @@ def test_workers_of_a_host_that_runs_are_gone_when_the_driver_goes_on(
 ) -> None:  # fmt: skip
     """Real time 0 is the end of the lease in etcd; the others got stuck in a step that this host yet completes."""
     rule = FenceRule(lease_ttl_s=ttl_s, floor_s=5.0, join_timeout_s=join_s, save_grace_s=grace_s)
-    told_s = rule.raised(0.0, step_s) or 0.0
-    told_stop_s = rule.raised_stop(0.0, stop_s) or 0.0
-    limits = rule.deadlines(told_s, told_stop_s)
+    published_s = rule.raised(0.0, step_s) or 0.0
+    published_stop_s = rule.raised_stop(0.0, stop_s) or 0.0
+    limits = rule.deadlines(published_s, published_stop_s)
     stuck = -stuck_ago_s
     completed = stuck + (1.0 + lag) * step_s  # its last step, in real time
     # by its own clock the lease has ended, at the latest, when etcd's TTL is over by a clock that is slower
     lease_over = max(0.0, ttl_s * (1 / host - 1))
     stopped = min(max(lease_over, completed + limits.silent_s / host), lease_over + limits.end_s / host)
-    waited_until = rule.gone_by(lease_gone_at=0.0, stuck_since=driver * stuck, told_s=told_s, seen_s=step_s,
-                                has_stepped=True, told_stop_s=told_stop_s)  # fmt: skip
+    waited_until = rule.gone_by(lease_gone_at=0.0, stuck_since=driver * stuck, published_s=published_s, seen_s=step_s,
+                                has_stepped=True, published_stop_s=published_stop_s)  # fmt: skip
     if stuck >= 0:
         assert waited_until / driver >= stopped + REACTION_S - 1e-6
-    alone = rule.gone_by(lease_gone_at=0.0, stuck_since=None, told_s=told_s, seen_s=step_s, has_stepped=True,
-                         told_stop_s=told_stop_s)  # fmt: skip
+    alone = rule.gone_by(lease_gone_at=0.0, stuck_since=None, published_s=published_s, seen_s=step_s, has_stepped=True,
+                         published_stop_s=published_stop_s)  # fmt: skip
     assert alone / driver >= lease_over + limits.end_s / host + REACTION_S - 1e-6
     assert waited_until <= alone + 1.0
 
 
 @pytest.mark.parametrize(
-    ("told_s", "seen_s", "wanted_s"),
+    ("published_s", "seen_s", "wanted_s"),
     [
         (0.0, 0.5, None),
         (0.0, 40.0, None),  # runtime.save_grace_s=60 leaves half as much again
@@ -153,8 +159,10 @@ def test_workers_of_a_host_that_runs_are_gone_when_the_driver_goes_on(
         (82.0, 55.0, 110.0),
     ],
 )
-def test_a_longer_stop_is_told_where_the_grace_is_short(told_s: float, seen_s: float, wanted_s: float | None) -> None:
-    assert RULE.raised_stop(told_s, seen_s) == wanted_s
+def test_a_longer_stop_is_reported_where_the_grace_is_short(
+    published_s: float, seen_s: float, wanted_s: float | None
+) -> None:
+    assert RULE.raised_stop(published_s, seen_s) == wanted_s
 
 
 @pytest.mark.parametrize(

@@ -201,9 +201,9 @@ def test_a_process_that_is_gone_is_to_blame_and_not_who_waits_for_it_elsewhere()
     assert report.reason == "rank 0 has no process; rank 1 waits for it in collective 8 of tp"
 
 
-def test_many_stopped_processes_are_told_in_few_words() -> None:
+def test_many_stopped_processes_are_reported_in_few_words() -> None:
     report = hang_suspects(
         {rank: at(5, 4) for rank in range(20)}, {"dp": range(20)}, states=dict.fromkeys(range(20), "T")
     )
     assert report.suspects == tuple(range(20))
-    assert "rank 7 is stopped (T); 12 more are like that" in report.reason
+    assert "rank 7 is stopped (T); 12 more cannot run either" in report.reason

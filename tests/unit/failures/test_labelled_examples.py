@@ -41,7 +41,7 @@ def test_benign_examples_raise_no_alarm(examples: list[dict[str, Any]]) -> None:
     assert len(alarms) <= 0.08 * len(benign), alarms
 
 
-def test_no_rule_knows_a_line_by_heart(examples: list[dict[str, Any]]) -> None:
+def test_no_rule_is_made_of_one_whole_example(examples: list[dict[str, Any]]) -> None:
     lines = {line for example in examples for line in example["log"].splitlines()}
     messages = {line[message_start(line) :].strip().lower() for line in lines}
     long = [message for message in messages if len(message) > 40]

@@ -102,7 +102,7 @@ def test_the_first_of_equal_causes_decides() -> None:
     [
         "/s/step-000000020/rank-00002.slot-1: cannot be written: No space left on device",
         "/s/step-000000020: waited 600 s for the data files of host 1; see the writer's log there",
-        "/s/step-000000020: a newer round wants a checkpoint; gave up the data files of host 1",
+        "/s/step-000000020: a newer round needs a checkpoint; no longer waiting for the data files of host 1",
     ],
 )
 def test_a_checkpoint_that_is_tried_again_is_not_what_ended_the_rank(reason: str) -> None:

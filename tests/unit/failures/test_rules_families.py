@@ -108,7 +108,7 @@ def test_end_that_all_broken_paths_share_is_the_root(others: dict[str, str]) -> 
     assert (found.root_rank, found.verdict.label) == ("2", "network")
 
 
-def test_numbers_of_a_dump_signal_tell_who_is_behind() -> None:
+def test_numbers_of_a_dump_signal_show_which_rank_is_behind() -> None:
     line = "[rank{0}]:[E] Received a dump signal due to a timeout from rank 0. Last enqueued NCCL work: {1}\n"
     tails = {str(rank): line.format(rank, 500) for rank in range(4)} | {"3": line.format(3, 499)}
 

@@ -194,7 +194,7 @@ def test_both_spellings_of_scaled_rotary_positions_are_read(llama: Path) -> None
         assert model.rope_original_seq_len == 16
 
 
-def test_dropout_that_we_lack_is_told(gpt2: Path, llama: Path) -> None:
+def test_dropout_that_we_lack_is_reported(gpt2: Path, llama: Path) -> None:
     change_config(gpt2, resid_pdrop=0.2, embd_pdrop=0.3, attn_pdrop=0.1)
     opened = open_model(gpt2)
     assert opened.model.dropout == 0.2
@@ -310,7 +310,7 @@ def test_an_index_that_lies_is_refused(sharded: Path, tmp_path: Path) -> None:
     expect(truth["weight_map"] | {"model.norm.weight": first}, rf"{first}: holds no tensor model\.norm\.weight")
     expect(truth["weight_map"] | {"model.extra": first}, rf"{first}: holds no tensor model\.extra")
     dropped = {name: file for name, file in truth["weight_map"].items() if name != "model.embed_tokens.weight"}
-    expect(dropped, r"holds the tensor model\.embed_tokens\.weight, but .*index\.json does not say so")
+    expect(dropped, r"holds the tensor model\.embed_tokens\.weight, but .*index\.json does not list it there")
     expect(moved, rf"{last}: holds no tensor")
     expect({"model.norm.weight": "../outside.safetensors"}, "expected the name of a .safetensors file beside it")
     expect({"model.norm.weight": 3}, "model.norm.weight=3; expected a string")

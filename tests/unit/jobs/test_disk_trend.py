@@ -1,16 +1,16 @@
-"""When a disk will be full: a pure function of how its free room went."""
+"""When a disk will be full: a pure function of how its free space has changed."""
 
 from __future__ import annotations
 
 import pytest
 
-from megatrain.jobs.disk_trend import RoomSample, full_in_s
+from megatrain.jobs.disk_trend import SpaceSample, full_in_s
 
 GB = 10**9
 
 
-def samples(free: list[int], period_s: float = 10.0) -> list[RoomSample]:
-    return [RoomSample(period_s * number, one) for number, one in enumerate(free)]
+def samples(free: list[int], period_s: float = 10.0) -> list[SpaceSample]:
+    return [SpaceSample(period_s * number, one) for number, one in enumerate(free)]
 
 
 def test_a_disk_that_fills_evenly_is_full_when_its_pace_says() -> None:

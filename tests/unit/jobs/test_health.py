@@ -11,7 +11,7 @@ import pytest
 
 from megatrain.contracts.diag_records import DaemonReport, DeviceTrouble, DeviceTroubleKind
 from megatrain.contracts.driver_report import DriverReport
-from megatrain.contracts.host_records import DiskRoom, HostPhase, HostSaves, HostStatus, Milestones
+from megatrain.contracts.host_records import DiskSpace, HostPhase, HostSaves, HostStatus, Milestones
 from megatrain.contracts.host_verdict import OutcomeKind, VerdictOutcome
 from megatrain.contracts.incident import IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import Halt, JobEnd
@@ -33,7 +33,7 @@ from tests.helpers.launched_job import (
     make_status,
 )
 from tests.helpers.source_tree import ROOT
-from tests.helpers.told_verdicts import STRAGGLER
+from tests.helpers.written_verdicts import STRAGGLER
 
 RUNBOOKS = ROOT / "docs" / "runbooks"
 LIMITS = {"recovery.restarts_per_hour": "4", "recovery.restarts_without_progress": "3"}
@@ -59,8 +59,8 @@ def told(**changes: Any) -> Mapping[str, HostStatus]:
     return statuses(saves=saves(**changes))
 
 
-def room(free_gb: float, full_in_s: float | None = None) -> Mapping[str, HostStatus]:
-    return statuses(disks=(DiskRoom("runs/demo", int(free_gb * 1e9), 10**12, full_in_s),), saves=saves())
+def disk_space(free_gb: float, full_in_s: float | None = None) -> Mapping[str, HostStatus]:
+    return statuses(disks=(DiskSpace("runs/demo", int(free_gb * 1e9), 10**12, full_in_s),), saves=saves())
 
 
 def restarts(count: int, *, at_step: int | None = None) -> tuple[Any, ...]:
@@ -93,7 +93,7 @@ GREEN = {
     "trains": {},
     "a cordoned host is no reason": {"cordons": {"host-7": make_cordon(7)}},
     "saves well": {"statuses": told()},
-    "has room": {"statuses": room(500, 48 * 3600.0)},
+    "has space": {"statuses": disk_space(500, 48 * 3600.0)},
     "a checkpoint is due soon": old(1200),
     "checkpoints come more seldom, for they cost much": old(2000, save_interval_s=1000.0),
     "of a run without a daemon": {"daemon_session": ""},
@@ -127,16 +127,16 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "nobody there": (ReasonCode.NOT_RUNNING, {"hosts": {}, "statuses": {}, "driver": ""}, "no executor is registered"),
     "failed": (ReasonCode.FAILED, {"end": JobEnd(66, "nothing to load", NOW_S)}, "exit code 66: nothing to load"),
-    "brake": (
-        ReasonCode.BRAKE,
+    "restart limit": (
+        ReasonCode.RESTART_LIMIT,
         {
             "end": JobEnd(1, "the 5th failure within an hour", NOW_S), "record": make_record(config=LIMITS),
             "incidents": (*restarts(4), make_incident("0009", state=IncidentState.STOPPED, action="stop")),
         },
         "exit code 1: the 5th failure",
     ),
-    "brake is next": (
-        ReasonCode.BRAKE, {"incidents": restarts(4), "record": make_record(config=LIMITS)},
+    "restart limit is next": (
+        ReasonCode.RESTART_LIMIT, {"incidents": restarts(4), "record": make_record(config=LIMITS)},
         "the next failure ends the job: 4 of 4 restarts within an hour",
     ),
     "hosts do not come": (
@@ -153,13 +153,13 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "saves fail": (
         ReasonCode.SAVES_FAIL, {"statuses": told(num_failed=2, failing_unix_s=NOW_S - 30, error="disk full")},
-        r"has not taken the last 2 checkpoints \(host-1\): disk full",
+        r"the last 2 checkpoints did not reach storage \(host-1\): disk full",
     ),
     "checkpoint too old": (
         ReasonCode.CHECKPOINT_OLD, old(3100), "that of step 1,200, 52 min ago, and one is due every 10 min",
     ),
-    "etcd has no room": (ReasonCode.ETCD_ALARM, {"etcd_alarms": ("NOSPACE",)}, "etcd raises NOSPACE"),
-    "record lost": (ReasonCode.COORDINATION_LOST, {"record": None}, "no record of it: its data were lost"),
+    "etcd is out of space": (ReasonCode.ETCD_ALARM, {"etcd_alarms": ("NOSPACE",)}, "etcd raises NOSPACE"),
+    "record lost": (ReasonCode.COORDINATION_LOST, {"record": None}, "no record of the job: its data were lost"),
     "files of its etcd removed": (
         ReasonCode.FILES_REMOVED, {"troubles": (Trouble("etcd", "/run/coordination was removed by somebody", NOW_S),)},
         "/run/coordination was removed",
@@ -199,25 +199,35 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "held": (
         ReasonCode.HELD, {"incidents": (make_incident(state=IncidentState.HELD, round=2, reason="2 leases vanished"),)},
-        "held 12 minago, no host evicted: 2 leases vanished",
+        "held 12 min ago, no host evicted: 2 leases vanished",
     ),
     "a late step": (
         ReasonCode.STEP_LATE, {"statuses": statuses(last_step_unix_s=NOW_S - 50)},
-        "no step is completed since 50 s, and one takes 80 ms",
+        "no step was completed for 50 s, and a step takes 80 ms",
+    ),
+    "a snapshot waits for storage": (
+        ReasonCode.SAVE_LATE,
+        {
+            "statuses": {
+                f"host-{number}": make_status(number, last_step_unix_s=NOW_S - 50, step_phase="checkpoint")
+                for number in (1, 2)
+            }
+        },
+        "training waits in a snapshot until storage has an earlier one: no step was completed for 50 s, and a step",
     ),
     "one save failed": (
         ReasonCode.SAVE_FAILED, {"statuses": told(num_failed=1, failing_unix_s=NOW_S - 3, error="timed out")},
-        r"did not take the last checkpoint, the next one is tried \(host-1\): timed out",
+        r"the last checkpoint did not reach storage, the next one is tried \(host-1\): timed out",
     ),
     "a save is late": (ReasonCode.SAVE_LATE, old(1300), "22 min ago, and one is due every 10 min"),
     "a save is late by the interval in force": (
         ReasonCode.SAVE_LATE, old(2100, save_interval_s=1000.0), "35 min ago, and one is due every 17 min",
     ),
     "disk fills": (
-        ReasonCode.DISK_FILLING, {"statuses": room(500, 5 * 3600.0)},
+        ReasonCode.DISK_FILLING, {"statuses": disk_space(500, 5 * 3600.0)},
         r"runs/demo will be full in 5 hours: 500 GB of 1 TB are free \(host-1\)",
     ),
-    "disk is full": (ReasonCode.DISK_FILLING, {"statuses": room(1.5)}, "runs/demo is nearly full: 1.5 GB"),
+    "disk is full": (ReasonCode.DISK_FILLING, {"statuses": disk_space(1.5)}, "runs/demo is nearly full: 1.5 GB"),
     "half of the restarts": (
         ReasonCode.RESTART_BUDGET, {"incidents": restarts(2), "record": make_record(config=LIMITS)},
         "2 of 4 restarts within an hour",
@@ -265,12 +275,12 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         for kind in DeviceTroubleKind
     },
     "more devices than are named": (
-        ReasonCode.GPU_DEGRADED, streamed(report(num_device_troubles=40)), "40 more troubles of GPUs and links",
+        ReasonCode.GPU_DEGRADED, streamed(report(num_device_troubles=40)), "40 more problems of GPUs and links",
     ),
     "no driver": (ReasonCode.NO_DRIVER, {"driver": ""}, "no driver is elected"),
     "the driver complains": (
         ReasonCode.DRIVER_ALARM, {"report": DriverReport("host-1", "trains", NOW_S, ("rounds/3 cannot be read",))},
-        "the driver says: rounds/3 cannot be read",
+        "the driver reports: rounds/3 cannot be read",
     ),
     "unfit spare": (
         ReasonCode.HOST_UNFIT,
@@ -338,7 +348,7 @@ def test_a_dead_host_is_shown_dead_with_the_sentence_that_says_so() -> None:
     assert {view.host: str(view.state) for view in assess(back, NOW_S).hosts}["host-2"] == "returned"
 
 
-def test_what_is_wrong_with_storage_is_told_beside_a_recovery() -> None:
+def test_what_is_wrong_with_storage_is_reported_beside_a_recovery() -> None:
     changed = told(num_failed=3, failing_unix_s=NOW_S - 60, error="disk full")
     health = assess(make_snapshot(statuses=changed, incidents=(OPEN,), halts={2: make_halt()}), NOW_S).health
     assert [one.code for one in health.reasons] == [ReasonCode.SAVES_FAIL, ReasonCode.RECOVERING]

@@ -18,15 +18,15 @@ from megatrain.contracts.errors import MegatrainError, NotFoundError, UsageError
 from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs import notes
-from megatrain.jobs.notes import MAX_AN_HOUR, Author, NoteBook, NoteRefusedError, log_path, notes_of, read_notes
+from megatrain.jobs.notes import MAX_AN_HOUR, Author, NoteRefusedError, NoteWriter, log_path, notes_of, read_notes
 from tests.helpers.launched_job import NOW_S, make_incident
 
 ADA = Author("ada", "operator", "10.0.0.7")
 BOB = Author("bob@desk", "operator")
 
 
-class Book(NoteBook):
-    """A book with a clock that a test moves."""
+class Writer(NoteWriter):
+    """A writer with a clock that a test moves."""
 
     def __init__(self, run: Path) -> None:
         self.now_s = NOW_S
@@ -34,19 +34,19 @@ class Book(NoteBook):
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Book:
-    return Book(tmp_path)
+def notes_writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path)
 
 
 def told(run: Path) -> list[tuple[str, str, int | None, float | None, bool]]:
     return [(one.user, one.text, one.step, one.at_unix_s, one.is_retracted) for one in read_notes(RunDirectory(run))]
 
 
-def test_a_note_stands_at_a_step_at_a_time_or_now(book: Book, tmp_path: Path) -> None:
+def test_a_note_stands_at_a_step_at_a_time_or_now(notes_writer: Writer, tmp_path: Path) -> None:
     assert told(tmp_path) == []
-    book.add(" learning rate lowered ", ADA, step=1200)
-    book.add("switch 4 was replaced", BOB, at_unix_s=NOW_S - 60)
-    book.add("looks well", ADA)
+    notes_writer.add(" learning rate lowered ", ADA, step=1200)
+    notes_writer.add("switch 4 was replaced", BOB, at_unix_s=NOW_S - 60)
+    notes_writer.add("looks well", ADA)
     assert told(tmp_path) == [
         ("ada", "learning rate lowered", 1200, None, False),
         ("bob@desk", "switch 4 was replaced", None, NOW_S - 60, False),
@@ -60,17 +60,17 @@ def test_a_note_stands_at_a_step_at_a_time_or_now(book: Book, tmp_path: Path) ->
     ]
 
 
-def test_a_note_is_retracted_once_and_nothing_is_removed(book: Book, tmp_path: Path) -> None:
-    kept, wrong = book.add("stays", ADA), book.add("wrong host", ADA)
+def test_a_note_is_retracted_once_and_nothing_is_removed(notes_writer: Writer, tmp_path: Path) -> None:
+    kept, wrong = notes_writer.add("stays", ADA), notes_writer.add("wrong host", ADA)
     before = log_path(tmp_path).read_bytes()
-    found = book.retract(wrong.note_id, "it was host-4", BOB)
+    found = notes_writer.retract(wrong.note_id, "it was host-4", BOB)
     assert (found.is_retracted, found.retracted_by, found.retraction) == (True, "bob@desk", "it was host-4")
     assert [one.is_retracted for one in read_notes(RunDirectory(tmp_path))] == [False, True]
     assert log_path(tmp_path).read_bytes().startswith(before)
     with pytest.raises(NoteRefusedError, match="retracted already, by bob@desk: it was host-4"):
-        book.retract(wrong.note_id, "again", ADA)
+        notes_writer.retract(wrong.note_id, "again", ADA)
     with pytest.raises(NotFoundError, match="no note 'none'"):
-        book.retract("none", "not there", ADA)
+        notes_writer.retract("none", "not there", ADA)
     assert kept.note_id in {one.note_id for one in read_notes(RunDirectory(tmp_path)) if not one.is_retracted}
 
 
@@ -84,61 +84,61 @@ def test_a_note_is_retracted_once_and_nothing_is_removed(book: Book, tmp_path: P
         ("red \x1b[31m", {}, "control characters"),
         ("turned \u202e text", {}, "control characters"),
         ("both places", {"step": 1, "at_unix_s": 2.0}, "give one of them"),
-        ("no such step", {"step": -1}, "step -1 is none"),
-        ("no such step", {"step": 2**31}, "is none; steps go from 0"),
-        ("before time", {"at_unix_s": -1.0}, "no time of a run"),
-        ("no number", {"at_unix_s": float("nan")}, "no time of a run"),
+        ("no such step", {"step": -1}, "step -1 does not exist"),
+        ("no such step", {"step": 2**31}, "does not exist; steps go from 0"),
+        ("before time", {"at_unix_s": -1.0}, "not a time of a run"),
+        ("no number", {"at_unix_s": float("nan")}, "not a time of a run"),
     ],
 )
 def test_what_is_no_note_is_refused_and_leaves_nothing(
-    text: str, place: dict[str, Any], problem: str, book: Book, tmp_path: Path
+    text: str, place: dict[str, Any], problem: str, notes_writer: Writer, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=problem):
-        book.add(text, ADA, **place)
+        notes_writer.add(text, ADA, **place)
     assert not log_path(tmp_path).exists()
 
 
-def test_sent_twice_under_one_key_it_is_one_note(book: Book, tmp_path: Path) -> None:
-    first = book.add("once", ADA, step=7, key="key-00000001")
-    book.now_s += 60
-    assert book.add("once", ADA, step=7, key="key-00000001") == first
+def test_sent_twice_under_one_key_it_is_one_note(notes_writer: Writer, tmp_path: Path) -> None:
+    first = notes_writer.add("once", ADA, step=7, key="key-00000001")
+    notes_writer.now_s += 60
+    assert notes_writer.add("once", ADA, step=7, key="key-00000001") == first
     assert len(told(tmp_path)) == 1
     for text, author in (("another", ADA), ("once", BOB)):
-        with pytest.raises(NoteRefusedError, match="stands for something else"):
-            book.add(text, author, key="key-00000001")
+        with pytest.raises(NoteRefusedError, match="was used for another request"):
+            notes_writer.add(text, author, key="key-00000001")
 
 
-def test_more_than_sixty_an_hour_are_refused_with_the_time_to_wait(book: Book) -> None:
+def test_more_than_sixty_an_hour_are_refused_with_the_time_to_wait(notes_writer: Writer) -> None:
     for number in range(MAX_AN_HOUR):
-        book.add(f"note {number}", ADA)
-        book.now_s += 10
+        notes_writer.add(f"note {number}", ADA)
+        notes_writer.now_s += 10
     with pytest.raises(NoteRefusedError, match="60 notes within the last hour") as refused:
-        book.add("one too many", BOB)
+        notes_writer.add("one too many", BOB)
     assert refused.value.wait_s == pytest.approx(3600 - 600)
-    book.now_s += 3000.1
-    book.add("an hour after the first", BOB)
+    notes_writer.now_s += 3000.1
+    notes_writer.add("an hour after the first", BOB)
 
 
-def test_a_run_takes_so_many_notes_and_no_more(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_takes_so_many_notes_and_no_more(notes_writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "MAX_NOTES", 2)
-    one = book.add("the first", ADA)
-    book.add("the second", ADA)
-    book.retract(one.note_id, "it counts all the same", ADA)
-    with pytest.raises(NoteRefusedError, match="has 2 notes, and no more are taken"):
-        book.add("the third", ADA)
+    one = notes_writer.add("the first", ADA)
+    notes_writer.add("the second", ADA)
+    notes_writer.retract(one.note_id, "it counts all the same", ADA)
+    with pytest.raises(NoteRefusedError, match="has 2 notes, and no more are accepted"):
+        notes_writer.add("the third", ADA)
 
 
-def test_after_a_line_that_was_cut_short_notes_go_on(book: Book, tmp_path: Path) -> None:
-    book.add("before", ADA)
+def test_after_a_line_that_was_cut_short_notes_go_on(notes_writer: Writer, tmp_path: Path) -> None:
+    notes_writer.add("before", ADA)
     with log_path(tmp_path).open("ab") as file:
         file.write(b'{"schema_version":1,"at_unix_s":1.0,"stage":"res')
-    book.add("after", ADA)
+    notes_writer.add("after", ADA)
     assert [text for _, text, *_ in told(tmp_path)] == ["before", "after"]
     assert read_actions(log_path(tmp_path)).problem.endswith(":2 is damaged")  # told, and not mended
 
 
 def _write_some(run: str, name: str, barrier: Any) -> None:
-    own = NoteBook(ActionLog(log_path(Path(run))))
+    own = NoteWriter(ActionLog(log_path(Path(run))))
     barrier.wait()
     for number in range(10):
         own.add(f"{name} {number}", Author(name, "operator"))
@@ -148,10 +148,10 @@ def test_writers_of_several_processes_lose_nothing(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(4)
     writers = [context.Process(target=_write_some, args=(str(tmp_path), f"w{number}", barrier)) for number in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
+    for process in writers:
+        process.start()
+    for process in writers:
+        process.join()
     assert {one.text for one in read_notes(RunDirectory(tmp_path))} == {
         f"w{w} {n}" for w in range(4) for n in range(10)
     }
@@ -171,21 +171,21 @@ class HeldLog(ActionLog):
         return super().append(entry, check)
 
 
-def test_of_two_who_retract_at_once_one_hears_that_it_is_gone(book: Book, tmp_path: Path) -> None:
-    wrong = book.add("wrong", ADA)
+def test_of_two_retractions_at_once_one_fails_because_the_note_is_gone(notes_writer: Writer, tmp_path: Path) -> None:
+    wrong = notes_writer.add("wrong", ADA)
     held = HeldLog(log_path(tmp_path))
     refused: list[MegatrainError] = []
 
     def late() -> None:
         try:
-            NoteBook(held, clock=lambda: NOW_S).retract(wrong.note_id, "late", BOB)
+            NoteWriter(held, clock=lambda: NOW_S).retract(wrong.note_id, "late", BOB)
         except MegatrainError as error:
             refused.append(error)
 
     thread = threading.Thread(target=late)
     thread.start()
     assert held.arrived.wait(10)  # the note was there when the late one came
-    book.retract(wrong.note_id, "first", ADA)
+    notes_writer.retract(wrong.note_id, "first", ADA)
     held.go_on.set()
     thread.join()
     assert "retracted already, by ada: first" in str(refused[0])
@@ -206,12 +206,12 @@ def test_a_run_that_somebody_else_made_leads_to_no_file_of_ones_own(what: str, t
         path = log_path(run)
         path.symlink_to(own / "actions.jsonl") if what == "link" else os.mkfifo(path)
     with pytest.raises(OSError, match=r"symbolic link|regular file|Not a directory|No such device"):
-        NoteBook(ActionLog(log_path(run))).add("not there", ADA)
+        NoteWriter(ActionLog(log_path(run))).add("not there", ADA)
     assert (own / "actions.jsonl").read_text() == "mine\n"
 
 
-def test_what_no_writer_of_ours_wrote_is_no_note(book: Book, tmp_path: Path) -> None:
-    book.add("a note", ADA, step=3)
+def test_what_no_writer_of_ours_wrote_is_no_note(notes_writer: Writer, tmp_path: Path) -> None:
+    notes_writer.add("a note", ADA, step=3)
     (entry,) = read_actions(log_path(tmp_path)).entries
     made_up = [
         replace(entry, action_id="a", target="step 99999999999"),
@@ -225,7 +225,7 @@ def test_what_no_writer_of_ours_wrote_is_no_note(book: Book, tmp_path: Path) -> 
     assert "\x1b" not in found[1].user + found[1].text
 
 
-def test_a_note_is_of_the_incident_in_whose_time_it_stands(book: Book) -> None:
+def test_a_note_is_of_the_incident_in_whose_time_it_stands(notes_writer: Writer) -> None:
     incident = make_incident()  # began 703 s ago, was over 3 s later; from step 1234 back to 1230
     ended = incident.moments.first_step or 0.0
     cases = [
@@ -239,12 +239,12 @@ def test_a_note_is_of_the_incident_in_whose_time_it_stands(book: Book) -> None:
         ({"step": 1235}, False),
     ]
     for place, is_of in cases:
-        assert book.add("a note", ADA, **place).is_of(incident, NOW_S) is is_of, place
+        assert notes_writer.add("a note", ADA, **place).is_of(incident, NOW_S) is is_of, place
     lasting = replace(incident, state=IncidentState.OPEN)
-    assert book.add("still open", ADA, at_unix_s=NOW_S).is_of(lasting, NOW_S)
+    assert notes_writer.add("still open", ADA, at_unix_s=NOW_S).is_of(lasting, NOW_S)
 
 
-def test_the_file_holds_no_text_that_breaks_its_lines(book: Book, tmp_path: Path) -> None:
-    book.add('quotes " and </script> \\ stay text', ADA)
+def test_the_file_holds_no_text_that_breaks_its_lines(notes_writer: Writer, tmp_path: Path) -> None:
+    notes_writer.add('quotes " and </script> \\ stay text', ADA)
     (line,) = log_path(tmp_path).read_bytes().splitlines()
     assert json.loads(line)["reason"] == 'quotes " and </script> \\ stay text'

@@ -31,7 +31,7 @@ HERE = f"process 17 on {socket.gethostname()}"
 @pytest.mark.parametrize(
     ("facts", "kind", "said"),
     [
-        (RunFacts(is_run=False), RunKind.NEVER_STARTED, "no launch has left anything there"),
+        (RunFacts(is_run=False), RunKind.NEVER_STARTED, "no launch has written anything there"),
         (RunFacts(is_run=True, exit_code=0, has_launch=True), RunKind.ENDED, r"it finished \(exit code 0\)"),
         (RunFacts(is_run=True, exit_code=75), RunKind.ENDED, r"saved and stopped, .*\(exit code 75\)"),
         (RunFacts(is_run=True, exit_code=66), RunKind.ENDED, "it failed, with exit code 66"),
@@ -43,7 +43,7 @@ HERE = f"process 17 on {socket.gethostname()}"
             RunFacts(is_run=True, has_launch=True, holder="process 17 on elsewhere", is_of_here=False),
             RunKind.UNREACHABLE, r"whether its launch \(process 17 on elsewhere\) lives cannot be seen",
         ),
-        (RunFacts(is_run=True), RunKind.UNREACHABLE, "say --rdzv-endpoint as the launch did"),
+        (RunFacts(is_run=True), RunKind.UNREACHABLE, "use --rdzv-endpoint as the launch did"),
     ],
 )  # fmt: skip
 def test_what_the_facts_mean(facts: RunFacts, kind: RunKind, said: str) -> None:
@@ -84,7 +84,7 @@ AT_ITS_END = LastKnown(step=1240, train_steps=1240)
         (replace(ELSEWHERE, has_launch=True), AT_ITS_END, "killed", "is gone"),
     ],
 )
-def test_what_a_run_left_counts_where_no_launch_tells(
+def test_the_last_records_of_a_run_count_without_a_launch(
     facts: RunFacts, last: LastKnown, state: str, headline: str
 ) -> None:
     found = run_standing(facts, last)
@@ -102,7 +102,7 @@ def run(tmp_path: Path) -> Path:
     return place.parent
 
 
-def test_a_directory_tells_its_facts(run: Path, tmp_path: Path) -> None:
+def test_facts_are_read_from_a_run_directory(run: Path, tmp_path: Path) -> None:
     assert read_facts(tmp_path / "nowhere") == RunFacts(is_run=False)
     (tmp_path / "other").mkdir()
     assert read_facts(tmp_path / "other").is_run is False

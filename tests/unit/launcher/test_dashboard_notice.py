@@ -12,7 +12,7 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_launcher.executor.dashboard_notice import told_dashboard
+from megatrain_launcher.executor.dashboard_notice import reported_dashboard
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until
 
@@ -30,9 +30,9 @@ def put(settings: EtcdSettings, url: str, session: str, token_file: str = "") ->
         client.put(KEYS.dashboard, encode(DashboardRecord(url=url, session=session, token_file=token_file)))
 
 
-def test_each_address_is_told_once(settings: EtcdSettings) -> None:
+def test_each_address_is_reported_once(settings: EtcdSettings) -> None:
     told: list[str] = []
-    with told_dashboard(settings, KEYS, told.append):
+    with reported_dashboard(settings, KEYS, told.append):
         put(settings, "http://127.0.0.1:8777/", "first")
         wait_until(lambda: len(told) == 1, "the address", 10)
         put(settings, "http://127.0.0.1:8777/", "second")
@@ -44,11 +44,11 @@ def test_each_address_is_told_once(settings: EtcdSettings) -> None:
     ]
 
 
-def test_a_page_that_is_there_already_is_told_and_damage_is_passed_over(settings: EtcdSettings) -> None:
+def test_a_page_that_is_there_already_is_reported_and_damage_is_passed_over(settings: EtcdSettings) -> None:
     with EtcdClient(settings) as client:
         client.put(KEYS.dashboard, b"{")
     told: list[str] = []
-    with told_dashboard(settings, KEYS, told.append):
+    with reported_dashboard(settings, KEYS, told.append):
         put(settings, "http://127.0.0.1:1/", "first")
         wait_until(lambda: bool(told), "the address", 10)
     assert told == ["dashboard: http://127.0.0.1:1/"]

@@ -6,7 +6,7 @@ import pytest
 
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.rounds import Halt
-from megatrain_launcher.driver.actions import Action, Decision, HaltRound, UpdateIncident
+from megatrain_launcher.driver.actions import Decision, DriverAction, HaltRound, UpdateIncident
 from megatrain_launcher.driver.decision_log import DecisionLog
 from tests.helpers.launched_job import make_incident
 
@@ -15,17 +15,17 @@ MILESTONE = UpdateIncident(INCIDENT)
 HALT = HaltRound(Halt(1, "a rank died", False, 0.0, ""))
 
 
-def said(*decisions: tuple[float, str, tuple[Action, ...]]) -> list[str]:
+def said(*decisions: tuple[float, str, tuple[DriverAction, ...]]) -> list[str]:
     log = DecisionLog()
     lines = (log.line(Decision(actions, reason), now) for now, reason, actions in decisions)
     return [line for line in lines if line]
 
 
-def test_an_act_is_said_at_once_and_only_once_while_it_is_tried_again() -> None:
+def test_an_act_is_logged_at_once_and_only_once_while_it_is_retried() -> None:
     assert said((0, "a rank died", (HALT,)), (0.1, "a rank died", (HALT,))) == ["a rank died"]
 
 
-def test_what_lasts_is_said_once_and_what_does_not_never() -> None:
+def test_lasting_states_are_logged_once_and_short_ones_never() -> None:
     waits = "round 1 is halted: waiting for host-1 to stop"
     assert said((0, waits, ()), (0.9, waits, ())) == []
     assert said((0, waits, ()), (1, waits, ()), (2, waits, ()), (60, waits, ())) == [waits]

@@ -10,7 +10,7 @@ from megatrain.contracts.host_records import HostStatus, Milestones, RankFailure
 from megatrain.contracts.incident import Incident, phase_seconds
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobRecord
-from megatrain_launcher.driver.breaking import stall_began, telling
+from megatrain_launcher.driver.breaking import most_informative, stall_began
 from megatrain_launcher.driver.incidents import history_of
 from tests.helpers.driver_story import (
     ELASTIC,
@@ -148,7 +148,7 @@ def test_a_check_is_waited_for_by_the_clock_of_whoever_drives() -> None:
     assert list(job.rounds()) == [1], "the check is under way since 7 s"
 
 
-def test_failures_are_believed_when_clocks_nearly_agree() -> None:
+def test_times_of_failures_are_used_when_clocks_nearly_agree() -> None:
     job = begin()
     for skew_s, rank in ((-30.0, 0), (-600.0, 1), (600.0, 2)):
         host = job.hosts[members(job, 1)[rank // 2]]
@@ -159,7 +159,7 @@ def test_failures_are_believed_when_clocks_nearly_agree() -> None:
     assert [told[rank].at_unix_s for rank in range(3)] == [job.now - 30.0, job.now, job.now]
 
 
-def test_a_stall_began_before_it_was_told_by_the_drivers_clock() -> None:
+def test_a_stall_began_before_its_report_by_the_drivers_clock() -> None:
     job = begin()
     name = members(job, 1)[0]
     host = job.hosts[name]
@@ -172,10 +172,10 @@ def test_a_stall_began_before_it_was_told_by_the_drivers_clock() -> None:
     assert stall_began(job.driver.state, name, job.now + 3.0) == pytest.approx(job.now - 5.0)
 
 
-def test_an_incident_keeps_what_tells_most_of_thousands_that_ended() -> None:
+def test_an_incident_keeps_the_most_informative_of_thousands_of_failures() -> None:
     victims = [RankFailure(rank, 69, 100.0 + rank / 1000, "network", is_cascade=True) for rank in range(9999)]
     root = RankFailure(9999, -9, 200.0)
-    kept = telling([*victims, root])
+    kept = most_informative([*victims, root])
     assert len(kept) == 32
     assert kept[-1] == root
     assert list(kept[:-1]) == victims[:31]

@@ -44,11 +44,11 @@ def test_a_round_that_cannot_be_read_is_not_in_the_way_of_the_next() -> None:
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     go_on_until(job, lambda: 4 in job.rounds() and job.is_training(), 2.0)
     assert members(job, 4) == members(job, 1)
-    assert halted(job, 2).reason.startswith("round 2 cannot be read, and another one takes its place: ")
+    assert halted(job, 2).reason.startswith("round 2 cannot be read, and is replaced by another one: ")
     assert job.etcd.items[KEYS.round(2)].value == JUNK, "left for people to look at"
 
 
-def test_a_host_that_says_that_it_is_past_a_later_number_is_waited_for_no_longer() -> None:
+def test_a_host_that_has_left_a_later_round_is_waited_for_no_longer() -> None:
     job = begin(num_hosts=2)
     job.etcd.put(KEYS.round(2), JUNK)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
@@ -116,11 +116,11 @@ def test_an_end_that_cannot_be_read_ends_nothing_and_stops_nothing() -> None:
     assert end.exit_code == 0
 
 
-def test_a_candidacy_without_a_lease_is_told_and_taken_away() -> None:
+def test_a_candidacy_without_a_lease_is_reported_and_taken_away() -> None:
     job = begin()
     stray = f"{KEYS.election}/stray"
     job.etcd.put(stray, b"me")
-    assert any(f"{stray}: it has no lease, so it is no candidacy" in text for text in alarms(job))
+    assert any(f"{stray}: it has no lease, so it is not a candidacy" in text for text in alarms(job))
     assert stray not in job.etcd.items
     assert job.driver.key in job.etcd.items
     assert not alarms(job)

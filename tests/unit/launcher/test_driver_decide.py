@@ -19,7 +19,7 @@ from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, HostCommand, JobEnd
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.writes import writes_of
-from megatrain_launcher.executor.hearing import deaf_within_s
+from megatrain_launcher.executor.order_delivery import orders_lost_within_s
 from tests.helpers.driver_story import (
     ELASTIC,
     POLICY,
@@ -121,7 +121,7 @@ def test_vanished_lease_while_steps_advance_is_held() -> None:
     assert "over_unix_s" in incident.notes
 
 
-def test_leases_lost_and_taken_anew_while_nobody_drove_are_told_once() -> None:
+def test_leases_lost_and_taken_anew_while_nobody_drove_are_reported_once() -> None:
     job = begin()
     both = members(job, 1)
     for name in both:
@@ -142,7 +142,7 @@ def test_leases_lost_and_taken_anew_while_nobody_drove_are_told_once() -> None:
     assert [one.culprit_hosts for one in incidents(job)[1:]] == [(both[0],)]
 
 
-def test_spares_may_lose_their_leases_untold() -> None:
+def test_spares_may_lose_their_leases_without_an_incident() -> None:
     job = begin()
     (spare,) = set(job.hosts) - set(members(job, 1))
     job.hosts[spare].lose_lease()
@@ -213,8 +213,8 @@ def test_host_that_does_not_stop_is_left_out_and_fenced() -> None:
     stuck = job.hosts[first[1]]
     stuck.is_connected = False  # its lease lives, and probes get no answer
     job.hosts[first[0]].fail(job.now, is_cascade=False)
-    # it may be deaf: so long it may not notice, and then it goes by its deadlines
-    go_on(job, deaf_within_s(POLICY.lease_ttl_s))
+    # its orders may not arrive: it may not detect this for so long, and then obeys its deadlines
+    go_on(job, orders_lost_within_s(POLICY.lease_ttl_s))
     assert list(job.rounds()) == [1]
     go_on_until(job, lambda: 2 in job.rounds(), 3.0)
     assert first[1] not in members(job, 2)
@@ -402,7 +402,7 @@ def test_requests_that_lead_nowhere_are_refused() -> None:
         assert KEYS.request(request_id) not in job.etcd.items
 
 
-def test_damaged_keys_are_told_and_survived() -> None:
+def test_damaged_keys_are_reported_and_survived() -> None:
     job = begin()
     job.etcd.put(KEYS.host("host-9"), b"{")
     job.etcd.put(KEYS.status("host-0"), b'{"schema_version":7}')

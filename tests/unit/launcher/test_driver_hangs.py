@@ -12,7 +12,7 @@ from megatrain.contracts.host_records import (
 from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import HostCommand, Round, RoundHost
-from megatrain_launcher.driver.hangs import accuse
+from megatrain_launcher.driver.hangs import find_culprit
 from tests.helpers.driver_story import (
     begin,
     go_on,
@@ -43,14 +43,14 @@ WAITING = evidence("a", rank(0, 5, 4), rank(1, 5, 4))
 
 
 def test_the_rank_that_never_came_is_named() -> None:
-    found = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), rank(3, 4, 4))}, ("a complains",))
+    found = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), rank(3, 4, 4))}, ("a complains",))
     assert (found.ranks, found.hosts, found.confidence, found.is_firm) == ((3,), ("b",), "certain", True)
     assert "rank 3 never entered collective 5" in found.sentences[0]
     assert "a complains" in found.sentences
 
 
 def test_a_stopped_process_is_the_plainest_sign() -> None:
-    found = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 4, 4, "T"), rank(3, 4, 4))})
+    found = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 4, 4, "T"), rank(3, 4, 4))})
     assert (found.ranks, found.hosts, found.confidence) == ((2,), ("b",), "certain")
     assert found.sentences[:2] == (
         "rank 2 is stopped (T); ranks 0, 1 wait for it in collective 5 of dp:0+4x1",
@@ -60,19 +60,19 @@ def test_a_stopped_process_is_the_plainest_sign() -> None:
 
 def test_beside_a_stopped_process_nothing_is_said_of_the_network() -> None:
     told = {"a": WAITING, "b": evidence("b", rank(2, 5, 4, "T"), rank(3, 5, 4))}
-    found = accuse(ROUND, told)
+    found = find_culprit(ROUND, told)
     assert (found.ranks, found.confidence) == ((2,), "certain")
     assert not any("network" in sentence or "GPU" in sentence for sentence in found.sentences)
     assert found.sentences[0] == "rank 2 is stopped (T); ranks 0, 1, 3 wait for it in collective 5 of dp:0+4x1"
 
 
 def test_a_silent_host_is_likely_and_named() -> None:
-    found = accuse(ROUND, {"a": WAITING})
+    found = find_culprit(ROUND, {"a": WAITING})
     assert (found.ranks, found.hosts, found.confidence) == ((2, 3), ("b",), "likely")
     assert "b sent no evidence" in found.sentences
 
 
-def test_every_host_of_a_job_of_thousands_says_what_it_knows_in_few_bytes() -> None:
+def test_the_evidence_of_each_of_thousands_of_hosts_takes_few_bytes() -> None:
     hosts = 1250
     parts = tuple(RoundHost(f"h{n}", "s", "a", 8 * n, 8) for n in range(hosts))
     round_ = Round(3, 8 * hosts, parts, "a", 1, "", "", 0.0)
@@ -85,20 +85,20 @@ def test_every_host_of_a_job_of_thousands_says_what_it_knows_in_few_bytes() -> N
             ranks.append(RankEvidence(rank, {name: RankPosition(5, 4)}, "S", 7, "step", 0.0, "dp-all-reduce"))
         told[f"h{number}"] = HangEvidence(f"h{number}", "s", 3, 0.0, groups, tuple(ranks))
     assert max(len(encode(one)) for one in told.values()) < 4096
-    found = accuse(round_, told)
+    found = find_culprit(round_, told)
     assert (found.hosts, len(found.ranks), found.confidence) == ((f"h{hosts - 1}",), 8, "likely")
 
 
 def test_groups_that_cannot_be_are_nobodys() -> None:
     groups = {"a": (0, 2**62, 1), "b": (0, 0, 1), "c": (0, 4, 0), "d": (1, 2), "e": (-1, 4, -1), "dp": (3, 4, -1)}
     strange = HangEvidence("b", "b-1", 3, 0.0, groups, (rank(2, 5, 4), rank(3, 4, 4)))
-    assert accuse(ROUND, {"a": WAITING, "b": strange}).ranks == (3,)
+    assert find_culprit(ROUND, {"a": WAITING, "b": strange}).ranks == (3,)
 
 
 def test_nothing_to_go_by() -> None:
-    found = accuse(ROUND, {})
+    found = find_culprit(ROUND, {})
     assert (found.hosts, found.is_firm) == ((), False)
-    busy = accuse(
+    busy = find_culprit(
         ROUND, {"a": evidence("a", rank(0, 4, 4), rank(1, 4, 4)), "b": evidence("b", rank(2, 4, 4), rank(3, 4, 4))}
     )
     assert (busy.hosts, busy.confidence) == ((), "insufficient")
@@ -106,7 +106,7 @@ def test_nothing_to_go_by() -> None:
 
 def test_ranks_that_the_round_has_not_are_nobodys() -> None:
     strange = HangEvidence("b", "b-1", 3, 0.0, {"g": (0, 99)}, (rank(99, 0, 0, "T"), rank(2, 5, 4)), (77, 3))
-    found = accuse(ROUND, {"a": WAITING, "b": strange})
+    found = find_culprit(ROUND, {"a": WAITING, "b": strange})
     assert set(found.ranks) <= {0, 1, 2, 3}
 
 
@@ -115,28 +115,29 @@ def test_a_rank_whose_exchange_is_on_its_way_is_not_taken_for_a_waiting_one() ->
     waiting = [replace(rank(number, 5, 4), awaited_group="dp:0+4x1", awaited=5) for number in range(3)]
     other = replace(rank(3, 5, 4), awaited_group="pp:3+2x1", awaited=2, in_flight="forward-compute")
     told = {"a": evidence("a", *waiting[:2]), "b": evidence("b", waiting[2], other)}
-    found = accuse(ROUND, told)
+    found = find_culprit(ROUND, told)
     assert (found.ranks, found.hosts, found.confidence, found.is_firm) == ((3,), ("b",), "likely", True)
     assert "went on to something else" in found.sentences[0]
-    everybody = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), rank(3, 5, 4))})
+    everybody = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), rank(3, 5, 4))})
     assert everybody.ranks == ()
 
 
 def test_who_waits_for_storage_does_not_hang() -> None:
     at_storage = replace(rank(3, 4, 4), phase="checkpoint", is_at_storage=True)
-    found = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), at_storage)})
+    found = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), at_storage)})
     assert (found.ranks, found.waits_for_storage) == ((3,), "rank 3 waits for storage")
-    stopped = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), replace(at_storage, process_state="T"))})
+    immobile = replace(at_storage, process_state="T")
+    stopped = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), immobile)})
     assert stopped.waits_for_storage == ""
-    two = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 4, 4), at_storage)})
+    two = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 4, 4), at_storage)})
     assert (two.ranks, two.waits_for_storage) == ((2, 3), ""), "one of them does hang"
 
 
 def test_the_only_rank_is_the_culprit() -> None:
     alone = Round(1, 1, (RoundHost("a", "a-1", "a", 0, 1),), "a", 1, "", "", 0.0)
-    found = accuse(alone, {"a": HangEvidence("a", "a-1", 1, 0.0, {}, (rank(0, 0, 0),))})
+    found = find_culprit(alone, {"a": HangEvidence("a", "a-1", 1, 0.0, {}, (rank(0, 0, 0),))})
     assert (found.ranks, found.hosts, found.is_firm) == ((0,), ("a",), True)
-    assert found.sentences[:2] == ("the only rank stands still", "rank 0 is at step 7 in dp-all-reduce")
+    assert found.sentences[:2] == ("the only rank makes no progress", "rank 0 is at step 7 in dp-all-reduce")
 
 
 def write_evidence(job: SimulatedJob, name: str, *entered: int, is_at_storage: bool = False) -> None:
@@ -200,7 +201,7 @@ def test_who_waits_for_storage_is_waited_for_and_asked_again() -> None:
     assert incidents(job)[0].culprit_ranks == (3,)
 
 
-def test_hang_whose_suspect_cannot_be_heard_waits_for_the_lease() -> None:
+def test_hang_whose_suspect_is_unreachable_waits_for_the_lease() -> None:
     job = begin()
     first = members(job, 1)
     job.hosts[first[1]].is_connected = False

@@ -18,7 +18,7 @@ from megatrain_launcher.driver.policy import Policy
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_host import SimulatedHost
 from tests.helpers.simulated_job import SimulatedJob, quiet
-from tests.helpers.told_verdicts import NUMERICS, STRAGGLER, ask_about, tell_verdict
+from tests.helpers.written_verdicts import NUMERICS, STRAGGLER, ask_about, write_verdict
 
 pytestmark = pytest.mark.slow
 
@@ -155,7 +155,7 @@ class Interleavings(RuleBasedStateMachine):
             self.job.etcd.put(KEYS.verdict(f"v-{self.verdicts}"), b"junk")
         else:
             names = tuple(f"host-{host}" for host in hosts) if verdict.hosts else ()
-            tell_verdict(self.job, verdict, verdict_id=f"v-{self.verdicts}", hosts=names, round=newest - back)
+            write_verdict(self.job, verdict, verdict_id=f"v-{self.verdicts}", hosts=names, round=newest - back)
 
     @precondition(lambda self: self.verdicts)
     @rule(kind=st.sampled_from([RequestKind.APPROVE, RequestKind.APPROVE, RequestKind.DISMISS]), back=st.integers(0, 3))

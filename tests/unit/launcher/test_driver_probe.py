@@ -70,7 +70,7 @@ def test_what_is_no_port_proves_no_death(port: int) -> None:
     assert ask("127.0.0.1", port, "mine")[0] is Vitality.UNKNOWN
 
 
-def test_a_liveness_port_tells_the_session_of_now() -> None:
+def test_a_liveness_port_answers_with_the_current_session() -> None:
     port = LivenessPort("1", "127.0.0.1")
     assert ask("127.0.0.1", port.port, "1")[0] is Vitality.ALIVE
     port.session = "2"
@@ -87,19 +87,19 @@ def test_only_a_port_that_was_reached_before_proves_a_death() -> None:
     reader = LivenessReader()
     vitality, detail = reader.ask("127.0.0.1", ports[1].port, "other")
     assert vitality is Vitality.UNKNOWN
-    assert detail.endswith("is another executor's by now, or a firewall is in between: it has never answered here")
+    assert detail.endswith("now belongs to another executor, or a firewall is in between: it has never answered here")
     assert reader.ask("127.0.0.1", ports[0].port, "mine")[0] is Vitality.ALIVE
     for port in ports:
         port.close()
     assert [reader.ask("127.0.0.1", port.port, "mine")[0] for port in ports] == [Vitality.DEAD, Vitality.UNKNOWN]
 
 
-def test_a_host_that_was_greeted_is_proven_dead_later() -> None:
+def test_a_host_that_was_reached_before_is_proven_dead_later() -> None:
     prober = Prober(LivenessReader(), lambda: 5.0)
     port = LivenessPort("mine", "127.0.0.1")
     host = HostRecord("a", "mine", 1, "127.0.0.1", 1, port.port, 1, "", "", "", 0.0, is_fit=True)
     for _ in range(3):
-        prober.greet([host])
+        prober.reach_new_hosts([host])
     probe = Probe("a", "mine", "127.0.0.1", port.port)
     assert next_result(prober, probe).vitality is Vitality.ALIVE
     port.close()

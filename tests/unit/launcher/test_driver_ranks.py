@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from megatrain.contracts.host_records import HostRecord
+from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.rounds import Round
-from megatrain.contracts.texts import natural_order
 from megatrain_launcher.driver.ranks import choose, parts_of
 
 

@@ -20,7 +20,7 @@ def state_of(incident: Incident, *records: ReceiverRecord) -> ClusterState:
                         receivers={one.receiver: one for one in records})  # fmt: skip
 
 
-def told(receiver: str, *receipts: Receipt, topic: str | None = None) -> ReceiverRecord:
+def record(receiver: str, *receipts: Receipt, topic: str | None = None) -> ReceiverRecord:
     return ReceiverRecord(receiver, receipts={topic or make_incident().topic: receipts})
 
 
@@ -29,23 +29,23 @@ CLOSED = Receipt("slack", "closed", NOW_S + 5)
 PAGED = Receipt("pagerduty", "open", NOW_S + 1, "answers 404", num_failed=3)
 
 
-def test_what_receivers_were_told_is_copied_once() -> None:
+def test_the_receipts_of_receivers_are_copied_once() -> None:
     incident = make_incident()
-    (update,) = kept_receipts(state_of(incident, told("slack", OPENED, CLOSED), told("pagerduty", PAGED)))
+    (update,) = kept_receipts(state_of(incident, record("slack", OPENED, CLOSED), record("pagerduty", PAGED)))
     assert update.incident == replace(incident, receipts=(PAGED, OPENED, CLOSED))
-    assert kept_receipts(state_of(update.incident, told("slack", OPENED, CLOSED), told("pagerduty", PAGED))) == ()
+    assert kept_receipts(state_of(update.incident, record("slack", OPENED, CLOSED), record("pagerduty", PAGED))) == ()
 
 
 def test_receipts_stay_when_their_receiver_forgets_them() -> None:
     incident = make_incident(receipts=(OPENED,))
-    (update,) = kept_receipts(state_of(incident, ReceiverRecord("slack"), told("pagerduty", PAGED)))
+    (update,) = kept_receipts(state_of(incident, ReceiverRecord("slack"), record("pagerduty", PAGED)))
     assert update.incident.receipts == (PAGED, OPENED)
 
 
 def test_an_incident_that_a_decision_writes_is_left_to_the_next() -> None:
-    state = state_of(make_incident(), told("slack", OPENED))
+    state = state_of(make_incident(), record("slack", OPENED))
     assert kept_receipts(state, (UpdateIncident(make_incident()),)) == ()
 
 
 def test_receipts_of_an_incident_that_is_gone_are_nobodys() -> None:
-    assert kept_receipts(state_of(make_incident(), told("slack", OPENED, topic="incident/gone"))) == ()
+    assert kept_receipts(state_of(make_incident(), record("slack", OPENED, topic="incident/gone"))) == ()

@@ -38,7 +38,7 @@ def break_round(job: SimulatedJob) -> None:
     assert not halted(job, 1).is_saving
 
 
-def test_eviction_while_a_halt_saves_is_told_truly_and_done() -> None:
+def test_eviction_while_a_halt_saves_is_answered_correctly_and_done() -> None:
     job = begin()
     first = members(job, 1)
     restart = begin_to_save(job)
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_a_round_that_stops() -> None:
     assert "there is nothing to save before the next one trains" in answer(job, request_id).text
 
 
-def test_who_asked_first_is_heard_first_whatever_the_clocks_say() -> None:
+def test_requests_are_answered_in_order_of_revision_whatever_the_clocks_say() -> None:
     job = begin()
     for request_id, at in (("b", job.now), ("a", job.now - 1000.0)):
         request = JobRequest(request_id, RequestKind.CHECK, "me@here", at, host="host-0")

@@ -38,7 +38,7 @@ def past(
 
 
 @pytest.mark.parametrize(
-    ("code", "label", "action", "is_cordoned", "is_checked"),
+    ("code", "label", "action", "is_cordoned", "needs_health_check"),
     [
         (-9, "", "restart", False, False),
         (1, "user_code", "restart", False, False),
@@ -56,9 +56,9 @@ def past(
         (77, "", "stop", False, False),
     ],
 )
-def test_the_first_time(code: int, label: str, action: str, is_cordoned: bool, is_checked: bool) -> None:
+def test_the_first_time(code: int, label: str, action: str, is_cordoned: bool, needs_health_check: bool) -> None:
     found = respond(facts(failure(code=code, label=label)), (), POLICY, NOW)
-    assert (found.action, found.is_cordoned, found.is_checked) == (action, is_cordoned, is_checked)
+    assert (found.action, found.is_cordoned, found.needs_health_check) == (action, is_cordoned, needs_health_check)
     assert found.culprit_hosts == ("b",)
     assert found.culprit_ranks == (2,)
     assert "rank 2 on b" in found.reason
@@ -93,17 +93,17 @@ def test_network_is_tolerated_then_evicted() -> None:
 
 
 def test_hangs_of_one_host_evict_it() -> None:
-    hang = replace(facts(kind=IncidentKind.HANG), accused=("b",), accused_ranks=(3,))
+    hang = replace(facts(kind=IncidentKind.HANG), suspects=("b",), suspect_ranks=(3,))
     first = respond(hang, (), POLICY, NOW)
     assert (first.action, first.culprit_hosts, first.culprit_ranks) == ("restart", ("b",), (3,))
     found = respond(hang, (past(60, "hang", kind=IncidentKind.HANG),), POLICY, NOW)
     assert (found.action, found.is_cordoned) == ("evict", True)
     assert respond(hang, (past(4000, "hang", kind=IncidentKind.HANG),), POLICY, NOW).action == "restart"
-    assert respond(replace(hang, accused=()), (), POLICY, NOW).culprit_hosts == ()
+    assert respond(replace(hang, suspects=()), (), POLICY, NOW).culprit_hosts == ()
 
 
 def test_only_the_host_that_hangs_again_is_given_up() -> None:
-    hang = replace(facts(kind=IncidentKind.HANG), accused=("a", "b"), accused_ranks=(1, 3))
+    hang = replace(facts(kind=IncidentKind.HANG), suspects=("a", "b"), suspect_ranks=(1, 3))
     found = respond(hang, (past(60, "hang", kind=IncidentKind.HANG),), POLICY, NOW)
     assert (found.action, found.culprit_hosts, found.cordoned) == ("evict", ("a", "b"), ("b",))
 
@@ -185,13 +185,13 @@ def test_victims_alone_point_at_who_is_gone() -> None:
     unlabelled = respond(replace(gone, failures=(failure(0, -6),)), (), POLICY, NOW)
     assert unlabelled.kind is IncidentKind.HOST_LOST
     assert respond(replace(gone, failures=(failure(0, 1, "data"),)), (), POLICY, NOW).label == "data"
-    accused = respond(replace(facts(*victims), accused=("b",)), (), POLICY, NOW)
-    assert (accused.action, accused.label, accused.culprit_hosts) == ("restart", "network", ("b",))
+    found = respond(replace(facts(*victims), suspects=("b",)), (), POLICY, NOW)
+    assert (found.action, found.label, found.culprit_hosts) == ("restart", "network", ("b",))
     assert respond(facts(*victims), (), POLICY, NOW).action == "restart"
     assert respond(facts(), (), POLICY, NOW).action == "restart"
 
 
-def test_brake_after_restarts_without_progress() -> None:
+def test_the_restart_limit_after_restarts_without_progress() -> None:
     history = [past(50 - age, step=24) for age in range(3)]
     found = respond(facts(failure(code=-9)), history, POLICY, NOW)
     assert found.action == "stop"
@@ -204,7 +204,7 @@ def test_brake_after_restarts_without_progress() -> None:
     assert respond(facts(failure(code=-9), step=30), moved, POLICY, NOW).action == "restart"
 
 
-def test_brake_by_the_hour_counts_no_requests() -> None:
+def test_the_restart_limit_by_the_hour_counts_no_requests() -> None:
     policy = replace(POLICY, restarts_per_hour=3)
     history = [past(100 - age, step=age) for age in range(3)]
     assert respond(facts(failure(code=-9)), history, policy, NOW).action == "stop"

@@ -27,12 +27,12 @@ from tests.helpers.driver_story import (
     members,
 )
 from tests.helpers.simulated_job import SimulatedJob
-from tests.helpers.told_verdicts import NUMERICS, declined, outcome_of, tell_verdict
+from tests.helpers.written_verdicts import NUMERICS, declined, outcome_of, write_verdict
 
 
 def test_bad_numbers_go_back_at_once_without_saving() -> None:
     job = begin()
-    verdict_id = tell_verdict(job, NUMERICS)
+    verdict_id = write_verdict(job, NUMERICS)
     drive(job)
     assert not halted(job, 1).is_saving
     go_on_until(job, goes_on(job, 2), 5.0)
@@ -74,7 +74,7 @@ def test_steps_that_cannot_be_are_declined(changes: dict[str, Any]) -> None:
 
 def roll_back(job: SimulatedJob, number: int) -> None:
     """Go back from round `number` to the next one."""
-    tell_verdict(job, NUMERICS, round=number)
+    write_verdict(job, NUMERICS, round=number)
     go_on_until(job, goes_on(job, number + 1), 5.0)
     go_on(job, 1.0)
 
@@ -84,7 +84,7 @@ def test_a_job_that_goes_back_too_often_stops_with_the_code_of_its_trouble() -> 
     roll_back(job, 1)
     roll_back(job, 2)
     assert ended(job) is None
-    verdict_id = tell_verdict(job, NUMERICS, round=3)
+    verdict_id = write_verdict(job, NUMERICS, round=3)
     go_on_until(job, lambda: ended(job) is not None, 5.0)
     end = ended(job)
     assert end is not None
@@ -115,7 +115,7 @@ def test_zero_rollbacks_means_never() -> None:
 @pytest.mark.parametrize(("policy", "kind"), [(APPROVAL, OutcomeKind.WAITING), (DRY_RUN, OutcomeKind.DRY_RUN)])
 def test_a_rollback_asks_as_an_eviction_does(policy: Policy, kind: OutcomeKind) -> None:
     job = begin(policy)
-    verdict_id = tell_verdict(job, NUMERICS)
+    verdict_id = write_verdict(job, NUMERICS)
     go_on(job, 1.0)
     outcome = outcome_of(job, verdict_id)
     assert outcome is not None

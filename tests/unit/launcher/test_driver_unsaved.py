@@ -24,7 +24,7 @@ from tests.helpers.driver_story import (
 )
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_job import SimulatedJob
-from tests.helpers.told_verdicts import NUMERICS, STRAGGLER, ask_about, outcome_of, tell_verdict
+from tests.helpers.written_verdicts import NUMERICS, STRAGGLER, ask_about, outcome_of, write_verdict
 
 FAILING = HostSaves(num_failed=2, failing_unix_s=1.0, error="No space left on device")
 WHY = "storage has not taken the last 2 checkpoints (host-0): No space left on device"
@@ -41,11 +41,12 @@ def a_second_round(job: SimulatedJob) -> Callable[[], bool]:
     return lambda: 2 in job.rounds() and job.is_training()
 
 
+@pytest.mark.slow(kept=["numerics"])
 @pytest.mark.parametrize("verdict", [STRAGGLER, NUMERICS], ids=["straggler", "numerics"])
 def test_a_verdict_waits_until_storage_takes_checkpoints(verdict: HostVerdict) -> None:
     job = begin()
     hinder(job)
-    verdict_id = tell_verdict(job, verdict)
+    verdict_id = write_verdict(job, verdict)
     go_on(job, 30.0)
     assert (list(job.rounds()), incidents(job), outcome_of(job, verdict_id)) == ([1], [], None)
     approval = ask_about(job, RequestKind.APPROVE, verdict_id)
@@ -80,7 +81,10 @@ def test_a_restart_is_refused_and_an_eviction_becomes_a_cordon() -> None:
     assert (answer(job, restart).is_accepted, answer(job, restart).is_done) == (False, True)
     assert WHY in answer(job, restart).text
     assert (answer(job, eviction).is_accepted, answer(job, eviction).is_done) == (True, True)
-    assert answer(job, eviction).text == f"host-2 is cordoned and leaves with round 1, which is not ended now: {WHY}"
+    assert (
+        answer(job, eviction).text
+        == f"host-2 is cordoned and leaves when round 1 ends; the round goes on for now: {WHY}"
+    )
     assert KEYS.cordon("host-2") in job.etcd.items
     assert (list(job.rounds()), job.is_training()) == ([1], True)
 

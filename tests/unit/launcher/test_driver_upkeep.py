@@ -20,21 +20,21 @@ def incident(incident_id: str, reason: str = "because") -> Incident:
     return Incident(incident_id, IncidentKind.FAILURE, IncidentState.OPEN, 1, Moments(1.0, 2.0), reason, "restart")
 
 
-def test_a_driver_that_was_held_up_hears_before_it_decides() -> None:
+def test_a_driver_that_was_held_up_reads_events_before_it_decides() -> None:
     pace = Pace(100.0)
-    assert pace.look(100.2) == 0.0
+    assert pace.begin_look(100.2) == 0.0
     assert pace.may_decide(100.2)
-    assert pace.look(109.0) == pytest.approx(8.8)
+    assert pace.begin_look(109.0) == pytest.approx(8.8)
     assert not pace.may_decide(109.0)
-    assert pace.look(109.2) == 0.0
+    assert pace.begin_look(109.2) == 0.0
     assert not pace.may_decide(109.2)
     assert pace.may_decide(109.5)
 
 
 def test_a_driver_rests_in_proportion_to_its_thinking() -> None:
-    assert Pace.rest_s(0.0001) == pytest.approx(0.0004)
-    assert Pace.rest_s(0.004) == pytest.approx(0.016)
-    assert Pace.rest_s(3.0) == 0.1
+    assert Pace.pause_s(0.0001) == pytest.approx(0.0004)
+    assert Pace.pause_s(0.004) == pytest.approx(0.016)
+    assert Pace.pause_s(3.0) == 0.1
 
 
 def test_incidents_are_written_as_files_and_the_newest_word_counts(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_incidents_are_written_as_files_and_the_newest_word_counts(tmp_path: Pat
     assert files.trouble == ""
 
 
-def test_storage_that_is_away_is_told_and_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_that_is_away_is_reported_and_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incident_files, "_SLOW_S", 0.05)
     monkeypatch.setattr(incident_files, "_END_S", 0.05)
     (tmp_path / "a.json").write_text("{}")
@@ -65,7 +65,7 @@ def test_storage_that_is_away_is_told_and_keeps_nobody(tmp_path: Path, monkeypat
     assert decode(Incident, (tmp_path / "b.json").read_bytes(), "file").reason == "last"
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with IncidentFiles(tmp_path / "file") as files:
         files.write(incident("a"))

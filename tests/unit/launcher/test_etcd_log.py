@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatrain_launcher.etcd_log import lack_of_room, last_words
+from megatrain_launcher.etcd_log import lack_of_space, last_errors
 
 WARNING = json.dumps({"level": "warn", "msg": "simple token is not cryptographically signed"})
 PANIC = json.dumps({"level": "panic", "msg": "failed to create WAL", "error": "no space left", "stacktrace": "raft.go"})
 
 
 def test_the_complaint_is_found_before_the_stacks() -> None:
-    assert last_words(f"{WARNING}\n{PANIC}\npanic: failed\n\ngoroutine 1 [running]:\n") == (
+    assert last_errors(f"{WARNING}\n{PANIC}\npanic: failed\n\ngoroutine 1 [running]:\n") == (
         "failed to create WAL: no space left"
     )
 
@@ -31,21 +31,21 @@ def test_the_complaint_is_found_before_the_stacks() -> None:
         ("x" * 3000, "x" * 2000),
     ],
 )
-def test_what_is_no_complaint_is_told_as_it_is(text: str, expected: str) -> None:
-    assert last_words(text) == expected
+def test_what_is_no_complaint_is_reported_as_it_is(text: str, expected: str) -> None:
+    assert last_errors(text) == expected
 
 
 def test_many_complaints_are_cut_to_the_last() -> None:
     lines = [json.dumps({"level": "error", "msg": f"trouble {number}"}) for number in range(9)]
-    assert last_words("\n".join(lines)) == "trouble 6\ntrouble 7\ntrouble 8"
+    assert last_errors("\n".join(lines)) == "trouble 6\ntrouble 7\ntrouble 8"
 
 
-def test_a_disk_without_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, expected in ((2**30, ""), (3 * 2**20, "its disk has 3.15 MB left, and etcd begins with 67.1 MB")):
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, expected in ((2**30, ""), (3 * 2**20, "its disk has 3.15 MB left, and etcd needs 67.1 MB to begin")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
-        assert lack_of_room(tmp_path).startswith(expected)
-        assert bool(lack_of_room(tmp_path)) is bool(expected)
+        assert lack_of_space(tmp_path).startswith(expected)
+        assert bool(lack_of_space(tmp_path)) is bool(expected)
 
 
 def test_a_disk_that_is_away_is_not_judged(tmp_path: Path) -> None:
-    assert lack_of_room(tmp_path / "missing") == ""
+    assert lack_of_space(tmp_path / "missing") == ""

@@ -92,6 +92,7 @@ def test_two_that_count_rounds_each_from_one_are_two_clusters(tmp_path: Path, pr
     assert len(found) == 2
 
 
+@pytest.mark.slow
 def test_it_has_its_password_before_anybody_can_connect(
     place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +134,7 @@ def test_who_lacks_the_key_or_the_password_does_not_get_in(place: Path, tmp_path
     with EtcdProcess(place, OWN, address="127.0.0.1", tls=tls, program=program) as etcd:
         (endpoint,) = etcd.settings.endpoints
 
-        def told(tls: TlsFiles, credentials: Credentials | None = OWN) -> str:
+        def refusal(tls: TlsFiles, credentials: Credentials | None = OWN) -> str:
             settings = EtcdSettings((endpoint,), credentials, tls, call_s=0.3)
             with EtcdClient(settings) as stranger, pytest.raises(CoordinationError) as caught:
                 # with it anybody ends etcd's checks of passwords, once he is in
@@ -142,15 +143,18 @@ def test_who_lacks_the_key_or_the_password_does_not_get_in(place: Path, tmp_path
                 stranger.get("key")
             return str(caught.value)
 
-        assert "certificate" in told(TlsFiles(tls.ca))
-        assert "certificate" in told(TlsFiles(tls.ca, own.certificate, own.key))
-        assert "its certificate is not trusted" in told(TlsFiles(authority.files.certificate, tls.certificate, tls.key))
+        assert "certificate" in refusal(TlsFiles(tls.ca))
+        assert "certificate" in refusal(TlsFiles(tls.ca, own.certificate, own.key))
+        assert "its certificate is not trusted" in refusal(
+            TlsFiles(authority.files.certificate, tls.certificate, tls.key)
+        )
         with EtcdClient(EtcdSettings((endpoint,), None, tls)) as stranger, pytest.raises(CoordinationRefusedError):
             stranger.get("key")
         with EtcdClient(etcd.settings) as friend:
             assert user_names(friend) == ["megatrain", "root"]
 
 
+@pytest.mark.slow(kept=["headers1-200"])
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -200,11 +204,12 @@ def test_who_was_there_before_it_had_a_password_is_thrown_out(tmp_path: Path, pr
                 stranger.get("key")
 
 
+@pytest.mark.slow
 def test_data_with_another_password_are_refused(place: Path, program: Path) -> None:
     with EtcdProcess(place, OWN, program=program):
         pass
     with (
-        pytest.raises(CoordinationError, match=r"closed with another password .*; remove .*own/etcd"),
+        pytest.raises(CoordinationError, match=r"has another password .*; remove .*own/etcd"),
         EtcdProcess(place, Credentials("megatrain", "another"), program=program),
     ):
         pass

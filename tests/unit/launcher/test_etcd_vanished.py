@@ -13,7 +13,7 @@ import pytest
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.maintenance import compact, defragment
+from megatrain.coordination.maintenance import compact
 from megatrain.coordination.settings import Credentials, EtcdSettings
 from megatrain.coordination.watch import Watch
 from megatrain.coordination.wire import KeyRange
@@ -41,7 +41,7 @@ def place(tmp_path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Told:
+class EtcdContent:
     """What an etcd says of a key, of itself and of who may ask it."""
 
     value: bytes | None
@@ -51,7 +51,7 @@ class Told:
     users: list[str]
 
     @classmethod
-    def by(cls, client: EtcdClient) -> Told:
+    def by(cls, client: EtcdClient) -> EtcdContent:
         item = client.get("key", deadline_s=SOON_S)
         assert item is not None
         revisions = item.create_revision, item.mod_revision
@@ -76,7 +76,7 @@ def put_another_in_its_place(etcd: EtcdProcess, place: Path) -> None:
     (place / "etcd").mkdir(mode=0o700)
 
 
-@pytest.mark.slow(kept=["remove_data_and_etcd-etcd/member/snap/db-True"])
+@pytest.mark.slow
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize(
     ("remove", "named"),
@@ -108,12 +108,12 @@ def test_what_somebody_removes_is_put_back_and_nothing_is_lost(
         lease = client.grant_lease(600)
         client.put("key", "first")
         client.put("key", "value", lease_id=lease.lease_id)
-        before = Told.by(client)
+        before = EtcdContent.by(client)
 
         remove(etcd, place)
         wait_until(lambda: bool(etcd.troubles), "the loss to be told", SOON_S)
 
-        assert Told.by(client) == before
+        assert EtcdContent.by(client) == before
         assert client.renew_lease(lease.lease_id, deadline_s=SOON_S) == 600
         (text,) = etcd.troubles
         assert text.startswith(f"{place} (")
@@ -126,8 +126,8 @@ def test_what_somebody_removes_is_put_back_and_nothing_is_lost(
             pass
     # it is on disk, not only in memory
     with EtcdProcess(place, credentials, program=program) as etcd, EtcdClient(etcd.settings) as client:
-        assert Told.by(client).value == b"after"
-        assert Told.by(client).cluster_id == before.cluster_id
+        assert EtcdContent.by(client).value == b"after"
+        assert EtcdContent.by(client).cluster_id == before.cluster_id
 
 
 def has_seen(watch: Watch, value: bytes) -> bool:
@@ -135,6 +135,7 @@ def has_seen(watch: Watch, value: bytes) -> bool:
     return event is not None and any(item.value == value for item in event.written)
 
 
+@pytest.mark.slow
 def test_a_socket_that_somebody_removes_is_made_again(tmp_path: Path, program: Path) -> None:
     """What tidies /tmp up does that after some days."""
     with EtcdProcess(tmp_path / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
@@ -172,13 +173,13 @@ def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, p
         other.symlink_to(real)
         other.replace(root)
         wait_until(lambda: "cannot be put back" not in etcd.troubles[0], "the end of the trouble", SOON_S)
-        assert Told.by(client).value == b"another"
+        assert EtcdContent.by(client).value == b"another"
         assert etcd.pid != pid
     with (
         EtcdProcess(root / ("x" * 100), OWN, program=program) as etcd,
         EtcdClient(etcd.settings) as client,
     ):
-        assert Told.by(client).value == b"another"
+        assert EtcdContent.by(client).value == b"another"
 
 
 @pytest.mark.slow
@@ -189,14 +190,16 @@ def test_old_parts_that_etcd_takes_away_itself_are_no_loss(place: Path, program:
         compact(client, client.put("key", "value"))
         pid = etcd.pid
         before = (place / "etcd" / "member" / "snap" / "db").stat().st_ino
-        defragment(client, etcd.settings.endpoints[0])
+        client.gateway.call_at(
+            etcd.settings.endpoints[0], "/v3/maintenance/defragment", {}, bool, what="defragmentation", deadline_s=60.0
+        )
         assert (place / "etcd" / "member" / "snap" / "db").stat().st_ino != before
-        looks = HeldFiles(place / "etcd")
-        assert looks.look(pid) == ()
-        looks.close()
+        held = HeldFiles(place / "etcd")
+        assert held.poll(pid) == ()
+        held.close()
         shutil.rmtree(place / "etcd")
         wait_until(lambda: bool(etcd.troubles), "the loss to be told", SOON_S)
-        assert Told.by(client).value == b"value"
+        assert EtcdContent.by(client).value == b"value"
 
 
 @pytest.mark.slow
@@ -204,7 +207,7 @@ def test_one_that_lost_what_nobody_held_does_not_begin_anew(
     place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty one would have no password, and count rounds from 1 below those that have claimed the run."""
-    monkeypatch.setattr(HeldFiles, "look", lambda held, pid: ())
+    monkeypatch.setattr(HeldFiles, "poll", lambda held, pid: ())
     with EtcdProcess(place, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         client.put("key", "value")
         pid = etcd.pid

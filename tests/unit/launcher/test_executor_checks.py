@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
-from megatrain_launcher.executor.check_desk import JOIN_CHECK, CheckDesk, DeskParts
-from megatrain_launcher.executor.membership import Judge
+from megatrain_launcher.executor.check_queue import JOIN_CHECK, CheckQueue, CheckQueueParts
+from megatrain_launcher.executor.membership import FitnessCheck
 from tests.helpers.waiting import wait_until
 
 RECORD = HostRecord("a", "1", 1, "a", 1, 1, 1, "", "", "", 0.0, is_fit=False, unfit_reason="its checks are running")
@@ -31,14 +31,14 @@ class Host:
     def session(self) -> str:
         return self.record.session
 
-    def judge(self, by: Judge, objection: str) -> bool:
-        assert by is Judge.CHECKS
-        is_news = objection != self.record.unfit_reason
-        self.record = replace(self.record, is_fit=not objection, unfit_reason=objection)
+    def set_unfit_reason(self, check: FitnessCheck, reason: str) -> bool:
+        assert check is FitnessCheck.HEALTH
+        is_news = reason != self.record.unfit_reason
+        self.record = replace(self.record, is_fit=not reason, unfit_reason=reason)
         return is_news
 
-    def objection(self, by: Judge) -> str:
-        assert by is Judge.CHECKS
+    def unfit_reason(self, check: FitnessCheck) -> str:
+        assert check is FitnessCheck.HEALTH
         self.num_looks += 1
         return self.record.unfit_reason
 
@@ -51,30 +51,30 @@ class Host:
         self.reports.append(check_id)
 
 
-def desk_of(host: Any) -> CheckDesk:
-    return CheckDesk(DeskParts(host, host, host.publish, lambda: host.is_training), again_s=0.02)
+def queue_of(host: Any) -> CheckQueue:
+    return CheckQueue(CheckQueueParts(host, host, host.publish, lambda: host.is_training), again_s=0.02)
 
 
 def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
     host = Host()
-    desk = desk_of(host)
-    desk.check_before_joining()
+    check_queue = queue_of(host)
+    check_queue.check_before_joining()
     wait_until(lambda: host.num_checks >= 3, "some checks", 5.0)
     assert host.record.unfit_reason == "disk: full"
     host.is_full = False
     wait_until(lambda: host.record.is_fit, "the host to be fit", 5.0)
     told, looks = host.num_checks, host.num_looks
-    wait_until(lambda: host.num_looks >= looks + 3, "the desk to look at it", 5.0)
+    wait_until(lambda: host.num_looks >= looks + 3, "the queue to check it", 5.0)
     assert host.num_checks == told, "who is fit is left alone"
     assert set(host.reports) == {JOIN_CHECK}
-    desk.close()
+    check_queue.close()
 
 
 def test_a_host_that_trains_is_left_alone() -> None:
     host = Host(is_training=True)
-    desk = desk_of(host)
-    wait_until(lambda: host.num_looks >= 3, "the desk to look at it", 5.0)
+    check_queue = queue_of(host)
+    wait_until(lambda: host.num_looks >= 3, "the queue to check it", 5.0)
     assert host.num_checks == 0
     host.is_training = False
     wait_until(lambda: host.num_checks > 0, "a check", 5.0)
-    desk.close()
+    check_queue.close()

@@ -64,19 +64,19 @@ def own_box(places: BoxPlaces) -> Path:
     return places.paths(ROUND, range(RANK, RANK + 1))[RANK]
 
 
-def test_a_black_box_of_another_user_is_told_and_blinds_nobody(
+def test_a_black_box_of_another_user_is_reported_and_blinds_nobody(
     places: BoxPlaces, far_box: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = own_box(places)
     foreign(path, lambda path: path.write_bytes(far_box))
     watch = RankWatch(path, RANK, os.getpid())
-    assert watch.look() is None, "step 999999 of a stranger"
-    assert watch.look() is None
+    assert watch.poll() is None, "step 999999 of a stranger"
+    assert watch.poll() is None
     (warning,) = caplog.records
     assert f"rank {RANK} is not watched: " in warning.getMessage()
     assert f"belongs to user {OTHER_USER}, and this is user {os.geteuid()}" in warning.getMessage()
     progress = RoundProgress({RANK: path}, {RANK: os.getpid()}, 0.0)
-    assert progress.look() == {}
+    assert progress.poll() == {}
     assert hang_evidence("host-1", "s", ROUND, progress.watches, 0.0).silent == (RANK,)
     progress.close()
 
@@ -115,7 +115,7 @@ def test_a_control_page_is_never_written_into_a_file_that_a_stranger_chose(
     victim.write_bytes(far_box)
     foreign(own_box(places), lambda path: path.symlink_to(victim))
     ControlPages(ROUND).write({RANK: own_box(places)}, lease_ok_until_ns=7, now_unix_s=0.0)
-    with pytest.raises(DataError, match="what is in it may be another's: not read"):
+    with pytest.raises(DataError, match="its content may belong to another user and is not read"):
         write_control(own_box(places), ControlPage(round=9))
     assert victim.read_bytes() == far_box
 

@@ -23,11 +23,11 @@ from megatrain.coordination.lease_keeper import LeaseState
 from megatrain.coordination.own_keys import OwnKeys
 from megatrain.coordination.settings import Credentials, EtcdSettings
 from megatrain.coordination.wire import KeyRange, Put
-from megatrain_launcher.executor.host_state import HostState
+from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.job_record import claim_job, read_job
 from megatrain_launcher.executor.liveness import LivenessPort
-from megatrain_launcher.executor.membership import Judge, LeaseTimes, Membership
-from megatrain_launcher.executor.orders import OrderBook
+from megatrain_launcher.executor.membership import FitnessCheck, LeaseTimes, Membership
+from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.status_writer import StatusWriter
 from tests.helpers.etcd_server import EtcdServers, enable_users
 from tests.helpers.ports import free_ports
@@ -54,7 +54,7 @@ def test_a_registered_host_is_there_until_it_closes(
     one = member(a_host())
     assert registered(client, keys) == a_host()
     assert one.is_registered
-    assert one.judge(Judge.CHECKS, "no disk")
+    assert one.set_unfit_reason(FitnessCheck.HEALTH, "no disk")
     assert not one.lease().is_gone  # while the key is written anew
     wait_until(lambda: registered(client, keys) == one.record, "the change", DEADLINE_S)
     assert one.record.unfit_reason == "no disk"
@@ -73,26 +73,26 @@ def test_a_host_does_not_come_back_to_an_etcd_that_has_lost_the_job(
     if not is_empty:
         client.put(keys.record, encode(a_job(keys, "b")))
     client.revoke_lease(one.keeper.lease_id)
-    wait_until(lambda: "it was emptied, or set back" in one.trouble, "the trouble", DEADLINE_S)
+    wait_until(lambda: "etcd was emptied, or restored to an older state" in one.trouble, "the trouble", DEADLINE_S)
     assert registered(client, keys) is None
 
 
 def test_a_host_is_fit_when_none_of_its_judges_objects(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
-    """Registered as unfit until its checks are done; then it goes deaf. Neither judge overrules the other."""
+    """Registered as unfit until its checks are done; then no orders arrive. Neither check overrules the other."""
     one = member(a_host(is_fit=False, unfit_reason="its checks are running"))
-    told = [
-        (Judge.HEARING, "deaf", True, (False, "its checks are running; deaf")),
-        (Judge.CHECKS, "", True, (False, "deaf")),
-        (Judge.CHECKS, "", False, (False, "deaf")),
-        (Judge.CHECKS, "no disk", True, (False, "no disk; deaf")),
-        (Judge.HEARING, "", True, (False, "no disk")),
-        (Judge.CHECKS, "", True, (True, "")),
+    cases = [
+        (FitnessCheck.ORDERS, "no orders", True, (False, "its checks are running; no orders")),
+        (FitnessCheck.HEALTH, "", True, (False, "no orders")),
+        (FitnessCheck.HEALTH, "", False, (False, "no orders")),
+        (FitnessCheck.HEALTH, "no disk", True, (False, "no disk; no orders")),
+        (FitnessCheck.ORDERS, "", True, (False, "no disk")),
+        (FitnessCheck.HEALTH, "", True, (True, "")),
     ]
-    for judge, objection, is_news, expected in told:
-        assert one.judge(judge, objection) is is_news
-        assert one.objection(judge) == objection
+    for check, reason, is_news, expected in cases:
+        assert one.set_unfit_reason(check, reason) is is_news
+        assert one.unfit_reason(check) == reason
         assert (one.record.is_fit, one.record.unfit_reason) == expected
     wait_until(lambda: registered(client, keys) == a_host(), "the host to be fit", DEADLINE_S)
 
@@ -129,6 +129,7 @@ def test_a_lease_is_gone_since_it_ran_out_or_was_lost(
     assert membership.lease().gone_s == pytest.approx(gone_s, abs=0.5)
 
 
+@pytest.mark.slow
 def test_an_etcd_that_comes_back_finds_the_host_as_it_was(tmp_path: Path, keys: JobKeys) -> None:
     with EtcdServers(tmp_path) as servers, EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.5, call_s=1.0)) as one:
         membership = Membership(one, keys, LeaseTimes(2, 0.2))
@@ -197,7 +198,7 @@ def test_its_own_key_below_a_lease_that_is_ending_replaces_nobody(
     # as if etcd said that the lease is lost a moment before its keys are gone
     client.put(keys.host("a"), encode(one.record))
     client.revoke_lease(lost.lease_id)
-    wait_until(lambda: "our key below the lost lease" in one.trouble, "the host to notice", DEADLINE_S)
+    wait_until(lambda: "this host's key under the lost lease" in one.trouble, "the host to notice", DEADLINE_S)
     assert one.replaced == ""
     client.delete(keys.host("a"))
     wait_until(lambda: one.is_registered, "the host to be there again", DEADLINE_S)
@@ -216,8 +217,8 @@ def test_status_is_written_although_evidence_is_refused(
         put(own, key, *args, **more)
 
     monkeypatch.setattr(OwnKeys, "put", refuse_evidence)
-    one, state = member(a_host()), HostState("a")
-    orders = OrderBook(keys, "a", "1")
+    one, state = member(a_host()), HostStatusBuilder("a")
+    orders = OrderState(keys, "a", "1")
     writer = StatusWriter(client, keys, one, lambda: state.status("1", orders.view(), ""), 60.0)
     writer.add_evidence(HangEvidence("a", "1", 3, 1.0, {}, ()))
     wait_until(lambda: client.get(keys.status("a")) is not None, "the status", DEADLINE_S)
@@ -230,8 +231,8 @@ def test_status_is_written_although_evidence_is_refused(
 def test_status_is_written_at_once_under_the_newest_lease_and_after_its_evidence(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
-    one, state = member(a_host()), HostState("a")
-    orders = OrderBook(keys, "a", "1")
+    one, state = member(a_host()), HostStatusBuilder("a")
+    orders = OrderState(keys, "a", "1")
     built: list[str] = []
 
     def build() -> HostStatus:
@@ -265,7 +266,7 @@ def test_orders_come_by_watch_and_a_fenced_host_begins_a_new_life(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     one = member(a_host())
-    with OrderBook(keys, "a", "1") as orders:
+    with OrderState(keys, "a", "1") as orders:
         orders.follow(client)
         assignments: list[object] = []
 
@@ -282,8 +283,8 @@ def test_orders_come_by_watch_and_a_fenced_host_begins_a_new_life(
         wait_until(lambda: len(assignments) == 1, "the first round", DEADLINE_S)
         others = (RoundHost("b", "1", "127.0.0.1", 0, 2),)
         client.put(keys.round(2), encode(Round(2, 2, others, "127.0.0.1", 1, "without a", "d", 0.0)))
-        wait_until(lambda: orders.begin_life("2"), "the new life", DEADLINE_S)
-        one.begin_life("2")
+        wait_until(lambda: orders.begin_session("2"), "the new life", DEADLINE_S)
+        one.begin_session("2")
         wait_until(lambda: registered(client, keys) == one.record, "the new session", DEADLINE_S)
         assert one.record.session == "2"
         again = (RoundHost("a", "2", "127.0.0.1", 0, 2),)
@@ -311,6 +312,7 @@ def test_a_thousand_hosts_that_start_do_not_read_a_thousand_hosts_each(client: E
     assert len(read_job(client, keys).hosts) == 64
 
 
+@pytest.mark.slow
 def test_wrong_credentials_and_an_unreachable_etcd_are_named(tmp_path: Path, keys: JobKeys) -> None:
     with EtcdServers(tmp_path) as servers:
         enable_users(servers.urls[0], "root's", {"trainer": "right"}, "/megatrain/")

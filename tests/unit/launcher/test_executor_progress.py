@@ -25,12 +25,12 @@ from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
 from megatrain_launcher.executor.evidence import hang_evidence, process_state
-from megatrain_launcher.executor.host_state import HostState
-from megatrain_launcher.executor.orders import OrdersView
+from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
+from megatrain_launcher.executor.order_state import OrdersView
 from megatrain_launcher.executor.progress import RankWatch, RoundProgress, host_progress
 from megatrain_launcher.executor.round_follower import unfinished
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
-from megatrain_launcher.seams import Assignment, WorkerEnd
+from megatrain_launcher.interfaces import Assignment, WorkerEnd
 
 NOBODY = 2**22 + 1
 """Above the largest process number that Linux gives."""
@@ -103,22 +103,22 @@ def test_the_slowest_rank_counts_and_milestones_are_the_last_ranks(boxes: Boxes)
     round_progress = RoundProgress(boxes.paths(), {2: os.getpid(), 3: os.getpid()}, 100.0)
 
     def look() -> object:
-        return host_progress(round_progress.look(), 2, 100.0)
+        return host_progress(round_progress.poll(), 2, 100.0)
 
     began = time.time()
     load(first)
-    found = host_progress(round_progress.look(), 2, 100.0)
+    found = host_progress(round_progress.poll(), 2, 100.0)
     assert found.milestones.joined_unix_s is None  # the other rank has not come so far
     assert found.step_phase == "init"
     load(second)
     take_steps(first, 10, 11)
-    found = host_progress(round_progress.look(), 2, 100.0)
+    found = host_progress(round_progress.poll(), 2, 100.0)
     assert found.milestones.joined_unix_s is not None
     assert began <= found.milestones.joined_unix_s <= time.time()
     assert (found.milestones.started_unix_s, found.milestones.loaded_unix_s) == (100.0, None)
     assert (found.min_step, found.max_step, found.resumed_step, found.has_stepped) == (None, 12, 10, False)
     take_steps(second, 10)
-    found = host_progress(round_progress.look(), 2, 100.0)
+    found = host_progress(round_progress.poll(), 2, 100.0)
     milestones = found.milestones
     assert milestones.loaded_unix_s is not None
     assert milestones.first_step_unix_s is not None
@@ -126,17 +126,17 @@ def test_the_slowest_rank_counts_and_milestones_are_the_last_ranks(boxes: Boxes)
     assert (found.min_step, found.max_step, found.has_stepped, found.step_phase) == (11, 12, True, "first-step")
     assert found.last_step_unix_s == pytest.approx(milestones.first_step_unix_s, abs=1.0)
     take_steps(second, 11, 12)
-    found = host_progress(round_progress.look(), 2, 100.0)
+    found = host_progress(round_progress.poll(), 2, 100.0)
     assert (found.min_step, found.max_step, found.milestones) == (12, 13, milestones)
     assert (found.median_step_s is not None, found.save_interval_s) == (True, None)
     first.set_save_interval(900.0)
-    assert host_progress(round_progress.look(), 2, 100.0).save_interval_s == 900.0
+    assert host_progress(round_progress.poll(), 2, 100.0).save_interval_s == 900.0
     second.set_obeyed_command(5)
-    assert host_progress(round_progress.look(), 2, 100.0).obeyed_command == 0
+    assert host_progress(round_progress.poll(), 2, 100.0).obeyed_command == 0
     first.set_obeyed_command(7)
-    assert host_progress(round_progress.look(), 2, 100.0).obeyed_command == 5
+    assert host_progress(round_progress.poll(), 2, 100.0).obeyed_command == 5
     first.close()
-    ended = round_progress.look()
+    ended = round_progress.poll()
     assert (ended[2].is_closed, ended[3].is_closed) == (True, False)
     assert ended[2].progress.completed_step == 11  # what it said last stays known
     round_progress.close()
@@ -148,7 +148,7 @@ def test_moments_that_nobody_looked_at_are_found_in_the_spans(boxes: Boxes) -> N
     load(recorder)
     take_steps(recorder, 0, 1, 2, 3)
     watch = boxes.watch(2)
-    found = watch.look()
+    found = watch.poll()
     assert found is not None
     spans = read_black_box(watch.path)
     first = next(record for record in spans.records if record.operation == Operation.STEP)
@@ -162,9 +162,9 @@ def test_moments_that_nobody_looked_at_are_found_in_the_spans(boxes: Boxes) -> N
 def test_a_box_of_another_process_is_not_this_ranks(boxes: Boxes) -> None:
     left = boxes.open(2, pid=NOBODY)
     watch = boxes.watch(2)
-    assert watch.look() is None
+    assert watch.poll() is None
     recorder = boxes.open(2)  # sets the other aside, as a worker does
-    found = watch.look()
+    found = watch.poll()
     assert found is not None
     assert found.progress.phase is Phase.INIT
     watch.close()
@@ -183,7 +183,7 @@ def test_evidence_says_where_ranks_stand_and_how_their_processes_are(boxes: Boxe
     token = recorder.begin(Operation.DP_ALL_REDUCE, group=group)
     watches = {2: boxes.watch(2), 3: boxes.watch(3)}
     for watch in watches.values():
-        watch.look()
+        watch.poll()
     found = hang_evidence("a", "1", 3, watches, 50.0)
     assert (found.silent, dict(found.groups)) == ((3,), {"dp:0+2x2": (0, 2, 2)})
     (rank,) = found.ranks
@@ -206,7 +206,7 @@ def test_evidence_of_a_group_of_thousands_is_small(boxes: Boxes) -> None:
     recorder = boxes.open(2)
     recorder.add_group("dp", list(range(2, 80_002, 8)))
     watch = boxes.watch(2)
-    watch.look()
+    watch.poll()
     found = hang_evidence("a", "1", 3, {2: watch}, 50.0)
     assert dict(found.groups) == {"dp:2+10000x8": (2, 10_000, 8)}
     assert len(encode(found)) < 1000  # each host writes one, and the driver keeps those of all
@@ -218,10 +218,10 @@ def test_a_process_that_is_done_with_its_box_may_yet_hang_at_its_end(boxes: Boxe
     recorder = boxes.open(2)
     take_steps(recorder, 0, 1, 2)
     progress = RoundProgress({2: boxes.paths()[2]}, {2: os.getpid()}, 100.0)
-    ranks = progress.look()
+    ranks = progress.poll()
     assert unfinished(ranks, progress) == {2: ranks[2].progress}
     recorder.close()
-    ranks = progress.look()
+    ranks = progress.poll()
     assert ranks[2].is_closed
     (left,) = unfinished(ranks, progress).values()
     assert left.phase is Phase.STOPPING
@@ -234,12 +234,12 @@ def test_a_process_that_is_done_with_its_box_may_yet_hang_at_its_end(boxes: Boxe
     progress.close()
 
 
-def test_steps_of_the_last_moment_are_told_when_the_workers_are_gone(
+def test_steps_of_the_last_moment_are_reported_when_the_workers_are_gone(
     boxes: Boxes, crash: Callable[..., CrashEvidence]
 ) -> None:
     parts = (RoundHost("host-1", "1", "127.0.0.1", 2, 2),)
     assignment = Assignment(Round(3, 4, parts, "127.0.0.1", 1, "a test", "d", 0.0), parts[0])
-    state, recorders = HostState("host-1"), [boxes.open(2), boxes.open(3)]
+    state, recorders = HostStatusBuilder("host-1"), [boxes.open(2), boxes.open(3)]
     events = WorkerEvents(EventParts("host-1", state, boxes.places, crash(), lambda: "1"))
     events.workers_started(assignment, {0: os.getpid(), 1: os.getpid()})
     events.worker_ended(assignment, WorkerEnd(0, 2, os.getpid(), -9, time.time(), None))
@@ -276,28 +276,28 @@ def test_control_pages_are_written_when_something_changed(boxes: Boxes) -> None:
     pages.write(paths, 16 * 10**9, NOW_S)  # the rank has ended: nothing to tell
 
 
-def test_control_pages_tell_what_to_record_and_a_burst_of_full_steps_ends(boxes: Boxes) -> None:
+def test_control_pages_say_what_to_record_and_a_burst_of_full_steps_ends(boxes: Boxes) -> None:
     recorders = {rank: boxes.open(rank) for rank in (2, 3)}
     paths = boxes.paths()
     pages = ControlPages(3)
 
-    def told(rank: int) -> tuple[int, int]:
+    def recording(rank: int) -> tuple[int, int]:
         page = recorders[rank].read_control()
         return page.span_mask, page.sample_period
 
     pages.set_recording(DiagSettings(sample_period=7, full_until_unix_s=NOW_S + 5))
     pages.write({2: paths[2]}, 10 * 10**9, NOW_S)
-    assert told(2) == (ALL_OPERATIONS, 1)
+    assert recording(2) == (ALL_OPERATIONS, 1)
     pages.write(paths, 10 * 10**9, NOW_S + 4)  # rank 3 has come meanwhile
-    assert told(3) == (ALL_OPERATIONS, 1)
+    assert recording(3) == (ALL_OPERATIONS, 1)
     pages.write(paths, 10 * 10**9, NOW_S + 6)
-    assert told(2) == told(3) == (ALL_OPERATIONS, 7)
+    assert recording(2) == recording(3) == (ALL_OPERATIONS, 7)
     pages.set_recording(DiagSettings(sample_period=2**40, off_operations=("gc", "no-such")))
     pages.write(paths, 10 * 10**9, NOW_S + 6)
-    assert told(2) == (ALL_OPERATIONS & ~(1 << Operation.GC.number), 2**31 - 1), "what no page can hold is cut"
+    assert recording(2) == (ALL_OPERATIONS & ~(1 << Operation.GC.number), 2**31 - 1), "what no page can hold is cut"
     pages.set_recording(DiagSettings(is_on=False))
     pages.write(paths, 10 * 10**9, NOW_S + 6)
-    assert told(2) == told(3) == (0, 10)
+    assert recording(2) == recording(3) == (0, 10)
     for recorder in recorders.values():
         recorder.close()
 

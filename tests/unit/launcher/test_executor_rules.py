@@ -8,10 +8,10 @@ import pytest
 
 from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, Stall
 from megatrain.contracts.rounds import HostCommand, Round, RoundHost
-from megatrain_launcher.executor.commands import CommandDesk
-from megatrain_launcher.executor.fencing import needs_new_session
+from megatrain_launcher.executor.commands import CommandTracker
+from megatrain_launcher.executor.order_state import needs_new_session
 from megatrain_launcher.executor.status_writer import is_news
-from megatrain_launcher.executor.stopping import StopStep, StopView, next_step
+from megatrain_launcher.executor.stopping import StopAction, StopView, next_stop_action
 
 STALL = Stall("step", 7, 6.0, 5.0, 1000.0, (0,))
 
@@ -53,34 +53,34 @@ IDLE = replace(TRAINS, is_training=False, idle_since_s=0.0)
 
 
 @pytest.mark.parametrize(
-    ("view", "step"),
+    ("view", "action"),
     [
-        (replace(IDLE, has_trained=False), StopStep.LEAVE),
-        (TRAINS, StopStep.ASK_DRIVER),
-        (replace(TRAINS, asked_at_s=0.0, now_s=9.0), StopStep.WAIT),
-        (replace(TRAINS, asked_at_s=0.0, now_s=11.0), StopStep.SAVE_HERE),
-        (replace(TRAINS, asked_at_s=0.0, now_s=99.0, is_halted=True), StopStep.WAIT),
-        (replace(TRAINS, asked_at_s=0.0, saved_here_at_s=11.0, now_s=99.0), StopStep.WAIT),
-        (replace(IDLE, asked_at_s=0.0, now_s=19.0), StopStep.WAIT),  # for the job's end, which says the exit code
-        (replace(IDLE, asked_at_s=0.0, now_s=21.0), StopStep.LEAVE),
-        (replace(IDLE, asked_at_s=0.0, saved_here_at_s=11.0, now_s=12.0), StopStep.LEAVE),
+        (replace(IDLE, has_trained=False), StopAction.LEAVE),
+        (TRAINS, StopAction.ASK_DRIVER),
+        (replace(TRAINS, asked_at_s=0.0, now_s=9.0), StopAction.WAIT),
+        (replace(TRAINS, asked_at_s=0.0, now_s=11.0), StopAction.SAVE_HERE),
+        (replace(TRAINS, asked_at_s=0.0, now_s=99.0, is_halted=True), StopAction.WAIT),
+        (replace(TRAINS, asked_at_s=0.0, saved_here_at_s=11.0, now_s=99.0), StopAction.WAIT),
+        (replace(IDLE, asked_at_s=0.0, now_s=19.0), StopAction.WAIT),  # for the job's end, which says the exit code
+        (replace(IDLE, asked_at_s=0.0, now_s=21.0), StopAction.LEAVE),
+        (replace(IDLE, asked_at_s=0.0, saved_here_at_s=11.0, now_s=12.0), StopAction.LEAVE),
     ],
 )
-def test_a_signal_stops_the_job_by_way_of_the_driver_or_without_it(view: StopView, step: StopStep) -> None:
-    assert next_step(view) is step
+def test_a_signal_stops_the_job_by_way_of_the_driver_or_without_it(view: StopView, action: StopAction) -> None:
+    assert next_stop_action(view) is action
 
 
 def test_commands_count_as_obeyed_in_their_order() -> None:
-    desk = CommandDesk(3)
-    assert desk.obeyed == 3
+    tracker = CommandTracker(3)
+    assert tracker.obeyed == 3
     commands = [HostCommand(2, "check"), HostCommand(5, "checkpoint"), HostCommand(4, "check"), HostCommand(6, "dance")]
-    assert [command.number for command in desk.take(commands)] == [4, 5, 6]
-    assert (desk.seen, desk.obeyed) == (6, 3)
-    desk.settle_checkpoints(5)
-    assert desk.obeyed == 3  # the check before it still runs
-    desk.settle(4)
-    assert desk.obeyed == 6
-    assert desk.take(commands) == []
+    assert [command.number for command in tracker.take(commands)] == [4, 5, 6]
+    assert (tracker.seen, tracker.obeyed) == (6, 3)
+    tracker.mark_checkpoints_done(5)
+    assert tracker.obeyed == 3  # the check before it still runs
+    tracker.mark_done(4)
+    assert tracker.obeyed == 6
+    assert tracker.take(commands) == []
 
 
 STATUS = HostStatus("a", "1", HostPhase.RUNNING, round=3, alive_ranks="3", min_step=5, max_step=6)
@@ -99,6 +99,6 @@ STATUS = HostStatus("a", "1", HostPhase.RUNNING, round=3, alive_ranks="3", min_s
         (replace(STATUS, session="2"), True),
     ],
 )
-def test_what_happened_is_told_at_once_and_steps_now_and_then(after: HostStatus, is_worth_it: bool) -> None:
+def test_what_happened_is_reported_at_once_and_steps_now_and_then(after: HostStatus, is_worth_it: bool) -> None:
     assert is_news(STATUS, after) == is_worth_it
     assert is_news(None, after)

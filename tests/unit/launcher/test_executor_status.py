@@ -9,11 +9,11 @@ import pytest
 
 from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, Stall
 from megatrain.contracts.rounds import Round, RoundHost
-from megatrain.failures.verdict import Action, Label, Verdict
-from megatrain_launcher.executor.host_state import HostState
-from megatrain_launcher.executor.orders import OrdersView
+from megatrain.failures.verdict import FailureAction, Label, Verdict
+from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
+from megatrain_launcher.executor.order_state import OrdersView
 from megatrain_launcher.executor.progress import HostProgress
-from megatrain_launcher.seams import Assignment, WorkerEnd
+from megatrain_launcher.interfaces import Assignment, WorkerEnd
 
 PART = RoundHost("a", "1", "127.0.0.1", 4, 2)
 ASSIGNMENT = Assignment(Round(3, 8, (PART,), "127.0.0.1", 1, "a test", "d", 0.0), PART)
@@ -21,8 +21,10 @@ ORDERS = OrdersView(taken=3, newest=ASSIGNMENT.round, newest_halt=2, named_in=3,
 IDLE = replace(ORDERS, taken=0)
 HALTED = replace(ORDERS, newest_halt=3)
 STALL = Stall("step", 7, 6.0, 5.0, 1000.0, (4,))
-NETWORK = Verdict(Label.NETWORK, Action.TOLERATE_THEN_EVICT, True, "peer 10.0.0.7", line="Connection reset by peer")
-USER = Verdict(Label.USER_CODE, Action.STOP_USER, False, None, line="RuntimeError: boom")
+NETWORK = Verdict(
+    Label.NETWORK, FailureAction.TOLERATE_THEN_EVICT, True, "peer 10.0.0.7", line="Connection reset by peer"
+)
+USER = Verdict(Label.USER_CODE, FailureAction.STOP_USER, False, None, line="RuntimeError: boom")
 
 
 def end(local_rank: int, exit_code: int, at: float = 10.0, verdict: Verdict | None = None) -> WorkerEnd:
@@ -30,19 +32,19 @@ def end(local_rank: int, exit_code: int, at: float = 10.0, verdict: Verdict | No
 
 
 @pytest.fixture
-def state() -> HostState:
-    return HostState("a")
+def state() -> HostStatusBuilder:
+    return HostStatusBuilder("a")
 
 
 @pytest.fixture
-def say(state: HostState) -> Callable[..., HostStatus]:
+def say(state: HostStatusBuilder) -> Callable[..., HostStatus]:
     def build(orders: OrdersView = ORDERS) -> HostStatus:
         return state.status("1", orders, "")
 
     return build
 
 
-def start(state: HostState) -> None:
+def start(state: HostStatusBuilder) -> None:
     state.workers_started(ASSIGNMENT, {0: 100, 1: 101})
 
 
@@ -63,7 +65,7 @@ def test_a_host_without_workers(
     assert (found.phase, found.round, found.alive_ranks, found.failures) == (phase, number, "", ())
 
 
-def test_from_start_to_end(state: HostState, say: Callable[..., HostStatus]) -> None:
+def test_from_start_to_end(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     found = say()
     assert (found.phase, found.round, found.alive_ranks) == (HostPhase.STARTING, 3, "3")
@@ -86,7 +88,7 @@ def test_from_start_to_end(state: HostState, say: Callable[..., HostStatus]) -> 
     assert not state.is_broken(3)
 
 
-def test_a_failure_is_told_with_what_the_log_says(state: HostState, say: Callable[..., HostStatus]) -> None:
+def test_a_failure_is_reported_with_what_the_log_says(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     state.worker_ended(ASSIGNMENT, end(1, 69, at=11.0, verdict=NETWORK))
     found = say()
@@ -106,7 +108,7 @@ def test_a_failure_is_told_with_what_the_log_says(state: HostState, say: Callabl
     assert state.is_broken(3)
 
 
-def test_a_halt_stops_workers(state: HostState, say: Callable[..., HostStatus]) -> None:
+def test_a_halt_stops_workers(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     state.workers_stopping(ASSIGNMENT)
     assert (say(HALTED).phase, say(HALTED).alive_ranks) == (HostPhase.STOPPING, "3")
@@ -117,7 +119,7 @@ def test_a_halt_stops_workers(state: HostState, say: Callable[..., HostStatus]) 
     assert (later.phase, later.round) == (HostPhase.PARKED, 4)
 
 
-def test_a_host_that_fenced_itself_failed(state: HostState, say: Callable[..., HostStatus]) -> None:
+def test_a_host_that_fenced_itself_failed(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     state.set_fenced(3, "fenced")
     # they may be saving: the driver takes STOPPING for workers that were killed
@@ -126,11 +128,13 @@ def test_a_host_that_fenced_itself_failed(state: HostState, say: Callable[..., H
     assert say().phase is HostPhase.STOPPING
     state.workers_stopped(ASSIGNMENT)
     assert (say(IDLE).phase, say(IDLE).last_error) == (HostPhase.FAILED, "fenced")
-    state.begin_life()
+    state.begin_session()
     assert say(replace(IDLE, newest_halt=3, named_in=0)).phase is HostPhase.PARKED
 
 
-def test_the_last_step_counts_although_nobody_had_looked(state: HostState, say: Callable[..., HostStatus]) -> None:
+def test_the_last_step_counts_although_nobody_had_looked(
+    state: HostStatusBuilder, say: Callable[..., HostStatus]
+) -> None:
     start(state)
     milestones = Milestones(1.0, 2.0, 3.0, 4.0)
     state.set_progress(3, HostProgress(milestones, 12, 12, 4, 9.0, 0.1, "step", has_stepped=True))
@@ -143,12 +147,16 @@ def test_the_last_step_counts_although_nobody_had_looked(state: HostState, say: 
     assert (found.min_step, found.max_step, found.resumed_step, found.milestones) == (13, 14, 4, milestones)
 
 
-def test_workers_that_could_not_be_started_are_a_failure(state: HostState, say: Callable[..., HostStatus]) -> None:
+def test_workers_that_could_not_be_started_are_a_failure(
+    state: HostStatusBuilder, say: Callable[..., HostStatus]
+) -> None:
     state.worker_ended(ASSIGNMENT, end(0, 1))
     assert (say().phase, say().alive_ranks, len(say().failures)) == (HostPhase.FAILED, "", 1)
 
 
-def test_a_stall_is_news_when_it_begins_and_when_it_ends(state: HostState, say: Callable[..., HostStatus]) -> None:
+def test_a_stall_is_news_when_it_begins_and_when_it_ends(
+    state: HostStatusBuilder, say: Callable[..., HostStatus]
+) -> None:
     start(state)
     assert state.set_stall(3, STALL)
     assert not state.set_stall(3, replace(STALL, silent_s=7.0))
@@ -159,9 +167,9 @@ def test_a_stall_is_news_when_it_begins_and_when_it_ends(state: HostState, say: 
     assert not state.set_stall(4, STALL)
 
 
-def test_others_hear_of_milestones_at_once_and_of_steps_later() -> None:
+def test_milestones_are_published_at_once_and_steps_later() -> None:
     told: list[int] = []
-    state = HostState("a", lambda: told.append(1))
+    state = HostStatusBuilder("a", lambda: told.append(1))
     start(state)
     before = len(told)
     state.set_progress(3, HostProgress(Milestones(1.0, 2.0)))
@@ -172,7 +180,7 @@ def test_others_hear_of_milestones_at_once_and_of_steps_later() -> None:
 
 
 def test_a_log_line_of_a_living_rank_is_shown_until_something_fails(
-    state: HostState, say: Callable[..., HostStatus]
+    state: HostStatusBuilder, say: Callable[..., HostStatus]
 ) -> None:
     start(state)
     state.set_alarm(3, 5, USER)

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from megatrain.contracts.host_records import HostPhase, Stall
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Halt, RoundDeadlines
-from megatrain_launcher.driver.judging import stopping_of
+from megatrain_launcher.driver.after_halt import stopping_of
 from megatrain_launcher.driver.policy import Policy
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_job import quiet
@@ -181,6 +181,7 @@ Fencing.TestCase.settings = settings(
 TestFencing = Fencing.TestCase
 
 
+@pytest.mark.slow(kept=["1.0-11.0", "5.0-33.0", "0.1-9.0"])
 @pytest.mark.parametrize(("step_s", "wait_s"), [(0.1, 9.0), (1.0, 11.0), (5.0, 33.0), (60.0, 355.0), (600.0, 3510.0)])
 def test_a_spare_waits_until_the_host_that_is_cut_off_has_stopped(step_s: float, wait_s: float) -> None:
     """A worker on the other host dies when the lease has just ended: without the wait, two rounds would train."""
@@ -200,11 +201,10 @@ def test_a_spare_waits_until_the_host_that_is_cut_off_has_stopped(step_s: float,
     assert job.now - began <= wait_s
 
 
+@pytest.mark.slow(kept=["cut short-False"])
 @pytest.mark.parametrize("is_new_driver", [False, True])
 @pytest.mark.parametrize("damage", ["cut short", "removed"])
-def test_a_host_is_waited_for_although_what_it_was_told_cannot_be_read_any_more(
-    damage: str, is_new_driver: bool
-) -> None:
+def test_a_host_is_waited_for_although_its_deadlines_cannot_be_read_any_more(damage: str, is_new_driver: bool) -> None:
     """With steps of 60 s it obeys what it read before; those that can still read get the new one."""
     job = TimedJob(POLICY, NUM_HOSTS, 60.0)
     for host in job.timed():
@@ -244,7 +244,7 @@ def test_a_host_counts_as_stuck_from_its_death_and_not_from_before() -> None:
     assert (cut_off.running, len(job.rounds())) == (0, 2)
 
 
-def test_a_stall_that_was_told_before_hosts_were_cut_off_says_nothing_of_now() -> None:
+def test_a_stall_reported_before_hosts_were_cut_off_proves_nothing_later() -> None:
     """Both train on unheard: the driver waits until the end, not only until they would have been silent for long."""
     job = TimedJob(POLICY, NUM_HOSTS, 5.0)
     for host in job.timed():

@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def told(capfd: pytest.CaptureFixture[str], *words: object) -> str:
+def printed(capfd: pytest.CaptureFixture[str], *words: object) -> str:
     """Return all that a command line prints."""
     main([str(word) for word in words])
     captured = capfd.readouterr()
@@ -43,7 +43,7 @@ def test_incidents_leaves_out_what_is_no_record(
     run: Path, capfd: pytest.CaptureFixture[str], put: Callable[[Path], object], problem: str
 ) -> None:
     put(run / "incidents" / "1.json")
-    text = told(capfd, "incidents", "--job", run)
+    text = printed(capfd, "incidents", "--job", run)
     assert f"left out: {run}/incidents/1.json: cannot be read: {problem}" in text
     assert SECRET not in text
 
@@ -54,7 +54,7 @@ def test_verdicts_reads_no_audit_that_is_no_file(
     run: Path, capfd: pytest.CaptureFixture[str], put: Callable[[Path], object], problem: str
 ) -> None:
     put(run / "incidents" / AUDIT_NAME)
-    text = told(capfd, "diag", "verdicts", "--job", run)
+    text = printed(capfd, "diag", "verdicts", "--job", run)
     assert f"{AUDIT_NAME}: cannot be read: {problem}" in text
     assert SECRET not in text
 
@@ -68,7 +68,7 @@ def test_hang_leaves_out_evidence_that_is_no_file(
     place.mkdir()
     (run / "secret").symlink_to(run.parent / "secret")
     put(place / "host.json")
-    text = told(capfd, "diag", "hang", run)
+    text = printed(capfd, "diag", "hang", run)
     assert SECRET not in text
     assert "Traceback" not in text
 
@@ -78,7 +78,7 @@ def test_a_directory_of_incidents_that_is_elsewhere_is_not_read(run: Path, capfd
     (run / "incidents").rename(elsewhere)
     (elsewhere / "1.json").write_text("{}")
     (run / "incidents").symlink_to(elsewhere)
-    assert f"{run}/incidents/1.json: cannot be read: is a symbolic link" in told(capfd, "incidents", "--job", run)
+    assert f"{run}/incidents/1.json: cannot be read: is a symbolic link" in printed(capfd, "incidents", "--job", run)
 
 
 @pytest.mark.parametrize("verb", ["incidents", "status"])
@@ -86,7 +86,7 @@ def test_no_text_of_a_file_is_obeyed_by_the_terminal(run: Path, capfd: pytest.Ca
     (run / "incidents" / "\x1b]0;title\x07.json").write_text('{"kind": "\\u001b[2J"}')
     (run / "coordination").mkdir()
     (run / "coordination" / "endpoint").write_text('{"endpoints": ["\x1b[2J"], "job": "\x1b[31m"}')
-    text = told(capfd, verb, "--job", run)
+    text = printed(capfd, verb, "--job", run)
     assert text
     assert "\x1b" not in text
     assert "\x07" not in text

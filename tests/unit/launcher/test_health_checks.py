@@ -16,8 +16,8 @@ from megatrain.contracts.record import decode, encode
 from megatrain_launcher.health.checks import CHECKS, Check, run_checks, unfit_reason
 from megatrain_launcher.health.child import ProbeEnd
 from megatrain_launcher.health.context import HealthContext, Places, context_of, history_path
-from megatrain_launcher.health.finding import Finding, failed, passed
-from megatrain_launcher.health.history import History, read_history
+from megatrain_launcher.health.finding import HealthFinding, failed, passed
+from megatrain_launcher.health.history import HealthHistory, read_history
 from tests.helpers.source_tree import ROOT
 
 
@@ -33,7 +33,7 @@ def outcomes(report: CheckReport) -> dict[str, str]:
 def test_a_stuck_check_does_not_hold_the_gate(tmp_path: Path) -> None:
     release = threading.Event()
 
-    def stuck(context: HealthContext, history: History) -> list[Finding]:
+    def stuck(context: HealthContext, history: HealthHistory) -> list[HealthFinding]:
         release.wait(30.0)
         return [passed("one", ""), passed("two", "")]
 
@@ -58,10 +58,10 @@ def test_a_stuck_check_does_not_hold_the_gate(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(OSError("no"), "could not be made: no"), (DataError("x"), ": x"), (KeyError("bug"), "see the log")],
+    [(OSError("no"), "could not be run: no"), (DataError("x"), ": x"), (KeyError("bug"), "see the log")],
 )
 def test_a_check_that_breaks_says_nothing_about_the_host(tmp_path: Path, error: Exception, said: str) -> None:
-    def broken(context: HealthContext, history: History) -> list[Finding]:
+    def broken(context: HealthContext, history: HealthHistory) -> list[HealthFinding]:
         raise error
 
     report = run_checks(context(tmp_path), [Check(("one",), broken, 5.0)])
@@ -73,9 +73,9 @@ def test_a_check_that_breaks_says_nothing_about_the_host(tmp_path: Path, error: 
 def test_what_is_found_is_remembered(tmp_path: Path) -> None:
     seen = []
 
-    def measure(context: HealthContext, history: History) -> list[Finding]:
+    def measure(context: HealthContext, history: HealthHistory) -> list[HealthFinding]:
         seen.append(history.samples.get("m", ()))
-        return [Finding("m", CheckOutcome.PASSED, "", 1.0, "ms", samples={"m": 1.0})]
+        return [HealthFinding("m", CheckOutcome.PASSED, "", 1.0, "ms", samples={"m": 1.0})]
 
     one = context(tmp_path, history=history_path(tmp_path, "host/1"))
     for _ in range(3):
@@ -94,8 +94,8 @@ def test_a_damaged_history_is_a_warning(tmp_path: Path) -> None:
 def test_a_history_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    def measure(context: HealthContext, history: History) -> list[Finding]:
-        return [Finding("m", CheckOutcome.PASSED, "", samples={"m": 1.0})]
+    def measure(context: HealthContext, history: HealthHistory) -> list[HealthFinding]:
+        return [HealthFinding("m", CheckOutcome.PASSED, "", samples={"m": 1.0})]
 
     one = context(tmp_path, history=tmp_path / "file" / "h.json")
     report = run_checks(one, [Check(("m",), measure, 5.0)])

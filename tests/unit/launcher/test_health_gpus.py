@@ -15,7 +15,7 @@ from megatrain.devices.gpu_readings import DriverReading, GpuReading
 from megatrain.devices.nvml import read_nvml
 from megatrain_launcher.health import gpus, kernel_log
 from megatrain_launcher.health.context import HealthContext, Places
-from megatrain_launcher.health.history import History
+from megatrain_launcher.health.history import HealthHistory
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
 
 GOOD = GpuReading(0, "GPU-aaaa", "H100", 0, False, False, False)
@@ -279,7 +279,7 @@ def context(tmp_path: Path, **changes) -> HealthContext:
 def test_the_probe_asks_nvml_in_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text(FAKE_NVML)
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    findings = gpus.check_gpus(context(tmp_path, environment={"PYTHONPATH": path}), History())
+    findings = gpus.check_gpus(context(tmp_path, environment={"PYTHONPATH": path}), HealthHistory())
     assert [finding.outcome for finding in findings] == ["passed", "passed", "failed"]
     assert "GPU 1 (GPU-1): the remapping" in findings[2].detail
 
@@ -287,7 +287,7 @@ def test_the_probe_asks_nvml_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_a_driver_that_crashes_its_caller(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("import os\nos.abort()\n")
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    findings = gpus.check_gpus(context(tmp_path, device="cuda", environment=environment), History())
+    findings = gpus.check_gpus(context(tmp_path, device="cuda", environment=environment), HealthHistory())
     assert [finding.outcome for finding in findings] == ["failed", "failed", "skipped"]
     assert "SIGABRT" in findings[0].detail
 
@@ -296,7 +296,7 @@ def test_on_the_processor_nobody_asks(tmp_path: Path) -> None:
     def never(*arguments, **more):
         raise AssertionError("asked")
 
-    findings = gpus.check_gpus(context(tmp_path, device="cpu", probe=never), History())
+    findings = gpus.check_gpus(context(tmp_path, device="cpu", probe=never), HealthHistory())
     assert {finding.outcome for finding in findings} == {CheckOutcome.SKIPPED}
 
 
@@ -304,7 +304,7 @@ def test_an_answer_that_is_none(tmp_path: Path) -> None:
     def probe(*arguments, **more):
         return SimpleNamespace(is_complete=True, output="what?", trouble="")
 
-    findings = gpus.check_gpus(context(tmp_path, device="cuda", probe=probe), History())
+    findings = gpus.check_gpus(context(tmp_path, device="cuda", probe=probe), HealthHistory())
     assert findings[0].outcome is CheckOutcome.FAILED
     assert "not JSON" in findings[0].detail
 
@@ -323,7 +323,7 @@ def record(number: int, at_s: float, text: str = "pid=1234, name=python") -> byt
         ([record(79, 9000.0)], "failed", "Xid 79 of GPU PCI:0000:3b:00 1000 s ago"),
         ([record(79, 1000.0)], "passed", ""),
         ([record(31, 9999.0), record(45, 9999.0)], "passed", ""),
-        ([record(94, 9999.0)], "warning", "mended"),
+        ([record(94, 9999.0)], "warning", "1 error that the GPU driver corrected"),
         ([record(48, 9990.0), record(95, 9995.0), record(31, 9999.0)], "failed", "2 hardware errors"),
     ],
 )
@@ -335,8 +335,8 @@ def test_xid_messages(lines: list[bytes], outcome: str, said: str) -> None:
 
 def test_kernel_log_that_is_read_or_not(tmp_path: Path) -> None:
     one = context(tmp_path)
-    (finding,) = kernel_log.check_kernel_log(one, History())
+    (finding,) = kernel_log.check_kernel_log(one, HealthHistory())
     assert finding.outcome is CheckOutcome.SKIPPED
     (tmp_path / "kmsg").write_bytes(record(79, 1e9))  # not yet happened: just now
-    (finding,) = kernel_log.check_kernel_log(one, History())
+    (finding,) = kernel_log.check_kernel_log(one, HealthHistory())
     assert finding.outcome is CheckOutcome.FAILED

@@ -19,12 +19,12 @@ from megatrain.coordination.settings import EtcdSettings
 from megatrain_launcher.health import clock, limits, memory, network, storage
 from megatrain_launcher.health.child import ProbeEnd
 from megatrain_launcher.health.context import HealthContext, Places
-from megatrain_launcher.health.history import History
+from megatrain_launcher.health.history import HealthHistory
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.ports import free_ports
 
 GB, MIB, GIB = 10**9, 1 << 20, 1 << 30
-EMPTY = History()
+EMPTY = HealthHistory()
 
 
 def context(tmp_path: Path, **changes) -> HealthContext:
@@ -63,7 +63,7 @@ def test_what_the_disk_says(changes: dict, outcome: str, said: str) -> None:
 
 def test_the_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "new"
-    (finding,) = storage.check_disk(context(tmp_path, run_directory=directory), History())
+    (finding,) = storage.check_disk(context(tmp_path, run_directory=directory), HealthHistory())
     assert finding.outcome in ("passed", "failed")  # by the space that this machine has
     assert finding.value is not None
     assert list(directory.iterdir()) == []
@@ -71,7 +71,7 @@ def test_the_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
 
 def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (finding,) = storage.check_disk(context(tmp_path, run_directory=tmp_path / "file" / "run"), History())
+    (finding,) = storage.check_disk(context(tmp_path, run_directory=tmp_path / "file" / "run"), HealthHistory())
     assert finding.outcome is CheckOutcome.FAILED
     assert "Not a directory" in finding.detail
 
@@ -81,7 +81,7 @@ def test_a_disk_that_hangs(tmp_path: Path) -> None:
         assert (name, arguments) == ("disk_probe", [str(tmp_path)])
         return ProbeEnd(None, "", "", deadline_s)
 
-    (finding,) = storage.check_disk(context(tmp_path, probe=probe), History())
+    (finding,) = storage.check_disk(context(tmp_path, probe=probe), HealthHistory())
     assert finding.outcome is CheckOutcome.FAILED
     assert "no end within 15 s" in finding.detail
 
@@ -106,7 +106,7 @@ def test_shared_memory(free: int | str, outcome: str, said: str) -> None:
 
 def test_shared_memory_of_this_machine(tmp_path: Path) -> None:
     def check(**changes) -> CheckOutcome:
-        return storage.check_shared_memory(context(tmp_path, **changes), History())[0].outcome
+        return storage.check_shared_memory(context(tmp_path, **changes), HealthHistory())[0].outcome
 
     assert check() is CheckOutcome.SKIPPED
     assert check(shared_memory=tmp_path / "none") is CheckOutcome.FAILED
@@ -118,7 +118,7 @@ def test_shared_memory_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_memory(tmp_path: Path) -> None:
-    def check(total_gib: int, available_gib: int, history: History = EMPTY):
+    def check(total_gib: int, available_gib: int, history: HealthHistory = EMPTY):
         kib = 1 << 20
         meminfo = f"MemTotal: {total_gib * kib} kB\nMemFree: 1 kB\nMemAvailable: {available_gib * kib} kB"
         write_tree(tmp_path, {"proc/meminfo": meminfo})
@@ -127,7 +127,7 @@ def test_memory(tmp_path: Path) -> None:
     first = check(512, 400)
     assert first.outcome is CheckOutcome.PASSED
     assert first.value == 400
-    history = History().with_findings([first])
+    history = HealthHistory().with_findings([first])
     assert check(511, 400, history).outcome is CheckOutcome.PASSED
     lost = check(496, 400, history)
     assert lost.outcome is CheckOutcome.FAILED
@@ -139,7 +139,7 @@ def test_memory(tmp_path: Path) -> None:
 
 
 def test_memory_errors(tmp_path: Path) -> None:
-    def check(history: History = EMPTY):
+    def check(history: HealthHistory = EMPTY):
         return memory.check_memory(context(tmp_path), history)[1]
 
     assert check().outcome is CheckOutcome.SKIPPED
@@ -147,7 +147,7 @@ def test_memory_errors(tmp_path: Path) -> None:
     write_tree(tmp_path, {f"{mc}/mc0/ce_count": "3", f"{mc}/mc1/ce_count": "0", f"{mc}/mc0/ue_count": "0"})
     first = check()
     assert first.outcome is CheckOutcome.PASSED
-    history = History().with_findings([first])
+    history = HealthHistory().with_findings([first])
     assert check(history).outcome is CheckOutcome.PASSED
     write_tree(tmp_path, {f"{mc}/mc1/ce_count": "5"})
     more = check(history)
@@ -181,7 +181,7 @@ def test_locked_memory(limit: int, has_rdma: bool, outcome: str) -> None:
 
 
 def test_limits_of_this_process(tmp_path: Path) -> None:
-    findings = limits.check_limits(context(tmp_path), History())
+    findings = limits.check_limits(context(tmp_path), HealthHistory())
     assert [finding.name for finding in findings] == list(limits.NAMES)
 
 
@@ -206,13 +206,13 @@ def port(name: str, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)",
     }
 
 
-def network_findings(tmp_path: Path, files: dict[str, str], history: History, chosen: str = ""):
+def network_findings(tmp_path: Path, files: dict[str, str], history: HealthHistory, chosen: str = ""):
     write_tree(tmp_path, files)
     return network.check_network(context(tmp_path, network_interface=chosen), history)
 
 
 def test_no_network_at_all_is_a_single_host(tmp_path: Path) -> None:
-    first, second = network_findings(tmp_path, {"sys/class/net/lo/operstate": "unknown"}, History())
+    first, second = network_findings(tmp_path, {"sys/class/net/lo/operstate": "unknown"}, HealthHistory())
     assert first.outcome is CheckOutcome.PASSED
     assert second.outcome is CheckOutcome.SKIPPED
 
@@ -222,7 +222,7 @@ def test_no_network_at_all_is_a_single_host(tmp_path: Path) -> None:
     [
         (interface("eth0"), "", "passed", "eth0 up 100 Gbit/s"),
         (interface("eth0", speed="-1"), "eth0", "passed", "eth0 up"),
-        (interface("eth0"), "eth1", "failed", "'eth1' is not there; there are: eth0"),
+        (interface("eth0"), "eth1", "failed", "'eth1' does not exist; there are: eth0"),
         (interface("eth0", "down"), "eth0", "failed", "is down"),
         (interface("eth0", "down"), "", "warning", "no interface is up"),
         (interface("eth0", "down") | interface("eth1"), "", "passed", "eth0 down"),
@@ -231,7 +231,7 @@ def test_no_network_at_all_is_a_single_host(tmp_path: Path) -> None:
     ],
 )
 def test_interfaces(tmp_path: Path, files: dict[str, str], chosen: str, outcome: str, said: str) -> None:
-    finding = network_findings(tmp_path, files, History(), chosen)[0]
+    finding = network_findings(tmp_path, files, HealthHistory(), chosen)[0]
     assert finding.outcome == outcome
     assert said in finding.detail
 
@@ -250,7 +250,7 @@ def test_interfaces(tmp_path: Path, files: dict[str, str], chosen: str, outcome:
 )
 def test_interfaces_against_before(tmp_path: Path, now: dict, chosen: str, outcome: str, said: str) -> None:
     before = interface("eth0") | interface("eth1")
-    history = History().with_findings(network_findings(tmp_path, before, History()))
+    history = HealthHistory().with_findings(network_findings(tmp_path, before, HealthHistory()))
     finding = network_findings(tmp_path, now, history, chosen)[0]
     assert finding.outcome == outcome
     assert said in finding.detail
@@ -269,7 +269,7 @@ def test_interfaces_against_before(tmp_path: Path, now: dict, chosen: str, outco
 def test_rdma_ports(tmp_path: Path, now: dict[str, str], outcome: str, said: str) -> None:
     """A port that never was up is not in use; one that was is missing until it is back."""
     before = port("mlx5_0") | port("mlx5_1", "1: DOWN", "")
-    history = History().with_findings(network_findings(tmp_path, before, History()))
+    history = HealthHistory().with_findings(network_findings(tmp_path, before, HealthHistory()))
     findings = network_findings(tmp_path, now, history)
     assert findings[1].outcome == outcome
     assert said in findings[1].detail
@@ -336,22 +336,22 @@ def servers(*off_s: float | None) -> Iterator[list[Server]]:
 def test_clock(tmp_path: Path, off_s: tuple[float | None, ...], outcome: str, said: str) -> None:
     with servers(*off_s) as some:
         etcd = EtcdSettings.of([server.url for server in some])
-        (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), History())
+        (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), HealthHistory())
         assert finding.outcome == outcome
         assert said in finding.detail
         assert [server.num_asked for server in some] == [1] * len(some)  # one answer makes it clear
 
 
 def test_clock_without_etcd_or_answer(tmp_path: Path) -> None:
-    (finding,) = clock.check_clock(context(tmp_path), History())
+    (finding,) = clock.check_clock(context(tmp_path), HealthHistory())
     assert finding.outcome is CheckOutcome.SKIPPED
     etcd = EtcdSettings.of(f"127.0.0.1:{free_ports(1)[0]}")
-    (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), History())
+    (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), HealthHistory())
     assert finding.outcome is CheckOutcome.WARNING
 
 
 def test_clock_of_a_real_etcd(etcd: EtcdServers, tmp_path: Path) -> None:
-    (finding,) = clock.check_clock(context(tmp_path, etcd=EtcdSettings.of(etcd.urls)), History())
+    (finding,) = clock.check_clock(context(tmp_path, etcd=EtcdSettings.of(etcd.urls)), HealthHistory())
     assert finding.outcome is CheckOutcome.PASSED
     assert finding.value is not None
     assert abs(finding.value) < 0.8
@@ -385,5 +385,5 @@ def test_more_answers_make_an_unclear_offset_clear(monkeypatch: pytest.MonkeyPat
 
 def test_findings_are_json(tmp_path: Path) -> None:
     """What is remembered goes into a file: names and plain numbers."""
-    findings = network_findings(tmp_path, interface("eth0") | port("mlx5_0"), History())
+    findings = network_findings(tmp_path, interface("eth0") | port("mlx5_0"), HealthHistory())
     assert json.loads(json.dumps([dict(finding.seen) for finding in findings]))

@@ -17,9 +17,9 @@ from megatrain_launcher.health.child import ProbeEnd
 from megatrain_launcher.health.pair_test import pair_results, pair_task, run_pair
 from megatrain_launcher.health.pairs import (
     Pair,
+    PairFindings,
     PairResult,
-    PairVerdict,
-    guilty,
+    culprit_hosts,
     judge_pairs,
     num_turns,
     pairs,
@@ -101,8 +101,8 @@ def test_pairs_that_cannot_be() -> None:
 
 def test_nobody_is_at_fault_where_all_is_well() -> None:
     schedule = schedule_of(6)
-    assert judge_pairs(schedule, results_of(schedule), 1.5) == PairVerdict()
-    assert judge_pairs([], [], 1.5) == PairVerdict()
+    assert judge_pairs(schedule, results_of(schedule), 1.5) == PairFindings()
+    assert judge_pairs([], [], 1.5) == PairFindings()
 
 
 @given(st.integers(4, 12), st.data(), st.booleans())
@@ -111,10 +111,10 @@ def test_one_host_at_fault_is_named(count: int, data: st.DataObject, is_broken: 
     schedule = schedule_of(count)
     results = results_of(schedule, **({"broken": {host}} if is_broken else {"slow": {host}}))
     verdict = judge_pairs(schedule, results, 1.5)
-    assert set(verdict.guilty) == {host}
-    assert not verdict.unproven
+    assert set(verdict.culprits) == {host}
+    assert not verdict.suspects
     assert not verdict.bad_links
-    assert ("timed out" if is_broken else "50.0 ms, in other pairs 10.0") in verdict.guilty[host]
+    assert ("timed out" if is_broken else "50.0 ms, in other pairs 10.0") in verdict.culprits[host]
 
 
 @given(st.integers(3, 16), st.data())
@@ -123,45 +123,45 @@ def test_nobody_well_is_ever_named(count: int, data: st.DataObject) -> None:
     broken = data.draw(st.sets(st.sampled_from(hosts)))
     schedule = schedule_of(count)
     verdict = judge_pairs(schedule, results_of(schedule, broken=broken), 1.5)
-    assert set(verdict.guilty) <= broken
+    assert set(verdict.culprits) <= broken
     # and every pair that went wrong is explained by somebody who is named
-    named = set(verdict.guilty) | set(verdict.unproven)
+    named = set(verdict.culprits) | set(verdict.suspects)
     assert all(set(pair) & named for pair in schedule if set(pair) & broken)
 
 
-def test_an_innocent_host_between_two_guilty_ones() -> None:
+def test_a_sound_host_between_two_culprits() -> None:
     schedule = schedule_of(6)
     verdict = judge_pairs(schedule, results_of(schedule, broken={"host-1", "host-3"}), 1.5)
-    assert list(verdict.guilty) == ["host-1", "host-3"]
-    assert not verdict.unproven  # host-2 met nobody else: its bad pairs are explained
+    assert list(verdict.culprits) == ["host-1", "host-3"]
+    assert not verdict.suspects  # host-2 met nobody else: its bad pairs are explained
 
 
 def test_two_hosts_alone_prove_nothing() -> None:
     schedule = schedule_of(2)
     verdict = judge_pairs(schedule, results_of(schedule, broken={"host-1"}), 1.5)
-    assert not verdict.guilty
-    assert set(verdict.unproven) == {"host-0", "host-1"}
+    assert not verdict.culprits
+    assert set(verdict.suspects) == {"host-0", "host-1"}
 
 
 def test_a_bad_link_is_no_hosts_fault() -> None:
     schedule = schedule_of(6)
     verdict = judge_pairs(schedule, results_of(schedule, links={("host-1", "host-2")}), 1.5)
-    assert verdict == PairVerdict(bad_links=(("host-1", "host-2"),))
+    assert verdict == PairFindings(bad_links=(("host-1", "host-2"),))
 
 
 def test_all_pairs_bad_is_the_fabrics_fault() -> None:
     schedule = schedule_of(4)
     verdict = judge_pairs(schedule, results_of(schedule, broken=set(hosts_of(4))), 1.5)
-    assert not verdict.guilty
-    assert len(verdict.unproven) == 4
+    assert not verdict.culprits
+    assert len(verdict.suspects) == 4
 
 
 def test_a_host_that_does_not_answer() -> None:
     schedule = schedule_of(4)
     results = [result for result in results_of(schedule) if result.host != "host-2"]
     verdict = judge_pairs(schedule, results, 1.5)
-    assert list(verdict.guilty) == ["host-2"]
-    assert "host-2 did not answer" in verdict.guilty["host-2"]
+    assert list(verdict.culprits) == ["host-2"]
+    assert "host-2 did not answer" in verdict.culprits["host-2"]
 
 
 def test_slow_computing_is_the_hosts_own() -> None:
@@ -169,17 +169,17 @@ def test_slow_computing_is_the_hosts_own() -> None:
     schedule = schedule_of(2)
     results = results_of(schedule)
     slow = [replace(result, compute_s=0.05) if result.host == "host-1" else result for result in results]
-    assert guilty(schedule, slow, 1.5) == ("host-1",)
-    assert "50.0 ms, on other hosts 20.0" in judge_pairs(schedule, slow, 1.5).guilty["host-1"]
-    assert guilty(schedule, slow, 3.0) == ()
-    assert guilty(schedule, slow, 1.5, {"host-0": "H100", "host-1": "A100"}) == ()
+    assert culprit_hosts(schedule, slow, 1.5) == ("host-1",)
+    assert "50.0 ms, on other hosts 20.0" in judge_pairs(schedule, slow, 1.5).culprits["host-1"]
+    assert culprit_hosts(schedule, slow, 3.0) == ()
+    assert culprit_hosts(schedule, slow, 1.5, {"host-0": "H100", "host-1": "A100"}) == ()
     # slow in one turn only: something else ran
     schedule = schedule_of(4)
     once = [
         replace(result, compute_s=0.05) if (result.host, result.partner) == ("host-1", "host-2") else result
         for result in results_of(schedule)
     ]
-    assert guilty(schedule, once, 1.5) == ()
+    assert culprit_hosts(schedule, once, 1.5) == ()
 
 
 def test_noise_is_no_slowness() -> None:
@@ -188,7 +188,7 @@ def test_noise_is_no_slowness() -> None:
         replace(result, reduce_s=0.0025 if "host-1" in (result.host, result.partner) else 0.001)
         for result in results_of(schedule)
     ]
-    assert guilty(schedule, results, 1.5) == ()
+    assert culprit_hosts(schedule, results, 1.5) == ()
 
 
 # one side and its report
@@ -220,7 +220,7 @@ HALF_GOOD = """{"part": "pair", "number": 0, "compute_s": 0.5, "wait_s": 0.1, "r
         ('{"part": "pair", "error": "torch sees no CUDA device"}', 1, "no CUDA device"),
         ("", None, "no end within 120 s"),
         ("", -9, "SIGKILL"),
-        ("", 0, "measured nothing"),
+        ("", 0, "no measurement"),
         (
             HALF_GOOD,
             0,
@@ -266,4 +266,4 @@ def test_a_real_pair() -> None:
     assert [results[host].outcome for host in ("host-1", "host-2")] == ["passed", "passed"], results
     found = [side for host in results for side in pair_results(CheckReport(host, "s", 0.0, (results[host],)))]
     assert all(side.compute_s and side.wait_s and side.reduce_s for side in found)
-    assert not judge_pairs([("host-1", "host-2")], found, 100.0).guilty
+    assert not judge_pairs([("host-1", "host-2")], found, 100.0).culprits

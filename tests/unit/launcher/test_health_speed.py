@@ -18,9 +18,9 @@ from megatrain.contracts.host_records import CheckOutcome
 from megatrain_launcher.health import timed
 from megatrain_launcher.health.child import ProbeEnd, run_probe
 from megatrain_launcher.health.context import HealthContext
-from megatrain_launcher.health.finding import Finding
+from megatrain_launcher.health.finding import HealthFinding
 from megatrain_launcher.health.forked import measurements
-from megatrain_launcher.health.history import MAX_NAMES, MAX_SAMPLES, History, read_history, write_history
+from megatrain_launcher.health.history import MAX_NAMES, MAX_SAMPLES, HealthHistory, read_history, write_history
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
@@ -47,21 +47,21 @@ def lines(matmul_s: float = 0.02, *, busy: float = 0.0, kind: str = "cpu", reduc
     ]
 
 
-def usual() -> History:
-    history = History()
+def usual() -> HealthHistory:
+    history = HealthHistory()
     for _ in range(3):
         history = history.with_findings(timed.judge_speed(timed.timings_of(lines(), ""), history, 1.5)[0])
     return history
 
 
-def outcomes(some: list[dict], history: History, trouble: str = "") -> tuple[list[str], bool, str]:
+def outcomes(some: list[dict], history: HealthHistory, trouble: str = "") -> tuple[list[str], bool, str]:
     findings, is_slow = timed.judge_speed(timed.timings_of(some, trouble), history, 1.5)
     assert tuple(finding.name for finding in findings) == timed.NAMES
     return [finding.outcome for finding in findings], is_slow, "; ".join(finding.detail for finding in findings)
 
 
 def test_the_first_times_are_only_remembered() -> None:
-    history = History()
+    history = HealthHistory()
     for matmul_s in (0.02, 0.08, 0.05):
         found, is_slow, said = outcomes(lines(matmul_s), history)
         assert found == ["passed"] * 3
@@ -109,14 +109,14 @@ def test_other_hardware_has_a_history_of_its_own() -> None:
 def test_a_device_that_computes_wrong() -> None:
     some = lines()
     some[1]["is_repeatable"] = False
-    found, is_slow, said = outcomes(some, History())
+    found, is_slow, said = outcomes(some, HealthHistory())
     assert (found, is_slow) == (["failed", "passed", "passed"], False)
     assert "computes wrong" in said
 
 
 def test_a_gpu_that_torch_does_not_see_any_more() -> None:
-    findings = timed.judge_speed(timed.timings_of(lines(kind="cuda"), ""), History(), 1.5)[0]
-    history = History().with_findings(findings)
+    findings = timed.judge_speed(timed.timings_of(lines(kind="cuda"), ""), HealthHistory(), 1.5)[0]
+    history = HealthHistory().with_findings(findings)
     found, _, said = outcomes(lines(), history)
     assert found == ["failed", "skipped", "skipped"]
     assert "saw 1" in said
@@ -143,7 +143,7 @@ def test_a_gpu_that_torch_does_not_see_any_more() -> None:
         ),
     ],
 )
-def test_what_broke_is_told_apart(some: list[dict], trouble: str, expected: list[str], said: str) -> None:
+def test_what_broke_is_distinguished(some: list[dict], trouble: str, expected: list[str], said: str) -> None:
     found, is_slow, text = outcomes(some, usual(), trouble)
     assert found == expected
     assert not is_slow  # measuring again is for slowness only
@@ -184,7 +184,7 @@ def test_nothing_is_timed_beside_workers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_real_probe(tmp_path: Path) -> None:
-    findings = timed.check_speed(context(tmp_path, device="cpu"), History())
+    findings = timed.check_speed(context(tmp_path, device="cpu"), HealthHistory())
     assert [(finding.name, finding.outcome) for finding in findings] == [(name, "passed") for name in timed.NAMES]
     assert all(finding.value and finding.samples for finding in findings)
 
@@ -193,7 +193,7 @@ def test_a_device_of_the_wrong_kind(tmp_path: Path) -> None:
     fake = "__version__ = '2.13'\nclass version: cuda = '12.8'\nclass cuda: device_count = staticmethod(lambda: 0)\n"
     (tmp_path / "torch.py").write_text(fake)
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    findings = timed.check_speed(context(tmp_path, device="cuda", environment=environment), History())
+    findings = timed.check_speed(context(tmp_path, device="cuda", environment=environment), HealthHistory())
     assert [finding.outcome for finding in findings] == ["failed"] * 3
     assert "torch sees no CUDA device (torch 2.13 is built for CUDA 12.8)" in findings[0].detail
 
@@ -201,7 +201,7 @@ def test_a_device_of_the_wrong_kind(tmp_path: Path) -> None:
 def test_torch_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    findings = timed.check_speed(context(tmp_path, environment=environment), History())
+    findings = timed.check_speed(context(tmp_path, environment=environment), HealthHistory())
     assert [finding.outcome for finding in findings] == ["failed"] * 3
     assert "its probe ended with exit code 1: ImportError: libcudart.so.12" in findings[0].detail
 
@@ -270,9 +270,9 @@ child.wait()
 def test_a_probe_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
         "import signal\n"
-        "from megatrain_launcher.health.leash import end_with_starter\n"
-        "end_with_starter()\n"
-        "print('on the leash', flush=True)\n"
+        "from megatrain_launcher.health.parent_death_guard import guard_probe\n"
+        "guard_probe()\n"
+        "print('guarded', flush=True)\n"
         "signal.pause()\n"
     )
     parent = subprocess.Popen(
@@ -298,8 +298,10 @@ def test_a_probe_ends_with_its_parent(tmp_path: Path) -> None:
 
 def test_history_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "hosts" / "h" / "health.json"
-    assert read_history(path) == (History(), "")
-    history = usual().with_findings([Finding("x", CheckOutcome.WARNING, "", samples={"a": 1.0}, seen={"gpus": 8.0})])
+    assert read_history(path) == (HealthHistory(), "")
+    history = usual().with_findings(
+        [HealthFinding("x", CheckOutcome.WARNING, "", samples={"a": 1.0}, seen={"gpus": 8.0})]
+    )
     write_history(path, history)
     assert read_history(path) == (history, "")
     assert history.seen == {"gpus": 8.0}
@@ -319,18 +321,18 @@ def test_a_damaged_history_is_put_aside(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "health.json"
     path.write_bytes(content)
     history, trouble = read_history(path)
-    assert history == History()
+    assert history == HealthHistory()
     assert "put aside as health.damaged.json" in trouble
     assert (tmp_path / "health.damaged.json").read_bytes() == content
-    assert read_history(path) == (History(), "")
+    assert read_history(path) == (HealthHistory(), "")
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.floats(0.001, 10)), max_size=200))
 def test_history_is_bounded_and_its_usual_is_the_median(samples: list[tuple[int, float]]) -> None:
-    history = History()
+    history = HealthHistory()
     model: dict[str, list[float]] = {}
     for name, value in samples:
-        finding = Finding("x", CheckOutcome.PASSED, "", samples={str(name): value}, seen={str(name): value})
+        finding = HealthFinding("x", CheckOutcome.PASSED, "", samples={str(name): value}, seen={str(name): value})
         history = history.with_findings([finding])
         model.setdefault(str(name), []).append(value)
     for key, values in model.items():
@@ -341,10 +343,10 @@ def test_history_is_bounded_and_its_usual_is_the_median(samples: list[tuple[int,
 
 
 def test_history_forgets_names_that_are_met_no_more() -> None:
-    history = History()
+    history = HealthHistory()
     for number in range(MAX_NAMES + 10):
         seen = {f"link{number}": 1.0, "eth0": 2.0}
-        history = history.with_findings([Finding("x", CheckOutcome.PASSED, "", seen=seen, samples=seen)])
+        history = history.with_findings([HealthFinding("x", CheckOutcome.PASSED, "", seen=seen, samples=seen)])
     assert len(history.seen) == len(history.samples) == MAX_NAMES
     assert "link0" not in history.seen
     assert {"eth0", f"link{MAX_NAMES + 9}"} <= history.seen.keys()

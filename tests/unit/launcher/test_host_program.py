@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from megatrain.commands.etcd_flags import PASSWORD_VARIABLE, etcd_environment, etcd_words
+from megatrain.commands.etcd_flags import PASSWORD_VARIABLE, etcd_arguments, etcd_environment
 from megatrain.config.config import Config
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
-from megatrain.programs import kept_program
+from megatrain.programs import supervisor
 from megatrain_launcher.executor.host_program import ENTRY_POINT_GROUP, start_host_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from tests.helpers.lone_rank import make_config
@@ -75,7 +75,7 @@ def running(
     entries = [Entry(name, notes) for name in ("broken", "idle", "streamer")]
     assert ENTRY_POINT_GROUP == "megatrain.host_program"
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries if group == ENTRY_POINT_GROUP else [])
-    monkeypatch.setattr(kept_program, "_FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.05)
 
     def lives() -> list[dict[str, Any]]:
         return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
@@ -91,10 +91,10 @@ def test_a_password_of_a_file_is_in_no_environment(settings: ExecutorSettings, t
     with_file = replace(settings.etcd, credentials=Credentials("ann", "secret", tmp_path / "password"))
     assert etcd_environment(settings.etcd) == {PASSWORD_VARIABLE: "secret"}
     assert etcd_environment(with_file) == {}
-    assert f"--etcd-password-file={tmp_path / 'password'}" in etcd_words(with_file)
+    assert f"--etcd-password-file={tmp_path / 'password'}" in etcd_arguments(with_file)
 
 
-def test_a_program_is_told_where_it_is_and_ends_with_its_host(
+def test_a_program_is_reported_where_it_is_and_ends_with_its_host(
     running: Callable[[], list[dict[str, Any]]], settings: ExecutorSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     (life,) = running()
@@ -134,7 +134,7 @@ def test_nothing_is_left_when_the_host_leaves(
 
 def test_flags_lead_to_the_same_etcd(tmp_path: Path) -> None:
     files = TlsFiles(tmp_path / "ca.pem", tmp_path / "own.pem", tmp_path / "own.key")
-    words = etcd_words(replace(EtcdSettings.of("https://[::1]:5"), tls=files))
+    words = etcd_arguments(replace(EtcdSettings.of("https://[::1]:5"), tls=files))
     assert words == [
         *("--rdzv-endpoint=https://[::1]:5", f"--etcd-cacert={files.ca}"),
         *(f"--etcd-cert={files.certificate}", f"--etcd-key={files.key}"),

@@ -22,11 +22,11 @@ from megatrain.contracts.host_records import CheckReport, HangEvidence, HostReco
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
-from megatrain.contracts.printable import printable
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
 from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot
 from megatrain.coordination.wire import KeyRange, KeyValue, Put, as_bytes
+from megatrain.formatting.terminal import printable
 from megatrain.jobs.assessment import assess
 from megatrain.jobs.documents import host_document, incident_document, status_document
 from megatrain.jobs.host_view import host_views
@@ -39,7 +39,7 @@ from megatrain_launcher.driver.folding import fold
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import trims_of, writes_of
-from megatrain_launcher.executor.orders import OrderBook
+from megatrain_launcher.executor.order_state import OrderState
 
 KEYS = JobKeys("j")
 ALL = KeyRange.prefix(KEYS.prefix)
@@ -152,6 +152,7 @@ def with_many_scribes(act: Callable[[Scribe], None]) -> Callable[[], None]:
     return test
 
 
+@pytest.mark.slow
 @with_many_scribes
 def test_the_driver_decides_whatever_it_reads(scribe: Scribe) -> None:
     now = NOW_S
@@ -172,7 +173,7 @@ class _Etcd:
     def __init__(self, items: tuple[KeyValue, ...]) -> None:
         self.items = items
         self.revision = 100
-        self.answers: list[tuple[KeyValue, ...]] = []
+        self.responses: list[tuple[KeyValue, ...]] = []
         self.gateway = self
 
     def call(self, *_: Any, **__: Any) -> None:
@@ -180,11 +181,11 @@ class _Etcd:
 
     def txn(self, _conditions: Any, then: Any, **_: Any) -> _Etcd:
         keys = [one.keys for one in then]
-        self.answers = [tuple(i for i in self.items if one.start <= i.key < one.end) for one in keys]
+        self.responses = [tuple(i for i in self.items if one.start <= i.key < one.end) for one in keys]
         return self
 
-    def range_answer(self, index: int) -> Any:
-        return types.SimpleNamespace(items=self.answers[index])
+    def range_response(self, index: int) -> Any:
+        return types.SimpleNamespace(items=self.responses[index])
 
 
 @with_many_scribes
@@ -205,19 +206,19 @@ def test_the_command_line_shows_whatever_it_reads(scribe: Scribe) -> None:
 
 
 @with_many_scribes
-def test_a_host_hears_its_orders_whatever_else_is_there(scribe: Scribe) -> None:
-    items, book = scribe.items(), OrderBook(KEYS, "host-1", "s1")
-    book.take(Snapshot(1, items, "asked"), ALL)
-    book.take(Changes(2, tuple(Change(ChangeKind.DELETE, item) for item in items)), ALL)
-    book.take(Changes(3, (Change(ChangeKind.PUT, _item(KEYS.end, JobEnd(7, "over", NOW_S))),)), ALL)
-    assert book.next_assignment(0) is None
+def test_a_host_receives_its_orders_whatever_else_is_there(scribe: Scribe) -> None:
+    items, orders = scribe.items(), OrderState(KEYS, "host-1", "s1")
+    orders.take(Snapshot(1, items, "asked"), ALL)
+    orders.take(Changes(2, tuple(Change(ChangeKind.DELETE, item) for item in items)), ALL)
+    orders.take(Changes(3, (Change(ChangeKind.PUT, _item(KEYS.end, JobEnd(7, "over", NOW_S))),)), ALL)
+    assert orders.next_assignment(0) is None
 
 
 def _item(key: str, record: Any) -> KeyValue:
     return KeyValue(key.encode(), encode(record), 1, 1, 1, 0)
 
 
-def test_a_request_under_another_ones_key_is_told_of_and_not_answered() -> None:
+def test_a_request_under_another_ones_key_is_reported_and_not_answered() -> None:
     """Its answer would take away another key, and so be given again and again."""
     request = JobRequest("b", RequestKind.CHECKPOINT, "ops", NOW_S)
     item = _item(KEYS.request("a"), request)
@@ -232,6 +233,6 @@ def test_a_round_under_another_number_is_no_round(name: str) -> None:
     item = _item(f"{KEYS.directory('rounds')}{name}", one)
     state = fold(ClusterState(KEYS, "host-1", NOW_S), Snapshot(1, (item,), "asked"), NOW_S)
     assert (dict(state.rounds), len(state.damaged)) == ({}, 1)
-    book = OrderBook(KEYS, "host-1", "s1")
-    book.take(Snapshot(1, (item,), "asked"), ALL)
-    assert book.view().newest is None
+    orders = OrderState(KEYS, "host-1", "s1")
+    orders.take(Snapshot(1, (item,), "asked"), ALL)
+    assert orders.view().newest is None

@@ -47,7 +47,9 @@ def test_relative_run_directories_that_begin_elsewhere_are_refused(
 ) -> None:
     claim_job(client, keys, replace(a_job(keys, "a", "L"), run_directory="/one/runs/j"), 1.0)
     member(a_host())
-    with pytest.raises(ConfigError, match="run_directory: b writes to /two/runs/j, a to /one/runs/j: it begins where"):
+    with pytest.raises(
+        ConfigError, match="run_directory: b writes to /two/runs/j, a to /one/runs/j: a relative path begins where"
+    ):
         claim_job(client, keys, replace(a_job(keys, "b", "L"), run_directory="/two/runs/j"), 1.0)
 
 
@@ -75,6 +77,7 @@ def test_a_host_that_lives_is_proof_enough_that_its_launch_runs(
     assert time.monotonic() - began < 30.0
 
 
+@pytest.mark.slow
 def test_the_name_of_a_launch_that_was_killed_is_free_when_its_leases_are_over(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
@@ -150,7 +153,7 @@ def test_hosts_of_a_launch_that_ended_are_waited_for(
     late.join()
 
 
-def test_a_late_host_of_a_launch_that_ended_hears_of_the_end(
+def test_a_late_host_of_a_launch_that_ended_gets_its_end(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
     first = claim_job(client, keys, a_job(keys, "a", "L"), 1.0)

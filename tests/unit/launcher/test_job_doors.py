@@ -51,6 +51,7 @@ def users(settings: ExecutorSettings) -> list[str]:
     return sorted(answer.get("users", []))
 
 
+@pytest.mark.slow
 def test_nobody_reads_the_token_of_a_job_alone_or_changes_anything_of_it(tmp_path: Path) -> None:
     """Neither another user, who may connect to every port here, nor a web page that finds one."""
     before = set(descendants(os.getpid()))
@@ -132,6 +133,6 @@ def test_a_directory_that_somebody_may_have_filled_is_refused(tmp_path: Path, pu
     else:
         place.touch()
     with pytest.raises(
-        ConfigError, match=r"coordination (has mode 770|is a symbolic link|is no directory).*set job.run"
+        ConfigError, match=r"coordination (has mode 770|is a symbolic link|is not a directory).*set job.run"
     ):
         run_launch(plan, {}, lambda _: 0, lambda _: None)

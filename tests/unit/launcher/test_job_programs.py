@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from megatrain.coordination.settings import EtcdSettings
-from megatrain.programs import kept_program
+from megatrain.programs import supervisor
 from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
 from tests.helpers.lone_rank import make_config
 from tests.helpers.waiting import wait_until
@@ -25,8 +25,8 @@ STAYS = (sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True
 def install(monkeypatch: pytest.MonkeyPatch, commands: Mapping[str, Sequence[str]]) -> None:
     entry_point = SimpleNamespace(name="diagnosis", load=lambda: lambda *, config, run, etcd: commands)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry_point])
-    monkeypatch.setattr(kept_program, "_LOOK_S", 0.01)
-    monkeypatch.setattr(kept_program, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervisor, "_POLL_S", 0.01)
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.01)
 
 
 def settings_in(run: Path) -> ProgramSettings:
@@ -38,7 +38,7 @@ def pids(run: Path, name: str) -> list[int]:
     return [int(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def test_a_program_that_ends_is_told_of_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     install(monkeypatch, {"diagnostics": (sys.executable, "-c", "print('up'); raise SystemExit(7)")})
 
@@ -66,7 +66,7 @@ def test_the_end_of_one_is_nothing_to_the_other(tmp_path: Path, monkeypatch: pyt
         os.kill(page, 0)
 
 
-def test_programs_that_cannot_be_named_are_told_of_and_keep_nobody(
+def test_programs_that_cannot_be_named_are_reported_and_keep_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load() -> object:

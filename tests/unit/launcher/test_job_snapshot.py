@@ -26,7 +26,7 @@ def test_what_was_written_is_read_at_one_revision(client: EtcdClient, keys: JobK
     for number in range(3, 9):
         client.put(keys.round(number), encode(make_round(number)))
     client.put(f"{keys.election}/0", "host-2")  # a candidate that came later
-    report = DriverReport("host-1", "round 8 trains on 2 hosts", 7.0, ("etcd has no room",))
+    report = DriverReport("host-1", "round 8 trains on 2 hosts", 7.0, ("etcd is out of space",))
     client.put(keys.report, encode(report))
     later = read_job(client, keys)
     assert later.report == report

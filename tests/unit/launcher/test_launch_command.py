@@ -49,7 +49,7 @@ def test_a_directory_that_is_gone_is_named(
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert main(["launch", str(config)]) == 78
-    assert "the directory that this was started in is not there any more" in capsys.readouterr().err
+    assert "the current directory has been removed" in capsys.readouterr().err
 
 
 def test_no_torch_is_loaded_for_what_needs_none() -> None:

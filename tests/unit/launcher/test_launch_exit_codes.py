@@ -75,7 +75,7 @@ def test_the_end_of_the_launch_before_is_not_that_of_hosts_that_fail_early(
     assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 78
 
 
-def test_a_host_that_heard_of_the_end_speaks_for_an_etcd_that_does_not(
+def test_the_exit_code_of_a_host_that_saw_the_end_replaces_an_etcd_that_is_gone(
     plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end_with(monkeypatch, "")

@@ -1,4 +1,4 @@
-"""The command line of `megatrain launch`: torchrun's names in both spellings, and what is refused with a way out."""
+"""The command line of `megatrain launch`: torchrun's names in both spellings, and what is refused with a hint."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from megatrain.arena.directory import Arena, join_arena
 from megatrain.checkpoint.writer import start_writer
 from megatrain.commands.etcd_flags import EtcdFlags
-from megatrain.contracts.arena import Arena, join_arena
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots
@@ -52,6 +52,7 @@ def test_snapshots_of_this_run_are_found_and_released(plan: LaunchPlan) -> None:
     assert all(path.exists() for path in others)
 
 
+@pytest.mark.slow(kept=["0-False"])
 @pytest.mark.parametrize(("code", "is_kept"), [(0, False), (75, False), (1, True)])
 def test_a_launch_keeps_snapshots_only_where_something_may_not_be_saved(
     plan: LaunchPlan, code: int, is_kept: bool

@@ -40,9 +40,9 @@ def test_counts_that_cannot_train_are_left_out(tmp_path: Path) -> None:
     assert note.startswith("5, 7 hosts cannot train with this configuration (5: batch.global_batch_size=12")
 
 
-def test_what_is_lost_without_black_boxes_is_told(tmp_path: Path) -> None:
+def test_what_is_lost_without_black_boxes_is_reported(tmp_path: Path) -> None:
     (note,) = make_plan(small_flags(tmp_path, overrides=('--telemetry.black_box_directory=""',)), {}).notes()
-    assert "no hang is noticed" in note
+    assert "no hang is detected" in note
     assert make_plan(small_flags(tmp_path), {}).notes() == []
 
 
@@ -111,7 +111,7 @@ def test_settings_of_the_executor(tmp_path: Path) -> None:
     assert (settings.host, settings.address, settings.num_workers) == ("h1", "127.0.0.1", 2)
     assert (settings.min_hosts, settings.max_hosts, settings.feasible_hosts) == (2, 3, {2, 3})
     assert settings.arguments == (str(tmp_path / "small.toml"), "--train.steps=5")
-    assert (settings.module, settings.preload) == ("megatrain.train", ("megatrain.worker",))
+    assert (settings.module, settings.preload) == ("megatrain.train", ("megatrain.training.worker",))
     assert settings.environment == {"A": "b"}
     assert settings.logs == Path("logs").absolute()
     assert (settings.tee, settings.launch_id, settings.labels) == ("all", "one", {"switch": "s1"})
@@ -119,7 +119,7 @@ def test_settings_of_the_executor(tmp_path: Path) -> None:
     assert settings.config.train.steps == 5
 
 
-def test_the_address_is_the_one_towards_etcd_unless_it_is_told(tmp_path: Path) -> None:
+def test_the_address_is_the_one_towards_etcd_unless_another_is_given(tmp_path: Path) -> None:
     etcd = EtcdSettings.of("127.0.0.1:2379")
     assert make_plan(small_flags(tmp_path), {}).address(etcd) == "127.0.0.1"
     assert make_plan(small_flags(tmp_path, local_addr="h7.net"), {}).address(etcd) == "h7.net"
@@ -127,7 +127,7 @@ def test_the_address_is_the_one_towards_etcd_unless_it_is_told(tmp_path: Path) -
     assert make_plan(by_interface, {}).address(EtcdSettings.of("192.0.2.1:1")) == "127.0.0.1"
     with pytest.raises(ConfigError, match=r'network_interface="nope9".* name one that `ip address` lists'):
         interface_address("nope9")
-    with pytest.raises(ConfigError, match=r"no way from here to http://no-such-host.invalid:1"):
+    with pytest.raises(ConfigError, match=r"no route from here to http://no-such-host.invalid:1"):
         make_plan(small_flags(tmp_path), {}).address(EtcdSettings.of("no-such-host.invalid:1"))
 
 
@@ -141,7 +141,7 @@ def test_a_name_that_means_loopback_is_no_address(monkeypatch: pytest.MonkeyPatc
     assert resolve("me") == "192.0.2.7"
 
 
-def test_slurm_tells_who_a_host_is(tmp_path: Path) -> None:
+def test_slurm_variables_identify_a_host(tmp_path: Path) -> None:
     facts = SlurmPlatform(SLURM).facts()
     assert (facts.host, facts.address, facts.num_hosts, facts.index) == ("node7", "node7", 3, 2)
     assert facts.launch_id == "slurm-17.1.0"
@@ -176,7 +176,7 @@ def test_a_shell_of_salloc_or_a_batch_script_is_no_task_of_slurm() -> None:
     assert choose_platform("local", SLURM).name == "local"
 
 
-def test_a_pod_tells_its_node() -> None:
+def test_the_variables_of_a_pod_name_its_node() -> None:
     environment = {
         "KUBERNETES_SERVICE_HOST": "10.0.0.1", "NODE_NAME": "node-a", "POD_IP": "10.1.2.3", "JOBSET_NAME": "big",
         "JOBSET_RESTART_ATTEMPT": "2", "JOB_COMPLETION_INDEX": "5",

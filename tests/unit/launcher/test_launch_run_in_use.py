@@ -36,6 +36,7 @@ def box(plan: LaunchPlan, run: RunDirectory) -> Path:
     return black_box_path(Path(plan.config.telemetry.black_box_directory), "small", run.key, "main", 1, 0)
 
 
+@pytest.mark.slow
 def test_a_second_launch_leaves_the_black_boxes_of_the_first(plan: LaunchPlan, box: Path) -> None:
     told: list[str] = []
 
@@ -59,6 +60,6 @@ def test_a_job_with_its_etcd_elsewhere_keeps_what_it_has_in_memory(
     for name in ("release_snapshots", "find_snapshots"):
         monkeypatch.setattr(f"megatrain_launcher.launch.standalone.{name}", lambda *_: pytest.fail("looked at"))
     box.touch()
-    with run.held():
+    with run.locked():
         assert run_launch(plan, {}, lambda _: code, lambda _: None) == code
     assert box.exists()

@@ -293,7 +293,7 @@ def test_the_script_is_bash(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", ["jobset", "trainjob", "slurm"])
-def test_nothing_tells_of_the_machine_that_wrote_it(
+def test_a_template_names_nothing_of_the_machine_that_wrote_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -42,7 +42,7 @@ def test_ranks_go_on_and_their_failures_are_named(tmp_path: Path) -> None:
         while left:
             left = left[os.write(fd, left) :]
         os.close(fd)
-        verdict = logs.verdict_at_end(0, DEADLINE_S)
+        verdict = logs.log_verdict_at_end(0, DEADLINE_S)
         assert verdict is not None
         assert verdict.label is Label.CUDA_OOM
         answers.set()
@@ -55,13 +55,13 @@ def test_ranks_go_on_and_their_failures_are_named(tmp_path: Path) -> None:
     assert text.startswith(LINE * 1000)
 
 
-def test_a_hang_is_told_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_is_reported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_disk, "STUCK_S", 0.0)
     disk, done = LogDisk(), threading.Event()
     file = HangingFile(tmp_path / "rank.log")
     disk.write(file, LINE)
     wait_until(lambda: "has not answered for 0 s" in disk.trouble, "the trouble", DEADLINE_S)
-    disk.tell(done)
+    disk.set_when_written(done)
     file.answers.set()
     assert done.wait(DEADLINE_S)
     disk.close_file(file)

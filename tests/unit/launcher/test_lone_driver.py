@@ -54,7 +54,7 @@ def test_the_record_is_all_that_a_driver_needs(plan: LaunchPlan) -> None:
     config = config_of_values(record.config, record.job)
     assert config == plan.config
     assert policy_of(record, config).feasible_counts == plan.feasible_hosts == {1, 2, 3, 4}
-    with pytest.raises(ConfigError, match=r"model\.seq_len of job 'small' is '=', which is no value"):
+    with pytest.raises(ConfigError, match=r"model\.seq_len of job 'small' is '=', which is not a value"):
         config_of_values({**record.config, "model.seq_len": "="}, record.job)
 
 
@@ -77,12 +77,12 @@ def test_it_waits_for_the_job_drives_it_and_ends_with_it(client: EtcdClient, pla
     assert leader.value.startswith(b"driver-")
     key = KEYS.cordon("host-7")
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         client.delete(key)  # until its watch has begun, a cordon is one from before
         client.put(key, encode(Cordon("host-7", "two hangs", "driver", 0.0)))
         return bool(cluster.cordoned)
 
-    wait_until(is_told, "the cordon", SOON_S)
+    wait_until(is_reported, "the cordon", SOON_S)
     assert cluster.cordoned[0] == ("host-7", "two hangs")
 
     client.put(KEYS.end, encode(JobEnd(75, "asked to", 0.0)))

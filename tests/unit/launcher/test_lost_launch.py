@@ -17,7 +17,7 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs.lost_time import restart_price_s
 from megatrain_launcher.executor.job_record import claim_job
-from megatrain_launcher.executor.lost_launch import Sign, look_back, lost_launch_of
+from megatrain_launcher.executor.lost_launch import Sign, find_lost_launch, lost_launch_of
 from tests.helpers.driver_story import begin, go_on, incidents
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_record
@@ -42,12 +42,12 @@ class TestFound:
     def test_a_machine_that_was_started_since_is_the_cause(self) -> None:
         found = lost_launch_of(RECORD, [LAUNCHED, Sign(2000.0, "metrics of step 40", 40)], 5000.0, 4000.0, "host-0")
         assert found.cause == "machine-restarted"
-        assert "the machine of host-0 was started after that" in found.evidence[1]
+        assert "the machine of host-0 was restarted after that" in found.evidence[1]
 
-    def test_another_host_knows_no_cause(self) -> None:
+    def test_another_host_finds_no_cause(self) -> None:
         assert lost_launch_of(RECORD, [LAUNCHED], 5000.0, 500.0, "host-1").cause == ""
 
-    def test_a_host_that_has_a_black_box_of_that_launch_knows_that_its_machine_still_runs(self) -> None:
+    def test_a_black_box_of_that_launch_proves_that_its_machine_was_not_restarted(self) -> None:
         signs = [LAUNCHED, Sign(2000.0, "rank 3 on host-1 in its step 25", 25, "host-1")]
         assert lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-1").cause == "launcher-lost"
         assert lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-2").cause == ""
@@ -62,11 +62,11 @@ class TestFound:
         run.create()
         lines = [json.dumps({"kind": "step", "unix_time_s": 1500.0 + step, "step": step}) for step in range(3)]
         (run.metrics / "metrics.jsonl").write_text("\n".join([*lines, '{"unix_time_s": 99']))
-        found = look_back(RECORD, run, None, "host-1")
+        found = find_lost_launch(RECORD, run, None, "host-1")
         assert (found.last_sign_unix_s, found.last_step) == (1502.0, 2)
 
     def test_a_run_without_anything_is_known_by_its_record(self, tmp_path: Path) -> None:
-        assert look_back(RECORD, RunDirectory(tmp_path), tmp_path, "host-1").last_sign_unix_s == 1000.0
+        assert find_lost_launch(RECORD, RunDirectory(tmp_path), tmp_path, "host-1").last_sign_unix_s == 1000.0
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ class TestClaimed:
             assert third.lost_launch is None
 
 
-class TestTold:
+class TestReport:
     def relaunched(self, lost: LostLaunch | None) -> list[Incident]:
         """Return the incidents of a job whose hosts all died at one moment, and that was launched again later."""
         job = begin()
@@ -110,7 +110,7 @@ class TestTold:
         go_on(job, 10.0)
         return incidents(job)
 
-    def test_the_next_launch_tells_once_and_its_first_step_closes_it(self) -> None:
+    def test_the_next_launch_reports_it_once_and_its_first_step_closes_it(self) -> None:
         lost = LostLaunch("l1", "host-0", 900.0, 51, "launcher-lost", ("the last sign of life",))
         (incident,) = self.relaunched(lost)
         assert (incident.kind, incident.state, incident.label) == (
@@ -126,5 +126,5 @@ class TestTold:
         assert restart_price_s([incident]) is None
         assert restart_price_s([replace(incident, kind=IncidentKind.FAILURE)]) is not None
 
-    def test_a_launch_after_one_that_ended_in_order_tells_nothing(self) -> None:
+    def test_a_launch_after_one_that_ended_in_order_reports_nothing(self) -> None:
         assert self.relaunched(None) == []

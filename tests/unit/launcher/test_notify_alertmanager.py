@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatrain.programs.processes import end_with_parent
+from megatrain.programs.processes import install_parent_death_guard
 from megatrain_launcher.notify.receivers import receivers_of
+from tests.helpers.notification_topics import config_with, make_message, make_topic, over
 from tests.helpers.ports import free_ports
 from tests.helpers.require import require
-from tests.helpers.told_topics import config_with, make_message, make_topic, over
 from tests.helpers.waiting import wait_until
 
 CONFIG = "route: {receiver: none}\nreceivers: [{name: none}]\n"
@@ -40,7 +40,7 @@ def alertmanager(directory: Path) -> Iterator[str]:
                 program, f"--config.file={directory / 'alertmanager.yml'}", f"--storage.path={directory / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=",
             ],
-            stdout=log, stderr=log, preexec_fn=partial(end_with_parent, os.getpid()),
+            stdout=log, stderr=log, preexec_fn=partial(install_parent_death_guard, os.getpid()),
         )  # fmt: skip
     try:
         wait_until(lambda: _get(f"{url}/api/v2/status") is not None, "the Alertmanager", 30.0)

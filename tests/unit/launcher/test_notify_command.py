@@ -8,7 +8,7 @@ import pytest
 
 from megatrain.cli import main
 from tests.helpers.http_receiver import HttpReceiver, Reply
-from tests.helpers.told_topics import SMALL, write_secret
+from tests.helpers.notification_topics import SMALL, write_secret
 from tests.helpers.vendor_rules import check_alertmanager, check_pagerduty
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -32,7 +32,7 @@ def test_every_receiver_is_tried_and_what_it_keeps_is_taken_back(
         triggered, resolved = receiver.documents[:2]
         fired, ended = receiver.documents[2:4]
     assert capsys.readouterr().out.splitlines() == [
-        "pagerduty: 200 ok (and taken back)", "alertmanager: 200 ok (and taken back)", "webhook: 200 ok",
+        "pagerduty: 200 ok (and resolved again)", "alertmanager: 200 ok (and resolved again)", "webhook: 200 ok",
     ]  # fmt: skip
     for event in (triggered, resolved):
         check_pagerduty(event)
@@ -60,16 +60,16 @@ def test_one_receiver_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert main(["notify", "test", str(tmp_path), "--receiver", "webhook"]) == 0
         assert [one.path for one in receiver.posted] == ["/hook"]
         assert main(["notify", "test", str(path), "--receiver", "slack"]) == 78
-    assert "these are: pagerduty, alertmanager, webhook" in capsys.readouterr().err
+    assert "configured are: pagerduty, alertmanager, webhook" in capsys.readouterr().err
 
 
 def test_nobody_is_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.toml").write_text(SMALL)
     assert main(["notify", "test", str(tmp_path)]) == 78
-    assert "no receiver is on" in capsys.readouterr().err
+    assert "no receiver is configured" in capsys.readouterr().err
 
 
-def test_a_run_that_others_can_write_is_not_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_others_can_write_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its author could name our secrets, and an address of his own to send them to."""
     with HttpReceiver() as receiver:
         path = write_config(tmp_path, receiver)
@@ -84,4 +84,4 @@ def test_a_run_that_others_can_write_is_not_believed(tmp_path: Path, capsys: pyt
         path.symlink_to(kept)
         assert main(["notify", "test", str(tmp_path)]) == 65
         assert receiver.posted == []
-    assert capsys.readouterr().err.count("others can have written it") >= 2
+    assert capsys.readouterr().err.count("other users may have written it") >= 2

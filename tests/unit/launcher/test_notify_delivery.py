@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.web_address import WebAddress
-from megatrain_launcher.notify.delivery import MOST_RETRY_AFTER_S, DeliveryError, post, read_template, tls_context
+from megatrain.contracts.network_address import WebAddress
+from megatrain_launcher.notify.delivery import MAX_RETRY_AFTER_S, DeliveryError, post, read_template, tls_context
 from megatrain_launcher.notify.receivers import receivers_of
 from megatrain_launcher.notify.secret_files import read_secret
 from tests.helpers.certificates import Authority, CertificateFiles
 from tests.helpers.http_receiver import HttpReceiver, Reply
-from tests.helpers.told_topics import config_with, make_message, make_topic, over, write_secret
+from tests.helpers.notification_topics import config_with, make_message, make_topic, over, write_secret
 
 SECRET = "T000/B000/verysecretpath"
 CONTEXT = ssl.create_default_context()
@@ -60,13 +60,13 @@ def test_a_redirect_is_not_followed(status: int) -> None:
         (Reply(404, body=b"no_service"), "answers 404: no_service", 0.0),
         (Reply(429, {"Retry-After": "30"}, b""), "answers 429", 30.0),
         (Reply(503, {"Retry-After": "7"}, b""), "answers 503", 7.0),
-        (Reply(429, {"Retry-After": "999999999"}, b""), "answers 429", MOST_RETRY_AFTER_S),
+        (Reply(429, {"Retry-After": "999999999"}, b""), "answers 429", MAX_RETRY_AFTER_S),
         (Reply(429, {"Retry-After": "soon"}, b""), "answers 429", 0.0),
         (Reply(429, {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"}, b""), "answers 429", 0.0),
         (Reply(is_dropped=True), "the connection was closed without an answer", 0.0),
     ],
 )
-def test_what_is_no_yes_is_told(reply: Reply, text: str, retry_after_s: float) -> None:
+def test_what_is_no_yes_is_reported(reply: Reply, text: str, retry_after_s: float) -> None:
     with HttpReceiver(reply) as receiver:
         error = error_of(receiver)
         assert text in str(error)
@@ -77,7 +77,7 @@ def test_what_is_no_yes_is_told(reply: Reply, text: str, retry_after_s: float) -
 def test_a_date_may_say_when_to_come_again() -> None:
     reply = Reply(429, {"Retry-After": formatdate(4_000_000_000, usegmt=True)}, b"")
     with HttpReceiver(reply) as receiver:
-        assert error_of(receiver).retry_after_s == MOST_RETRY_AFTER_S
+        assert error_of(receiver).retry_after_s == MAX_RETRY_AFTER_S
 
 
 def test_who_does_not_answer_is_not_waited_for() -> None:
@@ -102,7 +102,7 @@ def _garbage(out: Any, is_over: threading.Event) -> None:
     out.write(b"SSH-2.0-OpenSSH\r\n\r\n")
 
 
-@pytest.mark.parametrize(("raw", "text"), [(_drip, "no answer in time"), (_garbage, "is no HTTP")])
+@pytest.mark.parametrize(("raw", "text"), [(_drip, "no answer in time"), (_garbage, "is not HTTP")])
 def test_a_strange_answer_ends_in_time(raw: Any, text: str) -> None:
     with HttpReceiver(Reply(raw=raw)) as receiver:
         assert text in str(error_of(receiver, timeout_s=0.5))
@@ -145,7 +145,7 @@ def test_a_certificate_of_another_name_is_not_trusted(tmp_path: Path) -> None:
     assert receiver.posted == []
 
 
-def test_nobody_there_is_told() -> None:
+def test_a_refused_connection_is_reported() -> None:
     with HttpReceiver() as receiver:
         url = receiver.url
     with pytest.raises(DeliveryError, match="Connection refused"):
@@ -159,15 +159,15 @@ def test_nobody_there_is_told() -> None:
         ("https://@host/x", "must not hold a user or a password"),
         ("ftp://host/x", "must begin with https:// or http://"),
         ("hooks.slack.com/x", "must begin with https:// or http://"),
-        ("https://host:99999/x", "host or port that is none"),
-        ("https://host:0/x", "host or port that is none"),
-        ("https:///x", "host or port that is none"),
+        ("https://host:99999/x", "invalid host or port"),
+        ("https://host:0/x", "invalid host or port"),
+        ("https:///x", "invalid host or port"),
         ("https://ho st/x", "must be ASCII without spaces"),
         ("https://host/x\r\nX-Evil: 1", "must be ASCII without spaces"),
         ("https://h\u00f6st/x", "must be ASCII without spaces"),
         ("https://host/x#y", "a part after #"),
         ("https://host/" + "x" * 3000, "of at most 2048 characters"),
-        ("https://[::1", "host or port that is none"),
+        ("https://[::1", "invalid host or port"),
     ],
 )
 def test_what_is_no_address_is_refused_without_being_shown(text: str, rule: str) -> None:
@@ -251,15 +251,15 @@ def test_each_receiver_gets_its_form(tmp_path: Path) -> None:
         assert "0123456789abcdef" not in str(caught.value)
 
 
-def test_a_template_that_cannot_be_used_is_told_before_it_is_needed(tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_used_is_reported_before_it_is_needed(tmp_path: Path) -> None:
     template = tmp_path / "template"
     config = config_with(tmp_path, f'[webhook]\nurl = "http://127.0.0.1:9/hook"\ntemplate_file = "{template}"\n')
     (receiver,) = receivers_of(config)
     assert "No such file" in receiver.problem()
-    for text, problem in (("$nobody", "asks for $nobody"), ("$", "begins no name"), ("{$title", "")):
+    for text, problem in (("$nobody", "has the unknown name $nobody"), ("$", "does not begin a name"), ("{$title", "")):
         template.write_text(text)
         assert problem in receiver.problem(), text
-    with pytest.raises(DeliveryError, match="is no JSON when it is filled in"):
+    with pytest.raises(DeliveryError, match="is not JSON once it is filled in"):
         receiver.try_once(make_message())
     template.write_bytes(b"x" * 70_000)
     with pytest.raises(ConfigError, match="more than 65,536 bytes"):

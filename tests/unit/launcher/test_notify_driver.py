@@ -36,7 +36,7 @@ from tests.helpers.driver_candidates import KEYS, NOW, Candidate, Hosts
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.http_receiver import HttpReceiver, Reply
 from tests.helpers.launched_job import make_record
-from tests.helpers.told_topics import config_with, write_secret
+from tests.helpers.notification_topics import config_with, write_secret
 from tests.helpers.waiting import wait_until
 
 WAIT_S = 15.0
@@ -87,7 +87,7 @@ class Story:
     def record(self, receiver: str = "webhook") -> ReceiverRecord | None:
         return self.hosts.read(ReceiverRecord, KEYS.notices(receiver))
 
-    def wait_told(self, num_sent: int) -> ReceiverRecord:
+    def wait_notified(self, num_sent: int) -> ReceiverRecord:
         wait_until(lambda: (one := self.record()) is not None and one.num_sent >= num_sent, "the record", WAIT_S)
         found = self.record()
         assert found is not None
@@ -121,7 +121,7 @@ def topics(documents: list[Any]) -> list[tuple[str, str]]:
     return [(topic["topic"], topic["stage"]) for document in documents for topic in document["topics"]]
 
 
-def test_an_incident_is_told_as_it_opens_and_as_it_is_over(story: Story) -> None:
+def test_an_incident_is_reported_as_it_opens_and_as_it_is_over(story: Story) -> None:
     with HttpReceiver() as receiver:
         story.candidate(webhook(story, receiver))
         story.train(1)
@@ -130,7 +130,7 @@ def test_an_incident_is_told_as_it_opens_and_as_it_is_over(story: Story) -> None
         story.train(2)
         (incident,) = story.recovered()
         documents = receiver.wait_for(2, WAIT_S)
-        story.wait_told(2)
+        story.wait_notified(2)
         wait_until(
             lambda: story.receipts(incident) == [("webhook", "open", ""), ("webhook", "closed", "")], "receipts", WAIT_S
         )
@@ -148,7 +148,7 @@ def test_an_incident_is_told_as_it_opens_and_as_it_is_over(story: Story) -> None
     assert (documents[0]["level"], documents[1]["is_over"]) == ("amber", True)
 
 
-def test_each_of_several_receivers_of_a_kind_is_told_by_its_own_rules(story: Story) -> None:
+def test_each_of_several_receivers_of_a_kind_is_notified_by_its_own_rules(story: Story) -> None:
     with HttpReceiver() as first, HttpReceiver() as second, HttpReceiver() as third:
         sections = [
             f'[[webhook]]\nurl = "{receiver.url}/hook"\nlevel = "{level}"\n'
@@ -165,25 +165,25 @@ def test_each_of_several_receivers_of_a_kind_is_told_by_its_own_rules(story: Sto
     assert second.posted == []
 
 
-def test_the_next_driver_tells_the_end_and_not_the_beginning_again(story: Story) -> None:
+def test_the_next_driver_sends_the_end_and_not_the_beginning_again(story: Story) -> None:
     with HttpReceiver() as receiver:
         config = webhook(story, receiver)
         first = story.candidate(config, "first")
         story.train(1)
         story.fail(1)
-        story.wait_told(1)
+        story.wait_notified(1)
         first.die()
         story.client.revoke_lease(first.keeper.lease_id)
         story.candidate(config, "second")
         story.train(2)
         (incident,) = story.recovered()
         documents = receiver.wait_for(2, WAIT_S)
-        story.wait_told(2)
+        story.wait_notified(2)
     name = f"incident/{incident.incident_id}"
     assert topics(documents) == [(name, "open"), (name, "closed")]
 
 
-def test_a_driver_that_dies_while_it_tells_leaves_it_to_the_next(story: Story) -> None:
+def test_the_next_driver_sends_what_a_dead_one_was_sending(story: Story) -> None:
     """It is unknown whether the receiver accepted it: it is sent again, with the same key."""
     with HttpReceiver(Reply(hold=threading.Event())) as receiver:
         config = webhook(story, receiver)
@@ -196,7 +196,7 @@ def test_a_driver_that_dies_while_it_tells_leaves_it_to_the_next(story: Story) -
         story.client.revoke_lease(first.keeper.lease_id)
         story.candidate(config, "second")
         documents = receiver.wait_for(2, WAIT_S)
-        story.wait_told(1)
+        story.wait_notified(1)
     first_key, second_key = (document["topics"][0]["key"] for document in documents)
     assert first_key == second_key
 
@@ -214,7 +214,7 @@ def test_a_driver_that_was_followed_writes_nothing_down_any_more(story: Story) -
         story.client.revoke_lease(first.keeper.lease_id)
         second = story.candidate(config, "second")
         receiver.wait_for(2, WAIT_S)
-        record = story.wait_told(1)
+        record = story.wait_notified(1)
         hold.set()
         wait_until(lambda: second.driver.is_leading and not first.driver.is_leading, "the second", WAIT_S)
         first.close()
@@ -233,7 +233,7 @@ def test_a_receiver_that_does_not_answer_holds_no_recovery_up(story: Story) -> N
         assert len(receiver.posted) == 1, "it still waits for the first answer"
         hold.set()
         documents = receiver.wait_for(2, WAIT_S)
-        story.wait_told(2)
+        story.wait_notified(2)
     name = f"incident/{incident.incident_id}"
     assert topics(documents) == [(name, "open"), (name, "closed")]
 
@@ -246,19 +246,19 @@ def test_a_receiver_that_fails_is_tried_again_and_complained_of(story: Story, re
         story.train(1)
         story.fail(1)
         story.train(2)
-        wait_until(lambda: any("webhook cannot be told" in one for one in story.alarms()), "the alarm", WAIT_S)
+        wait_until(lambda: any("webhook cannot be notified" in one for one in story.alarms()), "the alarm", WAIT_S)
         record = story.record()
         assert record is not None
         assert (record.num_sent, record.told) == (0, {})
         assert record.num_failed >= 1
         assert "127.0.0.1" in record.trouble
         receiver.usual = Reply()
-        story.wait_told(1)
-        wait_until(lambda: not any("cannot be told" in one for one in story.alarms()), "the alarm's end", WAIT_S)
+        story.wait_notified(1)
+        wait_until(lambda: not any("cannot be notified" in one for one in story.alarms()), "the alarm's end", WAIT_S)
     assert {one["topics"][0]["key"] for one in receiver.documents} == {receiver.documents[0]["topics"][0]["key"]}
 
 
-def test_a_secret_that_cannot_be_read_is_told_before_anything_happens(story: Story) -> None:
+def test_a_secret_that_cannot_be_read_is_reported_before_anything_happens(story: Story) -> None:
     path = write_secret(story.root / "url", "https://hooks.slack.com/services/hidden", 0o644)
     story.candidate(config_with(story.root, f'[slack]\nurl_file = "{path}"\n'))
     story.train(1)
@@ -267,7 +267,7 @@ def test_a_secret_that_cannot_be_read_is_told_before_anything_happens(story: Sto
     assert not any(b"hidden" in item.value for item in everything)
 
 
-def test_the_end_of_a_job_is_told_before_its_driver_leaves(story: Story) -> None:
+def test_the_end_of_a_job_is_reported_before_its_driver_leaves(story: Story) -> None:
     with HttpReceiver() as receiver:
         one = story.candidate(webhook(story, receiver))
         story.train(1)
@@ -280,10 +280,10 @@ def test_the_end_of_a_job_is_told_before_its_driver_leaves(story: Story) -> None
     assert told[f"end/{end.created_unix_s:.3f}"] == "open"
     assert (last["level"], last["topics"][0]["event"]) == ("red", "end")
     assert end.reason in last["topics"][0]["what"]
-    assert "mend the cause, then start the job again" in last["topics"][0]["who_acts"]
+    assert "fix the cause, then start the job again" in last["topics"][0]["who_acts"]
 
 
-def test_who_was_told_after_the_last_decision_is_kept_too(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receipts_after_the_last_decision_are_kept_too(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     hold, close = threading.Event(), notifier.Notifier.close
 
     def release_and_close(self: notifier.Notifier, *, is_job_over: bool) -> None:
@@ -317,7 +317,7 @@ def test_the_end_of_a_job_waits_for_a_dead_receiver_for_a_while_only(
         assert not hold.is_set()
 
 
-def test_what_was_planned_is_not_told(story: Story) -> None:
+def test_what_was_planned_is_not_reported(story: Story) -> None:
     with HttpReceiver() as receiver:
         one = story.candidate(webhook(story, receiver))
         story.train(1)
@@ -331,7 +331,8 @@ def test_what_was_planned_is_not_told(story: Story) -> None:
     assert receiver.posted == []
 
 
-def test_a_verdict_that_waits_is_told_until_somebody_answers(story: Story) -> None:
+@pytest.mark.slow
+def test_a_verdict_that_waits_is_reported_until_somebody_answers(story: Story) -> None:
     with HttpReceiver() as receiver:
         story.candidate(webhook(story, receiver))
         story.train(1)

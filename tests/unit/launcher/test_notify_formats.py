@@ -21,9 +21,9 @@ from megatrain_launcher.notify.formats import (
     slack_body,
     webhook_body,
 )
-from megatrain_launcher.notify.message import Links
+from megatrain_launcher.notify.message import PageLinks
 from megatrain_launcher.notify.topics import Event, Stage, gone_topic
-from tests.helpers.told_topics import LINKS, NOW_S, make_message, make_topic, over
+from tests.helpers.notification_topics import LINKS, NOW_S, make_message, make_topic, over
 from tests.helpers.vendor_rules import check_alertmanager, check_pagerduty, check_slack
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -33,7 +33,7 @@ MESSAGES = {
     "recovered": make_message(over(make_topic())),
     "nasty": make_message(make_topic(what=NASTY, hosts=("<host>",), goes_on=NASTY)),
     "many": make_message(*(make_topic(f"incident/{number}") for number in range(20)), num_waiting=7),
-    "no links": make_message(links=Links()),
+    "no links": make_message(links=PageLinks()),
     "ended": make_message(make_topic("end/1", event=Event.END, level=HealthLevel.RED, hosts=(), ranks=(), step=None)),
     "gone": make_message(gone_topic("verdict/v1", "open:amber", NOW_S)),
     "planned": make_message(make_topic(level=HealthLevel.GREEN)),

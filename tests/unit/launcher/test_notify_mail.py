@@ -16,7 +16,7 @@ from megatrain_launcher.notify.delivery import DeliveryError
 from megatrain_launcher.notify.receivers import Receiver, receivers_of
 from tests.helpers.certificates import Authority
 from tests.helpers.mail_receiver import MailReceiver
-from tests.helpers.told_topics import config_with, make_message, make_topic, over, write_secret
+from tests.helpers.notification_topics import config_with, make_message, make_topic, over, write_secret
 
 # aiosmtpd warns of what a test has it do
 pytestmark = pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
@@ -53,7 +53,7 @@ def test_mail_arrives_with_the_facts(tmp_path: Path, encryption: str) -> None:
 
 
 @pytest.mark.parametrize("encryption", ["starttls", "tls"])
-def test_a_server_that_nobody_vouches_for_hears_no_password(tmp_path: Path, encryption: str) -> None:
+def test_a_server_without_a_trusted_certificate_gets_no_password(tmp_path: Path, encryption: str) -> None:
     ours, other = Authority.create(tmp_path, "ours"), Authority.create(tmp_path, "other")
     with MailReceiver(encryption, ours.sign("mail"), LOGIN) as server:
         one = receiver_for(tmp_path, server.port, encryption, ca=other.files.certificate)
@@ -62,14 +62,14 @@ def test_a_server_that_nobody_vouches_for_hears_no_password(tmp_path: Path, encr
     assert server.mails == []
 
 
-def test_a_server_without_starttls_hears_no_password(tmp_path: Path) -> None:
+def test_a_server_without_starttls_gets_no_password(tmp_path: Path) -> None:
     """Somebody on the way may have taken the word STARTTLS out."""
     with MailReceiver("none", login=LOGIN) as server, pytest.raises(DeliveryError, match="STARTTLS"):
         receiver_for(tmp_path, server.port, "starttls").try_once(make_message())
     assert server.mails == []
 
 
-def test_a_wrong_password_is_told_and_not_shown(tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path)
     server = MailReceiver("starttls", authority.sign("mail"), (LOGIN[0], "another"))
     with server, pytest.raises(DeliveryError, match="answers 535") as caught:
@@ -78,7 +78,7 @@ def test_a_wrong_password_is_told_and_not_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["451 try later", "554 no"])
-def test_a_message_that_is_not_taken_is_told(tmp_path: Path, answer: str) -> None:
+def test_a_message_that_is_not_taken_is_reported(tmp_path: Path, answer: str) -> None:
     with (
         MailReceiver(answer=answer) as server,
         pytest.raises(DeliveryError, match=f"answers {answer[:3]}: {answer[4:]}"),
@@ -124,6 +124,9 @@ def _hang_up(connection: socket.socket, is_over: threading.Event) -> None:
     connection.recv(100)
 
 
+@pytest.mark.slow(
+    kept=["_hang_up-closed", "_chatter-more than 65,536 bytes|no answer in time", "_drip-no answer in time|timed out"]
+)
 @pytest.mark.parametrize(
     ("talk", "text"),
     [

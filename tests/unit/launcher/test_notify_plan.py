@@ -22,14 +22,14 @@ from megatrain_launcher.notify.plan import (
     taken,
 )
 from megatrain_launcher.notify.topics import Event, Stage
-from tests.helpers.told_topics import NOW_S, ToldReceiver, make_topic, over, rules
+from tests.helpers.notification_topics import NOW_S, InstantReceiver, make_topic, over, rules
 
 MANNERS = tuple(Manner)
 
 
 @pytest.mark.parametrize("manner", MANNERS)
-def test_what_begins_and_ends_is_told_once_each(manner: Manner) -> None:
-    receiver, topic = ToldReceiver(manner), make_topic()
+def test_what_begins_and_ends_is_reported_once_each(manner: Manner) -> None:
+    receiver, topic = InstantReceiver(manner), make_topic()
     for _ in range(3):
         receiver.look([topic], NOW_S)
     for _ in range(3):
@@ -41,21 +41,21 @@ def test_what_begins_and_ends_is_told_once_each(manner: Manner) -> None:
 
 @pytest.mark.parametrize("manner", MANNERS)
 def test_the_next_driver_repeats_nothing_and_forgets_nothing(manner: Manner) -> None:
-    first, told, untold = ToldReceiver(manner), make_topic("incident/one"), make_topic("incident/two")
+    first, told, unsent = InstantReceiver(manner), make_topic("incident/one"), make_topic("incident/two")
     first.look([told], NOW_S)
-    second = ToldReceiver(manner)
+    second = InstantReceiver(manner)
     second.record = decode(ReceiverRecord, encode(first.record), "etcd")
     second.refreshed_s = first.refreshed_s
     second.look([told], NOW_S + 1)
     assert second.messages == []
-    second.look([over(told), untold], NOW_S + 2)
+    second.look([over(told), unsent], NOW_S + 2)
     assert sorted(mark for marks in second.marks for mark in marks) == [
         "incident/one=closed:amber",
         "incident/two=open:amber",
     ]
 
 
-def test_a_receiver_that_was_never_told_anything_is_not_told_of_what_is_over() -> None:
+def test_a_new_receiver_is_not_notified_of_what_is_over() -> None:
     gone, here = over(make_topic("incident/gone")), make_topic("incident/here")
     record = begin_record("slack", [gone, here])
     plan = plan_of([gone, here], record, rules(Manner.DIGEST), NOW_S)
@@ -70,15 +70,15 @@ def test_a_receiver_that_was_never_told_anything_is_not_told_of_what_is_over() -
         (Manner.STATE, []),
     ],
 )
-def test_what_was_over_before_anybody_could_be_told(manner: Manner, expected: list[list[str]]) -> None:
+def test_what_was_over_before_anybody_could_be_notified(manner: Manner, expected: list[list[str]]) -> None:
     """People read of it later; it pages no one."""
-    receiver = ToldReceiver(manner)
+    receiver = InstantReceiver(manner)
     receiver.look([over(make_topic())], NOW_S + 5)
     assert receiver.marks == expected
 
 
 def test_what_is_over_for_an_hour_is_given_up_and_counted_and_what_is_open_never_is() -> None:
-    receiver = ToldReceiver(Manner.DIGEST)
+    receiver = InstantReceiver(Manner.DIGEST)
     late = NOW_S + GIVE_UP_S + 1
     receiver.look([over(make_topic("incident/old")), make_topic("incident/open")], late)
     assert receiver.marks == [["incident/open=open:amber"]]
@@ -87,10 +87,10 @@ def test_what_is_over_for_an_hour_is_given_up_and_counted_and_what_is_open_never
     assert receiver.record.num_given_up == 1
 
 
-def test_only_a_pager_hears_that_the_job_mends_it_by_itself() -> None:
+def test_only_a_pager_is_sent_that_the_job_recovers_by_itself() -> None:
     told = {}
     for manner in (Manner.DIGEST, Manner.PAGE):
-        receiver, topic = ToldReceiver(manner), make_topic()
+        receiver, topic = InstantReceiver(manner), make_topic()
         for stage in (Stage.OPEN, Stage.UNDER_WAY, Stage.UNDER_WAY):
             receiver.look([replace(topic, stage=stage)], NOW_S)
         receiver.look([over(topic)], NOW_S + 3)
@@ -100,14 +100,14 @@ def test_only_a_pager_hears_that_the_job_mends_it_by_itself() -> None:
 
 def test_a_pager_is_triggered_before_it_is_acknowledged() -> None:
     """Also where the job is mending it by itself before the first page."""
-    receiver = ToldReceiver(Manner.PAGE)
+    receiver = InstantReceiver(Manner.PAGE)
     receiver.look([replace(make_topic(), stage=Stage.UNDER_WAY)], NOW_S)
     assert receiver.marks == [["incident/one=open:amber"], ["incident/one=under-way:amber"]]
 
 
 @pytest.mark.parametrize("manner", MANNERS)
-def test_what_becomes_worse_is_told_again_and_what_becomes_better_is_not(manner: Manner) -> None:
-    receiver, topic = ToldReceiver(manner), make_topic("restarts", event=Event.RESTARTS)
+def test_what_becomes_worse_is_reported_again_and_what_becomes_better_is_not(manner: Manner) -> None:
+    receiver, topic = InstantReceiver(manner), make_topic("restarts", event=Event.RESTARTS)
     for level in (HealthLevel.AMBER, HealthLevel.RED, HealthLevel.AMBER):
         receiver.look([replace(topic, level=level)], NOW_S)
     assert receiver.marks == [["restarts=open:amber"], ["restarts=open:red"]]
@@ -115,7 +115,7 @@ def test_what_becomes_worse_is_told_again_and_what_becomes_better_is_not(manner:
 
 @pytest.mark.parametrize("manner", MANNERS)
 def test_what_is_no_longer_there_is_over(manner: Manner) -> None:
-    receiver = ToldReceiver(manner)
+    receiver = InstantReceiver(manner)
     receiver.look([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S)
     receiver.look([], NOW_S + 5)
     receiver.look([], NOW_S + 6)
@@ -127,14 +127,14 @@ def test_what_is_no_longer_there_is_over(manner: Manner) -> None:
 
 
 @pytest.mark.parametrize("manner", MANNERS)
-def test_a_receiver_hears_of_its_events_and_levels_only(manner: Manner) -> None:
+def test_a_receiver_gets_its_events_and_levels_only(manner: Manner) -> None:
     topics = [
         make_topic("incident/planned", level=HealthLevel.GREEN),
         make_topic("incident/amber"),
         make_topic("end/1", event=Event.END, level=HealthLevel.RED),
         make_topic("verdict/1", event=Event.VERDICT, level=HealthLevel.RED),
     ]
-    receiver = ToldReceiver(manner, level=HealthLevel.RED, events=frozenset({"incident", "end"}))
+    receiver = InstantReceiver(manner, level=HealthLevel.RED, events=frozenset({"incident", "end"}))
     receiver.look(topics, NOW_S)
     assert receiver.marks == [["end/1=open:red"]]
 
@@ -151,7 +151,7 @@ def test_a_topic_waits_until_it_is_ready() -> None:
 @pytest.mark.parametrize("stays_open", [True, False])
 def test_a_restart_loop_does_not_page_a_hundred_times(manner: Manner, *, stays_open: bool) -> None:
     """A failure every ten seconds for four hours: what is new comes at most ten times in any hour."""
-    receiver, incidents = ToldReceiver(manner), []
+    receiver, incidents = InstantReceiver(manner), []
     for second in range(0, 4 * 3600, 10):
         now_s = NOW_S + second
         new = make_topic(f"incident/{second:06d}", began_unix_s=now_s, ready_unix_s=now_s)
@@ -174,7 +174,7 @@ def test_a_restart_loop_does_not_page_a_hundred_times(manner: Manner, *, stays_o
 
 
 def test_red_is_not_held_back_by_amber() -> None:
-    receiver = ToldReceiver(Manner.PAGE)
+    receiver = InstantReceiver(Manner.PAGE)
     amber = [make_topic(f"incident/{number}") for number in range(5)]
     receiver.look(amber, NOW_S)
     assert len(receiver.messages) == 3
@@ -183,16 +183,16 @@ def test_red_is_not_held_back_by_amber() -> None:
 
 
 def test_a_digest_holds_what_came_meanwhile_the_worst_first() -> None:
-    receiver = ToldReceiver(Manner.DIGEST)
+    receiver = InstantReceiver(Manner.DIGEST)
     topics = [make_topic("incident/a"), make_topic("end/1", event=Event.END, level=HealthLevel.RED)]
     receiver.look(topics, NOW_S)
     assert receiver.marks == [["end/1=open:red", "incident/a=open:amber"]]
 
 
 def test_an_alertmanager_is_reminded_of_all_that_is_open() -> None:
-    receiver, first, second = ToldReceiver(Manner.STATE), make_topic("incident/a"), make_topic("incident/b")
+    receiver, first, second = InstantReceiver(Manner.STATE), make_topic("incident/a"), make_topic("incident/b")
     receiver.look([first], NOW_S)
-    receiver.look([first, second], NOW_S + 1)  # told of one, it is told of all
+    receiver.look([first, second], NOW_S + 1)  # a message about one topic names all that are open
     receiver.look([first, second], NOW_S + 2)
     receiver.look([first, second], NOW_S + 1 + REFRESH_S)
     plan = receiver.look([over(first), second], NOW_S + 2 + REFRESH_S)
@@ -202,7 +202,7 @@ def test_an_alertmanager_is_reminded_of_all_that_is_open() -> None:
     assert plan.wake_unix_s == NOW_S + 2 + 2 * REFRESH_S
 
 
-def test_a_try_that_failed_leaves_all_to_be_told() -> None:
+def test_a_try_that_failed_leaves_all_to_be_reported() -> None:
     topic = make_topic()
     plan = plan_of([topic], ReceiverRecord("test"), rules(Manner.PAGE), NOW_S)
     record = refused(plan.record, plan, "it answers 500", NOW_S)
@@ -212,8 +212,8 @@ def test_a_try_that_failed_leaves_all_to_be_told() -> None:
 
 
 @pytest.mark.parametrize("manner", MANNERS)
-def test_receipts_say_what_was_told_and_when(manner: Manner) -> None:
-    receiver, topic = ToldReceiver(manner), make_topic()
+def test_receipts_say_what_was_sent_and_when(manner: Manner) -> None:
+    receiver, topic = InstantReceiver(manner), make_topic()
     receiver.look([topic, make_topic("restarts", event=Event.RESTARTS)], NOW_S)
     receiver.look([topic], NOW_S + 2 * REFRESH_S)  # an Alertmanager is reminded, which is no news
     receiver.look([over(topic)], NOW_S + 200)

@@ -43,7 +43,7 @@ def test_an_incident_says_who_where_when_and_what_it_cost() -> None:
     assert (topic.step, topic.cost) == (1234, "3.2 s, 4 steps lost")
     assert topic.what == "a worker ended: rank 3 on host-2 was killed by SIGKILL (9)"
     assert topic.goes_on == "the job trains again since step 1,230"
-    assert topic.acts == "look at host-2 when there is time"
+    assert topic.acts == "check host-2 when there is time"
     assert topic.ended_unix_s == make_incident().moments.first_step
 
 
@@ -67,7 +67,7 @@ def test_stage_and_level_of_an_incident(changes: dict[str, Any], stage: Stage, l
     assert (topic.stage, topic.level) == (stage, level)
 
 
-def test_an_incident_that_is_not_judged_is_told_a_moment_later() -> None:
+def test_an_incident_that_is_not_judged_is_sent_a_moment_later() -> None:
     early = topics(incidents=(opened(),))["incident"]
     assert early.ready_unix_s == NOW_S - 1.9 + JUDGED_S
     judged = replace(opened().moments, halted=NOW_S - 1.0)
@@ -79,8 +79,8 @@ def test_an_incident_that_is_not_judged_is_told_a_moment_later() -> None:
     [
         (ExitCode.OK, GREEN, "no action is needed"),
         (ExitCode.SAVED_AND_STOPPED, GREEN, "no action is needed"),
-        (ExitCode.FAILURE, RED, "mend the cause, then start the job again"),
-        (-9, RED, "mend the cause, then start the job again"),
+        (ExitCode.FAILURE, RED, "fix the cause, then start the job again"),
+        (-9, RED, "fix the cause, then start the job again"),
     ],
 )
 def test_the_end_of_a_job(code: int, level: HealthLevel, acts: str) -> None:
@@ -103,7 +103,7 @@ def test_the_end_of_a_job(code: int, level: HealthLevel, acts: str) -> None:
         (ReasonCode.HOST_LOST, RED, SETTLED_S),
     ],
 )
-def test_a_reason_that_recoveries_pass_through_is_told_when_it_lasts_and_others_at_once(
+def test_a_reason_that_recoveries_pass_through_is_reported_when_it_lasts_and_others_at_once(
     code: ReasonCode, level: HealthLevel, settles_s: float
 ) -> None:
     reason = Reason(code, "something is wrong with host-1", hosts=("host-1",))
@@ -115,15 +115,15 @@ def test_a_reason_that_recoveries_pass_through_is_told_when_it_lasts_and_others_
     assert (since.began_unix_s, since.ready_unix_s) == (NOW_S - 100, NOW_S + settles_s)
 
 
-def test_the_brake_is_one_thing_that_becomes_worse() -> None:
+def test_the_restart_limit_is_one_thing_that_becomes_worse() -> None:
     near = topics(Reason(ReasonCode.RESTART_BUDGET, "10 of 20 restarts are used"))["restarts"]
-    reached = topics(Reason(ReasonCode.BRAKE, "20 of 20 restarts are used"))["restarts"]
+    reached = topics(Reason(ReasonCode.RESTART_LIMIT, "20 of 20 restarts are used"))["restarts"]
     assert (near.name, near.level, reached.name, reached.level) == ("restarts", AMBER, "restarts", RED)
     assert near.ready_unix_s == NOW_S
     assert near.event is Event.RESTARTS
 
 
-def test_what_has_a_topic_of_its_own_is_not_told_twice() -> None:
+def test_what_has_a_topic_of_its_own_is_not_reported_twice() -> None:
     codes = (ReasonCode.RECOVERING, ReasonCode.HELD, ReasonCode.VERDICT_WAITING, ReasonCode.FAILED)
     assert set(topics(*(Reason(code, "x") for code in codes))) == {"incident"}
 

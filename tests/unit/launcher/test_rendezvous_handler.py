@@ -153,7 +153,7 @@ def test_an_agent_that_leaves_is_replaced_by_one_that_waited(etcd: EtcdServers, 
         assert again.rank == rank
 
 
-def test_a_third_agent_joins_where_there_is_room(etcd: EtcdServers, run_id: str) -> None:
+def test_a_third_agent_joins_where_max_nodes_allows_it(etcd: EtcdServers, run_id: str) -> None:
     with agents(etcd, run_id, 2, 3) as job:
         one, other = job.new(), job.new()
         assert {info.world_size for info in job.meet(one, other)} == {2}
@@ -190,6 +190,7 @@ def test_a_lost_lease_is_taken_anew(etcd: EtcdServers, run_id: str) -> None:
         assert one.num_nodes_waiting() == 0
 
 
+@pytest.mark.slow
 def test_a_round_outlives_the_loss_of_all_leases(etcd: EtcdServers, run_id: str) -> None:
     """Everybody's lease is gone, the leader's too: that is etcd's doing, and who leads next waits for the others."""
     with agents(etcd, run_id, 2, 2) as job, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
@@ -218,6 +219,7 @@ def test_a_round_outlives_the_loss_of_all_leases(etcd: EtcdServers, run_id: str)
         assert os.environ[ROUND_VARIABLE] == "2"
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_reached_is_named(
     etcd: EtcdServers, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +285,7 @@ def test_other_nnodes_are_refused(etcd: EtcdServers, run_id: str) -> None:
         assert {info.rank, waiting.result(DEADLINE_S).rank} == {0, 1}
 
 
-def test_keys_that_nobody_can_read_are_told_and_passed_over(
+def test_keys_that_nobody_can_read_are_reported_and_passed_over(
     etcd: EtcdServers, run_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = JobKeys(f"rdzv-{run_id}")
@@ -349,7 +351,7 @@ def test_a_wrong_password(tmp_path: Path, run_id: str) -> None:
             assert info.world_size == 1
 
 
-def test_wrong_options_are_told_when_the_handler_is_made(run_id: str) -> None:
+def test_wrong_options_are_reported_when_the_handler_is_made(run_id: str) -> None:
     parameters = RendezvousParameters("megatrain", "h:1", run_id, 1, 1, colour="blue")
     with pytest.raises(ConfigError, match="--rdzv-conf colour: no such key"):
         torchrun_handler()(parameters)

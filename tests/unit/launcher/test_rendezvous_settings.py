@@ -69,7 +69,7 @@ def test_workers_do_not_inherit_the_password(monkeypatch: pytest.MonkeyPatch) ->
     ("options", "problem"),
     [
         ({"colour": "blue"}, r"--rdzv-conf colour: no such key; there are cacert, cert, join_timeout"),
-        ({"password": SECRET}, r"--rdzv-conf password: everybody sees command lines.*password_file=PATH"),
+        ({"password": SECRET}, r"--rdzv-conf password: other users can see command lines.*password_file=PATH"),
         ({"user": "bob"}, rf"user=bob without a password; add password_file=PATH or set {PASSWORD_VARIABLE}"),
         ({"password_file": "/nowhere"}, r"password_file=/nowhere without user"),
         ({"user": "bob", "password_file": "/nowhere"}, r"password_file=/nowhere: .*No such file"),
@@ -91,7 +91,7 @@ def test_an_id_that_cannot_be_the_jobs_own(run_id: str) -> None:
         read({}, run_id=run_id)
 
 
-def test_all_problems_are_told_together() -> None:
+def test_all_problems_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         read({"ttl": "x", "colour": "blue"}, endpoint=" ", run_id="none")
     assert len(caught.value.problems) == 4

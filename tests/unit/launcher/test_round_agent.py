@@ -18,8 +18,8 @@ from megatrain.contracts.process import process_from_environment
 from megatrain.contracts.rounds import Rollback, Round, RoundDeadlines, RoundHost
 from megatrain.failures.verdict import Label
 from megatrain_launcher.agent import AgentSettings, RoundAgent
-from megatrain_launcher.seams import Assignment
-from megatrain_launcher.standby.server import StandbyServer
+from megatrain_launcher.interfaces import Assignment
+from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.worker_environment import server_environment, worker_environment
 from megatrain_launcher.worker_logs import WorkerLogs, rank_log_path
 from tests.helpers.hand_given_orders import HandGivenOrders, Witness
@@ -87,7 +87,7 @@ class Bench:
     orders: HandGivenOrders
     witness: Witness
     logs: WorkerLogs
-    standby: StandbyServer
+    standby: StandbyClient
     agent: RoundAgent
     directory: Path
     thread: threading.Thread
@@ -98,13 +98,13 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def standby() -> Iterator[StandbyServer]:
-    with StandbyServer(preload=()) as server:
-        yield server
+def standby() -> Iterator[StandbyClient]:
+    with StandbyClient(preload=()) as client:
+        yield client
 
 
 @contextmanager
-def running_agent(standby: StandbyServer, directory: Path, behaviour: str, grace_s: float = 20.0) -> Iterator[Bench]:
+def running_agent(standby: StandbyClient, directory: Path, behaviour: str, grace_s: float = 20.0) -> Iterator[Bench]:
     """Run an agent of host-2 whose workers (ranks 2 and 3 of a round with two workers a host) do `behaviour`."""
     module = f"agent_program_{directory.name}"
     (directory / f"{module}.py").write_text(PROGRAM + behaviour)
@@ -124,12 +124,12 @@ def running_agent(standby: StandbyServer, directory: Path, behaviour: str, grace
             wait_until_gone(*witness.pids)
 
 
-def test_done_round_is_told_and_the_agent_waits_for_the_next(standby: StandbyServer, tmp_path: Path) -> None:
+def test_done_round_is_reported_and_the_agent_waits_for_the_next(standby: StandbyClient, tmp_path: Path) -> None:
     with running_agent(standby, tmp_path, "end(0)") as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.witness.wait_for("stopped")
         assert bench.witness.kinds == ["started", "ended", "ended", "stopping", "stopped"]
-        assert sorted((end.rank, end.local_rank, end.exit_code, end.verdict) for end in bench.witness.ends) == [
+        assert sorted((end.rank, end.local_rank, end.exit_code, end.log_verdict) for end in bench.witness.ends) == [
             (2, 0, 0, None),
             (3, 1, 0, None),
         ]
@@ -140,16 +140,16 @@ def test_done_round_is_told_and_the_agent_waits_for_the_next(standby: StandbySer
         assert not bench.thread.is_alive()
 
 
-def test_exception_is_told_with_its_cause_and_the_next_round_comes_at_once(
-    standby: StandbyServer, tmp_path: Path
+def test_exception_is_reported_with_its_cause_and_the_next_round_comes_at_once(
+    standby: StandbyClient, tmp_path: Path
 ) -> None:
     with running_agent(standby, tmp_path, "fail() if rank == 3 and number == 1 else serve()") as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.witness.wait_for("stopped")
         (end,) = bench.witness.ends
         assert (end.rank, end.exit_code) == (3, 1)
-        assert end.verdict is not None
-        assert end.verdict.label is Label.USER_CODE
+        assert end.log_verdict is not None
+        assert end.log_verdict.label is Label.USER_CODE
         assert end.line == "ValueError: rank 3 is broken"
         assert bench.witness.kinds == ["started", "ended", "stopping", "stopped"]
         assert bench.witness.at["stopped"] - bench.witness.at["ended"] < 0.4
@@ -168,7 +168,7 @@ def test_exception_is_told_with_its_cause_and_the_next_round_comes_at_once(
         ("ctypes.string_at(0)", -signal.SIGSEGV),
     ],
 )
-def test_signal_is_told_at_once(standby: StandbyServer, tmp_path: Path, fault: str, exit_code: int) -> None:
+def test_signal_is_reported_at_once(standby: StandbyClient, tmp_path: Path, fault: str, exit_code: int) -> None:
     behaviour = f"(meet(), {fault}) if rank == 2 else serve()"
     with running_agent(standby, tmp_path, behaviour) as bench:
         bench.orders.give(assignment_of(1, 2))
@@ -179,7 +179,7 @@ def test_signal_is_told_at_once(standby: StandbyServer, tmp_path: Path, fault: s
         assert bench.witness.at["stopped"] - bench.witness.at["ended"] < 0.4
 
 
-def test_consequence_waits_for_its_cause_on_this_host(standby: StandbyServer, tmp_path: Path) -> None:
+def test_consequence_waits_for_its_cause_on_this_host(standby: StandbyClient, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     os.mkfifo(tmp_path / "late")
     with running_agent(standby, tmp_path, "lose_peer() if rank == 2 else fail_late()") as bench:
@@ -191,12 +191,12 @@ def test_consequence_waits_for_its_cause_on_this_host(standby: StandbyServer, tm
         bench.witness.wait_for("stopped")
         first, second = bench.witness.ends
         assert first.rank == 2
-        assert first.verdict is not None
-        assert first.verdict.is_cascade
+        assert first.log_verdict is not None
+        assert first.log_verdict.is_cascade
         assert second.line == "ValueError: the cause"
 
 
-def test_consequence_alone_ends_the_round_soon(standby: StandbyServer, tmp_path: Path) -> None:
+def test_consequence_alone_ends_the_round_soon(standby: StandbyClient, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     with running_agent(standby, tmp_path, "lose_peer() if rank == 2 else serve()") as bench:
         bench.orders.give(assignment_of(1, 2))
@@ -207,7 +207,7 @@ def test_consequence_alone_ends_the_round_soon(standby: StandbyServer, tmp_path:
         assert bench.witness.at["stopping"] - bench.witness.at["ended"] < 2
 
 
-def test_halt_kills_what_is_stopped_and_what_ignores_signals(standby: StandbyServer, tmp_path: Path) -> None:
+def test_halt_kills_what_is_stopped_and_what_ignores_signals(standby: StandbyClient, tmp_path: Path) -> None:
     behaviour = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen(["sleep", "600"])
@@ -222,7 +222,7 @@ os.kill(os.getpid(), signal.SIGSTOP) if rank == 2 else ctypes.PyDLL(None).pause(
         assert bench.witness.kinds == ["started", "stopping", "stopped"]
 
 
-def test_saving_halt_lets_workers_save(standby: StandbyServer, tmp_path: Path) -> None:
+def test_saving_halt_lets_workers_save(standby: StandbyClient, tmp_path: Path) -> None:
     with running_agent(standby, tmp_path, "serve()") as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 2, 3)
@@ -233,7 +233,7 @@ def test_saving_halt_lets_workers_save(standby: StandbyServer, tmp_path: Path) -
         assert rank_log_path(tmp_path / "logs", 1, 2).read_text() == "saved\n"
 
 
-def test_saving_halt_has_an_end(standby: StandbyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_halt_has_an_end(standby: StandbyClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatrain_launcher.agent._GRACE_SLACK_S", 0.2)
     behaviour = "rank == 2 and signal.signal(signal.SIGTERM, signal.SIG_IGN)\nserve()"
     with running_agent(standby, tmp_path, behaviour, grace_s=0.1) as bench:
@@ -244,8 +244,8 @@ def test_saving_halt_has_an_end(standby: StandbyServer, tmp_path: Path, monkeypa
         assert [(end.rank, end.exit_code) for end in bench.witness.ends] == [(3, 75)]
 
 
-def test_saving_halt_lasts_as_long_as_the_hosts_were_told_that_a_stop_takes(
-    standby: StandbyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_saving_halt_lasts_as_long_as_the_published_time_for_a_stop(
+    standby: StandbyClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megatrain_launcher.agent._GRACE_SLACK_S", 0.0)
     os.mkfifo(tmp_path / "go")
@@ -270,7 +270,7 @@ serve()
         assert sorted((end.rank, end.exit_code) for end in bench.witness.ends) == [(2, 75), (3, 75)]
 
 
-def test_dead_standby_server_breaks_the_round_and_the_next_one_runs(standby: StandbyServer, tmp_path: Path) -> None:
+def test_dead_standby_server_breaks_the_round_and_the_next_one_runs(standby: StandbyClient, tmp_path: Path) -> None:
     with running_agent(standby, tmp_path, "serve()") as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 2, 3)
@@ -286,7 +286,7 @@ def test_dead_standby_server_breaks_the_round_and_the_next_one_runs(standby: Sta
 def test_halt_while_the_server_is_not_ready_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "endless_preload.py").write_text("import threading; threading.Event().wait()\n")
     with (
-        StandbyServer(preload=("endless_preload",), directory=tmp_path) as standby,
+        StandbyClient(preload=("endless_preload",), directory=tmp_path) as standby,
         running_agent(standby, tmp_path, "serve()") as bench,
     ):
         bench.orders.give(assignment_of(1, 2))
@@ -296,7 +296,7 @@ def test_halt_while_the_server_is_not_ready_starts_nothing(tmp_path: Path) -> No
 
 
 def test_workers_that_cannot_be_started_are_a_failure(
-    standby: StandbyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    standby: StandbyClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:
         raise OSError(24, "Too many open files")

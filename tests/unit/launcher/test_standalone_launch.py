@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.commands.etcd_flags import etcd_words
+from megatrain.commands.etcd_flags import etcd_arguments
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.own_files import make_own_directory
@@ -121,6 +121,7 @@ def test_hosts_of_a_launch_that_was_killed_do_not_keep_the_next_one_out(plan: La
     assert run_launch(plan, {}, look, lambda _: None) == 0
 
 
+@pytest.mark.slow
 def test_what_ends_the_executor_ends_etcd_and_the_daemon_too(plan: LaunchPlan) -> None:
     pids: list[int] = []
     others = children()
@@ -194,12 +195,13 @@ def test_a_signal_before_the_job_ends_the_preparations_in_order(
 
 def test_a_signal_after_the_job_changes_nothing() -> None:
     with StopSignals(stop_early) as early:
-        early.tell(note_only)
+        early.set_callbacks(note_only)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR1)
         assert early.name == "SIGTERM", "noted, and nothing raised"
 
 
+@pytest.mark.slow
 def test_hosts_that_were_stopped_before_they_listened_count_as_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +233,7 @@ def test_the_second_interrupt_leaves_no_host(tmp_path: Path) -> None:
     assert not any(is_alive(pid) for pid in pids)
 
 
-def test_a_lost_host_is_told_of_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_lost_host_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     told: list[str] = []
     with make_hosts(tmp_path, 0, told) as running:
         wait_for(tmp_path, 3)
@@ -295,6 +297,7 @@ def test_several_hosts_end_as_the_driver_said(tmp_path: Path, monkeypatch: pytes
     assert {"--nnodes=2:2", "--spares=1", "--nproc-per-node=1", "--platform=local"} < set(words)
 
 
+@pytest.mark.slow
 def test_an_installed_daemon_runs_beside_the_job(
     tmp_path: Path, plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,9 +317,9 @@ def test_an_installed_daemon_runs_beside_the_job(
     seen: list[Any] = []
 
     def execute(settings: ExecutorSettings) -> int:
-        told_by_daemon = plan.files.run / "told"
-        wait_until(lambda: told_by_daemon.exists() and bool(told_by_daemon.read_text()), "the daemon", SOON_S)
-        seen.extend([told_by_daemon.read_text(), " ".join([*etcd_words(settings.etcd), "small"]), children()])
+        daemon_file = plan.files.run / "told"
+        wait_until(lambda: daemon_file.exists() and bool(daemon_file.read_text()), "the daemon", SOON_S)
+        seen.extend([daemon_file.read_text(), " ".join([*etcd_arguments(settings.etcd), "small"]), children()])
         return 0
 
     told: list[str] = []
@@ -329,7 +332,7 @@ def test_an_installed_daemon_runs_beside_the_job(
     assert told == ["broken cannot be started: ImportError: no duckdb; the job runs without it"]
 
 
-def test_many_hosts_without_an_endpoint_are_told_what_to_give(tmp_path: Path) -> None:
+def test_many_hosts_without_an_endpoint_get_a_hint_what_to_give(tmp_path: Path) -> None:
     plan = make_plan(small_flags(tmp_path, min_hosts=2, max_hosts=2), {})
     with pytest.raises(ConfigError, match=r"--nnodes=2:2 without --rdzv-endpoint: .* or add --standalone"):
         run_launch(plan, {}, lambda _: 0, lambda _: None)

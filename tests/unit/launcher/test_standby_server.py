@@ -1,4 +1,4 @@
-"""Workers forked from a standby server look and end like programs of their own, and nothing outlives its parent."""
+"""Workers forked from a standby server look and end like separate programs; each has a parent-death guard."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.programs.processes import process_stat
+from megatrain_launcher.standby.client import StandbyClient, StandbyError
 from megatrain_launcher.standby.messages import READY, WorkerStart, receive_message, send_message
-from megatrain_launcher.standby.server import StandbyError, StandbyServer
 from tests.helpers.processes import is_running
 from tests.helpers.source_tree import ROOT
 from tests.helpers.standby_workers import DEADLINE_S, Programs, programs, read_line, wait_until_gone
@@ -85,7 +85,7 @@ def test_worker_holds_no_descriptor_but_its_own(shared: Programs) -> None:
                 pass  # of the listing itself
         """
     )
-    shared.server.kill([sleeper])
+    shared.client.kill([sleeper])
     os.close(sleeper_output)
     (stdin, stdout, stderr) = text.splitlines()
     assert stdin == "0 /dev/null"
@@ -117,7 +117,7 @@ def test_output_keeps_its_order_and_lines_come_at_once(shared: Programs) -> None
         """
     )
     assert [read_line(read_fd) for _ in range(3)] == ["one", "two", "three"]
-    shared.server.kill([pid])
+    shared.client.kill([pid])
     os.close(read_fd)
 
 
@@ -148,10 +148,10 @@ def test_who_ended_before_it_could_be_killed_was_not_killed(own: Programs) -> No
     dying, read_fd = own.start(waits, rank=1)
     sleeping, other_fd = own.start(STAYS, rank=2)
     assert (read_line(read_fd), read_line(other_fd)) == ("up", "up")
-    server = own.server.pid
+    server = own.client.pid
     assert server is not None
     os.kill(server, signal.SIGSTOP)
-    killing = threading.Thread(target=own.server.kill_all)
+    killing = threading.Thread(target=own.client.kill_all)
     try:
         os.kill(dying, signal.SIGUSR1)
         wait_until(lambda: not is_running(dying), "the worker's end", DEADLINE_S)
@@ -181,7 +181,7 @@ def test_traceback_shows_the_program_only(shared: Programs) -> None:
 
 def test_module_that_is_not_there_is_said_in_its_log(shared: Programs, tmp_path: Path) -> None:
     read_fd, write_fd = os.pipe()
-    (pid,) = shared.server.start_workers([WorkerStart(0, "no_such_module", (), {}, str(tmp_path))], [write_fd])
+    (pid,) = shared.client.start_workers([WorkerStart(0, "no_such_module", (), {}, str(tmp_path))], [write_fd])
     os.close(write_fd)
     with open(read_fd) as output:
         assert "No module named no_such_module" in output.read()
@@ -193,16 +193,16 @@ def test_ended_worker_keeps_its_number_until_its_group_is_killed(shared: Program
     stat = process_stat(found.pid)
     assert stat is not None
     assert stat.state == "Z"
-    shared.server.kill_all()
-    assert shared.server.wait_gone(DEADLINE_S)
+    shared.client.kill_all()
+    assert shared.client.wait_gone(DEADLINE_S)
     assert process_stat(found.pid) is None
 
 
 def test_kill_takes_the_whole_group_and_no_more(own: Programs) -> None:
     pid, read_fd = own.start(WITH_GRANDCHILD, PATH=os.environ["PATH"])
     inside, outside = map(int, read_line(read_fd).split())
-    own.server.kill_all()
-    assert own.server.wait_gone(DEADLINE_S)
+    own.client.kill_all()
+    assert own.client.wait_gone(DEADLINE_S)
     assert process_stat(pid) is None
     assert process_stat(inside) is None  # the server collected the orphan
     assert is_running(outside)
@@ -230,17 +230,17 @@ def test_kill_takes_the_whole_group_and_no_more(own: Programs) -> None:
 def test_stuck_worker_is_killed(own: Programs, source: str) -> None:
     pid, read_fd = own.start(source)
     assert read_line(read_fd) == "up"
-    own.server.signal_workers([pid], signal.SIGTERM)
-    assert own.server.living == {pid}
-    own.server.kill_all()
-    assert own.server.wait_gone(DEADLINE_S)
+    own.client.signal_workers([pid], signal.SIGTERM)
+    assert own.client.living == {pid}
+    own.client.kill_all()
+    assert own.client.wait_gone(DEADLINE_S)
     os.close(read_fd)
 
 
 def test_signal_reaches_the_worker_alone(own: Programs) -> None:
     pid, read_fd = own.start(WITH_GRANDCHILD, PATH=os.environ["PATH"])
     inside, outside = map(int, read_line(read_fd).split())
-    own.server.signal_workers([pid, 1], signal.SIGTERM)
+    own.client.signal_workers([pid, 1], signal.SIGTERM)
     assert own.exit_of(pid).exit_code == -signal.SIGTERM
     assert is_running(inside)
     os.kill(outside, signal.SIGKILL)
@@ -249,20 +249,20 @@ def test_signal_reaches_the_worker_alone(own: Programs) -> None:
 
 def test_dead_server_is_noticed_and_replaced(own: Programs) -> None:
     changes = threading.Event()
-    own.server.notify(changes.set)
+    own.client.notify(changes.set)
     pid, read_fd = own.start(WITH_GRANDCHILD, PATH=os.environ["PATH"])
     inside, outside = map(int, read_line(read_fd).split())
-    server_pid = own.server.pid
+    server_pid = own.client.pid
     assert server_pid is not None
     os.kill(server_pid, signal.SIGKILL)
     found = own.exit_of(pid)
     assert found.exit_code == -signal.SIGKILL
     assert "standby server died" in found.note
     assert changes.is_set()
-    assert own.server.wait_gone(DEADLINE_S)
+    assert own.client.wait_gone(DEADLINE_S)
     wait_until_gone(pid, inside)
     assert own.run("print('again')")[0] == "again\n"
-    assert own.server.pid != server_pid
+    assert own.client.pid != server_pid
     os.kill(outside, signal.SIGKILL)
     os.close(read_fd)
 
@@ -292,8 +292,8 @@ def test_preload_that_writes_into_a_file_leaves_the_streams_of_workers_whole(tmp
     with open(tmp_path / "stderr", "wb") as file:
         os.dup2(file.fileno(), 2)
     try:
-        with StandbyServer(preload=("loud_preload",), directory=tmp_path) as server:
-            made = Programs(server, tmp_path)
+        with StandbyClient(preload=("loud_preload",), directory=tmp_path) as client:
+            made = Programs(client, tmp_path)
             text, _ = made.run("import sys; print('one'); print('\u00e4', file=sys.__stderr__); print('two')")
     finally:
         os.dup2(saved, 2)
@@ -326,22 +326,23 @@ def test_worker_dies_with_its_server_although_nobody_else_acts(tmp_path: Path) -
         os.kill(words["outside"], signal.SIGKILL)
 
 
-def test_preload_that_fails_is_told_and_does_no_harm(tmp_path: Path) -> None:
+def test_preload_that_fails_is_reported_and_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "bad_preload.py").write_text("raise RuntimeError('not today')\n")
     (tmp_path / "good.py").write_text("print('fine')\n")
-    with StandbyServer(preload=("bad_preload",), directory=tmp_path) as server:
-        assert server.wait_ready(DEADLINE_S)
-        assert "bad_preload cannot be imported beforehand (RuntimeError: not today)" in server.trouble
-        made = Programs(server, tmp_path)
+    with StandbyClient(preload=("bad_preload",), directory=tmp_path) as client:
+        assert client.wait_ready(DEADLINE_S)
+        assert "bad_preload cannot be imported in advance (RuntimeError: not today)" in client.trouble
+        made = Programs(client, tmp_path)
         assert made.run("print('fine')")[0] == "fine\n"
 
 
+@pytest.mark.slow
 def test_preload_that_kills_the_server_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "deadly_preload.py").write_text("import os; os.abort()\n")
-    with StandbyServer(preload=("deadly_preload",), directory=tmp_path) as server:
-        made = Programs(server, tmp_path)
+    with StandbyClient(preload=("deadly_preload",), directory=tmp_path) as client:
+        made = Programs(client, tmp_path)
         assert made.run("print('fine')")[0] == "fine\n"
-        assert "imports deadly_preload dies" in server.trouble
+        assert "imports deadly_preload dies" in client.trouble
 
 
 def test_request_before_the_server_is_ready_waits(tmp_path: Path) -> None:
@@ -350,35 +351,35 @@ def test_request_before_the_server_is_ready_waits(tmp_path: Path) -> None:
     (tmp_path / "slow_preload.py").write_text(f"open({str(go)!r}).read()\nvalue = 42\n")
     made = tmp_path / "made"
     made.mkdir()
-    with StandbyServer(preload=("slow_preload",), directory=tmp_path) as server, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(Programs(server, made).run, "import sys; print(sys.modules['slow_preload'].value)")
+    with StandbyClient(preload=("slow_preload",), directory=tmp_path) as client, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(Programs(client, made).run, "import sys; print(sys.modules['slow_preload'].value)")
         wait_until(lambda: any(made.iterdir()), "the request", DEADLINE_S)
-        assert not server.wait_ready(0.0)
+        assert not client.wait_ready(0.0)
         go.write_text("")
         assert asked.result()[0] == "42\n"
 
 
 def test_stopped_server_is_killed_when_it_does_not_answer(own: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megatrain_launcher.standby.server._KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("megatrain_launcher.standby.client._KILL_TIMEOUT_S", 0.2)
     pid, read_fd = own.start(STAYS)
-    assert own.server.pid is not None
-    os.kill(own.server.pid, signal.SIGSTOP)
-    own.server.kill_all()
-    assert own.server.wait_gone(DEADLINE_S)
+    assert own.client.pid is not None
+    os.kill(own.client.pid, signal.SIGSTOP)
+    own.client.kill_all()
+    assert own.client.wait_gone(DEADLINE_S)
     wait_until_gone(pid)
     os.close(read_fd)
 
 
-def test_closed_server_starts_nothing(tmp_path: Path) -> None:
-    server = StandbyServer(preload=())
-    assert server.wait_ready(DEADLINE_S)
-    pid = server.pid
+def test_closed_client_starts_nothing(tmp_path: Path) -> None:
+    client = StandbyClient(preload=())
+    assert client.wait_ready(DEADLINE_S)
+    pid = client.pid
     assert pid is not None
-    server.close()
-    server.close()
+    client.close()
+    client.close()
     assert process_stat(pid) is None
     with pytest.raises(StandbyError):
-        server.start_workers([WorkerStart(0, "good", (), {}, str(tmp_path))], [2])
+        client.start_workers([WorkerStart(0, "good", (), {}, str(tmp_path))], [2])
 
 
 def test_large_environment_and_many_workers_arrive(shared: Programs) -> None:
@@ -386,7 +387,7 @@ def test_large_environment_and_many_workers_arrive(shared: Programs) -> None:
     module = shared.write("import os; print(sum(map(len, os.environ.values())))")
     starts = [WorkerStart(rank, module, (), large, str(shared.directory)) for rank in range(8)]
     pipes = [os.pipe() for _ in starts]
-    pids = shared.server.start_workers(starts, [write_fd for _, write_fd in pipes])
+    pids = shared.client.start_workers(starts, [write_fd for _, write_fd in pipes])
     assert len(set(pids)) == 8
     for read_fd, write_fd in pipes:
         os.close(write_fd)

@@ -1,4 +1,4 @@
-"""What an executor tells of its host's storage: what its checkpoint writer says, and the room on its disks."""
+"""What an executor reports of its host's storage: the saves of its checkpoint writer, and the space on its disks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.arena import Arena
-from megatrain.contracts.arena_plans import WriterStatus
+from megatrain.arena.directory import Arena
+from megatrain.arena.plans import WriterStatus
 from megatrain.contracts.host_records import HostSaves
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain_launcher.executor.storage_watch import StorageWatch, saves_of
@@ -52,7 +52,7 @@ def watching(plan: LaunchPlan, changed: threading.Event) -> Iterator[StorageWatc
         watch.close()
 
 
-def test_what_the_writer_says_is_told_when_it_changes(plan: LaunchPlan) -> None:
+def test_what_the_writer_says_is_reported_when_it_changes(plan: LaunchPlan) -> None:
     changed = threading.Event()
     STATUS.write(arena_of(plan, "main", "host-1").writer_status)
     # another host's of this machine, and the branch that the job has left
@@ -69,15 +69,15 @@ def test_what_the_writer_says_is_told_when_it_changes(plan: LaunchPlan) -> None:
         assert (told.num_failed, told.failing_unix_s, told.error) == (2, 1010.0, "step 140: disk full")
 
 
-def test_the_room_of_the_run_is_told_once_for_each_disk(plan: LaunchPlan) -> None:
+def test_the_space_of_the_run_is_reported_once_for_each_disk(plan: LaunchPlan) -> None:
     with watching(plan, threading.Event()) as watch:
         wait_until(lambda: bool(watch.view.disks), "a look at the disk", SOON_S)
-        (room,) = watch.view.disks
-    assert (room.path, room.full_in_s) == (str(plan.files.run), None)
-    assert 0 <= room.free_bytes <= room.total_bytes
+        (disk,) = watch.view.disks
+    assert (disk.path, disk.full_in_s) == (str(plan.files.run), None)
+    assert 0 <= disk.free_bytes <= disk.total_bytes
 
 
-def test_a_job_without_an_arena_has_told_nothing(plan: LaunchPlan) -> None:
+def test_a_job_without_an_arena_reports_no_saves(plan: LaunchPlan) -> None:
     with watching(plan, threading.Event()) as watch:
         wait_until(lambda: bool(watch.view.disks), "a look", SOON_S)
         assert watch.view.saves is None

@@ -94,15 +94,15 @@ class TestRotatingFile:
             file.close()
         assert (tmp_path / "rank.log").read_bytes() == b"one\ntwo\n"
 
-    def test_full_disk_is_told_and_forgotten(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_full_disk_is_reported_and_forgotten(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = RotatingFile(tmp_path / "rank.log")
         file.write(b"before\n")
-        room = [3]
+        free_bytes = [3]
 
         def write_on_full_disk(fd: int, data: bytes) -> int:
-            if not room[0]:
+            if not free_bytes[0]:
                 raise OSError(28, "No space left on device")
-            count, room[0] = min(room[0], len(data)), 0
+            count, free_bytes[0] = min(free_bytes[0], len(data)), 0
             return real(fd, data[:count])
 
         real = os.write
@@ -134,7 +134,7 @@ class TestTee:
         os.close(shown)
         os.close(show)
 
-    def test_slow_reader_loses_lines_and_is_told(self) -> None:
+    def test_slow_reader_loses_lines_and_their_number_is_shown(self) -> None:
         shown, show = os.pipe()
         tee = Tee(show)
         line = b"x" * 999 + b"\n"
@@ -220,7 +220,7 @@ class TestWorkerLogs:
             for _ in range(50):
                 write(fd, b"nothing to see, nothing to see, nothing to see\n" * 1000)
             write(fd, OUT_OF_MEMORY.rstrip())
-            verdict = logs.verdict_at_end(0)
+            verdict = logs.log_verdict_at_end(0)
             assert verdict is not None
             assert (verdict.label, verdict.line) == (Label.CUDA_OOM, OUT_OF_MEMORY.decode().rstrip())
             os.close(fd)
@@ -228,8 +228,8 @@ class TestWorkerLogs:
     def test_rank_without_a_sign_has_no_verdict(self, tmp_path: Path) -> None:
         with WorkerLogs(tmp_path, tee="none") as logs:
             os.close(logs.open_rank(1, 0))
-            assert logs.verdict_at_end(0) is None
-            assert logs.verdict_at_end(7) is None
+            assert logs.log_verdict_at_end(0) is None
+            assert logs.log_verdict_at_end(7) is None
 
     def test_worker_that_never_stops_writing_delays_nothing(self, tmp_path: Path) -> None:
         stop = threading.Event()
@@ -246,7 +246,7 @@ class TestWorkerLogs:
 
             writer = threading.Thread(target=flood)
             writer.start()
-            logs.verdict_at_end(0, timeout_s=DEADLINE_S)
+            logs.log_verdict_at_end(0, timeout_s=DEADLINE_S)
             logs.close_round(timeout_s=DEADLINE_S)
             writer.join(DEADLINE_S)
             assert not writer.is_alive()
@@ -269,7 +269,7 @@ class TestWorkerLogs:
             write(fd, b"shown all the same\n" * 20_000)
             wait_until(lambda: "cannot be written" in logs.trouble, "trouble", DEADLINE_S)
             write(fd, OUT_OF_MEMORY)
-            assert logs.verdict_at_end(0, DEADLINE_S) is not None
+            assert logs.log_verdict_at_end(0, DEADLINE_S) is not None
             assert os.read(shown, 19 + 9) == b"[rank 0] shown all the same\n"
             os.close(fd)
 
@@ -297,7 +297,7 @@ class TestWorkerLogs:
             os.close(fd)
             assert re.fullmatch(
                 rf"a log in {path.parent} was removed by somebody at \d\d:\d\d:\d\d UTC: its lines until then are "
-                "lost, it is written anew",
+                "lost, it is created again",
                 logs.trouble,
             )
         note = b"[megatrain: this log was removed by somebody; 7 bytes that were in it are lost]\n"

@@ -63,6 +63,16 @@ def expected_reach(num_layers: int, window: int, document_SB: Tensor | None) -> 
     return found
 
 
+@pytest.mark.slow(
+    kept=[
+        "1-1-False-learned-parallel",
+        "1-1-True-learned-parallel",
+        "1-4-False-learned-parallel",
+        "1-4-False-rope-parallel",
+        "1-4-True-learned-parallel",
+        "1-0-False-learned-parallel",
+    ]
+)
 @pytest.mark.parametrize("block", ["serial", "parallel"])
 @pytest.mark.parametrize("positions", ["learned", "rope"])
 @pytest.mark.parametrize("has_documents", [False, True])

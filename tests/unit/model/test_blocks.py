@@ -103,6 +103,16 @@ def plain_hidden(model: Transformer, tokens: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.slow(
+    kept=[
+        "rmsnorm-gelu-False-learned-parallel",
+        "rmsnorm-gelu-False-learned-serial",
+        "layernorm-swiglu-False-rope-parallel",
+        "rmsnorm-gelu-True-learned-parallel",
+        "rmsnorm-gelu-True-learned-serial",
+        "layernorm-gelu-False-learned-parallel",
+    ]
+)
 @pytest.mark.parametrize("block", ["serial", "parallel"])
 @pytest.mark.parametrize(("norm", "mlp", "has_bias", "positions"), MIXTURES)
 def test_hidden_states_and_gradients(block: str, norm: str, mlp: str, has_bias: bool, positions: str) -> None:

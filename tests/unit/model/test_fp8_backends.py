@@ -25,7 +25,7 @@ from tests.helpers.backend_packages import TRANSFORMER_ENGINE, write_packages
 from tests.helpers.fp8_error import GRADIENT_ERROR, INPUT_ERROR, relative
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.lone_buckets import bucket_gradients, put_in_buckets
-from tests.helpers.lone_rank import gradients_by_name, lone_replica, make_config, random_tokens, run_gradients
+from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
 from tests.helpers.relative_error import forward_and_backward
 from tests.helpers.require import require
 
@@ -189,9 +189,9 @@ def test_a_model_trains_with_transformer_engine_as_with_our_own(package_root: Pa
         ("transformer_engine", {"offload_layers": 1}),
     ):
         config = fp8_config(name, parallel)
-        replica = lone_replica(config)
-        loss = run_gradients(replica, random_tokens(config, seed=0))
-        results.append((loss, gradients_by_name(replica)))
+        rank_model = lone_rank_model(config)
+        loss = run_gradients(rank_model, random_tokens(config, seed=0))
+        results.append((loss, gradients_by_name(rank_model)))
 
     (own_loss, own), (loss, found), *recomputed = results
     assert loss == pytest.approx(own_loss, rel=1e-2)
@@ -203,10 +203,10 @@ def test_a_model_trains_with_transformer_engine_as_with_our_own(package_root: Pa
 
 def test_projections_are_replaced_and_parameters_and_checkpoints_stay(package_root: Path) -> None:
     write_packages(package_root, TRANSFORMER_ENGINE)
-    own = lone_replica(fp8_config("megatrain"))
-    replica = lone_replica(fp8_config("transformer_engine", skip_layers=[1]))
-    run_gradients(replica, random_tokens(replica.config, seed=0))
-    modules = [one.pipeline.chunks[0].module for one in (own, replica)]
+    own = lone_rank_model(fp8_config("megatrain"))
+    rank_model = lone_rank_model(fp8_config("transformer_engine", skip_layers=[1]))
+    run_gradients(rank_model, random_tokens(rank_model.config, seed=0))
+    modules = [one.pipeline.chunks[0].module for one in (own, rank_model)]
     first, second = (
         {type(one.multiply) for one in modules[1].blocks[layer].modules() if isinstance(one, Projection)}
         for layer in ("0", "1")
@@ -216,5 +216,5 @@ def test_projections_are_replaced_and_parameters_and_checkpoints_stay(package_ro
     assert TransformerEngineLinear not in second
     names = [[name for name, _ in module.named_parameters()] for module in modules]
     assert names[0] == names[1]
-    shards = [[(one.kind, one.shard.name) for one in each.saved_shards()] for each in (own, replica)]
+    shards = [[(one.kind, one.shard.name) for one in each.saved_shards()] for each in (own, rank_model)]
     assert shards[0] == shards[1]

@@ -49,6 +49,16 @@ def parts_of(whole: Transformer, cut: list[int]) -> list[Transformer]:
     return models
 
 
+@pytest.mark.slow(
+    kept=[
+        "[0, 4, 0]-llama",
+        "[1, 1, 1, 1]-llama",
+        "[1, 1, 1, 1]-gpt-untied",
+        "[2, 2]-llama",
+        "[2, 2]-gpt-untied",
+        "[0, 4, 0]-gpt-untied",
+    ]
+)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_parts_give_the_loss_and_gradients_of_the_whole(cut: list[int], style: str) -> None:

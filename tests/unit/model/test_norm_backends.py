@@ -21,7 +21,7 @@ from megatrain.ops.residual import ResidualStream
 from tests.helpers.backend_packages import APEX, write_packages
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.lone_buckets import bucket_gradients, put_in_buckets
-from tests.helpers.lone_rank import gradients_by_name, lone_replica, make_config, random_tokens, run_gradients
+from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
 from tests.helpers.plain_norms import EPS, eager_rms, plain_add_layer_norm, plain_add_rms, plain_layer_norm
 from tests.helpers.relative_error import assert_no_worse_than_eager
 from tests.helpers.require import require
@@ -167,9 +167,9 @@ def test_a_model_trains_with_apex_as_with_our_own(package_root: Path, norm: str)
         config = make_config(
             model={"norm": norm}, train={"precision": "fp32"}, kernels={"norm": name}, parallel=parallel
         )
-        replica = lone_replica(config)
-        loss = run_gradients(replica, random_tokens(config, seed=0))
-        results.append((loss, gradients_by_name(replica)))
+        rank_model = lone_rank_model(config)
+        loss = run_gradients(rank_model, random_tokens(config, seed=0))
+        results.append((loss, gradients_by_name(rank_model)))
 
     (own_loss, own), (loss, found), *recomputed = results
     assert loss == pytest.approx(own_loss, rel=1e-6)
@@ -185,13 +185,13 @@ def test_a_model_trains_with_apex_as_with_our_own(package_root: Path, norm: str)
 def test_every_norm_of_a_model_is_replaced_and_nothing_else(package_root: Path, kind: str) -> None:
     write_packages(package_root, APEX)
     config = make_config(model={"norm": kind}, kernels={"norm": "apex"}, train={"precision": "fp32"})
-    plain = lone_replica(make_config(model={"norm": kind}, train={"precision": "fp32"}))
-    replica = lone_replica(config)
+    plain = lone_rank_model(make_config(model={"norm": kind}, train={"precision": "fp32"}))
+    rank_model = lone_rank_model(config)
     found = [
-        module for module in replica.pipeline.chunks[0].module.modules() if isinstance(module, (LayerNorm, RmsNorm))
+        module for module in rank_model.pipeline.chunks[0].module.modules() if isinstance(module, (LayerNorm, RmsNorm))
     ]
 
     assert len(found) == 2 * config.model.num_layers + 1
     assert not {module.normalize for module in found} & {layer_norm, rms_norm}
-    names = [[name for name, _ in one.pipeline.chunks[0].module.named_parameters()] for one in (plain, replica)]
+    names = [[name for name, _ in one.pipeline.chunks[0].module.named_parameters()] for one in (plain, rank_model)]
     assert names[0] == names[1]

@@ -161,6 +161,7 @@ def test_activations_save_their_input_and_nothing_else(num_parts: int) -> None:
     total.backward()
 
 
+@pytest.mark.slow(kept=["shape3-dtype0", "shape3-dtype1", "shape3-dtype2", "shape3-dtype3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3, 16), (70, 123), (5, 2056), (300, 8), (0, 16), (4, 0)])
 def test_activation_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:

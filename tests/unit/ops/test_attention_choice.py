@@ -27,17 +27,17 @@ def gpu(capability: tuple[int, int] = HOPPER, dtype: torch.dtype = BF16, head_di
     [
         (gpu(), Backend.CUDNN, ""),
         (gpu(dtype=torch.float16), Backend.CUDNN, ""),
-        (gpu(refused=(Backend.CUDNN,)), Backend.FLASH, "not cudnn: this torch does not take it"),
+        (gpu(refused=(Backend.CUDNN,)), Backend.FLASH, "not cudnn: this torch does not support it"),
         (gpu(AMPERE), Backend.FLASH, "not cudnn: it needs compute capability 9.0, the GPU has 8.0"),
         (gpu(window=True), Backend.FLASH, "not cudnn: it has no kernel for a sliding window"),
-        (gpu(documents=True), Backend.FLASH, "not cudnn: torch gives it no documents"),
+        (gpu(documents=True), Backend.FLASH, "not cudnn: torch cannot pass it documents"),
         (gpu(window=True, documents=True), Backend.FLASH, "not cudnn: it has no kernel for a sliding window"),
         (gpu(head_dim=256), Backend.FLASH, "multiple of 8 up to 128, not 256"),
         (gpu(head_dim=100), Backend.EFFICIENT, "not flash: it needs a head dim that is a multiple of 8 up to 256"),
         (gpu(dtype=torch.float32), Backend.EFFICIENT, "not flash: it needs bf16 or fp16, not torch.float32"),
         (gpu(TURING), Backend.EFFICIENT, "not flash: it needs compute capability 8.0, the GPU has 7.5"),
-        (gpu(TURING, window=True), Backend.DENSE, "not efficient: it needs the mask of a window written out"),
-        (gpu(dtype=torch.float32, documents=True), Backend.DENSE, "not efficient: it needs the mask of documents"),
+        (gpu(TURING, window=True), Backend.DENSE, "not efficient: it needs a full mask for a window"),
+        (gpu(dtype=torch.float32, documents=True), Backend.DENSE, "not efficient: it needs a full mask for documents"),
         (gpu(dtype=torch.float64), Backend.DENSE, "not efficient: it has no kernel for torch.float64"),
         (AttentionCase("cpu", (0, 0), BF16, 64, True, True), Backend.CPU, "not flash: the device is cpu"),
     ],
@@ -54,7 +54,7 @@ def test_a_backend_by_name() -> None:
     assert choose_attention(gpu(), "flash").backend is Backend.FLASH
     assert choose_attention(gpu(), "dense").is_fallback
     with pytest.raises(
-        ConfigError, match=r'kernels\.attention="cudnn" does not take this model: not cudnn: it has no kernel'
+        ConfigError, match=r'kernels\.attention="cudnn" does not support this model: not cudnn: it has no kernel'
     ):
         choose_attention(gpu(window=True), "cudnn")
 

@@ -199,6 +199,7 @@ def test_only_token_numbers_are_kept_for_backward() -> None:
     assert saved_by(ours(0.0, token)) == []
 
 
+@pytest.mark.slow(kept=["shape3-dtype0", "shape3-dtype1", "shape3-dtype2", "shape3-dtype3"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3, 16), (70, 123), (5, 2056), (300, 8), (0, 16), (4, 0)])
 def test_dropout_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:

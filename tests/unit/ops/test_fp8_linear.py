@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from megatrain.ops.fp8_linear import CurrentScaler, TensorwiseFp8Linear, rowwise_fp8_linear
-from megatrain.ops.gradient_sink import Addition, set_gradient_sink
 from megatrain.ops.linear import linear
+from megatrain.ops.main_grad import Addition, set_main_grad
 from tests.helpers.fp8_error import GRADIENT_ERROR, INPUT_ERROR, relative
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.relative_error import forward_and_backward
@@ -65,9 +65,9 @@ def test_the_weights_gradient_goes_to_its_sink(name: str) -> None:
             taken.append(not taken)
             add(total, taken[-1])
 
-        add_product = add
+        add_wgrad = add
 
-    set_gradient_sink(weight, Sum())
+    set_main_grad(weight, Sum())
     expected = torch.zeros(32, 48, dtype=torch.float64, device=UNDER_TEST.device)
     for number in range(2):
         x, grad = (

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from megatrain.ops.gradient_sink import Addition, set_gradient_sink
 from megatrain.ops.linear import linear
+from megatrain.ops.main_grad import Addition, set_main_grad
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.operator_contract import assert_contract, assert_refused
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
@@ -17,7 +17,7 @@ OPS = torch.ops.megatrain
 
 
 class Sum:
-    """A sink that counts how often it was taken."""
+    """A main_grad that counts how often it was taken."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.memory = torch.full(shape, torch.nan, dtype=dtype, device=UNDER_TEST.device)
@@ -27,7 +27,7 @@ class Sum:
         self.num_taken += 1
         add(self.memory, self.num_taken == 1)
 
-    add_product = add
+    add_wgrad = add
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -60,8 +60,8 @@ def test_linear_loses_no_more_than_plain_torch(dtype: torch.dtype) -> None:
 def test_gradients_of_micro_batches_add_up_in_the_sink(dtype: torch.dtype) -> None:
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     weight = nn.Parameter(draw(3, 4, 8, dtype=dtype))
-    sink = Sum((3, 4, 8), wide)
-    set_gradient_sink(weight, sink)
+    main_grad = Sum((3, 4, 8), wide)
+    set_main_grad(weight, main_grad)
     expected = torch.zeros(3, 4, 8, dtype=torch.float64, device=UNDER_TEST.device)
     rounded = torch.zeros(3, 4, 8, dtype=wide, device=UNDER_TEST.device)
     for number in range(3):
@@ -73,31 +73,31 @@ def test_gradients_of_micro_batches_add_up_in_the_sink(dtype: torch.dtype) -> No
         torch.testing.assert_close(x.grad, grad @ weight.detach().flatten(0, 1), rtol=1.6e-2, atol=1e-2)
 
     assert weight.grad is None
-    assert sink.num_taken == 3
+    assert main_grad.num_taken == 3
     # products that are rounded to dtype and then added in the wider type are what eager offers
-    error, eager_error = ((total.double() - expected).abs().max().item() for total in (sink.memory, rounded))
+    error, eager_error = ((total.double() - expected).abs().max().item() for total in (main_grad.memory, rounded))
     assert error <= 3 * eager_error + 1e-7
 
 
 def test_the_sink_is_found_where_saved_tensors_are_replaced() -> None:
     weight = nn.Parameter(draw(4, 8))
-    sink = Sum((4, 8), torch.float64)
-    set_gradient_sink(weight, sink)
+    main_grad = Sum((4, 8), torch.float64)
+    set_main_grad(weight, main_grad)
     x, grad = draw(16, 8, seed=1), draw(16, 4, seed=2)
     with torch.autograd.graph.saved_tensors_hooks(lambda one: one.detach().clone(), lambda one: one):
         out = linear(x, weight)
     out.backward(grad)
 
-    torch.testing.assert_close(sink.memory, grad.t() @ x)
+    torch.testing.assert_close(main_grad.memory, grad.t() @ x)
 
 
 def test_a_weight_that_is_frozen_takes_nothing() -> None:
     weight = nn.Parameter(draw(4, 8), requires_grad=False)
-    sink = Sum((4, 8), torch.float64)
-    set_gradient_sink(weight, sink)
+    main_grad = Sum((4, 8), torch.float64)
+    set_main_grad(weight, main_grad)
     linear(draw(16, 8, seed=1).requires_grad_(), weight).sum().backward()
 
-    assert sink.num_taken == 0
+    assert main_grad.num_taken == 0
 
 
 @pytest.mark.parametrize("is_fresh", [False, True])

@@ -190,6 +190,7 @@ def test_without_anything_to_add_both_uses_of_x_meet_in_one_rounding() -> None:
         assert torch.equal(norm(x, *parameters, EPS)[1], x)
 
 
+@pytest.mark.slow(kept=["shape4-dtype0", "shape4-dtype1", "shape4-dtype2", "shape4-dtype3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [*SHAPES, (0, 16)])
 def test_norm_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -28,9 +28,9 @@ def test_what_is_not_installed(package_root: Path, monkeypatch: pytest.MonkeyPat
 
     assert apex.directory is engine.directory is None
     assert apex.problem == "NVIDIA apex is not installed"
-    assert "PyPI's apex is another project" in apex.way_out
+    assert "PyPI's apex is another project" in apex.hint
     assert engine.problem == "Transformer Engine is not installed"
-    assert engine.way_out == "pip install --no-build-isolation 'transformer_engine[pytorch]'"
+    assert engine.hint == "pip install --no-build-isolation 'transformer_engine[pytorch]'"
 
 
 def test_what_is_there_is_found_without_an_import(package_root: Path) -> None:
@@ -52,7 +52,7 @@ def test_another_package_named_apex_is_called_that(package_root: Path, files: di
     assert found.problem == (
         f"the apex at {package_root / 'apex'} is not NVIDIA's, it has no normalization/fused_layer_norm.py"
     )
-    assert found.way_out.startswith("pip uninstall apex, then build it from")
+    assert found.hint.startswith("pip uninstall apex, then build it from")
 
 
 def test_apex_without_its_kernels(package_root: Path) -> None:
@@ -61,7 +61,7 @@ def test_apex_without_its_kernels(package_root: Path) -> None:
 
     assert found.version == "0.1"
     assert found.problem.endswith("was built without its CUDA extensions, there is no fused_layer_norm_cuda")
-    assert "APEX_CUDA_EXT=1" in found.way_out
+    assert "APEX_CUDA_EXT=1" in found.hint
 
 
 def test_transformer_engine_without_its_part_for_torch(package_root: Path) -> None:

@@ -129,6 +129,7 @@ def test_what_is_not_finite_stays_visible(bad: float, dtype: torch.dtype) -> Non
     assert (rows.float() * inverse)[:5].isfinite().all()
 
 
+@pytest.mark.slow(kept=["shape2-kind0-dtype0", "shape2-kind1-dtype1"])
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", [(144, 48), (7, 123), (1, 1), (0, 16), (16, 0)])

@@ -261,6 +261,7 @@ def test_scores_depend_on_the_distance_only() -> None:
     torch.testing.assert_close(scores[1:, 1:], scores[:-1, :-1])
 
 
+@pytest.mark.slow(kept=["shape6-dtype0", "shape6-dtype1", "shape6-dtype2", "shape6-dtype3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [*SHAPES, (0, 2, 3, 1, 8), (3, 0, 2, 2, 8), (3, 2, 0, 1, 8)])
 def test_rotary_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:

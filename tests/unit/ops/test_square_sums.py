@@ -63,6 +63,7 @@ def test_what_is_not_finite_stays_visible(place: int, bad: float) -> None:
     assert math.isnan(found) if math.isnan(bad) else found == math.inf
 
 
+@pytest.mark.slow(kept=["8191-dtype0", "8191-dtype1", "8191-dtype2", "8191-dtype3"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [0, *LENGTHS])
 def test_square_sum_keeps_the_contract(length: int, dtype: torch.dtype) -> None:

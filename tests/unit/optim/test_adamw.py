@@ -1,4 +1,4 @@
-"""AdamW against torch.optim.AdamW, whole and in shares, and what it must leave alone."""
+"""AdamW against torch.optim.AdamW, whole and in shards, and what it must leave alone."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatrain.comm.exchange import Pending
 from megatrain.comm.group import Group
-from megatrain.comm.queue import CommunicationQueue, Pending
 from tests.helpers.hand_made_optimizer import CUT, DECAYED, SHAPES, Rank, build_rank, draw, whole_state
-from tests.helpers.lone_rank import SilentRecorder, lone_mesh
+from tests.helpers.lone_rank import lone_mesh
 
 STEPS = 6
 
@@ -40,7 +40,7 @@ def plain_lamb(
     return found
 
 
-class Meeting:
+class ThreadSum:
     """Where the threads of one group add up."""
 
     def __init__(self, size: int) -> None:
@@ -48,20 +48,20 @@ class Meeting:
         self.tensors: list[Tensor | None] = [None] * size
 
 
-class MeetingGroup(Group):
+class ThreadGroup(Group):
     """A group whose ranks are threads that add up at a barrier."""
 
-    __slots__ = ("_meeting",)
+    __slots__ = ("_sum",)
 
-    def __init__(self, name: str, meeting: Meeting, rank: int) -> None:
-        super().__init__(name, tuple(range(len(meeting.tensors))), rank, CommunicationQueue(SilentRecorder()))
-        self._meeting = meeting
+    def __init__(self, name: str, thread_sum: ThreadSum, rank: int) -> None:
+        super().__init__(name, tuple(range(len(thread_sum.tensors))), rank)
+        self._sum = thread_sum
 
     def all_reduce(self, x: Tensor, operation: object, *, maximum: bool = False) -> Pending:
-        self._meeting.tensors[self.rank] = x.clone()
-        self._meeting.barrier.wait(timeout=20)
-        total = torch.stack([one for one in self._meeting.tensors if one is not None]).sum(0)
-        self._meeting.barrier.wait(timeout=20)
+        self._sum.tensors[self.rank] = x.clone()
+        self._sum.barrier.wait(timeout=20)
+        total = torch.stack([one for one in self._sum.tensors if one is not None]).sum(0)
+        self._sum.barrier.wait(timeout=20)
         return Pending(x.copy_(total))
 
 
@@ -79,19 +79,19 @@ def run(
 
 
 def make_ranks(dp_size: int, tp_size: int = 1, **options: object) -> list[Rank]:
-    dp_meetings = [Meeting(dp_size) for _ in range(tp_size)]
-    tp_meetings = [Meeting(tp_size) for _ in range(dp_size)]
+    dp_sums = [ThreadSum(dp_size) for _ in range(tp_size)]
+    tp_sums = [ThreadSum(tp_size) for _ in range(dp_size)]
     ranks = []
     for dp_rank, tp_rank in product(range(dp_size), range(tp_size)):
-        dp = MeetingGroup("dp", dp_meetings[tp_rank], dp_rank)
-        tp = MeetingGroup("tp", tp_meetings[dp_rank], tp_rank)
+        dp = ThreadGroup("dp", dp_sums[tp_rank], dp_rank)
+        tp = ThreadGroup("tp", tp_sums[dp_rank], tp_rank)
         ranks.append(build_rank(mesh=lone_mesh(dp=dp, tp=tp), name="lamb", eps=1e-6, **options))
     return ranks
 
 
 @pytest.mark.parametrize("bucket_size", [1, 150, 10**6])
 @pytest.mark.parametrize("dp_size", [1, 2, 3])
-def test_parameters_spread_over_shares_have_the_ratio_of_the_whole(dp_size: int, bucket_size: int) -> None:
+def test_parameters_spread_over_shards_have_the_ratio_of_the_whole(dp_size: int, bucket_size: int) -> None:
     ranks = make_ranks(dp_size, weight_decay=0.1, bucket_size=bucket_size)
     gradients = [draw(100 + step) for step in range(STEPS)]
     run(ranks, gradients)

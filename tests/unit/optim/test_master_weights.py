@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from megatrain.parallel.placement import Copies
+from megatrain.parallel.placement import ShardHolders
 from tests.helpers.hand_made_optimizer import SHAPES, build_rank, draw, whole_state
-from tests.helpers.lone_buckets import give_copies
+from tests.helpers.lone_buckets import give_holders
 
 
 def test_tiny_updates_accumulate_under_bf16() -> None:
@@ -51,12 +51,12 @@ def test_full_precision_needs_no_second_copy(dtype: torch.dtype) -> None:
     for _, state in rank.optimizer.states:
         assert not state.has_own_master
         assert state.master.untyped_storage().data_ptr() == state.bucket.values.untyped_storage().data_ptr()
-        assert state.master.data_ptr() == state.bucket.values[state.bucket.share].data_ptr()
+        assert state.master.data_ptr() == state.bucket.values[state.bucket.shard].data_ptr()
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_padding_of_the_shares_stays_zero(name: str, dtype: torch.dtype) -> None:
+def test_padding_of_the_shards_stays_zero(name: str, dtype: torch.dtype) -> None:
     rank = build_rank(dtype=dtype, name=name, weight_decay=0.3)
     for step in range(3):
         rank.set_gradients(draw(step))
@@ -65,9 +65,9 @@ def test_padding_of_the_shares_stays_zero(name: str, dtype: torch.dtype) -> None
     num_padding = 0
     for chunk, state in rank.optimizer.states:
         used = max((segment.stop for segment in state.bucket.segments()), default=0)
-        num_padding += state.bucket.share_numel - used
-        assert not state.bucket.values[state.bucket.share][used:].any()
-        assert not chunk.gradient_share(state.bucket)[used:].any()
+        num_padding += state.bucket.shard_numel - used
+        assert not state.bucket.values[state.bucket.shard][used:].any()
+        assert not chunk.gradient_shard(state.bucket)[used:].any()
         for one in state.tensors().values():
             assert not one[used:].any()
             assert torch.isfinite(one).all()
@@ -119,15 +119,15 @@ def test_replicas_add_nothing_to_the_norm_unless_they_are_not_finite() -> None:
     rank = build_rank()
     rank.set_gradients(draw(3))
     for bucket in rank.chunk.buckets:
-        give_copies(bucket, Copies("tp", index=1, count=2))
+        give_holders(bucket, ShardHolders("tp", index=1, count=2))
     assert rank.optimizer.gradient_square_sum().item() == 0.0
 
     for bad in (math.nan, math.inf):
-        rank.chunk.gradient_share(rank.chunk.buckets[0])[3] = bad
+        rank.chunk.gradient_shard(rank.chunk.buckets[0])[3] = bad
         assert not math.isfinite(rank.optimizer.gradient_square_sum().item())
 
 
-def test_changed_shares_are_gathered_before_use() -> None:
+def test_changed_shards_are_gathered_before_use() -> None:
     rank = build_rank()
     calls: list[int] = []
     rank.chunk.start_gather()
@@ -142,7 +142,7 @@ def test_changed_shares_are_gathered_before_use() -> None:
     rank.chunk.start_gather()
     rank.chunk.use_parameters()
 
-    assert calls == [bucket.share_numel for bucket in reversed(rank.chunk.buckets)]
+    assert calls == [bucket.shard_numel for bucket in reversed(rank.chunk.buckets)]
 
 
 class _NotingGroup:

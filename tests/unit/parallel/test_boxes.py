@@ -55,8 +55,8 @@ def test_no_two_neighbouring_boxes_could_be_one(case: tuple[tuple[int, ...], int
     for position, box in boxes_of_range(shape, start, stop):
         for dim, stride in enumerate(strides):
             is_aligned = position % stride == 0
-            room = min(shape[dim] - position // stride % shape[dim], (stop - position) // stride)
-            assert not is_aligned or box.numel >= room * stride
+            largest = min(shape[dim] - position // stride % shape[dim], (stop - position) // stride)
+            assert not is_aligned or box.numel >= largest * stride
 
 
 def test_whole_tensor_is_one_box() -> None:

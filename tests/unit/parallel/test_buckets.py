@@ -1,4 +1,4 @@
-"""Buckets: how parameters are dealt to them, and that the shares of all ranks together are the parameters."""
+"""Buckets: how parameters are dealt to them, and that the shards of all ranks together are the parameters."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from megatrain.comm.group import Group
 from megatrain.contracts.layout import Layout
 from megatrain.parallel.boxes import Box
-from megatrain.parallel.bucket import SHARE_MULTIPLE, Bucket, Stretch, group_into_buckets
+from megatrain.parallel.bucket import SHARD_MULTIPLE, Bucket, ShardSlice, group_into_buckets
 from megatrain.parallel.decoder import decoder_table
-from megatrain.parallel.placement import NO_COPIES, Copies, Placement, place, row_of, tensor_shape
+from megatrain.parallel.placement import SOLE_HOLDER, Placement, ShardHolders, placements_of, row_of, tensor_shape
 from megatrain.parallel.sharding import LogicalParameter
 from tests.helpers.lone_buckets import held_whole
 from tests.helpers.lone_rank import simulated_group
@@ -25,11 +25,16 @@ CPU = torch.device("cpu")
 
 
 def logical(
-    name: str, *shape: int, tp_size: int = 1, tp_rank: int = 0, copies: Copies = NO_COPIES, replica_group: str = "dp"
+    name: str,
+    *shape: int,
+    tp_size: int = 1,
+    tp_rank: int = 0,
+    holders: ShardHolders = SOLE_HOLDER,
+    replica_group: str = "dp",
 ) -> LogicalParameter:
     """Return a parameter on meta; with tp_size > 1 its first dim is a part of the whole."""
     box = Box((shape[0] * tp_rank, *[0] * (len(shape) - 1)), shape)
-    placement = Placement(name, (shape[0] * tp_size, *shape[1:]), box, replica_group, copies)
+    placement = Placement(name, (shape[0] * tp_size, *shape[1:]), box, replica_group, holders)
     return LogicalParameter(nn.Parameter(torch.empty(shape, device="meta")), (placement,))
 
 
@@ -56,19 +61,19 @@ def parameters(shapes: Sequence[tuple[int, ...]]) -> list[LogicalParameter]:
 
 
 @pytest.mark.parametrize("dp_size", [1, 2, 3, 4, 8])
-def test_shares_are_equal_aligned_and_cover_the_bucket(dp_size: int) -> None:
+def test_shards_are_equal_aligned_and_cover_the_bucket(dp_size: int) -> None:
     buckets = [build(parameters(SHAPES), simulated_group("dp", dp_size, rank)) for rank in range(dp_size)]
 
     numel = sum(one.parameter.numel() for one in buckets[0].parameters)
     for rank, bucket in enumerate(buckets):
-        assert bucket.share_numel % SHARE_MULTIPLE == 0
-        assert bucket.numel == dp_size * bucket.share_numel == bucket.values.numel()
-        assert numel <= bucket.numel < numel + dp_size * SHARE_MULTIPLE
-        assert (bucket.share.start, bucket.share.stop) == (rank * bucket.share_numel, (rank + 1) * bucket.share_numel)
+        assert bucket.shard_numel % SHARD_MULTIPLE == 0
+        assert bucket.numel == dp_size * bucket.shard_numel == bucket.values.numel()
+        assert numel <= bucket.numel < numel + dp_size * SHARD_MULTIPLE
+        assert (bucket.shard.start, bucket.shard.stop) == (rank * bucket.shard_numel, (rank + 1) * bucket.shard_numel)
 
 
 def test_exact_fit_needs_no_padding() -> None:
-    assert build(parameters([(SHARE_MULTIPLE,), (2, SHARE_MULTIPLE // 2)]), simulated_group("dp", 2, 0)).numel == 256
+    assert build(parameters([(SHARD_MULTIPLE,), (2, SHARD_MULTIPLE // 2)]), simulated_group("dp", 2, 0)).numel == 256
 
 
 def test_parameters_become_views_of_the_bucket_and_stay_the_objects_they_were() -> None:
@@ -100,8 +105,8 @@ def test_shards_of_all_ranks_are_the_parameters(shapes: Any, dp_size: int) -> No
     for rank in range(dp_size):
         bucket = build(parameters(shapes), simulated_group("dp", dp_size, rank))
         fill(bucket)
-        share = bucket.values[bucket.share]
-        for shard in bucket.flat_shards(share):
+        flat = bucket.values[bucket.shard]
+        for shard in bucket.flat_shards(flat):
             whole = rebuilt.setdefault(shard.name, torch.zeros(shard.global_shape))
             part = tuple(
                 slice(first, first + size) for first, size in zip(shard.box.offsets, shard.box.sizes, strict=True)
@@ -122,12 +127,12 @@ def test_segments_are_the_parameters_without_the_padding(dp_size: int) -> None:
     for rank in range(dp_size):
         bucket = build(parameters(SHAPES), simulated_group("dp", dp_size, rank))
         fill(bucket)
-        share = bucket.values[bucket.share]
+        flat = bucket.values[bucket.shard]
         for segment in bucket.segments():
-            assert 0 <= segment.start < segment.stop <= bucket.share_numel
+            assert 0 <= segment.start < segment.stop <= bucket.shard_numel
             pieces = found.setdefault(segment.logical.name, [])
             assert segment.box_start == sum(piece.numel() for piece in pieces)
-            pieces.append(share[segment.start : segment.stop])
+            pieces.append(flat[segment.start : segment.stop])
             num_elements += segment.stop - segment.start
 
     assert num_elements == sum(one.parameter.numel() for one in bucket.parameters)
@@ -135,11 +140,11 @@ def test_segments_are_the_parameters_without_the_padding(dp_size: int) -> None:
         assert torch.equal(torch.cat(found[one.name]), one.parameter.detach().flatten())
 
 
-def test_a_parameter_that_ends_with_a_share_has_no_segment_in_the_next() -> None:
-    shapes = [(SHARE_MULTIPLE,), (SHARE_MULTIPLE,)]
+def test_a_parameter_that_ends_with_a_shard_has_no_segment_in_the_next() -> None:
+    shapes = [(SHARD_MULTIPLE,), (SHARD_MULTIPLE,)]
     for rank in range(2):
         (segment,) = build(parameters(shapes), simulated_group("dp", 2, rank)).segments()
-        assert (segment.logical.name, segment.start, segment.stop) == (f"p{rank}", 0, SHARE_MULTIPLE)
+        assert (segment.logical.name, segment.start, segment.stop) == (f"p{rank}", 0, SHARD_MULTIPLE)
 
 
 @pytest.mark.parametrize("dp_size", [1, 2])
@@ -151,7 +156,7 @@ def test_shards_of_tensor_parallel_ranks_lie_in_the_whole(dp_size: int) -> None:
             bucket = build([one], simulated_group("dp", dp_size, dp_rank))
             with torch.no_grad():
                 one.parameter.copy_(torch.arange(600).view(12, 50)[3 * tp_rank : 3 * tp_rank + 3] + 1)
-            for shard in bucket.flat_shards(bucket.values[bucket.share]):
+            for shard in bucket.flat_shards(bucket.values[bucket.shard]):
                 assert shard.global_shape == (12, 50)
                 (row, column), (rows, columns) = shard.box.offsets, shard.box.sizes
                 whole[row : row + rows, column : column + columns] += shard.tensor
@@ -179,13 +184,13 @@ def test_large_parameter_closes_its_bucket() -> None:
 
 
 def test_parameters_of_different_groups_never_share_a_bucket() -> None:
-    over_tp = Copies("tp", 0, 2)
+    over_tp = ShardHolders("tp", 0, 2)
     forward_order = [
-        logical("tied", 10, copies=Copies("embedding", 0, 2)),
-        logical("norm1", 10, copies=over_tp),
+        logical("tied", 10, holders=ShardHolders("embedding", 0, 2)),
+        logical("norm1", 10, holders=over_tp),
         logical("w1", 10),
         logical("experts1", 10, replica_group="edp"),
-        logical("norm2", 10, copies=over_tp),
+        logical("norm2", 10, holders=over_tp),
         logical("w2", 10),
         logical("experts2", 10, replica_group="edp"),
     ]
@@ -197,48 +202,48 @@ def test_parameters_of_different_groups_never_share_a_bucket() -> None:
 def test_a_bucket_has_the_groups_of_its_parameters() -> None:
     dp, edp, tp = (simulated_group(name, size, 1) for name, size in (("dp", 2), ("edp", 4), ("tp", 2)))
     experts = build([logical("experts", 10, replica_group="edp")], dp, edp, tp)
-    norm = build([logical("norm", 10, copies=Copies("tp", 1, 2))], dp, edp, tp)
+    norm = build([logical("norm", 10, holders=ShardHolders("tp", 1, 2))], dp, edp, tp)
 
     assert (experts.replicas, experts.sum_group) == (edp, None)
     assert (norm.replicas, norm.sum_group) == (dp, tp)
-    assert experts.stretches() == [Stretch(0, SHARE_MULTIPLE, NO_COPIES)]
-    assert norm.stretches() == [Stretch(0, SHARE_MULTIPLE, Copies("tp", 1, 2))]
-    assert experts.share == slice(SHARE_MULTIPLE, 2 * SHARE_MULTIPLE)
-    assert (experts.numel, norm.numel) == (4 * SHARE_MULTIPLE, 2 * SHARE_MULTIPLE)
+    assert experts.shard_slices() == [ShardSlice(0, SHARD_MULTIPLE, SOLE_HOLDER)]
+    assert norm.shard_slices() == [ShardSlice(0, SHARD_MULTIPLE, ShardHolders("tp", 1, 2))]
+    assert experts.shard == slice(SHARD_MULTIPLE, 2 * SHARD_MULTIPLE)
+    assert (experts.numel, norm.numel) == (4 * SHARD_MULTIPLE, 2 * SHARD_MULTIPLE)
 
 
 @pytest.mark.parametrize("dp_size", [1, 2, 5])
-def test_a_share_is_stretches_of_values_with_the_same_copies(dp_size: int) -> None:
+def test_a_shard_is_slices_of_values_with_the_same_holders(dp_size: int) -> None:
     row = row_of("blocks.0.attention_branch.attention.qkv.weight", decoder_table())
-    layout, holders = Layout(tp_size=4), Copies("tp-in-2", 1, 2)
+    layout, holders = Layout(tp_size=4), ShardHolders("tp-in-2", 1, 2)
     shapes = {"first": (2, 6, 5, 7), "second": (2, 6, 11)}
-    placements = {name: place(name, shape, row, layout, layout.coordinate(3)) for name, shape in shapes.items()}
+    placements = {name: placements_of(name, shape, row, layout, layout.coordinate(3)) for name, shape in shapes.items()}
     groups = [simulated_group("tp-in-2", 2, 1)]
-    has_copies = []
+    is_shared = []
     for dp_rank in range(dp_size):
         members = [
             LogicalParameter(nn.Parameter(torch.empty(tensor_shape(one), device="meta")), one)
             for one in placements.values()
         ]
         bucket = build(members, simulated_group("dp", dp_size, dp_rank), *groups)
-        stretches = bucket.stretches()
-        assert [0, *(one.stop for one in stretches)] == [*(one.start for one in stretches), bucket.share_numel]
-        for one in stretches:
-            has_copies += [one.copies == holders] * (one.stop - one.start)
-        shards = [shard.copies for shard in bucket.flat_shards(bucket.values[bucket.share])]
-        assert set(shards) <= {holders, NO_COPIES}
+        slices = bucket.shard_slices()
+        assert [0, *(one.stop for one in slices)] == [*(one.start for one in slices), bucket.shard_numel]
+        for one in slices:
+            is_shared += [one.holders == holders] * (one.stop - one.start)
+        shards = [shard.holders for shard in bucket.flat_shards(bucket.values[bucket.shard])]
+        assert set(shards) <= {holders, SOLE_HOLDER}
 
-    # of each tensor the own two queries, then key and value; padding has no copies
+    # of each tensor the own two queries, then key and value; padding has no other holder
     expected = [False] * 70 + [True] * 70 + [False] * 22 + [True] * 22
-    assert has_copies == expected + [False] * (len(has_copies) - len(expected))
+    assert is_shared == expected + [False] * (len(is_shared) - len(expected))
 
 
 @settings(max_examples=100)
 @given(sizes=st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=20), limit=st.integers(1, 80))
 def test_every_parameter_is_in_one_bucket_in_backward_order(sizes: Any, limit: int) -> None:
     forward_order = [
-        logical(f"{number}", numel, copies=Copies("tp", 0, 2) if has_copies else NO_COPIES)
-        for number, (numel, has_copies) in enumerate(sizes)
+        logical(f"{number}", numel, holders=ShardHolders("tp", 0, 2) if is_shared else SOLE_HOLDER)
+        for number, (numel, is_shared) in enumerate(sizes)
     ]
     buckets = group_into_buckets(forward_order, limit)
 

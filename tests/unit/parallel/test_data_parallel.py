@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
-from megatrain.parallel.placement import Copies
-from tests.helpers.lone_buckets import give_copies, held_whole
+from megatrain.parallel.placement import ShardHolders
+from tests.helpers.lone_buckets import give_holders, held_whole
 from tests.helpers.lone_rank import simulated_group
 
 CPU = torch.device("cpu")
@@ -72,13 +72,13 @@ def run_step(net: Net, chunk: ChunkDataParallel, step: int, uses: list[bool]) ->
     chunk.finish_reduce()
     found = {}
     for bucket in chunk.buckets:
-        share = chunk.gradient_share(bucket)
+        shard = chunk.gradient_shard(bucket)
         used = 0
         for segment in bucket.segments():
             shape = segment.logical.parameter.shape
-            found[segment.logical.name] = share[segment.start : segment.stop].view(shape).clone()
+            found[segment.logical.name] = shard[segment.start : segment.stop].view(shape).clone()
             used = segment.stop
-        assert not share[used:].any(), "the padding has a gradient"
+        assert not shard[used:].any(), "the padding has a gradient"
     return found
 
 
@@ -197,9 +197,9 @@ class NotingGroup:
         return self._note(operation, out)
 
     def reduce_scatter(
-        self, x: Tensor, operation: Operation, *, out: Tensor | None, chunk: int, has_wide_sum: bool
+        self, x: Tensor, operation: Operation, *, out: Tensor | None, chunk: int, sums_in_fp32: bool
     ) -> Exchange:
-        assert has_wide_sum
+        assert sums_in_fp32
         return self._note(operation, x if out is None else out)
 
     def all_reduce(self, x: Tensor, operation: Operation) -> Exchange:
@@ -212,7 +212,7 @@ def noting(chunk: ChunkDataParallel) -> tuple[list[Exchange], NotingGroup]:
     group = NotingGroup("tp", exchanges)
     for bucket in chunk.buckets:
         bucket.replicas = bucket.sum_group = group  # type: ignore[assignment]
-        give_copies(bucket, Copies("tp", 0, 2))
+        give_holders(bucket, ShardHolders("tp", 0, 2))
     return exchanges, group
 
 
@@ -221,7 +221,7 @@ def test_gather_is_started_once_after_a_change() -> None:
     exchanges, _ = noting(chunk)
     chunk.finish_gather()
     assert not exchanges, "nothing changed yet"
-    chunk.shares_changed()
+    chunk.shards_changed()
     chunk.start_gather()
     chunk.start_gather()
     assert len(exchanges) == len(chunk.buckets)
@@ -246,7 +246,7 @@ def test_without_overlap_each_exchange_is_awaited_at_once(zero_stage: int) -> No
     assert all(one.num_waits for one in exchanges), "after the reduction"
     group.has_overlapped = False
     chunk.finish_reduce()
-    chunk.shares_changed()
+    chunk.shards_changed()
     chunk.start_gather()
 
     assert len(exchanges) == 3 * len(chunk.buckets)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from megatrain.assembly import Replica
-from megatrain.comm.queue import Pending
+from megatrain.comm.exchange import Pending
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.early_start import WriteCounts
 from megatrain.schedule import build_schedule
-from tests.helpers.lone_rank import gradients_by_name, lone_replica, make_config, microbatches, random_tokens
+from megatrain.training.rank_model import RankModel
+from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, microbatches, random_tokens
 
 
 def counted(writes: list[tuple[int, int]], num_microbatches: int, counts: WriteCounts) -> list[bool]:
@@ -76,36 +76,38 @@ class NotingGroup:
         return Pending(out, land)
 
     def reduce_scatter(
-        self, x: Tensor, operation: Operation, *, out: Tensor, chunk: int, has_wide_sum: bool
+        self, x: Tensor, operation: Operation, *, out: Tensor, chunk: int, sums_in_fp32: bool
     ) -> Pending:
         self._notes.append(f"reduce {self._number}")
         return Pending(out)
 
 
-def noting(replica: Replica) -> list[str]:
+def noting(rank_model: RankModel) -> list[str]:
     """Let the buckets' exchanges take notes, and forward and backward of each part of the model."""
     notes: list[str] = []
-    for number, chunk in enumerate(replica.data_parallel):
+    for number, chunk in enumerate(rank_model.data_parallel):
         for index, bucket in enumerate(chunk.buckets):
             bucket.replicas = NotingGroup(notes, f"{number}.{index}")  # type: ignore[assignment]
-    for pipeline_chunk in replica.pipeline.chunks:
+    for pipeline_chunk in rank_model.pipeline.chunks:
         for name, block in pipeline_chunk.module.blocks.items():
             block.register_forward_hook(lambda *_, name=name: notes.append(f"forward {name}"))
     return notes
 
 
-def run_step(replica: Replica, seed: int, num_microbatches: int = 2, scale: float = 1.0) -> None:
-    tokens = random_tokens(replica.config, seed, num_microbatches * replica.config.batch.micro_batch_size)
-    inputs = microbatches(replica, tokens)
-    for chunk in replica.data_parallel:
+def run_step(rank_model: RankModel, seed: int, num_microbatches: int = 2, scale: float = 1.0) -> None:
+    tokens = random_tokens(rank_model.config, seed, num_microbatches * rank_model.config.batch.micro_batch_size)
+    inputs = microbatches(rank_model, tokens)
+    for chunk in rank_model.data_parallel:
         chunk.start_step()
-    schedule = build_schedule(replica.config.parallel.schedule, 1, replica.config.parallel.num_chunks, len(inputs))
+    schedule = build_schedule(
+        rank_model.config.parallel.schedule, 1, rank_model.config.parallel.num_chunks, len(inputs)
+    )
     loss_scale = torch.tensor(scale / tokens[1:].numel(), dtype=torch.float64)
-    ends = replica.pipeline.train(schedule, inputs, lambda: loss_scale)
+    ends = rank_model.pipeline.train(schedule, inputs, lambda: loss_scale)
     assert torch.isfinite(ends)
-    for chunk in replica.data_parallel:
+    for chunk in rank_model.data_parallel:
         chunk.finish_reduce()
-    replica.advance_fp8_scales()
+    rank_model.advance_fp8_scales()
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -127,9 +129,9 @@ CASES: dict[str, dict[str, Any]] = {
 MODEL = {"vocab_size": 61, "seq_len": 8, "hidden_size": 16, "num_layers": 4, "num_heads": 4, "vocab_multiple": 8}
 
 
-def make_replica(case: str, **parallel: Any) -> Replica:
+def make_rank_model(case: str, **parallel: Any) -> RankModel:
     tables = CASES[case]
-    return lone_replica(
+    return lone_rank_model(
         make_config(
             model={**MODEL, "has_tied_head": False, **tables.get("model", {})},
             parallel={"bucket_size": 500, **tables.get("parallel", {}), **parallel},
@@ -138,11 +140,12 @@ def make_replica(case: str, **parallel: Any) -> Replica:
     )
 
 
+@pytest.mark.slow(kept=["one chunk"])
 @pytest.mark.parametrize("case", CASES)
 def test_buckets_start_in_the_last_backward_in_their_order_and_change_no_bit(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    early, late = make_replica(case), make_replica(case, overlap=False)
+    early, late = make_rank_model(case), make_rank_model(case, overlap=False)
     notes = noting(early)
     noting(late)
     num_chunks = len(early.data_parallel)
@@ -184,24 +187,25 @@ def _completed(notes: list[str], completed: list[int], complete: Callable[[], No
     completed.append(len(notes) - num_notes)
 
 
+@pytest.mark.slow(kept=["one chunk"])
 @pytest.mark.parametrize("case", ["one chunk", "zero 2", "tied"])
-def test_a_write_after_the_bucket_has_started_is_told_and_added_once_more(
+def test_a_write_after_the_bucket_has_started_is_reported_and_added_once_more(
     case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    replica, plain = make_replica(case), make_replica(case, overlap=False)
-    for one in (replica, plain):
+    rank_model, plain = make_rank_model(case), make_rank_model(case, overlap=False)
+    for one in (rank_model, plain):
         run_step(one, 1)
         head = one.pipeline.chunks[0].module.loss_head
         head.forward = partial(_twice, head.forward)
-    (chunk,) = replica.data_parallel
+    (chunk,) = rank_model.data_parallel
     for step, is_late in ((2, True), (3, False)):
-        run_step(replica, step)
+        run_step(rank_model, step)
         run_step(plain, step)
         assert chunk.has_late_gradients == is_late
         if is_late:
             chunk.reduce_late_gradients()
             assert not chunk.has_late_gradients
-        gradients = gradients_by_name(replica)
+        gradients = gradients_by_name(rank_model)
         for name, expected in gradients_by_name(plain).items():
             torch.testing.assert_close(gradients[name], expected)
     assert "loss_head.weight is written more often than in the first step" in caplog.text or case == "tied"
@@ -213,44 +217,44 @@ def _twice(forward: Callable[..., Tensor], *arguments: Any) -> Tensor:
 
 @pytest.mark.parametrize("case", ["one chunk", "tied", "full", "chunks, tied"])
 def test_a_part_waits_for_its_own_parameters_and_no_parameter_is_used_before_it_has_landed(case: str) -> None:
-    replica, plain = make_replica(case), make_replica(case, overlap=False)
-    notes = noting(replica)
-    for chunk in replica.data_parallel:
-        chunk.shares_changed()
-    run_step(replica, 1)
+    rank_model, plain = make_rank_model(case), make_rank_model(case, overlap=False)
+    notes = noting(rank_model)
+    for chunk in rank_model.data_parallel:
+        chunk.shards_changed()
+    run_step(rank_model, 1)
     run_step(plain, 1)
 
     # what had not landed was nan
-    gradients = gradients_by_name(replica)
+    gradients = gradients_by_name(rank_model)
     assert all(torch.equal(gradients[name], one) for name, one in gradients_by_name(plain).items())
     landed = [note for note in notes if note.startswith("landed")]
     gathers = [note for note in notes if note.startswith("gather")]
     assert len(landed) == len(set(landed)) == len(gathers)
-    assert notes.index("forward 0") < notes.index(landed[-1]), "some land beneath the forward"
+    assert notes.index("forward 0") < notes.index(landed[-1]), "some land during the forward"
     # they are gathered as the forward needs them
-    for number, chunk in enumerate(replica.data_parallel):
+    for number, chunk in enumerate(rank_model.data_parallel):
         expected = [f"gather {number}.{index}" for index in reversed(range(len(chunk.buckets)))]
         assert [note for note in gathers if note.startswith(f"gather {number}.")] == expected
 
 
 def test_a_parameter_that_no_part_waits_for_is_refused() -> None:
-    replica = make_replica("one chunk")
-    module = replica.pipeline.chunks[0].module
+    rank_model = make_rank_model("one chunk")
+    module = rank_model.pipeline.chunks[0].module
     module.register_parameter("loose", nn.Parameter(torch.zeros(3)))
     with pytest.raises(ValueError, match="no part of the chunk waits for loose to be gathered"):
-        replica.data_parallel[0].overlap_by_bucket(module)
+        rank_model.data_parallel[0].overlap_by_bucket(module)
 
 
 def test_without_the_wait_of_a_part_its_output_would_be_wrong() -> None:
     """The break that the other tests would see."""
-    replica = make_replica("one chunk")
-    noting(replica)
-    block = replica.pipeline.chunks[0].module.blocks["3"]
+    rank_model = make_rank_model("one chunk")
+    noting(rank_model)
+    block = rank_model.pipeline.chunks[0].module.blocks["3"]
     block._forward_pre_hooks.clear()
-    for chunk in replica.data_parallel:
-        chunk.shares_changed()
+    for chunk in rank_model.data_parallel:
+        chunk.shards_changed()
     with pytest.raises(AssertionError):
-        run_step(replica, 1)
+        run_step(rank_model, 1)
 
 
 def test_aligned_reductions_and_recorded_microbatches_do_not_go_by_bucket() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from megatrain.ops.residual import ResidualStream
-from megatrain.parallel.recompute import recompute_fully
-from tests.helpers.lone_rank import gradients_by_name, lone_replica, make_config, random_tokens, run_gradients
+from megatrain.parallel.full_recompute import recompute_fully
+from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
 
 STYLES: dict[str, dict[str, Any]] = {
     "gpt": {"dropout": 0.2},
@@ -28,9 +28,9 @@ def test_loss_and_gradients_are_bitwise_the_same(style: str, recompute: str, pre
         config = make_config(
             model=STYLES[style], parallel={"recompute": kind}, train={"steps": 1, "precision": precision, "seed": 3}
         )
-        replica = lone_replica(config)
-        loss = run_gradients(replica, random_tokens(config, 0), first_sample=12)
-        found.append((loss, gradients_by_name(replica)))
+        rank_model = lone_rank_model(config)
+        loss = run_gradients(rank_model, random_tokens(config, 0), first_sample=12)
+        found.append((loss, gradients_by_name(rank_model)))
 
     (loss, gradients), (other_loss, other_gradients) = found
     assert loss == other_loss

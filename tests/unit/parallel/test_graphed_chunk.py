@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from megatrain.assembly import Replica, capture_of
 from megatrain.model import TokenContext
 from megatrain.ops.documents import pack_documents
 from megatrain.parallel.graphed_chunk import CudaGraphCapture
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import build_schedule
+from megatrain.training.rank_model import RankModel, capture_of
 from tests.helpers.lone_rank import (
-    lone_replica,
+    lone_rank_model,
     make_config,
     microbatches,
     random_tokens,
@@ -29,21 +29,21 @@ from tests.helpers.replayed_operations import ReplayedOperations
 
 
 @pytest.fixture
-def recorded() -> Replica:
-    """A replica whose first micro-batch was recorded."""
-    replica = lone_replica(
+def recorded() -> RankModel:
+    """A rank model whose first micro-batch was recorded."""
+    rank_model = lone_rank_model(
         make_config(batch={"micro_batch_size": 2, "global_batch_size": 2}), capture=ReplayedOperations()
     )
     for _ in range(3):
-        run_gradients(replica, random_tokens(replica.config, seed=0))
-    return replica
+        run_gradients(rank_model, random_tokens(rank_model.config, seed=0))
+    return rank_model
 
 
-def train(replica: Replica, inputs: list[PipelineInput], schedule: str = "1f1b") -> None:
-    for chunk in replica.data_parallel:
+def train(rank_model: RankModel, inputs: list[PipelineInput], schedule: str = "1f1b") -> None:
+    for chunk in rank_model.data_parallel:
         chunk.start_step()
     scale = torch.ones((), dtype=torch.float64)
-    replica.pipeline.train(build_schedule(schedule, 1, 1, len(inputs)), inputs, lambda: scale)
+    rank_model.pipeline.train(build_schedule(schedule, 1, 1, len(inputs)), inputs, lambda: scale)
 
 
 def with_context(one: PipelineInput, **changes: Any) -> PipelineInput:
@@ -65,7 +65,7 @@ def with_context(one: PipelineInput, **changes: Any) -> PipelineInput:
     ],
 )  # fmt: skip
 def test_another_form_of_microbatch_is_refused(
-    recorded: Replica, change: Callable[[PipelineInput], PipelineInput], message: str
+    recorded: RankModel, change: Callable[[PipelineInput], PipelineInput], message: str
 ) -> None:
     (one,) = microbatches(recorded, random_tokens(recorded.config, seed=0))
 
@@ -80,11 +80,11 @@ def test_documents_are_not_recorded() -> None:
         context.clone()
 
 
-def test_a_forward_before_the_last_backward_is_refused(recorded: Replica) -> None:
+def test_a_forward_before_the_last_backward_is_refused(recorded: RankModel) -> None:
     """As in gpipe: the second forward would overwrite what the first backward needs."""
     inputs = 2 * microbatches(recorded, random_tokens(recorded.config, seed=0))
 
-    with pytest.raises(RuntimeError, match="came before the backward of the last one"):
+    with pytest.raises(RuntimeError, match="ran before the backward of the last one"):
         train(recorded, inputs, "gpipe")
 
 
@@ -113,13 +113,13 @@ def test_a_recording_changes_nothing_and_a_replay_does_it_all() -> None:
 
 def test_nothing_keeps_the_nodes_that_gather_gradients() -> None:
     """They belong to the stream on which they were made: a recording must make its own, on its own stream."""
-    replica = lone_replica(make_config())
-    (chunk,) = replica.pipeline.chunks
+    rank_model = lone_rank_model(make_config())
+    (chunk,) = rank_model.pipeline.chunks
     parameters = list(chunk.module.parameters())
     used = [get_gradient_edge(parameter).node for parameter in parameters]
     for node in used:
         node.metadata["is_used"] = True
-    run_gradients(replica, random_tokens(replica.config, seed=0))
+    run_gradients(rank_model, random_tokens(rank_model.config, seed=0))
     assert all("is_used" in get_gradient_edge(parameter).node.metadata for parameter in parameters)
     del used, node
 
@@ -131,21 +131,23 @@ def test_nothing_keeps_the_nodes_that_gather_gradients() -> None:
 def test_a_gpu_gets_recordings_where_they_are_asked_for(
     device: str, is_wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megatrain.assembly.CudaGraphCapture", ReplayedOperations)
+    monkeypatch.setattr("megatrain.training.rank_model.CudaGraphCapture", ReplayedOperations)
     config = make_config(kernels={"cuda_graphs": is_wanted})
 
     assert (capture_of(config, torch.device(device)) is not None) == (is_wanted and device == "cuda")
 
 
-def test_a_replica_records_with_what_its_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_model_records_with_what_its_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
     captures = {True: ReplayedOperations(), False: None}
-    monkeypatch.setattr("megatrain.assembly.capture_of", lambda config, device: captures[config.kernels.cuda_graphs])
+    monkeypatch.setattr(
+        "megatrain.training.rank_model.capture_of", lambda config, device: captures[config.kernels.cuda_graphs]
+    )
     for is_wanted, capture in captures.items():
-        replica = lone_replica(
+        rank_model = lone_rank_model(
             make_config(kernels={"cuda_graphs": is_wanted}, batch={"micro_batch_size": 2, "global_batch_size": 2})
         )
         for _ in range(4):
-            run_gradients(replica, random_tokens(replica.config, seed=0))
+            run_gradients(rank_model, random_tokens(rank_model.config, seed=0))
         assert capture is None or capture.num_replays == [2, 2]
 
 

@@ -12,10 +12,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from megatrain.model import TokenContext, Transformer
 from megatrain.ops.cross_entropy import IGNORED_LABEL
 from megatrain.parallel.pipeline import PipelineInput
-from megatrain.schedule import Placement, build_schedule, forward_only
+from megatrain.schedule import ChunkPlacement, build_schedule, forward_only
 from tests.helpers.lone_rank import (
     gradients_by_name,
-    lone_replica,
+    lone_rank_model,
     make_config,
     microbatches,
     parameters_by_name,
@@ -40,6 +40,9 @@ def plain_gradients(style: str, tokens: Tensor, weights: dict[str, Tensor]) -> t
     return loss.item(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
 
 
+@pytest.mark.slow(
+    kept=["llama-gpipe-4-2", "llama-1f1b-4-2", "llama-gpipe-2-1", "llama-gpipe-1-2", "gpt-gpipe-2-2", "llama-gpipe-2-2"]
+)
 @pytest.mark.parametrize("zero_stage", [1, 2])
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -52,12 +55,12 @@ def test_loss_and_gradients_are_those_of_the_whole_batch(
         parallel={"schedule": schedule, "zero_stage": zero_stage},
         batch={"micro_batch_size": micro_batch_size, "global_batch_size": 4},
     )
-    replica = lone_replica(config)
+    rank_model = lone_rank_model(config)
     tokens = random_tokens(config, seed=1)
-    loss = run_gradients(replica, tokens)
-    expected_loss, expected = plain_gradients(style, tokens, parameters_by_name(replica))
+    loss = run_gradients(rank_model, tokens)
+    expected_loss, expected = plain_gradients(style, tokens, parameters_by_name(rank_model))
 
-    found = gradients_by_name(replica)
+    found = gradients_by_name(rank_model)
     assert loss == pytest.approx(expected_loss, rel=1e-12)
     assert found.keys() == expected.keys()
     for name, truth in expected.items():
@@ -66,13 +69,13 @@ def test_loss_and_gradients_are_those_of_the_whole_batch(
 
 def test_second_pass_starts_from_zero_gradients() -> None:
     config = make_config()
-    replica = lone_replica(config)
-    run_gradients(replica, random_tokens(config, seed=1))
-    run_gradients(replica, random_tokens(config, seed=2))
-    fresh = lone_replica(config)
+    rank_model = lone_rank_model(config)
+    run_gradients(rank_model, random_tokens(config, seed=1))
+    run_gradients(rank_model, random_tokens(config, seed=2))
+    fresh = lone_rank_model(config)
     run_gradients(fresh, random_tokens(config, seed=2))
 
-    first, second = gradients_by_name(replica), gradients_by_name(fresh)
+    first, second = gradients_by_name(rank_model), gradients_by_name(fresh)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -81,15 +84,15 @@ def test_returned_loss_is_the_sum_over_counted_labels_whatever_the_scale() -> No
     tokens = random_tokens(config, seed=1)
     sums = []
     for scale in (1.0, 1e-3):
-        replica = lone_replica(config)
-        inputs = microbatches(replica, tokens)
+        rank_model = lone_rank_model(config)
+        inputs = microbatches(rank_model, tokens)
         inputs = [PipelineInput(one.tokens_SB, one.labels_SB.clone(), one.context) for one in inputs]
         for one in inputs:
             one.labels_SB[2:5] = IGNORED_LABEL
         factor = torch.tensor(scale, dtype=torch.float64)
-        for chunk in replica.data_parallel:
+        for chunk in rank_model.data_parallel:
             chunk.start_step()
-        loss = replica.pipeline.train(build_schedule("1f1b", 1, 1, 2), inputs, lambda factor=factor: factor)
+        loss = rank_model.pipeline.train(build_schedule("1f1b", 1, 1, 2), inputs, lambda factor=factor: factor)
         assert loss.dtype == torch.float64
         assert not loss.requires_grad
         sums.append(loss.item())
@@ -100,19 +103,19 @@ def test_returned_loss_is_the_sum_over_counted_labels_whatever_the_scale() -> No
 
 def test_evaluation_gives_the_loss_and_touches_no_gradient() -> None:
     config = make_config(model={"dropout": 0.5})
-    replica = lone_replica(config)
+    rank_model = lone_rank_model(config)
     tokens = random_tokens(config, seed=1)
-    run_gradients(replica, tokens)
-    before = gradients_by_name(replica)
-    replica.set_training(False)
+    run_gradients(rank_model, tokens)
+    before = gradients_by_name(rank_model)
+    rank_model.set_training(False)
     losses = [
-        replica.pipeline.evaluate(forward_only(Placement(1, 1), 2), microbatches(replica, tokens)).item()
+        rank_model.pipeline.evaluate(forward_only(ChunkPlacement(1, 1), 2), microbatches(rank_model, tokens)).item()
         for _ in range(2)
     ]
 
-    plain = lone_replica(make_config(model={"dropout": 0.0}))
-    expected = plain.pipeline.evaluate(forward_only(Placement(1, 1), 2), microbatches(plain, tokens)).item()
-    after = gradients_by_name(replica)
+    plain = lone_rank_model(make_config(model={"dropout": 0.0}))
+    expected = plain.pipeline.evaluate(forward_only(ChunkPlacement(1, 1), 2), microbatches(plain, tokens)).item()
+    after = gradients_by_name(rank_model)
     assert losses[0] == losses[1] == pytest.approx(expected, rel=1e-12)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -120,7 +123,7 @@ def test_evaluation_gives_the_loss_and_touches_no_gradient() -> None:
 def test_graphs_are_freed_when_the_pass_ends() -> None:
     """What a forward keeps dies with its backward: no more than the schedule has in flight is ever alive."""
     config = make_config(batch={"micro_batch_size": 1, "global_batch_size": 6})
-    replica = lone_replica(config)
+    rank_model = lone_rank_model(config)
     kept: list[StorageWeakRef] = []
     most = 0
 
@@ -129,9 +132,9 @@ def test_graphs_are_freed_when_the_pass_ends() -> None:
         kept.append(StorageWeakRef(output.untyped_storage()))
         most = max(most, sum(not one.expired() for one in kept))
 
-    (chunk,) = replica.pipeline.chunks
+    (chunk,) = rank_model.pipeline.chunks
     chunk.module.get_submodule("blocks.1.mlp_branch.mlp.activation").register_forward_hook(note)
-    run_gradients(replica, random_tokens(config, seed=1))
+    run_gradients(rank_model, random_tokens(config, seed=1))
 
     assert len(kept) == 6
     assert most == 1
@@ -140,8 +143,8 @@ def test_graphs_are_freed_when_the_pass_ends() -> None:
 
 def test_loss_scale_is_asked_for_no_earlier_than_the_first_loss() -> None:
     config = make_config()
-    replica = lone_replica(config)
-    (chunk,) = replica.pipeline.chunks
+    rank_model = lone_rank_model(config)
+    (chunk,) = rank_model.pipeline.chunks
     order: list[str] = []
     chunk.module.register_forward_hook(lambda *_: order.append("forward"))
 
@@ -149,9 +152,9 @@ def test_loss_scale_is_asked_for_no_earlier_than_the_first_loss() -> None:
         order.append("scale")
         return torch.tensor(1.0, dtype=torch.float64)
 
-    for one in replica.data_parallel:
+    for one in rank_model.data_parallel:
         one.start_step()
-    inputs = microbatches(replica, random_tokens(config, seed=1))
-    replica.pipeline.train(build_schedule("1f1b", 1, 1, 2), inputs, scale)
+    inputs = microbatches(rank_model, random_tokens(config, seed=1))
+    rank_model.pipeline.train(build_schedule("1f1b", 1, 1, 2), inputs, scale)
 
     assert order[:2] == ["forward", "scale"]

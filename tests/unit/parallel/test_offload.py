@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from megatrain import assembly
 from megatrain.ops.residual import ResidualStream
 from megatrain.parallel.offload import ImmediateCopies, Offloader
-from megatrain.parallel.rematerialize import Rematerializer
-from tests.helpers.lone_rank import gradients_by_name, lone_replica, make_config, random_tokens, run_gradients
+from megatrain.parallel.selective_recompute import SelectiveRecompute
+from megatrain.training import rank_model as rank_model_module
+from tests.helpers.lone_rank import gradients_by_name, lone_rank_model, make_config, random_tokens, run_gradients
 
 NOT_A_NUMBER = 0xFF
 """A byte of which every floating type makes not-a-number."""
@@ -36,13 +36,13 @@ class LateCopies:
     def __init__(self) -> None:
         self.story: list[tuple[str, tuple[int, ...]]] = []
 
-    def start_leaving(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
+    def start_copy_to_host(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
         self.story.append(("leave", tuple(one.numel() for one in sources)))
         copies = [torch.full_like(one, NOT_A_NUMBER) for one in sources]
         return copies, self._pending(copies, sources, is_source_free_then=True)
 
-    def start_coming_back(self, copies: Sequence[Tensor], left: Any) -> tuple[list[Tensor], Any]:
-        assert not left[0], "these copies are not on the host yet"
+    def start_copy_to_device(self, copies: Sequence[Tensor], copied: Any) -> tuple[list[Tensor], Any]:
+        assert not copied[0], "these copies are not on the host yet"
         self.story.append(("come back", tuple(one.numel() for one in copies)))
         results = [torch.full_like(one, NOT_A_NUMBER) for one in copies]
         return results, self._pending(results, copies, is_source_free_then=False)
@@ -67,12 +67,12 @@ class LateCopies:
 
 def run(config_tables: dict[str, dict[str, Any]]) -> tuple[float, dict[str, Tensor]]:
     config = make_config(**config_tables)
-    replica = lone_replica(config)
-    losses = [run_gradients(replica, random_tokens(config, seed), first_sample=12) for seed in (0, 1)]
-    return losses[-1], gradients_by_name(replica)
+    rank_model = lone_rank_model(config)
+    losses = [run_gradients(rank_model, random_tokens(config, seed), first_sample=12) for seed in (0, 1)]
+    return losses[-1], gradients_by_name(rank_model)
 
 
-@pytest.mark.slow(kept=["gpt-full-1f1b", "llama-selective-1f1b"])
+@pytest.mark.slow(kept=["llama-selective-1f1b"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("style", STYLES)
@@ -80,7 +80,7 @@ def test_numbers_are_bitwise_the_same(
     style: str, recompute: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies = LateCopies()
-    monkeypatch.setattr(assembly, "ImmediateCopies", lambda: copies)
+    monkeypatch.setattr(rank_model_module, "ImmediateCopies", lambda: copies)
     parallel = {"recompute": recompute, "schedule": schedule}
     model = {"num_layers": 4, "hidden_size": 32, **STYLES[style]}
     loss, gradients = run({"model": model, "parallel": parallel})
@@ -97,9 +97,10 @@ def test_numbers_are_bitwise_the_same(
         copies.story.clear()
 
 
+@pytest.mark.slow
 def test_numbers_in_half_precision_and_fp8_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = LateCopies()
-    monkeypatch.setattr(assembly, "ImmediateCopies", lambda: copies)
+    monkeypatch.setattr(rank_model_module, "ImmediateCopies", lambda: copies)
     tables: dict[str, dict[str, Any]] = {
         "model": {"num_layers": 3, "hidden_size": 64, "seq_len": 16, **STYLES["llama"], "num_kv_heads": 4},
         "train": {"precision": "bf16"},
@@ -139,18 +140,18 @@ class Chunk(nn.Module):
         super().__init__()
         self.copies = LateCopies()
         self.blocks = nn.ModuleList(Doubling(number, self.copies.story) for number in range(num_blocks))
-        self.rematerializer = Rematerializer()
+        self.selective_recompute = SelectiveRecompute()
         if num_offloaded:
             self.offload(num_offloaded)
 
     def offload(self, num_offloaded: int) -> None:
         offloader = Offloader(self.copies, smallest_numel=16)
         offloader.attach(self, list(self.blocks), num_offloaded)
-        self.rematerializer.keeper = offloader
+        self.selective_recompute.keeper = offloader
 
     def forward(self, x: Tensor) -> Tensor:
         stream = ResidualStream(x)
-        with self.rematerializer:
+        with self.selective_recompute:
             for block in self.blocks:
                 stream = block(stream)
             return stream.total()
@@ -243,7 +244,7 @@ def test_forward_that_fails_leaves_nothing_open() -> None:
         chunk(torch.ones(4, 5, requires_grad=True))
     before = len(chunk.copies.story)
     outside = torch.randn(16, 8, requires_grad=True)
-    with chunk.rematerializer:
+    with chunk.selective_recompute:
         outside.exp().sum().backward()
 
     assert len(chunk.copies.story) == before
@@ -252,9 +253,9 @@ def test_forward_that_fails_leaves_nothing_open() -> None:
 def test_copies_without_streams() -> None:
     copies = ImmediateCopies()
     source = torch.arange(10, dtype=torch.uint8)
-    on_host, left = copies.start_leaving([source])
+    on_host, copied = copies.start_copy_to_host([source])
     source.zero_()
-    (back,), arrived = copies.start_coming_back(on_host, left)
+    (back,), arrived = copies.start_copy_to_device(on_host, copied)
     copies.finish(arrived)
 
     assert back.tolist() == list(range(10))

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from megatrain.comm.queue import Pending
+from megatrain.comm.exchange import Pending
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
+from megatrain.parallel.deferred_wgrads import Wgrads
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
-from megatrain.parallel.weight_products import WeightProducts
-from megatrain.schedule import ActionKind, Placement, Schedule, build_schedule, forward_only
+from megatrain.schedule import ActionKind, ChunkPlacement, Schedule, build_schedule, forward_only
 
 SHAPE = (4, 2, 3)
 """Rows, micro-batch, hidden."""
@@ -77,7 +77,7 @@ class Buckets:
     def __init__(self, log: list[str], chunk: int) -> None:
         self._log = log
         self._chunk = chunk
-        self.weight_products = WeightProducts()
+        self.wgrads = Wgrads()
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: self._log.append(f"{name} {self._chunk}")
@@ -189,7 +189,7 @@ def test_a_message_is_whole_contiguous_and_without_a_graph() -> None:
         expected = 2.0 * (torch.arange(8).view(4, 2) + microbatch)[:, :, None].expand(SHAPE)
         assert torch.equal(sent, expected)
     assert [sent.tolist() for sent in last.links.backward_to_previous.sent] == [torch.full(SHAPE, 2.0).tolist()] * COUNT
-    # every received gradient is microbatch + 1 everywhere, as is every received input
+    # every received gradient is micro-batch + 1 everywhere, as is every received input
     tokens = torch.tensor([float((torch.arange(8) + microbatch).sum()) * 3 for microbatch in range(COUNT)])
     assert first.modules[0].weight.grad == (tokens * (torch.arange(COUNT) + 1)).sum()
     assert last.modules[0].weight.grad == 24 * (1 + 2 + 3)
@@ -207,7 +207,7 @@ def test_a_graph_dies_with_its_backward(num_microbatches: int) -> None:
 
 def test_an_evaluation_makes_no_graph() -> None:
     for stage in (Stage(0), Stage(1)):
-        total = stage.pipeline.evaluate(forward_only(Placement(2, 1), COUNT), inputs(COUNT))
+        total = stage.pipeline.evaluate(forward_only(ChunkPlacement(2, 1), COUNT), inputs(COUNT))
 
         (module,) = stage.modules
         assert module.is_grad_enabled == [False] * COUNT
@@ -236,9 +236,9 @@ def test_every_chunk_settles_before_one_takes_memory_for_gradients(stage_number:
     order = [note for note in stage.log if note.split()[0] in ("settle", "before_backward", "after_backward", "reduce")]
     backwards = [span[2] for span in stage.recorder.spans if span[0] is Operation.BACKWARD_COMPUTE]
     expected: list[str] = []
-    for place, chunk in enumerate(backwards):
+    for position, chunk in enumerate(backwards):
         expected += ["settle 0", "settle 1", f"before_backward {chunk}", f"after_backward {chunk}"]
-        if chunk not in backwards[place + 1 :]:
+        if chunk not in backwards[position + 1 :]:
             expected.append(f"reduce {chunk}")
     assert order == expected
 
@@ -257,8 +257,8 @@ def test_what_a_backward_puts_off_runs_where_the_schedule_has_it(stage_number: i
     stage = Stage(stage_number)
     (chunk,), (module,) = stage.pipeline.chunks, stage.modules
     module.weight.register_hook(
-        # as an operation does that leaves its product to the sink: with what it knows in backward
-        lambda gradient: chunk.data_parallel.weight_products.run(lambda: stage.log.append(f"product {gradient:g}"))
+        # as an operation does that leaves its product to the main_grad: with what it knows in backward
+        lambda gradient: chunk.data_parallel.wgrads.run(lambda: stage.log.append(f"product {gradient:g}"))
     )
     schedule = build_schedule("zero_bubble", 2, 1, COUNT)
     whole = Stage(stage_number)
@@ -267,8 +267,8 @@ def test_what_a_backward_puts_off_runs_where_the_schedule_has_it(stage_number: i
 
     operations = {
         ActionKind.FORWARD: Operation.FORWARD_COMPUTE,
-        ActionKind.BACKWARD_INPUT: Operation.BACKWARD_COMPUTE,
-        ActionKind.BACKWARD_WEIGHT: Operation.BACKWARD_WEIGHT_COMPUTE,
+        ActionKind.DGRAD: Operation.BACKWARD_COMPUTE,
+        ActionKind.WGRAD: Operation.BACKWARD_WEIGHT_COMPUTE,
     }
     computes = [action for action in schedule.stages[stage_number] if action.kind in operations]
     assert stage.recorder.spans == [(operations[one.kind], one.microbatch, one.chunk) for one in computes]
@@ -276,7 +276,7 @@ def test_what_a_backward_puts_off_runs_where_the_schedule_has_it(stage_number: i
     assert len(products) == COUNT
     assert stage.log.index(products[-1]) < stage.log.index("reduce 0")
     if stage_number == 1:
-        # the gradient leaves before the product that was put off: here, another two backwards later
+        # the gradient leaves before the deferred wgrad: here, another two backwards later
         gone = [stage.log.index(f"backward-send 0.{microbatch}") for microbatch in range(COUNT)]
         made = [stage.log.index(product) for product in products]
         assert gone[0] < gone[1] < made[0] < gone[2] < made[1]

@@ -10,18 +10,18 @@ import pytest
 
 from megatrain.comm.group_plan import planned_groups
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import Layout, Neighbours
+from megatrain.contracts.layout import Holders, Layout
 from megatrain.parallel.boxes import Box, boxes_of_range
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.placement import (
-    NO_COPIES,
     PIPELINE_ENDS,
-    Copies,
+    SOLE_HOLDER,
     Cut,
     Fused,
     Placement,
     PlacementRow,
-    place,
+    ShardHolders,
+    placements_of,
     row_of,
     tensor_shape,
 )
@@ -48,11 +48,11 @@ CASES: dict[str, tuple[PlacementRow, tuple[int, ...], Layout, tuple[int, ...]]] 
 """Row, shape, layout and the stages that hold the parameter."""
 
 
-NEIGHBOURS = {
-    "fewer parts than ranks": Neighbours("tp", 2),
-    "one part": Neighbours("tp", 1),
-    "two ranks a key-value head": Neighbours("tp", 2),
-    "one key-value head": Neighbours("tp", 1),
+HOLDERS = {
+    "fewer parts than ranks": Holders("tp", 2),
+    "one part": Holders("tp", 1),
+    "two ranks a key-value head": Holders("tp", 2),
+    "one key-value head": Holders("tp", 1),
 }
 """Of the cases that need any."""
 
@@ -61,7 +61,7 @@ def placed(case: str) -> dict[int, tuple[Placement, ...]]:
     """Return what each rank holds that holds any."""
     row, shape, layout, stages = CASES[case]
     ranks = [rank for rank in range(layout.world_size) if layout.index("pp", rank) in stages]
-    return {rank: place(row.pattern, shape, row, layout, layout.coordinate(rank)) for rank in ranks}
+    return {rank: placements_of(row.pattern, shape, row, layout, layout.coordinate(rank)) for rank in ranks}
 
 
 def boxes_of(case: str) -> list[tuple[int, Placement]]:
@@ -73,7 +73,7 @@ def part_of(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ..
     return tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
 
 
-def share_of(rank: int, placement: Placement, layout: Layout) -> tuple[int, int]:
+def shard_of(rank: int, placement: Placement, layout: Layout) -> tuple[int, int]:
     """Return the range of the flattened box whose state the rank has."""
     index, count = layout.index(placement.replica_group, rank), layout.size(placement.replica_group)
     return placement.box.numel * index // count, placement.box.numel * (index + 1) // count
@@ -93,35 +93,35 @@ def test_each_value_of_the_state_counts_on_one_rank(case: str) -> None:
     _, shape, layout, _ = CASES[case]
     counted = np.zeros(shape, int)
     for rank, placement in boxes_of(case):
-        if placement.copies.index == 0:
-            for _, box in boxes_of_range(placement.box.sizes, *share_of(rank, placement, layout)):
+        if placement.holders.index == 0:
+            for _, box in boxes_of_range(placement.box.sizes, *shard_of(rank, placement, layout)):
                 shifted = box.shifted(placement.box.offsets)
                 counted[part_of(shifted.offsets, shifted.sizes)] += 1
     assert (counted == 1).all()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_copies_are_the_ranks_with_the_same_share(case: str) -> None:
+def test_copies_are_the_ranks_with_the_same_shard(case: str) -> None:
     layout = CASES[case][2]
     holders = defaultdict(list)
     for rank, placement in boxes_of(case):
-        holders[placement.box, share_of(rank, placement, layout)].append(placement.copies)
-    for copies in holders.values():
-        assert [one.index for one in copies] == list(range(len(copies)))
-        assert {one.count for one in copies} == {len(copies)}
-        assert len({one.group for one in copies}) == 1
+        holders[placement.box, shard_of(rank, placement, layout)].append(placement.holders)
+    for same in holders.values():
+        assert [one.index for one in same] == list(range(len(same)))
+        assert {one.count for one in same} == {len(same)}
+        assert len({one.group for one in same}) == 1
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_groups_are_those_of_the_plan(case: str) -> None:
     layout, found = CASES[case][2], placed(case)
-    neighbours = [NEIGHBOURS[case]] if case in NEIGHBOURS else []
+    holders = [HOLDERS[case]] if case in HOLDERS else []
     for rank, placement in boxes_of(case):
-        planned = planned_groups(layout, rank, neighbours=neighbours)
+        planned = planned_groups(layout, rank, holders=holders)
         ranks_of = {"": (rank,), **{one.name: one.ranks for one in planned}}
-        replicas, copies = ranks_of[placement.replica_group], placement.copies
+        replicas, same = ranks_of[placement.replica_group], placement.holders
         assert all(placement in found[replica] for replica in replicas)
-        assert (ranks_of[copies.group].index(rank), len(ranks_of[copies.group])) == (copies.index, copies.count)
+        assert (ranks_of[same.group].index(rank), len(ranks_of[same.group])) == (same.index, same.count)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -139,21 +139,24 @@ def test_boxes_of_a_rank_are_end_to_end_in_its_tensor(case: str) -> None:
 def test_a_rank_has_the_queries_that_its_key_and_value_serve() -> None:
     queries, key_and_value = placed("two ranks a key-value head")[3]
 
-    assert (queries.box, queries.copies) == (Box((1, 2, 0, 0), (1, 2, 2, 3)), NO_COPIES)
-    assert (key_and_value.box, key_and_value.copies) == (Box((1, 4, 0, 0), (1, 2, 2, 3)), Copies("tp-in-2", 1, 2))
+    assert (queries.box, queries.holders) == (Box((1, 2, 0, 0), (1, 2, 2, 3)), SOLE_HOLDER)
+    assert (key_and_value.box, key_and_value.holders) == (
+        Box((1, 4, 0, 0), (1, 2, 2, 3)),
+        ShardHolders("tp-in-2", 1, 2),
+    )
     assert [len(placements) for placements in placed("a key-value head a rank").values()] == [1] * 8
 
 
 def test_the_table_says_what_each_rank_holds() -> None:
     head = row_of("loss_head.weight", decoder_table(has_two_ends=True))
     layout = Layout(tp_size=2, pp_size=2)
-    (copy,) = place("loss_head.weight", (6, 5), head, layout, layout.coordinate(3))
+    (copy,) = placements_of("loss_head.weight", (6, 5), head, layout, layout.coordinate(3))
 
     assert (copy.name, copy.box.offsets, copy.box.sizes) == ("embedding.word.weight", (3, 0), (3, 5))
-    assert (copy.replica_group, copy.copies) == ("dp", Copies("embedding", 1, 2))
+    assert (copy.replica_group, copy.holders) == ("dp", ShardHolders("embedding", 1, 2))
     (kv,), (experts,) = placed("fewer parts than ranks")[3], placed("experts across dp")[5]
-    assert (kv.replica_group, kv.copies.group) == ("dp", "tp-in-2")
-    assert (experts.replica_group, experts.copies.group) == ("edp", "")
+    assert (kv.replica_group, kv.holders.group) == ("dp", "tp-in-2")
+    assert (experts.replica_group, experts.holders.group) == ("edp", "")
 
 
 @pytest.mark.parametrize(
@@ -162,13 +165,13 @@ def test_the_table_says_what_each_rank_holds() -> None:
         (PlacementRow("w", Cut("tp", 1)), (4, 6), 4, r"w of shape \[4, 6\] .* dim 1 in 4 parts for tp_size=4"),
         (KV, (4, 6), 3, r"dim 0 in 2 parts for tp_size=3"),
         (replace(KV, cut=Cut("tp", 0, num_parts=4)), (4, 6), 2, r"in 4 parts for tp_size=2"),
-        (QKV, (2, 5, 7), 4, r"q of w has 3 parts along dim 1 for each of tp-in-2, which 2 ranks share"),
+        (QKV, (2, 5, 7), 4, r"w: 2 ranks of a group of tp-in-2 split q, .* 2 must divide 3"),
         (QKV, (4, 5, 7), 6, r"w of shape .* in 4 parts for tp_size=6"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(row: PlacementRow, shape: tuple[int, ...], tp_size: int, problem: str) -> None:
     with pytest.raises(TopologyError, match=problem):
-        place("w", shape, row, Layout(tp_size=tp_size), {"pp": 0})
+        placements_of("w", shape, row, Layout(tp_size=tp_size), {"pp": 0})
 
 
 @pytest.mark.parametrize(

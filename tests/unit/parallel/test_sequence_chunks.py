@@ -21,11 +21,11 @@ from megatrain.comm.sequence_chunks import (
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.operations import Operation
 from megatrain.model import TokenContext
-from megatrain.model.block import Branch
+from megatrain.model.block import ResidualBranch
 from megatrain.ops.attention import AttentionPattern
 from megatrain.ops.residual import ResidualStream
-from megatrain.parallel.rematerialize import Rematerializer
-from megatrain.parallel.sequence_chunks import ChunkedMixing
+from megatrain.parallel.selective_recompute import SelectiveRecompute
+from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from tests.helpers.lone_rank import simulated_group
 
@@ -90,21 +90,23 @@ class LoggedExchange:
         return self.result
 
 
-def branch_of(*, attention: bool, mlp: bool, keeps_rows: bool = False, has_overlap: bool = True) -> tuple[Branch, Log]:
+def branch_of(
+    *, attention: bool, mlp: bool, keeps_rows: bool = False, has_overlap: bool = True
+) -> tuple[ResidualBranch, Log]:
     config = ModelConfig(
         vocab_size=8, seq_len=S, hidden_size=H, num_layers=1, num_heads=2, ffn_size=12, mlp="swiglu", norm="rmsnorm"
     )
     log = Log()
     torch.manual_seed(0)
-    branch = Branch(config, attention=attention, mlp=mlp, dropout_seed=0, site="branch").double()
+    branch = ResidualBranch(config, attention=attention, mlp=mlp, dropout_seed=0, site="branch").double()
     for parameter in branch.parameters():
         nn.init.normal_(parameter)
     chunks = SequenceChunks(LoggedGroup(log), K, has_overlap)
-    branch.mixing = ChunkedMixing(chunks, Rematerializer(), keeps_rows=keeps_rows)
+    branch.sublayers = ChunkedSublayers(chunks, SelectiveRecompute(), keeps_rows=keeps_rows)
     return branch, log
 
 
-def run(branch: Branch, log: Log) -> tuple[Tensor, list[str], list[str]]:
+def run(branch: ResidualBranch, log: Log) -> tuple[Tensor, list[str], list[str]]:
     """Return the output and what happened in forward and in backward."""
     x = torch.randn(LOCAL_ROWS, B, H, dtype=torch.float64, requires_grad=True)
     with log:
@@ -114,7 +116,7 @@ def run(branch: Branch, log: Log) -> tuple[Tensor, list[str], list[str]]:
     return stream.total(), forward, log.take()
 
 
-def test_products_run_beneath_the_exchanges() -> None:
+def test_products_overlap_with_the_collectives() -> None:
     _, forward, backward = run(*branch_of(attention=False, mlp=True))
 
     assert forward == [
@@ -160,7 +162,7 @@ def test_attention_takes_part(attention: bool, mlp: bool) -> None:
     assert first == ["start gather 2", "wait gather 0", *["product"] * num_products, "wait gather 1"]
     last = forward[forward.index("start scatter 3") : forward.index("start scatter 4") + 1]
     assert last == ["start scatter 3", *["product"] * num_products, "start scatter 4"]
-    # the input comes again beneath all that attention does
+    # the second gather of the input overlaps with all that attention does
     started, awaited = (backward.index(f"{what} gather {3 * K}") for what in ("start", "wait"))
     assert Counted(backward[started:awaited]).products >= num_products * (1 + K + 1)
 
@@ -188,10 +190,10 @@ def test_gathered_rows_are_in_chunk_order() -> None:
     own = torch.arange(LOCAL_ROWS)[:, None]
     chunks = SequenceChunks(LoggedGroup(log), K, has_overlap=True)
     gathering = RowGathering(own, chunks)
-    pieces = [piece.flatten().tolist() for piece in gathering.pieces()]
+    chunk_rows = [gathered.flatten().tolist() for gathered in gathering.gathered_chunks()]
 
-    assert pieces == [[0, 1, 0, 1], [2, 3, 2, 3], [4, 5, 4, 5]]
-    assert gathering.rows.flatten().tolist() == [row for piece in pieces for row in piece]
+    assert chunk_rows == [[0, 1, 0, 1], [2, 3, 2, 3], [4, 5, 4, 5]]
+    assert gathering.rows.flatten().tolist() == [row for rows in chunk_rows for row in rows]
 
 
 def test_the_two_orders_are_each_others_inverse() -> None:

@@ -19,8 +19,8 @@ from megatrain.model import ModelPart, TokenContext, Transformer
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.decoder import decoder_table
-from megatrain.parallel.placement import Copies, Placement
-from megatrain.parallel.sequence_chunks import ChunkedMixing
+from megatrain.parallel.placement import Placement, ShardHolders
+from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import GatherSequence, ReduceScatterSequence, VocabularyCrossEntropy, VocabularyRows
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
@@ -80,6 +80,16 @@ def planned(
     return model, found
 
 
+@pytest.mark.slow(
+    kept=[
+        "parallel-layernorm-gelu-False-learned-False-1-4",
+        "parallel-layernorm-gelu-False-rope-True-1-4",
+        "parallel-layernorm-gelu-False-rope-True-2-4",
+        "parallel-layernorm-gelu-True-learned-True-1-4",
+        "parallel-layernorm-gelu-True-rope-False-1-4",
+        "parallel-layernorm-gelu-True-rope-False-2-4",
+    ]
+)
 @pytest.mark.parametrize(("tp_size", "num_kv_heads"), [(1, 4), (2, 4), (4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: "-".join(map(str, style)))
 def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size: int, num_kv_heads: int) -> None:
@@ -97,13 +107,13 @@ def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size
                 assert placement.global_shape == whole[one.name]
                 part = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
                 assert counts[one.name][part].shape == box.sizes, "the box sticks out"
-                assert not (counts[one.name][part] != placement.copies.index).any(), "a copy out of its turn"
+                assert not (counts[one.name][part] != placement.holders.index).any(), "a copy out of its turn"
                 counts[one.name][part] += 1
 
     for placement in (placement for found in ranks for one in found for placement in one.placements):
         box, count = placement.box, counts[placement.name]
         part = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
-        assert (count[part] == placement.copies.count).all(), placement.name
+        assert (count[part] == placement.holders.count).all(), placement.name
     assert all(count.all() for count in counts.values())
 
 
@@ -168,8 +178,8 @@ def test_layers_with_products_of_their_own_stay_whole() -> None:
     assert sum(isinstance(module, GatherSequence) for module in model.blocks["0"].modules()) == 2
 
 
-def chunked(model: nn.Module) -> list[ChunkedMixing]:
-    return [module for module in model.modules() if isinstance(module, ChunkedMixing)]
+def chunked(model: nn.Module) -> list[ChunkedSublayers]:
+    return [module for module in model.modules() if isinstance(module, ChunkedSublayers)]
 
 
 def test_the_loss_of_a_spread_vocabulary_adds_its_terms_in_training_only() -> None:
@@ -203,8 +213,8 @@ def test_tied_head_on_another_stage_is_a_copy_of_the_same_logical_parameter() ->
 
     for index, part in enumerate((first, last)):
         (one,) = (one for one in part if one.groups[1] == "embedding")
-        box, copies = Box((30, 0), (30, 16)), Copies("embedding", index, 2)
-        assert one.placements == (Placement("embedding.word.weight", (60, 16), box, "dp", copies),)
+        box, holders = Box((30, 0), (30, 16)), ShardHolders("embedding", index, 2)
+        assert one.placements == (Placement("embedding.word.weight", (60, 16), box, "dp", holders),)
         assert one.parameter.shape == (30, 16)
     assert not any(one.name == "loss_head.weight" for one in last)
 
@@ -217,6 +227,7 @@ def test_untied_head_on_another_stage_is_a_parameter_of_its_own() -> None:
     assert not any(one.groups[1] == "embedding" for one in last)
 
 
+@pytest.mark.slow
 def test_only_matrices_and_embeddings_are_decayed() -> None:
     for style in STYLES:
         for one in planned(config_of(style), 2)[1]:
@@ -243,7 +254,10 @@ def test_unknown_parameter_at_the_root_is_named_without_a_dot() -> None:
 
 @pytest.mark.parametrize(
     ("tp_size", "problem"),
-    [(3, "(embedding.word.weight|qkv).*tp_size=3"), (16, "q of .*qkv.weight has 2 parts .* 4 ranks share")],
+    [
+        (3, "(embedding.word.weight|qkv).*tp_size=3"),
+        (16, "qkv.weight: 4 ranks of a group of tp-in-4 split q"),
+    ],
 )
 def test_dim_that_does_not_divide_is_refused(tp_size: int, problem: str) -> None:
     config = ModelConfig(**SIZES | {"vocab_multiple": 16, "ffn_size": 24})
@@ -289,9 +303,9 @@ def test_planned_model_of_one_rank_computes_what_the_plain_model_does() -> None:
         if recompute is None:
             return model(tokens[:-1], context, tokens[1:])
         state = model.state_dict()
-        _, rematerializer = apply_tensor_plan(model, plan_of(config, 1, recompute=recompute))
+        _, selective_recompute = apply_tensor_plan(model, plan_of(config, 1, recompute=recompute))
         model.load_state_dict(state)
-        with rematerializer:
+        with selective_recompute:
             return model(tokens[:-1], context, tokens[1:])
 
     assert torch.equal(loss_of(None), loss_of("none"))

@@ -45,6 +45,7 @@ def output() -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_layout_and_groups(output: dict[str, Any]) -> None:
     plan = output["plan"]
 
@@ -68,6 +69,7 @@ def test_layout_and_groups(output: dict[str, Any]) -> None:
     }
 
 
+@pytest.mark.slow
 def test_stages_and_parameters(output: dict[str, Any]) -> None:
     plan, size = output["plan"], parameters_by_part(load_config(CONFIG).config.model)
     stages = {stage["name"]: stage for stage in plan["stages"]}
@@ -85,6 +87,7 @@ def test_stages_and_parameters(output: dict[str, Any]) -> None:
     assert stages["head"]["num_parameters"] == blocks + size.embedding // 8 + size.final_norm
 
 
+@pytest.mark.slow
 def test_step(output: dict[str, Any]) -> None:
     plan = output["plan"]
 
@@ -94,38 +97,41 @@ def test_step(output: dict[str, Any]) -> None:
     assert plan["flops_per_step"] == pytest.approx(plan["flops_per_token"] * 6144 * 2048)
 
 
+@pytest.mark.slow
 def test_memory_of_a_rank(output: dict[str, Any]) -> None:
     for stage in output["plan"]["stages"]:
         memory = stage["memory"]
         kinds = [memory[kind] for kind in STANDING + PASSING]
         padding = 4 * 6 * 192 * 128  # at most this many elements, in the buckets of 6 chunks
         assert 0 <= memory["parameters"] // 2 - stage["num_parameters"] <= padding
-        assert memory["gradients"] == memory["parameters"] * 2 // 192  # fp32, shared by ZeRO-2
-        assert memory["optimizer"] == 3 * memory["gradients"]
+        assert memory["gradients"] == memory["parameters"] * 2  # fp32
+        assert memory["optimizer"] == 3 * memory["gradients"] // 192  # sharded by ZeRO-1
         assert memory["total"] == sum(kinds)
-        assert min(kinds) > 0
+        assert min(kinds[:-1]) > 0
 
 
+@pytest.mark.slow
 def test_text_says_it_all(output: dict[str, Any]) -> None:
     text = output["text"]
 
     for part in (
         "pp_size=8 dp_size=192 tp_size=8: 12,288 ranks",
-        "interleaved, 6 chunks a stage, 32 microbatches of 1 a pipeline, bubble 3.6%",
+        "interleaved, 6 chunks a stage, 32 micro-batches of 1 a pipeline, bubble 3.6%",
         "12,582,912 tokens",
         "174,770,774,016 parameters",
         "0, 8, 16, ..., 1528",
         "2,842,097,664",
         "Memory of one rank in GiB",
-        "an upper bound of gradients on their way",
+        "an upper bound for gradients in exchanges",
     ):
         assert part in text
     assert all(line == line.rstrip() and len(line) <= 160 for line in text.splitlines())
 
 
+@pytest.mark.slow(kept=["1f1b-1"])
 @pytest.mark.parametrize(("schedule", "fullest"), [("zero_bubble", 2), ("1f1b", 1)])
-def test_middle_stages_are_told_by_the_fullest_of_them(schedule: str, fullest: int) -> None:
-    """Recomputed blocks keep less than they put off: with zero_bubble the last of these stages has most."""
+def test_the_fullest_middle_stage_stands_for_all_of_them(schedule: str, fullest: int) -> None:
+    """Recomputed blocks keep less than they defer: with zero_bubble the last of these stages has most."""
     changes = {"parallel.pp_size": 4, "parallel.recompute": "full", "parallel.schedule": schedule}
     config = Config.from_dict(with_changes(changes))
     layout = config.layout(None)
@@ -155,7 +161,7 @@ def test_holders_of_a_key_value_head_are_planned_with_their_group() -> None:
     assert one_each.stages[0].memory == shared.stages[0].memory
 
 
-def test_middle_stages_of_other_layers_are_told_apart() -> None:
+def test_middle_stages_of_other_layers_are_distinguished() -> None:
     """An end that is a chunk of its own, and middle stages of two kinds: the fullest stage is one of them."""
     changes = {"parallel.pp_size": 5, "model.num_layers": 7, "parallel.layers_per_chunk": [2, 2, 1, 2, 0]}
     config = Config.from_dict(with_changes(changes))

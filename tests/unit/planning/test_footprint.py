@@ -79,6 +79,7 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(kept=["GPT, bf16", "GPT, no bias"])
 @pytest.mark.parametrize(("changes", "bytes_a_token"), CASES.values(), ids=CASES)
 def test_a_layer_keeps_what_its_backward_needs(changes: dict[str, Any], bytes_a_token: float) -> None:
     kept = []

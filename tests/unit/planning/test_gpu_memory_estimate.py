@@ -15,7 +15,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.memory import with_changes
-from megatrain.assembly import Replica, build_replica
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.planning.chunks import plan_stage
@@ -24,6 +23,7 @@ from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
 from megatrain.schedule import build_schedule
+from megatrain.training.rank_model import RankModel, build_rank_model
 from tests.helpers.lone_rank import SilentRecorder, lone_mesh
 
 LLAMA: dict[str, Any] = {
@@ -47,43 +47,43 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow(kept=["Llama, selective recompute", "Llama, FP8 by row"])
+@pytest.mark.slow(kept=["Llama, FP8 by row"])
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_estimate_is_what_kernels_would_hold(changes: dict[str, Any]) -> None:
     config = Config.from_dict(with_changes({**changes, "runtime.device": "cuda", "batch.global_batch_size": 4}))
     mesh = lone_mesh()
     estimate = estimate_memory(config, Layout(), 0, plan_stage(config, mesh))
-    replica = build_replica(config, mesh, SilentRecorder(), torch.device("cpu"))
-    replica.set_training(True)
+    rank_model = build_rank_model(config, mesh, SilentRecorder(), torch.device("cpu"))
+    rank_model.set_training(True)
 
-    counted = peak_of_a_pass(replica)
+    counted = peak_of_a_pass(rank_model)
 
     assert estimate.total == pytest.approx(counted, rel=0.01), estimate.moment
 
 
-def peak_of_a_pass(replica: Replica) -> int:
+def peak_of_a_pass(rank_model: RankModel) -> int:
     """Return the most bytes of tensors in one forward and backward, with all that stands beside it."""
-    config, device = replica.config, replica.device
+    config, device = rank_model.config, rank_model.device
     samples = torch.arange(config.batch.micro_batch_size)
     tokens = torch.zeros(config.model.seq_len, len(samples), dtype=torch.int64)
-    inputs = [replica.pipeline_input(tokens.clone(), tokens.clone(), samples, None) for _ in range(2)]
-    positions = replica.pipeline.chunks[0].module.positions
-    tables = () if positions is None else positions.table(len(tokens), device, replica.pipeline.dtype)
+    inputs = [rank_model.pipeline_input(tokens.clone(), tokens.clone(), samples, None) for _ in range(2)]
+    positions = rank_model.pipeline.chunks[0].module.positions
+    tables = () if positions is None else positions.table(len(tokens), device, rank_model.pipeline.dtype)
     standing: list[Tensor] = [*tables, *(x for each in inputs for x in (each.tokens_SB, each.labels_SB))]
-    for _, state in replica.optimizer.states:
+    for _, state in rank_model.optimizer.states:
         standing += [state.bucket.values, state.bucket.gradients, *state.tensors().values()]
     with FakeTensorMode(allow_non_fake_inputs=True) as fakes, PeakTensorBytes() as memory:
         alive = [fakes.from_tensor(x) for x in standing]  # those of one storage share a storage
         memory.include(alive)
-        for chunk in replica.data_parallel:
+        for chunk in rank_model.data_parallel:
             chunk.start_step()
         scale = torch.ones((), dtype=torch.float64)
-        replica.pipeline.train(build_schedule("1f1b", 1, 1, len(inputs)), inputs, lambda: scale)
+        rank_model.pipeline.train(build_schedule("1f1b", 1, 1, len(inputs)), inputs, lambda: scale)
         return memory.peak_bytes
 
 
-def test_host_memory_of_offloaded_activations_is_told_beside_the_devices() -> None:
+def test_host_memory_of_offloaded_activations_is_reported_beside_the_devices() -> None:
     plans = []
     for num_offloaded in (0, 3):
         changes = LLAMA | {"runtime.device": "cuda", "parallel.offload_layers": num_offloaded}
@@ -92,7 +92,7 @@ def test_host_memory_of_offloaded_activations_is_told_beside_the_devices() -> No
 
     assert plain.memory.on_host == 0
     tokens, hidden, qkv, ffn = 2 * 256, 256, 256 + 2 * 128, 1024
-    # inputs of the norms and of the mixers, heads, attention's output, both sides of the activation function; in bf16
+    # inputs of the norms and of the sublayers, heads, attention's output, both sides of the activation; in bf16
     a_layer = 2 * tokens * (2 * hidden + 2 * hidden + qkv + hidden + 2 * ffn + ffn)
     assert offloaded.memory.on_host == pytest.approx(3 * a_layer, rel=0.01)
     told = f"pinned in host memory, in MiB (hosts have several): all layers: {offloaded.memory.on_host / 2**20:.2f}"

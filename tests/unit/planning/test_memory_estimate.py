@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.memory import measure_rank, with_changes
-from megatrain import assembly
 from megatrain.planning import chunks
 from megatrain.planning.footprint import HostCopies
+from megatrain.training import rank_model as rank_model_module
 from tests.helpers.rank_protocol import RankContext
 
 SMALL = {
@@ -20,8 +20,8 @@ SMALL = {
     "model.hidden_size": 128,
     "model.vocab_size": 1024,
     # so many sequences that activations are most of the memory
-    "batch.micro_batch_size": 8,
-    "batch.global_batch_size": 16,
+    "batch.micro_batch_size": 4,
+    "batch.global_batch_size": 8,
 }
 LLAMA: dict[str, Any] = {
     "model.positions": "rope",
@@ -62,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow(kept=["GPT", "ZeRO-2, gradients in bf16", "offloaded", "FP8"])
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_estimate_is_what_a_step_holds(changes: dict[str, Any]) -> None:
     counted, estimated, moment = measure_rank(RankContext(0, 1, ""), with_changes({**SMALL, **changes}))
@@ -73,10 +73,10 @@ def test_estimate_is_what_a_step_holds(changes: dict[str, Any]) -> None:
 class NumpyCopies:
     """Host memory that the counter of tensor bytes does not see, as it would not see it beside a GPU's."""
 
-    def start_leaving(self, sources: Sequence[Tensor]) -> tuple[list[Any], None]:
+    def start_copy_to_host(self, sources: Sequence[Tensor]) -> tuple[list[Any], None]:
         return [source.numpy().copy() for source in sources], None
 
-    def start_coming_back(self, copies: Sequence[Any], left: None) -> tuple[list[Tensor], None]:
+    def start_copy_to_device(self, copies: Sequence[Any], copied: None) -> tuple[list[Tensor], None]:
         return [torch.from_numpy(copy).clone() for copy in copies], None
 
     def finish(self, pending: None) -> None:
@@ -89,12 +89,13 @@ class NumpyCopies:
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_offloaded_activations_are_off_the_device_as_estimated(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "ImmediateCopies", NumpyCopies)
+    monkeypatch.setattr(rank_model_module, "ImmediateCopies", NumpyCopies)
     monkeypatch.setattr(chunks, "ImmediateCopies", HostCopies)
     peaks = []
-    for num_offloaded in (0, 2, 5, 6):
+    for num_offloaded in (0, 2, 6):
         changes = LLAMA | {
             "model.num_layers": 6,
+            "train.precision": "fp32",  # processors without bf16 take a minute for what fp32 does in seconds
             "parallel.schedule": "gpipe",  # two micro-batches wait at once
             "parallel.recompute": recompute,
             "parallel.offload_layers": num_offloaded,
@@ -103,4 +104,4 @@ def test_offloaded_activations_are_off_the_device_as_estimated(recompute: str, m
         peaks.append(counted)
         assert estimated == pytest.approx(counted, rel=0.001), moment
 
-    assert peaks[0] > peaks[1] > peaks[2] >= peaks[3]
+    assert peaks[0] > peaks[1] > peaks[2]

@@ -26,10 +26,10 @@ def test_a_rank_of_a_dry_run_has_a_group_along_every_axis() -> None:
         assert {axis: group.ranks for axis, group in mesh.along.items()} == {
             axis: LAYOUT.ranks_along(5, axis) for axis in LAYOUT.axes
         }
-        assert {axis: group.ranks for axis, group in mesh.host.along.items()} == {
+        assert {axis: group.ranks for axis, group in mesh.cpu_groups.along.items()} == {
             axis: LAYOUT.ranks_along(5, axis) for axis in LAYOUT.axes
         }
-        assert [group.name for group in mesh.host.groups] == ["host-tp", "host-pp", "host-cp", "host-dp"]
+        assert [group.name for group in mesh.cpu_groups.groups] == ["host-tp", "host-pp", "host-cp", "host-dp"]
         assert mesh.coordinate == {"pp": 1, "dp": 0, "cp": 0, "tp": 1, "edp": 0, "ep": 1}
         names = [group.name for group in mesh.groups if group.size > 1]
     assert names == [
@@ -37,7 +37,7 @@ def test_a_rank_of_a_dry_run_has_a_group_along_every_axis() -> None:
     ]
 
 
-def test_a_dry_run_tells_every_axis_and_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_lists_every_axis_and_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
     # no option of [parallel] gives these sizes yet: whoever adds one need not think of the dry run
     monkeypatch.setattr(Config, "layout", lambda *_: LAYOUT)
     changes = {"parallel.pp_size": 2, "parallel.tp_size": 2}
@@ -69,7 +69,7 @@ def test_copies_lie_outside_of_the_groups_along_every_axis() -> None:
         assert host_of[keeper] not in near
 
 
-def test_a_manifest_tells_the_axes_that_are_cut() -> None:
+def test_a_manifest_lists_the_axes_that_are_cut() -> None:
     manifest = make_manifest(mesh=CheckpointMesh(LAYOUT, num_chunks=1))
     raw = json.loads(manifest.to_json())
     assert raw["mesh"] == {"pp_size": 2, "dp_size": 1, "cp_size": 2, "tp_size": 2, "ep_size": 4, "num_chunks": 1}

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from benchmarks.memory import with_changes
-from megatrain.assembly import build_replica
 from megatrain.chunk_builder import build_meta_chunks
 from megatrain.comm import create_mesh
 from megatrain.comm.group import Group
@@ -18,10 +17,11 @@ from megatrain.config import load_config, num_parameters
 from megatrain.config.config import Config
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import Layout
-from megatrain.parallel.sequence_chunks import ChunkedMixing
+from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.planning.chunks import plan_stage
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
+from megatrain.training.rank_model import build_rank_model
 from tests.helpers.lone_rank import simulated_group
 from tests.helpers.source_tree import ROOT
 
@@ -41,10 +41,10 @@ def test_stages_together_are_the_model(path: Path) -> None:
         for chunk in build_meta_chunks(config, layout, stage, tp_group(layout.tp_size)):
             layers += chunk.part.layers
             total += sum(
-                # the other tp ranks hold the rest of it, or copies
+                # the other tp ranks hold the rest of it, or the same
                 math.prod(one.placements[0].global_shape)
                 for one in chunk.parameters
-                if one.placements[0].copies.index == 0
+                if one.placements[0].holders.index == 0
             )
             assert all(one.parameter.is_meta for one in chunk.parameters)
 
@@ -59,7 +59,7 @@ def test_buckets_are_those_of_the_trainer() -> None:
     layout, recorder = Layout(), Recorder(BlackBoxWriter.anonymous())
     mesh = create_mesh(layout, 0, torch.device("cpu"), recorder)
     (chunk,) = plan_stage(config, mesh)
-    (built,) = build_replica(config, mesh, recorder, torch.device("cpu")).data_parallel
+    (built,) = build_rank_model(config, mesh, recorder, torch.device("cpu")).data_parallel
 
     assert [bucket.numel for bucket in chunk.buckets] == [bucket.numel for bucket in built.buckets]
     assert len(chunk.buckets) > 2
@@ -101,7 +101,7 @@ def test_layers_in_fp8_exchange_all_rows_at_once() -> None:
     styles = {
         path.split(".")[1]: (module.chunks.num_chunks, module.chunks.has_overlap)
         for path, module in chunk.module.named_modules()
-        if isinstance(module, ChunkedMixing)
+        if isinstance(module, ChunkedSublayers)
     }
 
     assert styles == dict.fromkeys(["0", "3"], (4, False))

@@ -19,9 +19,9 @@ from megatrain.schedule import build_schedule, peak_in_flight
 KEPT, MESSAGE = 1000, 1
 
 
-def footprint(kept: int, forward: int, backward: int, put_off: int = 0) -> Footprint:
+def footprint(kept: int, forward: int, backward: int, deferred: int = 0) -> Footprint:
     """One to which it makes no difference whether its micro-batch is the newest."""
-    return Footprint(kept, forward, backward, put_off, forward_after_newest=forward, backward_of_newest=backward)
+    return Footprint(kept, forward, backward, deferred, forward_after_newest=forward, backward_of_newest=backward)
 
 
 PLAIN = ChunkMemory(footprint(kept=KEPT, forward=KEPT, backward=KEPT + 1), 0, 0, 0, 0, 0)
@@ -42,19 +42,19 @@ def test_activations_are_those_in_flight(name: str, num_chunks: int, stage: int)
     assert moment.activations == KEPT * peak_in_flight(build_schedule(name, 4, num_chunks, 8))[stage]
 
 
-@pytest.mark.parametrize(("stage", "num_kept", "num_put_off"), [(0, 4, 0), (1, 3, 1), (3, 1, 3)])
-def test_what_is_put_off_is_held_until_it_is_made_up_for(stage: int, num_kept: int, num_put_off: int) -> None:
-    put_off = 300
-    chunk = ChunkMemory(footprint(KEPT, KEPT, KEPT + 500, put_off=put_off), 0, 0, 0, 0, 0)
+@pytest.mark.parametrize(("stage", "num_kept", "num_deferred"), [(0, 4, 0), (1, 3, 1), (3, 1, 3)])
+def test_what_is_deferred_is_held_until_it_is_made_up_for(stage: int, num_kept: int, num_deferred: int) -> None:
+    deferred = 300
+    chunk = ChunkMemory(footprint(KEPT, KEPT, KEPT + 500, deferred=deferred), 0, 0, 0, 0, 0)
     moment = walked("zero_bubble", 4, 1, stage, chunk, parallel__schedule="zero_bubble")
 
-    assert moment.activations == num_kept * KEPT + num_put_off * put_off
+    assert moment.activations == num_kept * KEPT + num_deferred * deferred
     assert (moment.working, moment.what) == (500, "backward of chunk 0")
 
 
 def test_the_fullest_moment_may_be_that_of_weights_gradients() -> None:
-    """Where products keep more than backward did: all that was put off is there before the first one is made up for."""
-    chunk = ChunkMemory(footprint(0, 0, 0, put_off=300), 0, 0, 0, 0, 0)
+    """Where products keep more than backward did: all that was deferred is there before the first one runs."""
+    chunk = ChunkMemory(footprint(0, 0, 0, deferred=300), 0, 0, 0, 0, 0)
     moment = walked("zero_bubble", 4, 1, 3, chunk, parallel__schedule="zero_bubble")
 
     assert (moment.activations, moment.what) == (4 * 300, "weights' gradients of chunk 0")
@@ -73,7 +73,8 @@ def test_without_overlap_no_message_is_awaited_ahead(overlap: bool, num_ahead: i
     config, layout = Config.from_dict(with_changes(changes)), Layout(pp_size=2)
     with dry_mesh(layout, 1) as mesh:
         (chunk,) = plan_stage(config, mesh)
-    chunk = replace(chunk, measured=MeasuredChunk(footprint(KEPT, KEPT, 10**9), tables=0))  # backward is the fullest
+    fullest_in_backward = footprint(KEPT, KEPT, 10**9)
+    chunk = replace(chunk, measured=MeasuredChunk(fullest_in_backward, tables=0, num_microbatches=2))
     memory = estimate_memory(config, layout, 1, [chunk])
 
     model = config.model
@@ -123,7 +124,7 @@ def test_each_bucket_travels_among_the_replicas_of_its_own_parameters() -> None:
             buckets[dp_size] = chunk.buckets[0]
 
     def travelling(*dp_sizes: int) -> int:
-        empty = MeasuredChunk(footprint(0, 0, 0), 0)
+        empty = MeasuredChunk(footprint(0, 0, 0), 0, 2)
         planned = replace(chunk, buckets=tuple(buckets[size] for size in dp_sizes), measured=empty)
         return estimate_memory(config, Layout(dp_size=2), 0, [planned]).travelling
 

@@ -112,7 +112,7 @@ def make_reporter(
 ) -> Callable[..., Reporter]:
     def make(
         output: Stream | None = None,
-        check_hold: Callable[[], None] = lambda: None,
+        check_run_lock: Callable[[], None] = lambda: None,
         open_sinks: OpenSinks = open_sinks,
         **sections: dict[str, Any],
     ) -> Reporter:
@@ -120,7 +120,7 @@ def make_reporter(
         layout = Layout(tp_size=2, dp_size=2)
         config = make_config(**sections)
         return Reporter(
-            config, layout, device, run_directory, check_hold,
+            config, layout, device, run_directory, check_run_lock,
             stream=output or stream, clock=clock, open_sinks=open_sinks,
         )  # fmt: skip
 

@@ -10,10 +10,10 @@ import pytest
 
 from megatrain.reporting import Reporter, StepReport
 from megatrain.reporting.console import Console, open_console
-from megatrain.reporting.lines import Progress, duration_text, progress_line, rate_text
+from megatrain.reporting.lines import RunProgress, duration_text, progress_line, rate_text
 from tests.unit.reporting.conftest import Clock, Stream
 
-PROGRESS = Progress(step=250, total_steps=1000, loss=3.14159, tokens_per_s=12345.6, remaining_s=3723)
+PROGRESS = RunProgress(step=250, total_steps=1000, loss=3.14159, tokens_per_s=12345.6, remaining_s=3723)
 
 
 @pytest.fixture(autouse=True)

@@ -209,19 +209,19 @@ def test_a_failing_sink_is_named_once_and_tried_again(
 def test_a_round_that_was_left_behind_writes_no_metrics(
     make_reporter: MakeReporter, make_step: MakeStep, run_directory: RunDirectory
 ) -> None:
-    with run_directory.held(JobRound("demo", 1)) as hold:
-        reporter = make_reporter(check_hold=hold.check)
+    with run_directory.locked(JobRound("demo", 1)) as run_lock:
+        reporter = make_reporter(check_run_lock=run_lock.check)
         reporter.step(make_step(1))
         written = records(run_directory)
         assert written
-        with run_directory.held(JobRound("demo", 2)):
+        with run_directory.locked(JobRound("demo", 2)):
             for write in (lambda: reporter.step(make_step(2)), reporter.close):
-                with pytest.raises(FencedError, match="round 1 of demo was left behind"):
+                with pytest.raises(FencedError, match="round 1 of demo is left over"):
                     write()
         assert records(run_directory) == written
 
 
-def test_missing_packages_are_problems_with_a_way_out(
+def test_missing_packages_are_problems_with_a_hint(
     make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(log={"has_tensorboard": True, "has_wandb": True})

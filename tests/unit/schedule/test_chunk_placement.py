@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from megatrain.schedule import Action, ActionKind, Placement, Schedule, check_schedule, forward_only, render
+from megatrain.schedule import Action, ActionKind, ChunkPlacement, Schedule, check_schedule, forward_only, render
 from megatrain.schedule.lowering import lower
 from megatrain.schedule.order import ComputeOrder
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
-LOOPED, V = Placement(3, 4), Placement(3, 4, is_v_shaped=True)
+LOOPED, V = ChunkPlacement(3, 4), ChunkPlacement(3, 4, is_v_shaped=True)
 
 
 def test_chunks_are_dealt_in_turns() -> None:
-    assert [LOOPED.place(number) for number in range(6)] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
-    assert [V.place(number) for number in range(9)] == [
+    assert [LOOPED.stage_and_chunk(number) for number in range(6)] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
+    assert [V.stage_and_chunk(number) for number in range(9)] == [
         (0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1), (0, 2), (1, 2), (2, 2),
     ]  # fmt: skip
     assert V.is_first(0, 0)
@@ -24,16 +24,18 @@ def test_chunks_are_dealt_in_turns() -> None:
     assert LOOPED.is_last(2, 3)
 
 
-@pytest.mark.parametrize("placement", [LOOPED, V, Placement(1, 4), Placement(1, 4, is_v_shaped=True), Placement(5, 1)])
-def test_place_and_model_chunk_are_each_others_inverse(placement: Placement) -> None:
-    places = [placement.place(number) for number in range(placement.num_parts)]
-    assert len(set(places)) == placement.num_parts
-    assert [placement.model_chunk(*place) for place in places] == list(range(placement.num_parts))
+@pytest.mark.parametrize(
+    "placement", [LOOPED, V, ChunkPlacement(1, 4), ChunkPlacement(1, 4, is_v_shaped=True), ChunkPlacement(5, 1)]
+)
+def test_stage_and_chunk_and_model_chunk_are_each_others_inverse(placement: ChunkPlacement) -> None:
+    pairs = [placement.stage_and_chunk(number) for number in range(placement.num_parts)]
+    assert len(set(pairs)) == placement.num_parts
+    assert [placement.model_chunk(*pair) for pair in pairs] == list(range(placement.num_parts))
 
 
 def v_schedule(num_microbatches: int = 4) -> Schedule:
     """Return all forwards, first those of chunk 0, then all backwards the other way round, on 3 stages in a V."""
-    placement = Placement(3, 2, is_v_shaped=True)
+    placement = ChunkPlacement(3, 2, is_v_shaped=True)
     order: ComputeOrder = [Action(F, chunk, micro) for chunk in (0, 1) for micro in range(num_microbatches)]
     order += [Action(B, chunk, micro) for chunk in (1, 0) for micro in range(num_microbatches)]
     return Schedule("experiment", placement, num_microbatches, lower([order] * 3, placement, num_microbatches))
@@ -43,7 +45,7 @@ def test_a_v_shaped_schedule_is_proved_right() -> None:
     schedule = v_schedule()
     assert check_schedule(schedule) == []
     assert check_schedule(forward_only(V, 5)) == []
-    # the forward that gives the loss is on stage 0, once the first microbatch has come back to it
+    # the forward that gives the loss is on stage 0, once the first micro-batch has come back to it
     assert render(schedule).splitlines()[0].startswith("stage 0 | F0a F1a F2a F3a .   .   .   .   F0b F1b")
     # nobody tells stage 0 what it does next itself, and the last stage sends the turning point to itself
     sent = [action for action in schedule.stages[0] if action.kind is ActionKind.SEND_FORWARD]
@@ -52,7 +54,7 @@ def test_a_v_shaped_schedule_is_proved_right() -> None:
 
 
 def test_a_v_shaped_schedule_is_wrong_under_a_looped_placement() -> None:
-    problems = check_schedule(replace(v_schedule(), placement=Placement(3, 2)))
+    problems = check_schedule(replace(v_schedule(), placement=ChunkPlacement(3, 2)))
     assert any("forward channel" in problem for problem in problems)
     assert any("is missing" in problem for problem in problems)
 

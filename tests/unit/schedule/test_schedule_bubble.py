@@ -22,7 +22,7 @@ from megatrain.schedule import (
 )
 
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
-INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+INPUT, WEIGHT = ActionKind.DGRAD, ActionKind.WGRAD
 COMPUTES = (FORWARD, BACKWARD, INPUT, WEIGHT)
 
 DURATIONS = [
@@ -35,7 +35,7 @@ DURATIONS = [
     (2, 3, 0),
     *(tuple(random.Random(n).choices(range(1, 1000), k=3)) for n in range(2)),
 ]
-"""Forward and both halves of backward of a model chunk, as integers so that equality means equality."""
+"""Forward, dgrad and wgrad of a model chunk, as integers so that equality means equality."""
 
 SIZES = [
     (name, pp_size, num_chunks, num_microbatches)
@@ -53,7 +53,7 @@ class Operations:
 
     streams: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
-    """Of each compute, its place in COMPUTES."""
+    """Of each compute, its index in COMPUTES."""
     edges: list[tuple[int, int]] = field(default_factory=list)
     num_streams: int = 0
 
@@ -67,7 +67,7 @@ class Operations:
             previous, following = (stage - 1) % schedule.pp_size, (stage + 1) % schedule.pp_size
             for action in actions:
                 match action.kind:
-                    case ActionKind.FORWARD | ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
+                    case ActionKind.FORWARD | ActionKind.BACKWARD | ActionKind.DGRAD:
                         operation = len(self.streams)
                         self.streams.append(self.num_streams + stage)
                         self.kinds.append(COMPUTES.index(action.kind))
@@ -75,7 +75,7 @@ class Operations:
                         if (receive := awaiting.get(key)) is not None:
                             channel, number = receive
                             channel[number] = operation
-                    case ActionKind.BACKWARD_WEIGHT:
+                    case ActionKind.WGRAD:
                         self.streams.append(self.num_streams + stage)
                         self.kinds.append(COMPUTES.index(WEIGHT))
                     case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
@@ -117,7 +117,7 @@ def test_bubble_equals_its_closed_form(makespans: dict[tuple[str, int, int, int]
             assert (time - compute) / compute == bubble_fraction(*sizes, ComputeDurations(*durations)), sizes
 
 
-def test_the_bubble_of_equal_durations_is_told_where_none_are_given() -> None:
+def test_the_bubble_of_equal_durations_is_reported_where_none_are_given() -> None:
     assert bubble_fraction("1f1b", 4, 1, 8) == 3 / 8
     assert bubble_fraction("zero_bubble", 4, 1, 8) == 1 / 8
 

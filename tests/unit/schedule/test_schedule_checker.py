@@ -10,14 +10,22 @@ import pytest
 
 from megatrain.contracts.errors import TopologyError
 from megatrain.replay import build_graph
-from megatrain.schedule import Action, ActionKind, Placement, Schedule, build_schedule, check_schedule, forward_only
+from megatrain.schedule import (
+    Action,
+    ActionKind,
+    ChunkPlacement,
+    Schedule,
+    build_schedule,
+    check_schedule,
+    forward_only,
+)
 from megatrain.schedule.execution import execute
 from megatrain.schedule.interleaved import interleaved
 from megatrain.schedule.lowering import lower
 from megatrain.schedule.order import weave
 
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
-INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+INPUT, WEIGHT = ActionKind.DGRAD, ActionKind.WGRAD
 
 
 def act(kind: ActionKind, microbatch: int, chunk: int = 0) -> Action:
@@ -127,11 +135,11 @@ GATHER, REDUCE = Action(ActionKind.GATHER, 1, -1), Action(ActionKind.REDUCE, 0, 
         ),
         (
             "zero_bubble", 0, act(INPUT, 1), act(WEIGHT, 1),
-            ("BACKWARD_WEIGHT(chunk=0, microbatch=1): comes before BACKWARD_INPUT", "put off is carried"),
+            ("WGRAD(chunk=0, microbatch=1): comes before DGRAD", "deferred wgrads run after their dgrad"),
         ),
         (
             "zero_bubble", 2, act(INPUT, 0), act(FORWARD, 0),
-            ("BACKWARD_INPUT(chunk=0, microbatch=0)", "a forward comes before its"),
+            ("DGRAD(chunk=0, microbatch=0)", "a forward comes before its"),
         ),
         (
             "zero_bubble", 1, act(ActionKind.SEND_BACKWARD, 1), act(INPUT, 1),
@@ -139,11 +147,11 @@ GATHER, REDUCE = Action(ActionKind.GATHER, 1, -1), Action(ActionKind.REDUCE, 0, 
         ),
         (
             "zero_bubble", 1, act(ActionKind.RECV_BACKWARD, 1), act(INPUT, 1),
-            ("BACKWARD_INPUT(chunk=0, microbatch=1)", "posted before its consumer"),
+            ("DGRAD(chunk=0, microbatch=1)", "posted before its consumer"),
         ),
         (
             "zero_bubble", 0, REDUCE, act(WEIGHT, 4),
-            ("REDUCE(chunk=0): comes before BACKWARD_WEIGHT(chunk=0, microbatch=4)",),
+            ("REDUCE(chunk=0): comes before WGRAD(chunk=0, microbatch=4)",),
         ),
     ],
 )  # fmt: skip
@@ -162,8 +170,8 @@ def test_missing_collective(schedule: Schedule, kind: ActionKind) -> None:
 )
 def test_action_that_does_not_belong(schedule: Schedule, foreign: Action) -> None:
     broken = with_stage(schedule, 0, [*schedule.stages[0], foreign])
-    place = f"stage 0, position {len(schedule.stages[0])}, {foreign}"
-    expect_one_problem(broken, f"{place}: this stage has no such action in this schedule")
+    where = f"stage 0, position {len(schedule.stages[0])}, {foreign}"
+    expect_one_problem(broken, f"{where}: this stage has no such action in this schedule")
 
 
 @pytest.mark.parametrize("kind", [INPUT, WEIGHT])
@@ -178,7 +186,7 @@ def test_a_whole_backward_among_halves(split: Schedule) -> None:
     expect_one_problem(broken, f"{act(BACKWARD, 2)}: this stage has no such action in this schedule")
     whole = build_schedule("1f1b", 2, 1, 4)
     halved = with_stage(whole, 0, [*whole.stages[0], act(WEIGHT, 2)])
-    expect_one_problem(halved, "stage 1: BACKWARD_WEIGHT(chunk=0, microbatch=2) is missing")
+    expect_one_problem(halved, "stage 1: WGRAD(chunk=0, microbatch=2) is missing")
 
 
 def test_an_activation_is_held_until_the_weights_half(split: Schedule) -> None:
@@ -196,7 +204,7 @@ def test_a_weights_half_takes_its_slot(split: Schedule) -> None:
 
 
 def test_evaluation_has_no_reduce() -> None:
-    schedule = forward_only(Placement(2, 1), 2)
+    schedule = forward_only(ChunkPlacement(2, 1), 2)
     broken = with_stage(schedule, 1, [*schedule.stages[1], Action(ActionKind.REDUCE, 0, -1)])
     expect_one_problem(broken, "REDUCE(chunk=0): this stage has no such action")
 
@@ -211,9 +219,9 @@ def test_messages_crossed_on_a_channel(schedule: Schedule) -> None:
 
 
 def test_too_many_receives_ahead() -> None:
-    orders = interleaved(Placement(4, 2), 8)
+    orders = interleaved(ChunkPlacement(4, 2), 8)
     schedule = replace(
-        build_schedule("interleaved", 4, 2, 8), stages=lower(orders, Placement(4, 2), 8, receives_ahead=3)
+        build_schedule("interleaved", 4, 2, 8), stages=lower(orders, ChunkPlacement(4, 2), 8, receives_ahead=3)
     )
     problems = check_schedule(schedule)
     assert problems
@@ -245,7 +253,7 @@ def test_compute_orders_that_wait_for_each_other() -> None:
         [act(FORWARD, 0), act(BACKWARD, 0), act(FORWARD, 1), act(BACKWARD, 1)],
         [act(FORWARD, 0), act(FORWARD, 1), act(BACKWARD, 0), act(BACKWARD, 1)],
     ]
-    schedule = Schedule("experiment", Placement(2, 1), 2, lower(orders, Placement(2, 1), 2))
+    schedule = Schedule("experiment", ChunkPlacement(2, 1), 2, lower(orders, ChunkPlacement(2, 1), 2))
     problems = check_schedule(schedule)
     assert len(problems) == 2
     backward, forward = (
@@ -264,25 +272,25 @@ def test_a_larger_group_after_a_smaller_one_is_wrong() -> None:
     forwards = [act(FORWARD, microbatch, chunk) for group in groups for chunk in (0, 1) for microbatch in group]
     backwards = [act(BACKWARD, microbatch, chunk) for group in groups for chunk in (1, 0) for microbatch in group]
     orders = [weave(forwards, backwards, 2 * (2 - stage) + 3) for stage in range(3)]
-    problems = check_schedule(Schedule("experiment", Placement(3, 2), 7, lower(orders, Placement(3, 2), 7)))
+    problems = check_schedule(Schedule("experiment", ChunkPlacement(3, 2), 7, lower(orders, ChunkPlacement(3, 2), 7)))
     assert problems
     assert all("a forward comes before its backward" in problem for problem in problems)
 
 
 def test_wrong_number_of_lists(schedule: Schedule) -> None:
-    assert check_schedule(replace(schedule, placement=Placement(3, 1))) == [
+    assert check_schedule(replace(schedule, placement=ChunkPlacement(3, 1))) == [
         "schedule '1f1b' has 2 action lists for pp_size=3"
     ]
 
 
 def test_sizes_the_named_schedule_cannot_have(schedule: Schedule) -> None:
     expect_one_problem(
-        replace(schedule, placement=Placement(2, 2)), 'parallel.num_chunks=2 needs parallel.schedule="interleaved"'
+        replace(schedule, placement=ChunkPlacement(2, 2)), 'parallel.num_chunks=2 needs parallel.schedule="interleaved"'
     )
 
 
 def can_finish(schedule: Schedule, awaits_sends: bool = False) -> bool:
-    """The oracle: pair messages by place in their channel and look for a cycle with the replay engine."""
+    """The oracle: pair messages by position in their channel and look for a cycle with the replay engine."""
     streams: list[int] = []
     edges: list[tuple[int, int]] = []
     # Channel -> sends, receives, consumers of the receives.
@@ -322,12 +330,12 @@ def test_deadlocks_are_found_exactly_where_the_dependencies_form_a_cycle() -> No
     verdicts: list[bool] = []
     for _ in range(400):
         pp_size, num_chunks, num_microbatches = rng.choice([(2, 1, 4), (2, 2, 3), (3, 1, 4), (3, 2, 4), (4, 2, 5)])
-        placement = Placement(pp_size, num_chunks)
+        placement = ChunkPlacement(pp_size, num_chunks)
         orders = interleaved(placement, num_microbatches)
         for _ in range(rng.randrange(1, 40)):
             order = rng.choice(orders)
-            place = rng.randrange(len(order) - 1)
-            order[place : place + 2] = reversed(order[place : place + 2])
+            position = rng.randrange(len(order) - 1)
+            order[position : position + 2] = reversed(order[position : position + 2])
         schedule = Schedule("experiment", placement, num_microbatches, lower(orders, placement, num_microbatches))
         is_deadlocked = any(problem.startswith("deadlock") for problem in check_schedule(schedule))
         assert is_deadlocked == (not can_finish(schedule))

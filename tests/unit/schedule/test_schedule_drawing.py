@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatrain.schedule import Placement, build_schedule, forward_only, render
+from megatrain.schedule import ChunkPlacement, build_schedule, forward_only, render
 from tests.helpers.markdown import fenced_blocks
 from tests.helpers.source_tree import ROOT
 
@@ -17,7 +17,7 @@ def test_one_f_one_b() -> None:
     ]
 
 
-def test_halves_of_a_backward_have_letters_of_their_own() -> None:
+def test_dgrad_and_wgrad_have_letters_of_their_own() -> None:
     assert render(build_schedule("zero_bubble", 3, 1, 4)).splitlines() == [
         "stage 0 | F0 F1 F2 .  .  I0 W0 F3 I1 W1 I2 W2 I3 W3",
         "stage 1 | .  F0 F1 .  I0 F2 I1 W0 F3 I2 W1 I3 W2 W3",
@@ -30,7 +30,7 @@ def test_single_stage_has_no_idle_slot() -> None:
 
 
 def test_forward_only() -> None:
-    assert render(forward_only(Placement(2, 2), 2)).splitlines() == [
+    assert render(forward_only(ChunkPlacement(2, 2), 2)).splitlines() == [
         "stage 0 | F0a F1a F0b F1b .",
         "stage 1 | .   F0a F1a F0b F1b",
     ]

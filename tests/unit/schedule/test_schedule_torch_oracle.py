@@ -1,8 +1,8 @@
 """The compute orders are those of torch.distributed.pipelining, where it has the same schedule.
 
 torch draws idle slots as None and lists a gradient reduction; both are left out here. Known differences: its drawing of
-1F1B is wrong for fewer microbatches than stages (not compared) and numbers the forwards of the last stage from 1 (only
-their places are compared); its interleaved schedule also takes fewer microbatches than stages, and refuses counts
+1F1B is wrong for fewer micro-batches than stages (not compared) and numbers the forwards of the last stage from 1 (only
+their positions are compared); its interleaved schedule also takes fewer micro-batches than stages, and refuses counts
 that its number of rounds does not divide, for which we form groups of two sizes (neither is compared).
 """
 
@@ -20,8 +20,8 @@ torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 KIND_NAMES = {
     ActionKind.FORWARD: "FORWARD",
     ActionKind.BACKWARD: "FULL_BACKWARD",
-    ActionKind.BACKWARD_INPUT: "BACKWARD_INPUT",
-    ActionKind.BACKWARD_WEIGHT: "BACKWARD_WEIGHT",
+    ActionKind.DGRAD: "BACKWARD_INPUT",
+    ActionKind.WGRAD: "BACKWARD_WEIGHT",
 }
 
 

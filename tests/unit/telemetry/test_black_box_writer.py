@@ -125,6 +125,7 @@ def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_recor
     assert group.entered - group.left in (0, 1)
 
 
+@pytest.mark.slow
 def test_whoever_follows_beside_the_writer_gets_every_record_once_and_in_full(spinner) -> None:
     process, path = spinner(65536, num_steps=2500)
     wait_for(lambda: has_completed(path, 1), "the first step")
@@ -134,12 +135,12 @@ def test_whoever_follows_beside_the_writer_gets_every_record_once_and_in_full(sp
         deadline = time.monotonic() + DEADLINE_S
         while len(seen) < 5000:
             assert time.monotonic() < deadline
-            look = tail.look(reader.cursor())
+            look = tail.poll(reader.cursor())
             assert look.num_lost == 0
             seen += look.ended["sequence"].tolist()
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=DEADLINE_S)
-        seen += tail.look(reader.cursor()).ended["sequence"].tolist()
+        seen += tail.poll(reader.cursor()).ended["sequence"].tolist()
         box = reader.snapshot()
     still_open = [record.sequence for record in box.in_flight]
     assert len(seen) == len(set(seen))

@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.contracts.black_box_values import RecordFlag
 from megatrain.contracts.operations import Operation
-from megatrain.telemetry.timers import MAX_EVENTS, DeviceTimer
+from megatrain.telemetry.timers import MAX_EVENTS, DeviceTimer, Lane
 from tests.unit.telemetry.conftest import Boxed
 
 MS = 1_000_000
@@ -69,7 +69,7 @@ class FakeEvent:
         return float(single)
 
 
-def stretch(device: FakeDevice, timer: DeviceTimer, token: int, duration_ns: int, lane: int = 3) -> None:
+def stretch(device: FakeDevice, timer: DeviceTimer, token: int, duration_ns: int, lane: Lane = (3, 0)) -> None:
     timer.start(token, lane)
     device.launch(duration_ns)
     timer.stop(token)
@@ -84,7 +84,7 @@ def test_nothing_is_known_before_the_device_is_done_and_nobody_waits_for_it() ->
     stretch(device, timer, 2, 4 * MS)
     assert timer.resolved() == []
     device.run()
-    assert timer.resolved() == [(1, launched, 3 * MS), (2, launched + 3 * MS, 4 * MS)]
+    assert timer.resolved() == [(1, launched, 3 * MS, 0), (2, launched + 3 * MS, 4 * MS, 0)]
     assert timer.resolved() == []
     assert device.num_synchronized == num_synchronized
 
@@ -102,18 +102,18 @@ def test_events_are_used_again() -> None:
 def test_lanes_do_not_wait_for_each_other_and_one_can_be_asked_alone() -> None:
     device = FakeDevice()
     timer = device.timer()
-    timer.start(1, lane=10)  # a collective on another stream that hangs: its end is never reached
+    timer.start(1, lane=(10, 1))  # a collective on another stream that hangs: its end is never reached
     timer.stop(1)
     hanging_end = device.queue.pop()
-    stretch(device, timer, 2, MS, lane=3)
-    stretch(device, timer, 3, MS, lane=4)
+    stretch(device, timer, 2, MS, lane=(3, 0))
+    stretch(device, timer, 3, MS, lane=(4, 0))
     device.run()
-    assert [token for token, _, _ in timer.resolved(4)] == [3]
-    assert timer.resolved(99) == []
-    assert [token for token, _, _ in timer.resolved()] == [2]
+    assert [token for token, *_ in timer.resolved((4, 0))] == [3]
+    assert timer.resolved((99, 0)) == []
+    assert [token for token, *_ in timer.resolved()] == [2]
     device.queue.append(hanging_end)
     device.run()
-    assert [token for token, _, _ in timer.resolved()] == [1]
+    assert [token for token, *_ in timer.resolved()] == [1]
 
 
 def test_an_end_without_a_beginning_is_ignored() -> None:
@@ -132,7 +132,7 @@ def test_times_stay_right_over_hours_whatever_the_device_clock_does(drift: float
         launched = device.now_ns
         stretch(device, timer, token, MS)
         device.run()
-        ((_, start_ns, duration_ns),) = timer.resolved()
+        ((_, start_ns, duration_ns, _),) = timer.resolved()
         assert launched <= start_ns
         assert start_ns + duration_ns <= device.now_ns + 1000
         worst = max(worst, abs(start_ns - launched))
@@ -145,14 +145,14 @@ def test_floats_stay_precise_when_the_host_runs_far_ahead() -> None:
     device = FakeDevice()
     timer = device.timer()
     for token in range(20_000):
-        timer.start(0, 3)
+        timer.start(0, (3, 0))
         device.launch(800 * MS)
         timer.stop(0)
         stretch(device, timer, token, MS)
         device.run()
         ended = device.now_ns
         device.now_ns += 100 * MS
-        _, (_, start_ns, _) = timer.resolved()
+        _, (_, start_ns, *_) = timer.resolved()
         assert abs(start_ns - (ended - MS)) < MS // 10
 
 
@@ -224,11 +224,12 @@ def test_a_device_that_answers_no_more_costs_no_memory_without_end(boxed: Callab
     newest = box.read().records[-1]
     assert newest.flags == RecordFlag.NONE, "by the host's clock"
     assert newest.duration_ns is not None
-    assert len(recorder._open) == MAX_EVENTS // 2
+    assert recorder._device is not None
+    assert len(recorder._device._launched) == MAX_EVENTS // 2
     for event in device.events:
         event.device_ns = float(device.now_ns)
     recorder.set_step(2)
-    assert recorder._open == {}
+    assert recorder._open == recorder._device._launched == {}
     assert recorder.complete_step().totals[Operation.FORWARD_COMPUTE].count == MAX_EVENTS // 2 + 100
 
 

@@ -261,7 +261,7 @@ def test_the_group_table_ends(boxed: Boxes) -> None:
         recorder.add_group("g64", [2])
 
 
-def test_values_of_a_step_are_told_beside_its_spans(boxed: Boxes) -> None:
+def test_values_of_a_step_are_reported_beside_its_spans(boxed: Boxes) -> None:
     box = boxed()
     recorder = box.recorder
     recorder.set_step(4)

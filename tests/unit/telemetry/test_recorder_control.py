@@ -44,7 +44,7 @@ def test_the_span_mask_is_obeyed_from_the_next_step_on(boxed: Boxes) -> None:
     write_control(box.path, ControlPage(span_mask=0))
     assert one_step(3) == []
     assert box.read().totals[-1].step == 2, "nothing at all is recorded when all is off"
-    assert box.read().progress.completed_step == 3, "but the proof of life is"
+    assert box.read().progress.completed_step == 3, "but the heartbeat is"
     write_control(box.path, ControlPage())
     assert one_step(4) == ["forward-compute", "tp-all-reduce"]
 

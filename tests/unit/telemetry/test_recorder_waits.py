@@ -22,7 +22,7 @@ def awaited(box: Boxed) -> tuple[int, int]:
     return progress.awaited_group, progress.awaited_place
 
 
-def test_the_exchange_that_the_host_waits_for_is_told_from_those_on_their_way(boxed: Boxes) -> None:
+def test_the_exchange_that_the_host_waits_for_is_distinguished_from_those_on_their_way(boxed: Boxes) -> None:
     box = boxed()
     recorder = box.recorder
     first, second = recorder.add_group("dp", [0, 2]), recorder.add_group("pp", [2, 3])
@@ -86,7 +86,7 @@ def test_a_sign_of_life_makes_a_phase_young_and_its_length_is_still_known(boxed:
     began = box.read().progress.phase_since_ns
     while time.monotonic_ns() < began + 2_000_000:
         pass
-    recorder.show_life()
+    recorder.show_liveness()
     assert box.read().progress.phase_since_ns >= began + 2_000_000
     assert box.read().progress.phase is Phase.CHECKPOINT
     recorder.set_step(1)
@@ -110,7 +110,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_span_tells_for_how_much_of_it_the_host_launched_and_waited(boxed: Boxes, clock: Clock) -> None:
+def test_a_span_records_how_much_of_it_the_host_launched_and_waited(boxed: Boxes, clock: Clock) -> None:
     box = boxed()
     recorder = box.recorder
     recorder.set_step(0)
@@ -172,7 +172,7 @@ def test_waiting_for_what_has_ended_leaves_nothing_behind(boxed: Boxes) -> None:
 
 
 @given(attended=st.integers(0, 10**12), duration=st.integers(0, 10**12))
-def test_the_part_of_a_span_is_told_to_one_percent(attended: int, duration: int) -> None:
+def test_the_part_of_a_span_is_recorded_to_one_percent(attended: int, duration: int) -> None:
     record = Record(1, 0, duration, 0, 0, 0, 1, -1, -1, 9, 1, RecordFlag(attended_bits(attended, duration)))
 
     assert record.attended_ns is not None

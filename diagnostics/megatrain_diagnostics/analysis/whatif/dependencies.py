@@ -1,9 +1,9 @@
-"""What waits for what in a step, for the operations of one data-parallel rank.
+"""Dependencies between the operations of one data-parallel rank in a step.
 
-A rank computes one thing at a time; messages of a kind go one after the other; a compute waits for what it receives and
-a send for what computes it; parameters are gathered before their first forward; what comes after the last backward
-follows in a fixed order. Messages and collectives start when all who take part have come. The order is read from one
-step; all steps and data-parallel ranks share it.
+A rank computes one operation at a time. Messages of a kind run one after the other. A compute waits for what it
+receives, and a send for the compute that produces it. Parameters are gathered before their first forward. The
+operations after the last backward follow in a fixed order. Messages and collectives start when all participants have
+arrived. The order is read from one step; all steps and data-parallel ranks share it.
 Source: OSDI'25 sec. 3.2 for the streams and dependencies, the public traces for what is recorded.
 """
 
@@ -23,18 +23,18 @@ from megatrain_diagnostics.analysis.whatif.messages import Edges, add_messages
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """A pipeline's operations and what each waits for, by its own dependencies only; `graph` knows of groups too."""
+    """A pipeline's operations and their dependencies inside the pipeline; `graph` has the groups too."""
 
     graph: ReplicaGraph
     is_joint: tuple[bool, ...]
-    """The operation starts together with others: what it takes is the time of transfer, without waiting."""
+    """Whether the operation starts together with others: its duration is the transfer time, without waiting."""
     group: tuple[int, ...]
-    """Which operations of a pipeline start together; -1: none."""
+    """Number of the group of operations of a pipeline that start together; -1: none."""
     waits: tuple[tuple[int, ...], ...]
 
 
 class Step:
-    """One step of one data-parallel rank: operations as numbers, with the times that their order is read from."""
+    """One step of one data-parallel rank: operations as numbers, with the times that give their order."""
 
     def __init__(self, keys: Sequence[OperationKey], start_s: Sequence[float], end_s: Sequence[float]) -> None:
         self.keys, self.start_s, self.end_s = keys, start_s, end_s
@@ -53,7 +53,7 @@ class Step:
 
 
 def find_dependencies(keys: Sequence[OperationKey], start_s: Sequence[float], end_s: Sequence[float]) -> Dependencies:
-    """Return what waits for what, by a step's times. Raises: DataError where the step makes no sense."""
+    """Return the dependencies, by a step's times. Raises: DataError where the step is inconsistent."""
     step = Step(keys, start_s, end_s)
     edges: Edges = []
     groups: list[list[int]] = []
@@ -80,7 +80,7 @@ def find_dependencies(keys: Sequence[OperationKey], start_s: Sequence[float], en
             describe=lambda number: str(keys[number]),
         )
     except TopologyError as error:
-        raise DataError(f"the order of the operations makes no sense: {error}") from error
+        raise DataError(f"the operations have no valid order: {error}") from error
     waits: list[set[int]] = [set() for _ in keys]
     for before, after in edges:
         waits[after].add(before)
@@ -92,7 +92,7 @@ def _chain(edges: Edges, numbers: Sequence[int]) -> None:
 
 
 def _add_backward_channels(step: Step, stage: int, computes: Sequence[int], edges: Edges) -> None:
-    """The first messages of the way back are posted when the last forward but one before a backward has ended."""
+    """Let the first backward messages wait for the compute that is two before the first backward."""
     first = next((at for at, number in enumerate(computes) if step.keys[number].kind == kinds.BACKWARD), 0)
     if first < 2:
         return
@@ -101,7 +101,7 @@ def _add_backward_channels(step: Step, stage: int, computes: Sequence[int], edge
 
 
 def _add_gathers(step: Step, stage: int, edges: Edges) -> None:
-    """A chunk's first forward waits for the chunk's last gather."""
+    """Let a chunk's first forward wait for the chunk's last gather."""
     forwards = step.by_start(step.of(stage, kinds.FORWARD))
     first_of = {step.keys[number].chunk: number for number in reversed(forwards)}
     last_gather = {step.keys[number].chunk: number for number in step.of(stage, kinds.PARAMS_GATHER)}
@@ -109,7 +109,7 @@ def _add_gathers(step: Step, stage: int, edges: Edges) -> None:
 
 
 def _add_ending(step: Step, stage: int, computes: Sequence[int], edges: Edges) -> None:
-    """What comes after the last backward, in the two orders that jobs have it in."""
+    """Add the operations after the last backward, in either of the two orders that jobs have."""
     scatters = step.of(stage, kinds.GRADS_SCATTER)
     is_overlapped = any(key.kind == kinds.SEPARATE_REDUCE for key in step.keys)
     begin = step.of(stage, kinds.GC)
@@ -130,7 +130,7 @@ def _add_ending(step: Step, stage: int, computes: Sequence[int], edges: Edges) -
 
 
 def _add_scatters(step: Step, stage: int, scatters: Sequence[int], edges: Edges) -> None:
-    """A chunk's first reduce-scatter waits for the chunk's last backward, in both its halves."""
+    """Let a chunk's first reduce-scatter wait for the chunk's last backward: dgrad and wgrad."""
     last_of: dict[int, int] = {}
     for number in step.of(stage, kinds.BACKWARD, kinds.BACKWARD_WEIGHT):
         chunk = step.keys[number].chunk
@@ -141,7 +141,7 @@ def _add_scatters(step: Step, stage: int, scatters: Sequence[int], edges: Edges)
 
 
 def _collective_groups(step: Step) -> list[list[int]]:
-    """Both ends of the pipeline sum the embedding's gradients; all stages clip together."""
+    """Return the pipeline's collectives: both end stages sum the embedding's gradients; all stages clip together."""
     ends = sorted({0, step.num_stages - 1})
     pairs = [step.of(stage, kinds.EMBEDDING_REDUCE) for stage in ends]
     clips = [step.of(stage, kinds.CLIP) for stage in range(step.num_stages)]

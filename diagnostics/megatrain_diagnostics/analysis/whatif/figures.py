@@ -1,26 +1,32 @@
-"""The figures under the names that the public tool gives them, and in words."""
+"""The figures under the names of the public tool, and as a sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from megatrain.contracts.texts import ranks_text
-from megatrain_diagnostics.analysis.whatif.metrics import DECOMPOSED_FROM, Decomposition, Explained, Parts, WhatIf
+from megatrain.formatting.lists import ranks_text
+from megatrain_diagnostics.analysis.whatif.metrics import (
+    DECOMPOSED_FROM,
+    Decomposition,
+    Explained,
+    PartSlowdowns,
+    WhatIf,
+)
 from megatrain_diagnostics.analysis.whatif.operations import JobShape
 
 STRAGGLING_FROM = 1.1
-"""A job is called straggling from this slowdown on (OSDI'25 sec. 4)."""
-MOST_OF_IT = 0.5
-"""A cause that explains at least this share of the slowdown is named."""
+"""A job with at least this slowdown is called straggling (OSDI'25 sec. 4)."""
+MIN_PART_EXPLAINED = 0.5
+"""A cause that explains at least this fraction of the slowdown is named."""
 _WAYS = (("dp_rank", "by_dp_rank"), ("stage", "by_stage"), ("optype", "by_optype"))
 
 
 def public_figures(result: WhatIf, shape: JobShape) -> dict[str, Any]:
     """Return all figures with the field names of the public tool's three result files.
 
-    Names that two of them share are in "mw" and "ms", and beside them where the figures are the same; parts of a
-    slowdown below 3 % are null, as there.
+    Names that two of the files share are in "mw" and "ms", and also at the top level where their figures are equal.
+    Parts of a slowdown below 3 % are null, as in those files.
     """
     blocking = result.parts if result.slowdown >= DECOMPOSED_FROM else None
     figures: dict[str, Any] = {
@@ -53,13 +59,13 @@ def public_figures(result: WhatIf, shape: JobShape) -> dict[str, Any]:
 
 
 def advice(result: WhatIf) -> str:
-    """Say in a sentence what the figures ask for."""
+    """Return the recommendation that follows from the figures, as a sentence."""
     if result.slowdown < STRAGGLING_FROM:
         return f"Stragglers cost less than {STRAGGLING_FROM - 1:.0%} of a step: nothing to do."
-    if result.workers.rem >= MOST_OF_IT:
+    if result.workers.rem >= MIN_PART_EXPLAINED:
         ranks = ranks_text(result.worst_ranks[:8]) + (" ..." if len(result.worst_ranks) > 8 else "")
         return f"A few workers explain most of it ({ranks}): check their hosts, or evict them."
-    if result.last_stage.rem >= MOST_OF_IT and result.has_stages:
+    if result.last_stage.rem >= MIN_PART_EXPLAINED and result.has_stages:
         return (
             "The last stage explains most of it: give it fewer layers with parallel.layers_per_chunk, since it "
             "computes the loss too."
@@ -67,7 +73,8 @@ def advice(result: WhatIf) -> str:
     worst = next(iter(result.parts.by_optype.overall), "")
     if worst.endswith("-compute"):
         return (
-            "Computes differ, but neither by worker nor by stage: sequences of uneven length or pauses of the host; "
+            "Computes differ, but neither by worker nor by stage: the cause is sequences of uneven length or "
+            "pauses of the host; "
             "`megatrain diag stragglers` distinguishes them."
         )
     return f"Most of it is {worst}: look at the network with `megatrain diag comm`."
@@ -76,7 +83,7 @@ def advice(result: WhatIf) -> str:
 def _part_figures(parts: Decomposition | None, attribute: str, is_overall: bool) -> dict[str, Any] | None:
     if parts is None:
         return None
-    chosen: Parts = getattr(parts, attribute)
+    chosen: PartSlowdowns = getattr(parts, attribute)
     return dict(chosen.overall) if is_overall else {str(step): row for step, row in chosen.per_step.items()}
 
 

@@ -1,9 +1,10 @@
-"""Our own spans as the operations that what-if analysis knows.
+"""Our own spans as the operations of what-if analysis.
 
 Tensor-parallel ranks become one row: for computes from the first start to the last end, for messages and collectives
-from the last start to the last end. What public traces hold and our spans do not becomes a row without duration:
-readers of the format expect it. A step runs from one optimizer to the next: gathers that a step starts behind its
-optimizer overlap with the next step, which need not be recorded in full, so they stand at the step's own begin.
+from the last start to the last end. Operations of public traces that our spans lack become rows without duration,
+because readers of the format expect them. A step runs from one optimizer to the next. Gathers that a step starts behind
+its optimizer overlap with the next step, which need not be recorded in full, so they are placed at the step's own
+begin.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.operations import Ints, JobShape, OperationTable
 from megatrain_diagnostics.analysis.whatif.span_fillers import add_missing_rows
-from megatrain_diagnostics.analysis.whatif.span_rows import KINDS, NUMBER_OF, Cells, Rows, latest_at
+from megatrain_diagnostics.analysis.whatif.span_rows import KINDS, NUMBER_OF, Cells, SpanRows, latest_at
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Spans, select
 
@@ -42,20 +43,20 @@ _KIND_OF = {
     Operation.OPTIMIZER: kinds.OPTIMIZER,
 }
 SPAN_OPERATIONS = tuple(operation.number for operation in (*_KIND_OF, Operation.DATA_WAIT))
-"""Numbers of the spans that are of use here."""
+"""Numbers of the operations whose spans are used here."""
 _BACKWARDS = (Operation.BACKWARD_COMPUTE.number, Operation.BACKWARD_WEIGHT_COMPUTE.number)
 _NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """When things begin and end, ns. By line, as tensor-parallel ranks are not abreast, but for `begin`."""
+    """Begin and end of operations in ns, by line, because tensor-parallel ranks are not aligned; `begin` is by cell."""
 
     last_backward: Ints
     clip: Ints
     optimizer: Ints
     begin: Ints
-    """Of the step, by cell; the same for all cells of a step."""
+    """Begin of the step, by cell; the same for all cells of a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,13 +69,13 @@ class SpanPlaces:
     stage: Ints
     dp_rank: Ints
     start_ns: Ints
-    """As the model counts it: gathers behind an optimizer stand at the begin of the step."""
+    """Start in the model: gathers behind an optimizer are placed at the begin of the step."""
 
 
 def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTable, JobShape]:
-    """Return the operations of the steps that were recorded in full, and who ran them.
+    """Return the operations of the steps that were recorded in full, and the job's shape.
 
-    spans: of the roster's round, times by one clock. Raises: DataError where no step was recorded in full.
+    spans: of the roster's round, with times of one clock. Raises: DataError where no step was recorded in full.
     """
     rows, cells, bounds = _numbered_rows(spans, roster)
     rows = _reduced_over_cells(_one_after_the_other(rows, bounds), cells.width)
@@ -84,7 +85,7 @@ def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTabl
 
 
 def places_of(spans: Spans, roster: Roster) -> SpanPlaces:
-    """Return which operation of `operations_of`, asked of the same spans, each span is a part of. Raises: DataError."""
+    """Return the operation of `operations_of`, for the same spans, that each span is a part of. Raises: DataError."""
     rows, cells, _ = _numbered_rows(spans, roster)
     kind, sequence, stage, dp_rank, start_ns = (np.full(len(spans.rank), -1, dtype=np.int64) for _ in range(5))
     kind[rows.span], sequence[rows.span], start_ns[rows.span] = rows.kind, rows.sequence, rows.start
@@ -92,7 +93,7 @@ def places_of(spans: Spans, roster: Roster) -> SpanPlaces:
     return SpanPlaces(kind, sequence, stage, dp_rank, start_ns)
 
 
-def _numbered_rows(spans: Spans, roster: Roster) -> tuple[Rows, Cells, _Bounds]:
+def _numbered_rows(spans: Spans, roster: Roster) -> tuple[SpanRows, Cells, _Bounds]:
     """Return a row for each span that has a place in a step that was recorded in full. Raises: DataError."""
     usable = np.flatnonzero(_is_usable(spans, roster))
     forward = spans.operation[usable] == Operation.FORWARD_COMPUTE.number
@@ -111,7 +112,7 @@ def _numbered_rows(spans: Spans, roster: Roster) -> tuple[Rows, Cells, _Bounds]:
 
 
 def _is_usable(spans: Spans, roster: Roster) -> NDArray[np.bool_]:
-    """Choose ended spans of ranks and computes that can be."""
+    """Choose ended spans with possible ranks and computes."""
     is_numbered = (spans.microbatch >= 0) & (spans.chunk >= 0)
     needs_number = np.isin(spans.operation, [operation.number for operation in _OF_A_MICROBATCH])
     usable: NDArray[np.bool_] = (
@@ -143,7 +144,7 @@ def _bounds(spans: Spans, cells: Cells) -> _Bounds:
     )
 
 
-def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> Rows:
+def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> SpanRows:
     """Return one row a span that has a place in the model."""
     kind_of = np.full(256, -1, dtype=np.int64)
     for operation, name in _KIND_OF.items():
@@ -157,13 +158,13 @@ def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> Rows:
     is_summed = np.isin(kind, [NUMBER_OF[kinds.NORM_REDUCE], NUMBER_OF[kinds.EMBEDDING_REDUCE]])
     # sums inside a forward, or of an optimizer's own norms, are part of these
     has_place = (kind >= 0) & (~is_summed | ((start >= last_backward) & (start < clip)))
-    # an evaluation's forwards bear the number of the step before it
+    # an evaluation's forwards carry the number of the step before it
     is_after = (start >= optimizer) & (optimizer > 0)
     has_place &= ~is_after | (kind == NUMBER_OF[kinds.PARAMS_GATHER])
     is_behind = (kind == NUMBER_OF[kinds.PARAMS_GATHER]) & (start >= clip) & (clip > 0)
     shift = np.where(is_behind, optimizer - bounds.begin[cell], 0)
     sequence, span = np.zeros_like(cell), np.arange(len(cell))
-    rows = Rows(kind, cell, tp_rank, start - shift, end - shift, sequence, spans.chunk, spans.microbatch, span)
+    rows = SpanRows(kind, cell, tp_rank, start - shift, end - shift, sequence, spans.chunk, spans.microbatch, span)
     return cells.numbered(rows.where(has_place))
 
 
@@ -172,7 +173,7 @@ def _behind_its_backward(
 ) -> Ints:
     """Let no reduce-scatter begin before the end of its chunk's last backward.
 
-    Buckets may travel beneath that backward. The model has them wait for it: what counts of them is what is left then.
+    Buckets may be reduced during that backward. In the model they wait for it, so only the time after it counts.
     """
     chunk_line = line * cells.num_chunks + np.maximum(spans.chunk, 0)
     is_backward = np.isin(spans.operation, _BACKWARDS)
@@ -182,11 +183,11 @@ def _behind_its_backward(
     return moved
 
 
-def _one_after_the_other(rows: Rows, bounds: _Bounds) -> Rows:
-    """Let each collective of the data-parallel group begin no earlier than the one before it has ended.
+def _one_after_the_other(rows: SpanRows, bounds: _Bounds) -> SpanRows:
+    """Let each collective of the data-parallel group begin no earlier than the end of the one before it.
 
-    A rank launches several ahead, and their spans overlap; the group carries them out in turn. What one waits for
-    another is not its own duration.
+    A rank launches several ahead, and their spans overlap, but the group runs them in turn. The wait for the one
+    before is not part of a collective's own duration.
     """
     chosen = np.flatnonzero(np.isin(rows.kind, [NUMBER_OF[kinds.PARAMS_GATHER], NUMBER_OF[kinds.GRADS_SCATTER]]))
     order = chosen[np.lexsort((rows.end[chosen], rows.start[chosen], rows.tp_rank[chosen], rows.cell[chosen]))]
@@ -196,7 +197,7 @@ def _one_after_the_other(rows: Rows, bounds: _Bounds) -> Rows:
     end = rows.end[order] - bounds.begin[rows.cell[order]]
     is_first = np.ones(len(order), dtype=bool)
     is_first[1:] = (np.diff(rows.cell[order]) != 0) | (np.diff(rows.tp_rank[order]) != 0)
-    # each lane in a range of its own: then one running maximum does for all
+    # each lane has a range of its own, so that one running maximum serves all
     lane = np.cumsum(is_first) * (int(end.max()) - int(start.min()) + 1)
     latest = np.maximum.accumulate(end + lane)
     before = np.where(is_first, start, np.roll(latest, 1) - lane)
@@ -205,8 +206,8 @@ def _one_after_the_other(rows: Rows, bounds: _Bounds) -> Rows:
     return replace(rows, start=moved)
 
 
-def _reduced_over_cells(rows: Rows, width: int) -> Rows:
-    """Return one row for each operation that all ranks of a cell have; a lone one is left out."""
+def _reduced_over_cells(rows: SpanRows, width: int) -> SpanRows:
+    """Return one row for each operation that all ranks of a cell have; others are left out."""
     order = np.lexsort((rows.tp_rank, rows.sequence, rows.kind, rows.cell))
     rows = rows.where(order)
     is_first = np.ones(len(order), dtype=bool)
@@ -221,17 +222,17 @@ def _reduced_over_cells(rows: Rows, width: int) -> Rows:
     return replace(reduced, start=start, end=end).where(counts == width)
 
 
-def _received_before_use(rows: Rows, cells: Cells) -> Rows:
+def _received_before_use(rows: SpanRows, cells: Cells) -> SpanRows:
     """Let no receive begin later than the compute that awaits it.
 
-    Of tensor-parallel ranks that are not abreast the last one's receive counts, and the first one's compute.
+    Of tensor-parallel ranks that are not aligned, the last one's receive and the first one's compute count.
     """
     compute = cells.computes_of(rows)
     is_receive = (compute >= 0) & rows.of(kinds.FORWARD_RECV, kinds.BACKWARD_RECV)
     return replace(rows, start=np.where(is_receive, np.minimum(rows.start, rows.start[compute]), rows.start))
 
 
-def _table(rows: Rows, cells: Cells) -> OperationTable:
+def _table(rows: SpanRows, cells: Cells) -> OperationTable:
     dp_rank, stage, step = cells.places(rows.cell)
     begin = np.full(len(cells.steps), np.iinfo(np.int64).max)
     np.minimum.at(begin, step, rows.start)

@@ -1,4 +1,4 @@
-"""The operations that what-if analysis knows, by their names in the public traces, and what is done with each.
+"""The operations of what-if analysis, by their names in the public traces, and how each is treated.
 
 Sources: "Understanding Stragglers in Large Model Training" (OSDI'25) sec. 3.2, and the README of its public traces.
 """
@@ -7,22 +7,22 @@ from __future__ import annotations
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 BACKWARD_WEIGHT = "backward-weight-compute"
-"""The half of a backward that nothing is sent after, where a schedule splits it. Ours: public traces do not split."""
+"""The wgrad of a backward that a schedule splits; nothing is sent after it. Ours: public traces do not split."""
 FORWARD_SEND, FORWARD_RECV = "forward-send", "forward-recv"
 BACKWARD_SEND, BACKWARD_RECV = "backward-send", "backward-recv"
 PARAMS_GATHER, GRADS_SCATTER = "params-all-gather", "grads-reduce-scatter"
 NORM_REDUCE, EMBEDDING_REDUCE = "layernorm-grads-all-reduce", "embedding-grads-all-reduce"
 SEPARATE_REDUCE = "separate-grads-all-reduce"
-"""Gradients beside the buckets. Where a trace has it, the other gradients are reduced while backwards still run."""
+"""Gradients outside the buckets. Where a trace has it, the other gradients are reduced while backwards still run."""
 CLIP, OPTIMIZER, GC = "optimizer-clip-main-grad", "optimizer", "gc"
 
 COMPUTES = frozenset({FORWARD, BACKWARD, BACKWARD_WEIGHT})
 MESSAGES = frozenset({FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV})
 COLLECTIVES = frozenset({PARAMS_GATHER, GRADS_SCATTER, SEPARATE_REDUCE, EMBEDDING_REDUCE, CLIP})
 SHARED = frozenset({PARAMS_GATHER, GRADS_SCATTER, SEPARATE_REDUCE, CLIP})
-"""No rank leaves before all data-parallel ranks have come."""
+"""Operations that no rank leaves before all data-parallel ranks have entered."""
 MEDIAN_KINDS = MESSAGES | COLLECTIVES | {NORM_REDUCE}
-"""Their ideal is the median: what flaps has a long tail. That of the others is the mean: work can be dealt anew."""
+"""Their ideal is the median, because communication has a long tail. Others have the mean: work can be redistributed."""
 KNOWN_KINDS = COMPUTES | MEDIAN_KINDS | {OPTIMIZER, GC}
 
 MESSAGE_CLASSES = {

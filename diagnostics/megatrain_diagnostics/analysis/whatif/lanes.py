@@ -1,7 +1,7 @@
 """From rows to lanes: each operation of the pipeline has a matrix of times [dp rank, step].
 
-All steps and data-parallel ranks must have the same operations. A step that does not, or whose times cannot be used, is
-left out and reported: one bad rank or clock costs the steps it is in, not the analysis.
+All steps and data-parallel ranks must have the same operations. A step with other operations, or with unusable times,
+is left out and reported: one bad rank or clock costs only the steps that it affects, not the analysis.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints, JobSh
 Mask = NDArray[np.bool_]
 
 LONGEST_STEP_S = 6 * 3600.0
-"""Longer than any step: such a spread of times within one is a clock that jumped, or times without meaning."""
+"""Longer than any step: such a range of times within one step means a clock that jumped, or invalid times."""
 CLOCK_JUMP_S = 60.0
-"""A step this much longer than the median of the steps AND ten times as long has a clock that jumped in it."""
+"""A step this much longer than the median of the steps AND ten times as long contains a jump of a clock."""
 MAX_CELLS = 1 << 28
-"""Operations x lanes: the largest table that is made. Traces of 12,288 ranks x 10 steps have 2^24."""
+"""Operations x lanes: the largest table. Traces of 12,288 ranks x 10 steps have 2^24."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Lanes:
 
     keys: tuple[OperationKey, ...]
     start_s: Floats
-    """From the step's first start."""
+    """Counted from the step's first start."""
     duration_s: Floats
     steps: Ints
     ranks: Ints
-    """Global rank, or the first of those that a row stands for."""
+    """Global rank, or the first of the ranks that a row stands for."""
     notes: tuple[str, ...]
-    """What was left out, a sentence each."""
+    """A sentence for each part that was left out."""
 
     @property
     def num_stages(self) -> int:
@@ -62,7 +62,7 @@ class Lanes:
 def make_lanes(table: OperationTable, shape: JobShape) -> Lanes:
     """Arrange rows by operation, data-parallel rank and step.
 
-    Raises: DataError where no step is whole, or rows name ranks or numbers that cannot be.
+    Raises: DataError where no step is complete, or rows have impossible ranks or numbers.
     """
     notes: list[str] = []
     table = _known_rows(table, notes)
@@ -101,7 +101,7 @@ def median(values: Floats) -> float:
 
 @dataclass(slots=True, eq=False)
 class _Places:
-    """Where each row goes: `cell` counts operation, dp rank and step; `operations` are codes in order."""
+    """Place of each row: `cell` counts operation, dp rank and step; `operations` are codes in order."""
 
     cell: Ints
     operations: Ints
@@ -119,19 +119,19 @@ class _Places:
 
 def _known_rows(table: OperationTable, notes: list[str]) -> OperationTable:
     if not table.num_rows:
-        raise DataError("the trace holds no operation")
+        raise DataError("the trace contains no operations")
     combined = [kind for kind in table.kinds if kind.startswith(("forward-send-", "backward-send-"))]
     if combined:
-        raise DataError(f"messages sent and received in one operation are not understood: {', '.join(combined)}")
+        raise DataError(f"operations that both send and receive are not supported: {', '.join(combined)}")
     unknown = [number for number, kind in enumerate(table.kinds) if kind not in KNOWN_KINDS]
     if not unknown:
         return table
     is_known = ~np.isin(table.kind, unknown)
     if not is_known.all():
         names = ", ".join(repr(table.kinds[number]) for number in unknown if (table.kind == number).any())
-        notes.append(f"operations that the model has no place for are left out: {names}")
+        notes.append(f"operations outside the model are left out: {names}")
     if not is_known.any():
-        raise DataError(f"the trace holds no operation that is known; {notes[-1]}")
+        raise DataError(f"the trace contains no known operation; {notes[-1]}")
     return table.where(is_known)
 
 
@@ -151,7 +151,7 @@ def _places(table: OperationTable, steps: Ints, num_stages: int, num_dp: int) ->
     num_sequences = int(table.sequence.max()) + 1
     num_codes = num_stages * len(table.kinds) * num_sequences
     if num_codes > MAX_CELLS:
-        raise DataError(f"seq_id goes up to {num_sequences - 1}: too much for {table.num_rows} operations")
+        raise DataError(f"seq_id goes up to {num_sequences - 1}: too large for {table.num_rows} operations")
     code = (table.stage * len(table.kinds) + table.kind) * num_sequences + table.sequence
     is_there = np.zeros(num_codes, dtype=bool)
     is_there[code] = True
@@ -171,7 +171,7 @@ def _places(table: OperationTable, steps: Ints, num_stages: int, num_dp: int) ->
 
 
 def _whole_steps(table: OperationTable, steps: Ints, place: _Places, num_dp: int, notes: list[str]) -> Mask:
-    """Return which steps have each usual operation once on each rank, no others, and times that are numbers."""
+    """Return which steps have each usual operation once on each rank, no others, and only finite times."""
     counts = np.bincount(place.cell, minlength=int(np.prod(place.shape))).reshape(place.shape)
     place.is_usual = (counts > 0).sum(axis=(1, 2)) * 2 > num_dp * len(steps)
     usual = place.is_usual[:, np.newaxis, np.newaxis]
@@ -185,7 +185,7 @@ def _whole_steps(table: OperationTable, steps: Ints, place: _Places, num_dp: int
             for number, what in (
                 (int(num_missing[index]), f"missing ({_who_lacks(counts[:, :, index], usual[:, :, 0])})"),
                 (int(num_surplus[index]), "that most steps do not have"),
-                (int(num_bad[index]), "with a time that is negative or no number"),
+                (int(num_bad[index]), "with a time that is negative or not a number"),
             )
             if number
         ]
@@ -213,7 +213,7 @@ def _without_jumps(start_s: Floats, duration_s: Floats, steps: Ints, notes: list
 
 
 def _keys(table: OperationTable, place: _Places, num_dp: int) -> tuple[OperationKey, ...]:
-    """Describe the usual operations; chunks are those that the first data-parallel rank tells of."""
+    """Describe the usual operations; chunks are those of the first data-parallel rank."""
     row_of = np.full(len(place.operations), -1, dtype=np.int64)
     for rows in _rows_of_last_choice(table):
         row_of[place.operation_of[rows]] = rows
@@ -226,7 +226,7 @@ def _keys(table: OperationTable, place: _Places, num_dp: int) -> tuple[Operation
 
 
 def _rows_of_last_choice(table: OperationTable) -> Iterator[Ints]:
-    """Yield all rows, then those of data-parallel rank 0: what comes later counts."""
+    """Yield all rows, then those of data-parallel rank 0: later rows take precedence."""
     yield np.arange(table.num_rows)
     yield np.flatnonzero(table.dp_rank == 0)
 

@@ -1,9 +1,10 @@
-"""Messages between stages: which compute each belongs to, and which send meets which receive.
+"""Messages between stages: the compute of each message, and the receive of each send.
 
-Traces do not say it: the n-th receive of a direction belongs to its n-th compute. Traces hold messages that were never
-sent: at the step's rim (a receive posted after the last compute started, a send that ended before the first one did),
-and, where stages have several chunks, those of the model's input and loss. What is left pairs in order of start.
-Source: the README of the public traces (OSDI'25 artifact); which messages are there was seen in its traces.
+Traces do not contain these relations: the n-th receive of a direction belongs to its n-th compute. Traces hold messages
+that were never sent: at the step's edges (a receive posted after the last compute started, a send that ended before the
+first one did), and, where stages have several chunks, those of the model's input and loss. The others pair in order of
+their starts.
+Source: the README of the public traces (OSDI'25 artifact); which messages exist was seen in its traces.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _DIRECTIONS = (
     (kinds.FORWARD, kinds.FORWARD_SEND, kinds.FORWARD_RECV, 1),
     (kinds.BACKWARD, kinds.BACKWARD_SEND, kinds.BACKWARD_RECV, -1),
 )
-"""Compute, its send, its receive, and how far along the model the send goes."""
+"""Compute, its send, its receive, and the direction of the send along the model."""
 
 
 class StepOfOperations(Protocol):
-    """What is asked of a step here."""
+    """The attributes of a step that are used here."""
 
     keys: Sequence[OperationKey]
     start_s: Sequence[float]
@@ -43,7 +44,7 @@ class StepOfOperations(Protocol):
 
 
 def add_messages(step: StepOfOperations, edges: Edges, groups: list[list[int]]) -> None:
-    """Add what messages wait for, what waits for them, and which ends belong together.
+    """Add the dependencies of messages, the computes that wait for them, and the pairs of sends and receives.
 
     Raises: DataError where messages and computes, or sends and receives, do not match in number.
     """
@@ -63,7 +64,7 @@ def add_messages(step: StepOfOperations, edges: Edges, groups: list[list[int]]) 
             if len(sends[stage]) != len(receives[peer]):
                 raise DataError(
                     f"stage {stage} has {len(sends[stage])} {send_kind} and stage {peer} {len(receives[peer])} "
-                    f"{receive_kind} in a step; they must be as many"
+                    f"{receive_kind} in a step; the two counts must be equal"
                 )
             groups += ([send, receive] for send, receive in zip(sends[stage], receives[peer], strict=True))
 
@@ -71,7 +72,7 @@ def add_messages(step: StepOfOperations, edges: Edges, groups: list[list[int]]) 
 def _sends(
     step: StepOfOperations, computes: Sequence[int], posted: Sequence[int], towards: int, edges: Edges
 ) -> list[int]:
-    """Let each send wait for its compute; return the sends that somebody receives."""
+    """Let each send wait for its compute; return the sends that have a receiver."""
     first_end = min((step.end_s[number] for number in computes), default=0.0)
     sent = [number for number in posted if step.end_s[number] >= first_end - CLOCK_ERROR_S]
     _check_number(step, computes, sent)
@@ -83,11 +84,11 @@ def _sends(
 def _receives(
     step: StepOfOperations, computes: Sequence[int], awaited: Sequence[int], towards: int, edges: Edges
 ) -> list[int]:
-    """Let each compute wait for its receive, and that for the compute before; return those that somebody sends."""
+    """Let each compute wait for its receive, and the receive for the compute before; return those with a sender."""
     last_start = max((step.start_s[number] for number in computes), default=0.0)
     received = [number for number in awaited if step.start_s[number] <= last_start + CLOCK_ERROR_S]
     _check_number(step, computes, received)
-    first = 1 if len(received) + 1 == len(computes) else 0  # the first compute's is the one that may not be there
+    first = 1 if len(received) + 1 == len(computes) else 0  # only the first compute may lack a receive
     matched = list(zip(computes[first:], received, strict=False))
     edges += ((receive, compute) for compute, receive in matched)
     edges += ((computes[at - 1], receive) for at, (_, receive) in enumerate(matched, first) if at)
@@ -98,7 +99,7 @@ def _check_number(step: StepOfOperations, computes: Sequence[int], messages: Seq
     if len(messages) not in (0, len(computes) - 1, len(computes)):
         raise DataError(
             f"stage {step.keys[messages[0]].stage} has {len(messages)} {step.keys[messages[0]].kind} for "
-            f"{len(computes)} computes in a step; there must be one each, at most one less, or none"
+            f"{len(computes)} computes in a step; expected one for each compute, one fewer, or none"
         )
 
 

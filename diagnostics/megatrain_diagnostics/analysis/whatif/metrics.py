@@ -1,9 +1,10 @@
 """The figures of what-if analysis: how much slower a job is than it would be without stragglers, and which ranks cause
 it.
 
-S is the step time as measured over the ideal one. S of a part (kind of operation, data-parallel rank, stage) is that of
-a job where all but this part is ideal. M_W and M_S are the shares of the slowdown that would go if the slowest 3 % of
-the workers, or the last stage, were ideal. The launch figures are what gaps between operations cost: S leaves them out.
+S is the measured step time over the ideal one. S of a part (kind of operation, data-parallel rank, stage) is that of a
+job where all except this part is ideal. M_W and M_S are the fractions of the slowdown that would vanish if the slowest
+3 % of the workers, or the last stage, were ideal. The launch figures are the cost of gaps between operations, which S
+leaves out.
 Source: OSDI'25 sec. 3.2 (eq. 1, 2, 4, 5) and sec. 5.2.
 """
 
@@ -22,18 +23,18 @@ from megatrain_diagnostics.analysis.whatif.model import ReplayModel
 from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints
 
 WORST_WORKERS = 0.03
-"""Share of the workers that M_W makes ideal."""
+"""Fraction of the workers that M_W makes ideal."""
 DECOMPOSED_FROM = 1.03
-"""A slowdown below this has no parts worth telling; the public tool leaves them out, too."""
+"""Parts of a slowdown below this are not reported; the public tool leaves them out, too."""
 FIRST_OPERATION = "first-op"
-"""What starts a stage's step: when gaps are reported by operation it is a separate class (the data loader's)."""
+"""The operation that starts a stage's step: its gap is a class of its own (that of the data loader)."""
 
 Mask = NDArray[np.bool_]
 Name = TypeVar("Name", int, str)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PartSlowdowns:
     """Slowdowns of parts, over all steps and by step: the slowest first."""
 
     overall: dict[str, float]
@@ -42,19 +43,19 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """The slowdown of everything by its parts."""
+    """The slowdown of the whole job by its parts."""
 
-    by_optype: Parts
-    by_dp_rank: Parts
-    by_stage: Parts
+    by_optype: PartSlowdowns
+    by_dp_rank: PartSlowdowns
+    by_stage: PartSlowdowns
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What a part of the job explains of the slowdown. Units: seconds a step."""
+    """Which part of the slowdown a part of the job explains. Units: seconds a step."""
 
     trem: float
-    """As measured, with this part ideal."""
+    """Measured, with this part ideal."""
     tadd: float
     """Ideal, with this part as measured."""
     tori: float
@@ -62,7 +63,7 @@ class Explained:
 
     @property
     def rem(self) -> float:
-        """The share of the slowdown that goes with the part; 0 where nothing is slow."""
+        """The fraction of the slowdown that vanishes with the part; 0 without a slowdown."""
         return self._share(self.tori - self.trem)
 
     @property
@@ -80,12 +81,12 @@ class WhatIf:
 
     measured_s: dict[int, float]
     without_gaps_s: dict[int, float]
-    """All durations as measured, nothing between operations: what slowdowns compare with the ideal."""
+    """All durations as measured, without gaps between operations: slowdowns compare this with the ideal."""
     ideal_s: dict[int, float]
     launch_slowdown: float
     launch_slowdown_by_step: dict[int, float]
     slowdown: float
-    """S."""
+    """S, the measured step time over the ideal one."""
     slowdown_by_step: dict[int, float]
     parts: Decomposition
     launch_parts: Decomposition | None
@@ -94,7 +95,7 @@ class WhatIf:
     """M_W is `workers.rem`."""
     worst_ranks: tuple[int, ...]
     last_stage: Explained
-    """M_S is `last_stage.rem`; without a pipeline it stands for all ranks and says nothing."""
+    """M_S is `last_stage.rem`; without a pipeline it covers all ranks and has no meaning."""
     notes: tuple[str, ...]
 
     @property
@@ -103,7 +104,7 @@ class WhatIf:
 
     @property
     def waste(self) -> float:
-        """The share of all GPU-hours that stragglers cost."""
+        """The fraction of all GPU-hours that stragglers cost."""
         return max(0.0, 1.0 - 1.0 / self.slowdown)
 
 
@@ -142,9 +143,9 @@ def what_if(model: ReplayModel) -> WhatIf:
 
 
 def gain_without(model: ReplayModel, ranks: Collection[int]) -> float:
-    """Return how many seconds a step would be shorter if these ranks were ideal; ranks of no row gain nothing.
+    """Return how many seconds a step would be shorter if these ranks were ideal; a rank without a row gains nothing.
 
-    A row stands for the ranks from its own up to the next row's: all ranks of its tensor-parallel group.
+    A row stands for its own rank up to the next row's: all ranks of its tensor-parallel group.
     """
     width = model.shape.tp_size * model.shape.dsp_size
     cells = np.isin(model.lanes.ranks, [rank - shift for rank in ranks for shift in range(width)])
@@ -161,7 +162,7 @@ def _explain(model: ReplayModel, cells: Mask, tori: float, tideal: float) -> Exp
 
 
 def _worst_cells(model: ReplayModel, parts: Decomposition) -> Mask:
-    """Return the slowest workers; a worker's slowdown is about the lesser of its dp rank's and its stage's."""
+    """Return the slowest workers; a worker's slowdown is about the smaller of its dp rank's and its stage's."""
     ranks = model.lanes.ranks
     by_rank = [parts.by_dp_rank.overall[str(dp)] for dp in range(ranks.shape[0])]
     by_stage = [parts.by_stage.overall[str(stage)] for stage in range(ranks.shape[1])]
@@ -190,7 +191,7 @@ def _decompose(model: ReplayModel, ideal: Floats) -> Decomposition:
 
 
 def _decompose_gaps(model: ReplayModel, simulated: Floats) -> Decomposition:
-    """Return what the gaps before operations cost, by class of operation, data-parallel rank and stage."""
+    """Return the cost of the gaps before operations, by class of operation, data-parallel rank and stage."""
     late = model.late_s
 
     def of_class(name: str) -> Floats:
@@ -226,9 +227,9 @@ def _gap_class(key: OperationKey) -> str:
     return FIRST_OPERATION if key.kind == first and key.sequence == 0 else kinds.class_of(key.kind)
 
 
-def _parts(times: dict[str, Floats], reference: Floats, steps: Ints) -> Parts:
+def _parts(times: dict[str, Floats], reference: Floats, steps: Ints) -> PartSlowdowns:
     ratios = {name: _ratios(step_times, reference) for name, step_times in times.items()}
-    return Parts(
+    return PartSlowdowns(
         overall=_by_size({name: _ratio(step_times.mean(), reference.mean()) for name, step_times in times.items()}),
         per_step={
             step: _by_size({name: float(ratio[index]) for name, ratio in ratios.items()})
@@ -251,6 +252,6 @@ def _ratio(value: float, reference: float) -> float:
 
 
 def _ratios(values: Floats, references: Floats) -> Floats:
-    is_told = references > 0.0
-    ratios: Floats = np.where(is_told, values, 1.0) / np.where(is_told, references, 1.0)
+    is_defined = references > 0.0
+    ratios: Floats = np.where(is_defined, values, 1.0) / np.where(is_defined, references, 1.0)
     return ratios

@@ -1,9 +1,9 @@
 """A job's steps as a model that can be replayed with other durations.
 
-What an operation takes is its duration, for messages and collectives the time from the latest start of all who take
-part to its own end, so that waiting is not counted. Its ideal is the mean, for communication the median, of its kind
-over all steps, stages and data-parallel ranks. A replay with what was measured is the job without gaps; a replay with
-ideals is the job without stragglers; both are simulated, so that the simulator's error cancels in their ratio.
+An operation takes its duration; a message or collective takes the time from the latest start of all participants to its
+own end, so that waiting is not counted. The ideal of an operation is the mean, for communication the median, of its
+kind over all steps, stages and data-parallel ranks. A replay with measured durations is the job without gaps; a replay
+with ideals is the job without stragglers. Both are simulated, so that the simulator's error cancels in their ratio.
 Source: OSDI'25 sec. 3.
 """
 
@@ -23,7 +23,7 @@ from megatrain_diagnostics.analysis.whatif.lanes import Lanes, OperationKey, mak
 from megatrain_diagnostics.analysis.whatif.operations import Floats, JobShape, OperationTable
 
 CLOCK_TOLERANCE_S = 0.01
-"""By so much clocks may disagree; what is more negative than that counts as nothing."""
+"""By how much clocks may disagree; a value more negative than that counts as zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class ReplayModel:
     taken_s: Floats
     ideal_s: Floats
     late_s: Floats
-    """How long after all that it waits for in its own rank an operation started: what the host did meanwhile."""
+    """Delay of an operation's start after the end of all its dependencies in its own rank: time of the host."""
 
     @property
     def keys(self) -> tuple[OperationKey, ...]:
@@ -51,17 +51,17 @@ class ReplayModel:
         return int(self.taken_s.shape[2])
 
     def measured_s(self) -> Floats:
-        """Return how long each step took, by its own times."""
+        """Return the duration of each step, by its own times."""
         ends: Floats = (self.lanes.start_s + self.lanes.duration_s).max(axis=(0, 1))
         return ends
 
     def choose(self, is_measured: Callable[[OperationKey], bool]) -> Floats:
-        """Return the ends of all operations when those chosen take what was measured, the others their ideal."""
+        """Return the ends of all operations when the chosen ones take their measured time, the others their ideal."""
         chosen = [is_measured(key) for key in self.keys]
         return self._replay(lambda number: self.taken_s[number] if chosen[number] else self.ideal_s[number])
 
     def choose_cells(self, is_measured: NDArray[np.bool_]) -> Floats:
-        """Return the ends when the ranks chosen, as [dp rank, stage], take what was measured, the others the ideal."""
+        """Return the ends when the chosen ranks, as [dp rank, stage], take the measured time, others the ideal."""
 
         def durations(number: int) -> Floats | float:
             cells = is_measured[:, self.keys[number].stage]
@@ -80,11 +80,11 @@ class ReplayModel:
         )
 
     def ideal_ends(self) -> Floats:
-        """Return the ends when everything is ideal, shape [operation, 1, 1]: all ranks and steps are the same."""
+        """Return the ends when everything is ideal, shape [operation, 1, 1]: equal for all ranks and steps."""
         return evaluate_replicas(self.dependencies.graph, 1, 1, lambda number: self.ideal_s[number])
 
     def one_rank_ends(self) -> Floats:
-        """Return the ends of as many scenarios as there are dp ranks: in each one is as measured, the others ideal.
+        """Return the ends of one scenario per dp rank: that rank as measured, the others ideal.
 
         Shapes: [operation, 2, dp rank * step]. All ideal ranks are the same, so one stands for all of them.
         """
@@ -100,7 +100,7 @@ class ReplayModel:
         return evaluate_replicas(self.dependencies.graph, num_replicas, num_columns, durations)
 
     def last_ends(self, ends: Floats) -> Floats:
-        """Return when the last optimizer has ended, by step; of all operations where a trace has no optimizer."""
+        """Return the end of the last optimizer, by step; of all operations where a trace has no optimizer."""
         numbers = [number for number, key in enumerate(self.keys) if key.kind == kinds.OPTIMIZER]
         last: Floats = (ends[numbers] if numbers else ends).max(axis=(0, 1))
         return last
@@ -110,7 +110,7 @@ class ReplayModel:
 
 
 def make_model(table: OperationTable, shape: JobShape) -> ReplayModel:
-    """Return the model of the steps in a table. Raises: DataError where no step can be used."""
+    """Return the model of the steps in a table. Raises: DataError where no step is usable."""
     lanes = make_lanes(table, shape)
     first_start = lanes.start_s[:, 0, 0]
     first_end = first_start + lanes.duration_s[:, 0, 0]
@@ -120,7 +120,7 @@ def make_model(table: OperationTable, shape: JobShape) -> ReplayModel:
 
 
 def _taken(lanes: Lanes, dependencies: Dependencies) -> Floats:
-    """Return what operations take without waiting for others."""
+    """Return the durations of operations without waiting for others."""
     taken = lanes.duration_s.copy()
     members: dict[int, list[int]] = defaultdict(list)
     for number, group in enumerate(dependencies.group):

@@ -15,12 +15,12 @@ Floats = NDArray[np.float64]
 
 
 PUBLIC_NAMES = {"num_chunks": "vpp_size"}
-"""What the public format calls otherwise."""
+"""Names that differ in the public format."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """Who ran the steps. The public format keeps it beside the trace.
+    """Sizes of the job that ran the steps. The public format keeps them beside the trace.
 
     Raises: DataError for sizes that do not fit together.
     """
@@ -33,7 +33,7 @@ class JobShape:
     dsp_size: int = 1
     """Ranks that share a data-parallel rank's sequences (context parallelism): one row stands for all of them."""
     num_chunks: int = 1
-    """Of a stage."""
+    """Chunks of a stage."""
     world_size: int = 1
 
     def __post_init__(self) -> None:
@@ -48,19 +48,19 @@ class JobShape:
             )
 
     def public(self) -> dict[str, Any]:
-        """Return the values by the names that the public format has for them."""
+        """Return the values by their names in the public format."""
         return {PUBLIC_NAMES.get(one.name, one.name): getattr(self, one.name) for one in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperationTable:
-    """One row an operation of a (data-parallel rank, stage). Shapes: all columns [rows]; times in seconds.
+    """One row per operation of a (data-parallel rank, stage). Shapes: all columns [rows]; times in seconds.
 
-    Times need a common zero within a step only. -1 stands for a chunk or micro-batch that an operation does not have.
+    Times need a common zero only within a step. -1 stands for a chunk or micro-batch that an operation does not have.
     """
 
     kinds: tuple[str, ...]
-    """Names that `kind` counts in."""
+    """Names that `kind` indexes."""
     dp_rank: Ints
     stage: Ints
     rank: Ints
@@ -69,7 +69,7 @@ class OperationTable:
     start_s: Floats
     duration_s: Floats
     sequence: Ints
-    """Place among the operations of this kind in this step of this rank, by start, from 0."""
+    """Index among the operations of this kind in this step of this rank, by start, from 0."""
     chunk: Ints
     """Model chunk on the stage."""
     model_chunk: Ints

@@ -1,4 +1,4 @@
-"""What public traces have and our spans do not: chunks of collectives, messages never sent, empty operations."""
+"""Parts of public traces that our spans lack: chunks of collectives, messages never sent, empty operations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.operations import Ints
-from megatrain_diagnostics.analysis.whatif.span_rows import NUMBER_OF, Cells, Rows, latest_at
+from megatrain_diagnostics.analysis.whatif.span_rows import NUMBER_OF, Cells, SpanRows, latest_at
 
 
-def add_missing_rows(rows: Rows, cells: Cells) -> Rows:
-    """Return the rows, chunks of gathers and reduce-scatters filled in, with all that readers of the format expect."""
+def add_missing_rows(rows: SpanRows, cells: Cells) -> SpanRows:
+    """Return the rows with chunks of gathers and reduce-scatters, and all rows that readers of the format expect."""
     rows = replace(rows, chunk=_chunks(rows, cells))
     if cells.num_chunks > 1 and cells.layout.pp_size > 1:
         rows = rows.and_also(*_unsent_messages(rows, cells))
@@ -21,8 +21,8 @@ def add_missing_rows(rows: Rows, cells: Cells) -> Rows:
     return rows.and_also(*_empty_operations(rows, cells))
 
 
-def _chunks(rows: Rows, cells: Cells) -> Ints:
-    """Deal the collectives of a cell to its chunks: gathers from the first on, reduce-scatters from the last."""
+def _chunks(rows: SpanRows, cells: Cells) -> Ints:
+    """Assign the collectives of a cell to its chunks: gathers from the first on, reduce-scatters from the last."""
     chunk = rows.chunk.astype(np.int64)
     for kind, is_reversed in ((kinds.PARAMS_GATHER, False), (kinds.GRADS_SCATTER, True)):
         chosen = rows.of(kind)
@@ -30,13 +30,13 @@ def _chunks(rows: Rows, cells: Cells) -> Ints:
         each = np.maximum(counts // cells.num_chunks, 1)
         dealt = rows.sequence[chosen] // each
         dealt = cells.num_chunks - 1 - dealt if is_reversed else dealt
-        # where they cannot be dealt evenly, all wait for the first chunk, which is gathered first and reduced last
+        # a number that does not divide evenly goes to the first chunk, which is gathered first and reduced last
         chunk[chosen] = np.where(counts % cells.num_chunks == 0, dealt, 0)
     return chunk
 
 
-def _unsent_messages(rows: Rows, cells: Cells) -> list[Rows]:
-    """Where stages have several chunks, traces hold messages of the model's input and loss too, without duration."""
+def _unsent_messages(rows: SpanRows, cells: Cells) -> list[SpanRows]:
+    """Return the messages of the model's input and loss, without duration: for stages with several chunks."""
     _, stage, _ = cells.places(rows.cell)
     model_chunk = cells.model_chunk(stage, rows.chunk)
     is_input = model_chunk == 0
@@ -53,19 +53,19 @@ def _unsent_messages(rows: Rows, cells: Cells) -> list[Rows]:
     ]
 
 
-def _without_duration(computes: Rows, kind: str, at_end: bool) -> Rows:
+def _without_duration(computes: SpanRows, kind: str, at_end: bool) -> SpanRows:
     time = computes.end if at_end else computes.start
     made = np.full_like(computes.kind, NUMBER_OF[kind])
     return replace(computes, kind=made, start=time, end=time, span=np.full_like(computes.span, -1))
 
 
-def _in_order(rows: Rows, cells: Cells) -> Rows:
+def _in_order(rows: SpanRows, cells: Cells) -> SpanRows:
     """Let the messages of a kind begin in the order of their computes, as those of one channel do."""
     order = np.lexsort((rows.sequence, rows.kind, rows.cell))
     rows = rows.where(order)
     line = rows.cell * (len(NUMBER_OF) + 1) + rows.kind
     is_message = rows.of(*kinds.MESSAGES)
-    # a receive without a sender begins as its compute does, the next one is posted just before: move that up to it
+    # a receive without a sender begins with its compute, after the next one was posted: that one is moved to its begin
     start = rows.start.copy()
     times, place = np.unique(start, return_inverse=True)
     offset = np.cumsum(np.append(0, np.diff(line) != 0))[: len(line)] * len(times)
@@ -74,8 +74,8 @@ def _in_order(rows: Rows, cells: Cells) -> Rows:
     return replace(rows, start=start, end=np.maximum(rows.end, start))
 
 
-def _empty_operations(rows: Rows, cells: Cells) -> list[Rows]:
-    """Return one row a cell for each kind that this job does not have; joint ones end where the last of them begins."""
+def _empty_operations(rows: SpanRows, cells: Cells) -> list[SpanRows]:
+    """Return one row per cell for each kind that this job lacks; joint ones end when the last of them begins."""
     backward_end = latest_at(cells.num_cells, rows.cell, rows.end, rows.of(*kinds.COMPUTES))
     ready = np.maximum(backward_end, latest_at(cells.num_cells, rows.cell, rows.end, rows.of(kinds.GRADS_SCATTER)))
     clip = np.maximum(ready, latest_at(cells.num_cells, rows.cell, rows.start, rows.of(kinds.CLIP)))
@@ -105,11 +105,11 @@ def _latest_of_replicas(times: Ints, cells: Cells) -> Ints:
     return np.broadcast_to(shaped.max(axis=0, keepdims=True), shaped.shape).reshape(-1)
 
 
-def _rows_at(kind: str, cell: Ints, start: Ints, end: Ints, chunk: int = -1) -> Rows:
+def _rows_at(kind: str, cell: Ints, start: Ints, end: Ints, chunk: int = -1) -> SpanRows:
     def every(value: int) -> NDArray[np.int64]:
         return np.full(len(cell), value, dtype=np.int64)
 
     begin, finish = start[cell], end[cell]
-    return Rows(
+    return SpanRows(
         every(NUMBER_OF[kind]), cell, every(0), begin, finish, every(0), every(chunk), every(-1), span=every(-1)
     )

@@ -1,4 +1,4 @@
-"""Rows of operations by cell, a cell being one data-parallel rank's stage in one step."""
+"""Rows of operations by cell; a cell is one data-parallel rank's stage in one step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.layout import Layout
-from megatrain.schedule import Placement
+from megatrain.schedule import ChunkPlacement
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.operations import Ints
 
@@ -22,7 +22,7 @@ _COMPUTE_OF = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class SpanRows:
     """Columns of equal length; times in ns."""
 
     kind: Ints
@@ -34,18 +34,18 @@ class Rows:
     chunk: NDArray[Any]
     microbatch: NDArray[Any]
     span: Ints
-    """Which of the spans it was made from; -1: none."""
+    """Index of the span of which a row was made; -1: none."""
 
-    def where(self, chosen: NDArray[np.bool_] | Ints) -> Rows:
-        return Rows(*(getattr(self, one.name)[chosen] for one in fields(self)))
+    def where(self, chosen: NDArray[np.bool_] | Ints) -> SpanRows:
+        return SpanRows(*(getattr(self, one.name)[chosen] for one in fields(self)))
 
     def of(self, *names: str) -> NDArray[np.bool_]:
         """Return which rows are of these kinds."""
         return np.isin(self.kind, [NUMBER_OF[name] for name in names])
 
-    def and_also(self, *others: Rows) -> Rows:
+    def and_also(self, *others: SpanRows) -> SpanRows:
         parts = (self, *others)
-        return Rows(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(self)))
+        return SpanRows(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(self)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,8 +61,8 @@ class Cells:
         return self.layout.dp_size * self.layout.pp_size
 
     def model_chunk(self, stage: Ints, chunk: NDArray[Any]) -> Ints:
-        """Return which parts of the model are these chunks of these stages."""
-        placement = Placement(self.layout.pp_size, self.num_chunks)
+        """Return the model chunks of these chunks of these stages."""
+        placement = ChunkPlacement(self.layout.pp_size, self.num_chunks)
         stages, chunks = range(placement.pp_size), range(placement.num_chunks)
         by_stage = np.array([[placement.model_chunk(one, other) for other in chunks] for one in stages])
         parts: Ints = by_stage[stage, chunk]
@@ -84,11 +84,11 @@ class Cells:
 
     @property
     def width(self) -> int:
-        """Ranks that share a cell: those of a stage who compute the same samples together."""
+        """Number of ranks in a cell: those of a stage that compute the same samples together."""
         return self.layout.stride("dp")
 
     def tp_rank(self, rank: NDArray[Any]) -> Ints:
-        """Return the places of ranks in their cells, along tp and what else lies inside dp."""
+        """Return the places of ranks in their cells, along tp and the other axes inside dp."""
         return rank.astype(np.int64) % self.width
 
     def line(self, cell: Ints, tp_rank: Ints) -> Ints:
@@ -101,10 +101,10 @@ class Cells:
         dp_rank, stage = np.divmod(pipeline, self.layout.pp_size)
         return dp_rank, stage, step
 
-    def numbered(self, rows: Rows) -> Rows:
-        """Number the operations of a kind within each tp rank's cell: by start, messages as their computes.
+    def numbered(self, rows: SpanRows) -> SpanRows:
+        """Number the operations of a kind within each tp rank's cell, by start.
 
-        A message whose compute is not there has no number and is left out.
+        A message takes the number of its compute; a message without its compute is left out.
         """
         order = np.lexsort((rows.start, rows.kind, rows.tp_rank, rows.cell))
         rows = rows.where(order)
@@ -117,8 +117,8 @@ class Cells:
         sequence = np.where(compute >= 0, sequence[compute], sequence)
         return replace(rows, sequence=sequence).where(~rows.of(*kinds.MESSAGES) | (compute >= 0))
 
-    def computes_of(self, rows: Rows) -> Ints:
-        """Return of each message the row of its compute; -1 where that is not there, and of what is no message."""
+    def computes_of(self, rows: SpanRows) -> Ints:
+        """Return the row of each message's compute; -1 where it is missing, and for rows that are no messages."""
         compute_kind = np.full(len(KINDS), -1, dtype=np.int64)
         for message, compute in _COMPUTE_OF.items():
             compute_kind[NUMBER_OF[message]] = NUMBER_OF[compute]
@@ -132,7 +132,7 @@ class Cells:
         found[messages] = np.where(known[at] == identity[messages], computes[first][at], -1)
         return found
 
-    def _identity(self, rows: Rows, kind: Ints) -> Ints:
+    def _identity(self, rows: SpanRows, kind: Ints) -> Ints:
         """Return a number for (cell, tensor-parallel rank, kind, chunk, micro-batch)."""
         line = self.line(rows.cell, rows.tp_rank) * len(KINDS) + kind
         num_microbatches = int(rows.microbatch.max(initial=0)) + 1

@@ -1,1 +1,3 @@
-"""What people ask for through the page: checked, limited, audited, then asked of the driver or written to etcd."""
+"""Actions that people request through the page. Each is checked, rate-limited and audited, and then sent to the driver
+or written to etcd.
+"""

@@ -1,102 +1,106 @@
-"""Whether a wish may be carried out, and what it would do: pure, over what etcd holds of the job."""
+"""Decide whether an action is allowed, and describe its effect. Pure functions of the job's state in etcd."""
 
 from __future__ import annotations
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.printable import is_control, is_seen
-from megatrain.contracts.texts import count_text, names_text, natural_order
-from megatrain.jobs.asking import check_can_be_asked
+from megatrain.contracts.natural_order import natural_order
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import count_text
+from megatrain.formatting.terminal import is_control, is_seen
+from megatrain.jobs.send_request import check_accepts_requests
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.actions.document import ActionRequest
-from megatrain_diagnostics.dashboard.answers.errors import RefusalError, bad_query, conflict, not_found
+from megatrain_diagnostics.dashboard.responses.errors import RefusalError, bad_query, conflict, not_found
 from megatrain_diagnostics.dashboard.security.roles import Caller, Role
 
 HOST_KINDS = ("evict", "cordon", "uncordon")
 VERDICT_KINDS = ("approve", "dismiss")
 ASKED_KINDS = ("checkpoint", "restart", "stop", "evict", "approve", "dismiss")
-"""What the driver does; the rest is written to etcd."""
-_LEAST_REASON = 3
-"""Characters that can be seen."""
+"""Actions that are requests to the driver; all others are written to etcd."""
+_MIN_REASON = 3
+"""Visible characters."""
 
 
 def why_not_act(caller: Caller, *, is_enabled: bool, is_recorded: bool) -> str:
-    """Return why somebody cannot act at all; empty where they can."""
+    """Return why a caller cannot act at all; empty where the caller can."""
     if is_recorded:
         return "this is the history of a run: there is nothing to act on"
     if not is_enabled:
         return "actions are off here: start the dashboard with --enable-actions, or set dashboard.enable_actions"
     if caller.role is not Role.OPERATOR:
-        return "viewers may only look: log in with the token of an operator"
+        return "viewers may only read: log in with the token of an operator"
     return ""
 
 
-def check_wish(wish: ActionRequest, snapshot: JobSnapshot) -> None:
-    """Refuse a wish whose words do not fit the job. Raises: RefusalError."""
-    if wish.confirmation != snapshot.job:
-        raise bad_query("confirmation", wish.confirmation, f"type the job's name, {snapshot.job!r}")
-    if any(is_control(character) for character in wish.reason + wish.target):
-        raise RefusalError(400, "reason and target hold no control characters")
-    if sum(map(is_seen, wish.reason)) < _LEAST_REASON:
-        raise bad_query("reason", wish.reason, f"say why, in at least {_LEAST_REASON} characters")
-    needs_target = wish.kind in HOST_KINDS + VERDICT_KINDS
-    if needs_target != bool(wish.target):
-        rule = "name what it is about" if needs_target else "this is about the whole job; leave it empty"
-        raise bad_query("target", wish.target, rule)
-    if wish.kind in HOST_KINDS:
-        _check_host(wish, snapshot)
-    elif wish.kind in VERDICT_KINDS and all(outcome.verdict_id != wish.target for outcome, _ in snapshot.waiting):
-        raise not_found(f"no verdict {wish.target!r} waits for a person")
-    if wish.kind in ASKED_KINDS:
+def check_request(request: ActionRequest, snapshot: JobSnapshot) -> None:
+    """Check that the fields of an action fit the job. Raises: RefusalError where they do not."""
+    if request.confirmation != snapshot.job:
+        raise bad_query("confirmation", request.confirmation, f"type the job's name, {snapshot.job!r}")
+    if any(is_control(character) for character in request.reason + request.target):
+        raise RefusalError(400, "reason and target must not contain control characters")
+    if sum(map(is_seen, request.reason)) < _MIN_REASON:
+        raise bad_query("reason", request.reason, f"give a reason of at least {_MIN_REASON} characters")
+    needs_target = request.kind in HOST_KINDS + VERDICT_KINDS
+    if needs_target != bool(request.target):
+        rule = "name the host or verdict" if needs_target else "this action is for the whole job; leave it empty"
+        raise bad_query("target", request.target, rule)
+    if request.kind in HOST_KINDS:
+        _check_host(request, snapshot)
+    elif request.kind in VERDICT_KINDS and all(outcome.verdict_id != request.target for outcome, _ in snapshot.waiting):
+        raise not_found(f"no verdict {request.target!r} waits for a person")
+    if request.kind in ASKED_KINDS:
         try:
-            check_can_be_asked(snapshot)
+            check_accepts_requests(snapshot)
         except CoordinationError as error:
             raise conflict(str(error)) from error
     elif not snapshot.exists:
-        raise conflict(f"etcd knows no job {snapshot.job!r}")
+        raise conflict(f"etcd has no job {snapshot.job!r}")
 
 
-def _check_host(wish: ActionRequest, snapshot: JobSnapshot) -> None:
+def _check_host(request: ActionRequest, snapshot: JobSnapshot) -> None:
     newest = snapshot.newest_round
     in_round = {part.host for part in newest.hosts} if newest is not None else set()
     known = {
         "evict": in_round,
         "cordon": in_round | snapshot.hosts.keys(),
         "uncordon": set(snapshot.cordons),
-    }[wish.kind]
-    if wish.target not in known:
-        which = {"evict": "in the round", "cordon": "registered", "uncordon": "cordoned"}[wish.kind]
+    }[request.kind]
+    if request.target not in known:
+        which = {"evict": "in the round", "cordon": "registered", "uncordon": "cordoned"}[request.kind]
         there = names_text(sorted(known, key=natural_order)) if known else "none"
-        raise not_found(f"no host {wish.target!r} is {which}; there is {there}")
-    if wish.kind == "cordon" and wish.target in snapshot.cordons:
-        cordon = snapshot.cordons[wish.target]
-        raise conflict(f"{wish.target} is cordoned already, by {cordon.by}: {cordon.reason}")
+        raise not_found(f"no host {request.target!r} is {which}; there is {there}")
+    if request.kind == "cordon" and request.target in snapshot.cordons:
+        cordon = snapshot.cordons[request.target]
+        raise conflict(f"{request.target} is cordoned already, by {cordon.by}: {cordon.reason}")
 
 
-def what_it_does(wish: ActionRequest, snapshot: JobSnapshot) -> str:
-    """Return what would be done, for a person who decides: the answer of a dry run."""
+def effect_of(request: ActionRequest, snapshot: JobSnapshot) -> str:
+    """Return a description of what the action would do. It is the answer of a dry run, for the person who decides."""
     newest = snapshot.newest_round
     hosts = count_text(len(newest.hosts), "host") if newest is not None else "no host"
-    match wish.kind:
+    match request.kind:
         case "checkpoint":
             return f"all ranks on {hosts} would save a checkpoint at the next step that they agree on"
         case "restart":
             return f"the workers on {hosts} would be ended and started again from the newest state"
         case "stop":
-            return f"the job would save a checkpoint and end, on {hosts}; somebody has to start it again"
+            return f"the job would save a checkpoint and end, on {hosts}; it would not start again by itself"
         case "evict":
-            return f"the round would end, {wish.target} be cordoned, and a round begin without it: {_spares(snapshot)}"
+            spares = _spares(snapshot)
+            return f"the round would end, {request.target} be cordoned, and a round begin without it: {spares}"
         case "cordon":
-            return f"no later round would use {wish.target}; in the round of now it stays"
+            return f"no later round would use {request.target}; it stays in the current round"
         case "uncordon":
-            return f"the next round might use {wish.target} again"
+            return f"the next round might use {request.target} again"
         case "approve":
-            return f"the driver would do what verdict {wish.target} calls for: {_verdict_text(wish.target, snapshot)}"
+            text = _verdict_text(request.target, snapshot)
+            return f"the driver would do what verdict {request.target} calls for: {text}"
         case "dismiss":
-            return f"verdict {wish.target} would be let be: {_verdict_text(wish.target, snapshot)}"
+            return f"verdict {request.target} would be dismissed: {_verdict_text(request.target, snapshot)}"
         case "diag-on":
             return "ranks would time all operations, with the sample period of the configuration"
         case "diag-off":
-            return "ranks would time nothing; progress is still seen, and hangs are still found"
+            return "ranks would time no operations; progress is still recorded, and hangs are still detected"
 
 
 def _spares(snapshot: JobSnapshot) -> str:

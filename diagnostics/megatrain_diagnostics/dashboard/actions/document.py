@@ -1,4 +1,4 @@
-"""What a person asks for through the page, and what becomes of it."""
+"""Types of an action request and of its response."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from megatrain_diagnostics.dashboard.answers.document import Document
+from megatrain_diagnostics.dashboard.responses.document import Document
 
 ActionKind = Literal[
     "checkpoint", "restart", "stop", "evict", "cordon", "uncordon", "approve", "dismiss", "diag-on", "diag-off"
@@ -24,11 +24,11 @@ class ActionRequest(Document):
     """The job's name, typed by the person."""
     is_dry_run: bool = False
     idempotency_key: Annotated[str, Field(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
-    """Of one wish: sent twice, it is carried out once."""
+    """Identifies one request: if it is sent twice, it is carried out once."""
 
 
 class ActionAnswer(Document):
-    """What became of it: `is_accepted` by whoever has to do it, `is_done` where nothing more is to come."""
+    """The result of an action. `is_accepted`: the driver or etcd accepted it; `is_done`: no further result follows."""
 
     action_id: str
     is_dry_run: bool

@@ -1,6 +1,6 @@
-"""How often people may act through the page: a person in doubt, or a page gone mad, must not take a job apart. Pure.
+"""How often people may act through the page. A hesitant operator or a faulty page must not break a job. Pure functions.
 
-Counted from the audit, so that a new start of the dashboard forgets nothing. The driver has limits of its own besides.
+Actions are counted from the audit, so a restart of the dashboard loses no count. The driver has its own limits too.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.action_log import INTENT, ActionEntry
-from megatrain.contracts.texts import count_text, seconds_text
+from megatrain.formatting.quantities import count_text, seconds_text
 
 WINDOW_S = 3600.0
 MAX_BREAKS = 4
-"""Each costs the whole job a minute or more: four an hour is what a person needs who tries one thing after another."""
+"""Each costs the whole job a minute or more. Four an hour suffice for a person who tries one remedy after another."""
 MAX_OTHERS = 20
-"""These cost little; more than one every three minutes is a script's doing, which has the command line."""
+"""These cost little. More than one every three minutes comes from a script, and scripts use the command line."""
 MAX_PART_OF_HOSTS = 0.25
-"""A fault that takes a quarter of all hosts is none of hosts: whoever evicts more has the wrong suspect."""
+"""A fault that affects a quarter of all hosts is not a fault of the hosts, so evicting more of them does not help."""
 
 BREAKING = ("restart", "evict", "stop")
 REMOVING = ("evict", "cordon")
@@ -25,21 +25,23 @@ REMOVING = ("evict", "cordon")
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A limit that is reached, a sentence, and when the next action is possible."""
+    """A limit that is reached: a sentence for people, and the seconds until the next action is possible."""
 
     text: str
     wait_s: float
 
 
 def excess(kind: str, target: str, past: Sequence[ActionEntry], num_hosts: int, now_s: float) -> Excess | None:
-    """Return which limit one more action of a kind would break; `past` holds entries of the audit, in any order."""
+    """Return the limit that one more action of a kind would break. `past` holds entries of the audit, in any order."""
     begun = [one for one in past if one.stage == INTENT and one.at_unix_s > now_s - WINDOW_S]
     is_breaking = kind in BREAKING
     alike = [one for one in begun if (one.kind in BREAKING) is is_breaking]
     most = MAX_BREAKS if is_breaking else MAX_OTHERS
     if len(alike) >= most:
         names = f"{', '.join(BREAKING[:-1])} and {BREAKING[-1]}" if is_breaking else "other actions"
-        return Excess(f"{names}: {most} an hour through this page, and so many there were", _wait_s(alike, most, now_s))
+        return Excess(
+            f"{names}: at most {most} an hour through this page, and this limit is reached", _wait_s(alike, most, now_s)
+        )
     if kind in REMOVING:
         return _host_excess(target, [one for one in begun if one.kind in REMOVING], num_hosts, now_s)
     return None
@@ -51,13 +53,13 @@ def _host_excess(target: str, removals: Sequence[ActionEntry], num_hosts: int, n
     if target in newest or len(newest) < most:
         return None
     text = (
-        f"{count_text(len(newest), 'host')} of {num_hosts} were taken away within the last {seconds_text(WINDOW_S)}, "
-        f"and through this page no more than {count_text(most, 'host')} may be"
+        f"{count_text(len(newest), 'host')} of {num_hosts} were removed within the last {seconds_text(WINDOW_S)}; "
+        f"through this page at most {count_text(most, 'host')} may be removed in that time"
     )
     return Excess(text, _wait_s(tuple(newest.values()), most, now_s))
 
 
 def _wait_s(entries: Sequence[ActionEntry], most: int, now_s: float) -> float:
-    """Return when so many have left the window that one more fits."""
+    """Return the seconds until enough entries have left the window for one more to fit."""
     times = sorted(one.at_unix_s for one in entries)
     return max(0.0, times[len(times) - most] + WINDOW_S - now_s)

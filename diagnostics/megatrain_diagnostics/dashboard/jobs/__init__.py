@@ -1,1 +1,1 @@
-"""One server for many jobs: the list, and each job's own application, opened when somebody looks at it."""
+"""One server for many jobs: the list, and an application for each job, opened at the first request for it."""

@@ -1,9 +1,9 @@
-"""The application of many jobs: one guard before all of them, the list, and jobs/NAME/ for each.
+"""The application of many jobs: one guard before all requests, the list, and jobs/NAME/ for each job.
 
     jobs            the page, with the list     api/v1/jobs, compare, live, session     its API
-    jobs/NAME/      the page, of one job        jobs/NAME/api/v1/...                    as a job has it alone
+    jobs/NAME/      the page, of one job        jobs/NAME/api/v1/...                    its API, as of a single job
 
-A session counts for all: the guard asks who somebody is before it is looked whether there is such a job.
+A session is valid for all jobs: the guard authenticates a caller before the server looks whether the job exists.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from megatrain_diagnostics.dashboard import assets
+from megatrain_diagnostics.dashboard.api.compare import route as compare
+from megatrain_diagnostics.dashboard.api.health import route as health
+from megatrain_diagnostics.dashboard.api.jobs import route as jobs
+from megatrain_diagnostics.dashboard.api.live import route as live
+from megatrain_diagnostics.dashboard.api.live.streams import LiveStreams
+from megatrain_diagnostics.dashboard.api.session import route as session
 from megatrain_diagnostics.dashboard.app import API_PREFIX, api_app
 from megatrain_diagnostics.dashboard.jobs.open_jobs import OpenJobs
-from megatrain_diagnostics.dashboard.openapi import add_openapi
-from megatrain_diagnostics.dashboard.pages.compare import route as compare
-from megatrain_diagnostics.dashboard.pages.health import route as health
-from megatrain_diagnostics.dashboard.pages.jobs import route as jobs
-from megatrain_diagnostics.dashboard.pages.live import route as live
-from megatrain_diagnostics.dashboard.pages.live.streams import LiveStreams
-from megatrain_diagnostics.dashboard.pages.session import route as session
 from megatrain_diagnostics.dashboard.parts import JobsParts
+from megatrain_diagnostics.dashboard.responses.api_description import add_openapi
 from megatrain_diagnostics.dashboard.security.attempts import Attempts
+from megatrain_diagnostics.dashboard.security.authenticator import Authenticator
 from megatrain_diagnostics.dashboard.security.guard import API, JOB_KEY, SESSION_PATH, Guard
-from megatrain_diagnostics.dashboard.security.identity import Identity
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.runs.catalog import JobCatalog
 
@@ -39,20 +39,20 @@ _LIST = "/jobs"
 
 @dataclass(frozen=True, slots=True)
 class JobsDashboard:
-    """An application, and what its server has to end."""
+    """An application, and what its server must close."""
 
     app: FastAPI
     streams: LiveStreams
     open_jobs: OpenJobs
 
     def close(self) -> None:
-        """End all that is being sent, of the list and of every job."""
+        """Close all streams, of the list and of every job."""
         self.streams.close()
         self.open_jobs.close_streams()
 
 
 class OfOneJob:
-    """Sends what is asked about one job to that job's application, and all else on to `app`."""
+    """Routes requests about one job to that job's application, and all other requests to `app`."""
 
     def __init__(self, app: ASGIApp, open_jobs: OpenJobs) -> None:
         self._app, self._open_jobs = app, open_jobs
@@ -78,18 +78,23 @@ def make_jobs_app(
     files: Mapping[str, assets.Asset] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> JobsDashboard:
-    """Return the application that shows the jobs of a catalog. `files`: as of `make_app`."""
+    """Return the application that shows the jobs of a catalog. `files`: as in `make_app`."""
     parts = JobsParts(catalog, settings, clock)
-    identity = Identity(settings, Attempts(settings.limits.max_wrong_tokens))
+    authenticator = Authenticator(settings, Attempts(settings.limits.max_wrong_tokens))
     streams = LiveStreams(catalog, settings.limits, secrets.token_hex(8), clock=clock)
     open_jobs = OpenJobs(parts)
     app = api_app(
-        (jobs.router(parts), compare.router(parts), live.router(streams), session.router(settings, identity, clock))
+        (
+            jobs.router(parts),
+            compare.router(parts),
+            live.router(streams),
+            session.router(settings, authenticator, clock),
+        )
     )
     app.include_router(health.router(lambda: True))
     add_openapi(app, API_PREFIX)
     app.include_router(assets.router(assets.installed_assets() if files is None else files, settings.base_path))
-    # the last one added stands first
+    # the middleware that is added last runs first
     app.add_middleware(OfOneJob, open_jobs=open_jobs)
-    app.add_middleware(Guard, settings=settings, identity=identity, clock=clock, has_many=True)
+    app.add_middleware(Guard, settings=settings, authenticator=authenticator, clock=clock, has_many=True)
     return JobsDashboard(app, streams, open_jobs)

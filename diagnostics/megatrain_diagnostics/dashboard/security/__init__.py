@@ -1,1 +1,1 @@
-"""Who asks, what they may, and how much: tokens, sessions, roles, headers, limits."""
+"""Authentication, authorization and limits: tokens, sessions, roles, headers."""

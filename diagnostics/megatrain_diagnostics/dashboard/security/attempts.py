@@ -1,4 +1,4 @@
-"""Wrong tokens, counted by address: each address has a few tries a minute."""
+"""Count wrong tokens by address: each address has a few attempts a minute."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import OrderedDict, deque
 
 _WINDOW_S = 60.0
 _MAX_ADDRESSES = 4096
-"""More at once are forgotten, the oldest first: memory stays bounded."""
+"""Beyond this number the oldest addresses are dropped, so that memory stays bounded."""
 
 
 class Attempts:
-    """For any threads."""
+    """Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -19,7 +19,7 @@ class Attempts:
         self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Return how long an address has to wait before its next token is looked at; 0: not at all."""
+        """Return how long an address must wait before its next token is checked; 0: not at all."""
         with self._lock:
             times = self._wrong.get(address)
             while times and times[0] <= now_s - _WINDOW_S:

@@ -1,7 +1,7 @@
-"""Headers that every answer has, the refusals of the HTTP parser included: what a browser may do with our pages.
+"""Headers of every response, including refusals of the HTTP parser. They restrict what a browser may do with the pages.
 
-Nothing comes from elsewhere, nothing inline runs, no other page frames or reads ours. There is no opener policy of
-same-origin: the page opens a Perfetto, to which it hands a trace.
+Nothing is loaded from other origins, no inline code runs, and no other page may frame or read these pages. The opener
+policy is not same-origin, because the page opens Perfetto and sends it a trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FEATURES = ("accelerometer", "camera", "display-capture", "geolocation", "gyros
 
 NO_STORE = "no-store"
 IMMUTABLE = "public, max-age=31536000, immutable"
-"""For files whose name holds the hash of their content."""
+"""For files whose name contains the hash of their content."""
 
 SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = tuple(
     (name.encode(), value.encode())
@@ -43,7 +43,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def secured(headers: Headers) -> Headers:
-    """Return the headers of an answer with ours; what is not said to be kept is not to be kept."""
+    """Return the headers of a response with the security headers; without its own cache-control it gets no-store."""
     kept = [(name, value) for name, value in headers if name.lower() not in _NAMES and name.lower() != b"server"]
     if all(name.lower() != b"cache-control" for name, _ in kept):
         kept.append((b"cache-control", NO_STORE.encode()))

@@ -1,7 +1,8 @@
-"""The operator's token of a page with actions without a configured one: made once a run, in a file of its owner's.
+"""The operator token of a page with actions but no configured token: made once a run, in a file that only its owner can
+read.
 
-Loopback is everybody's who has an account on the machine: reaching the page proves nothing. Being able to read a file
-of the job's user does.
+Everybody with an account on the machine can use loopback, so reaching the page proves nothing. Being able to read a
+file of the job's user does.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from megatrain_diagnostics.dashboard.settings import DashboardSettings
 
 TOKEN_NAME = "operator-token"
 _TOKEN_BYTES = 32
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 def with_token(settings: DashboardSettings, run: RunDirectory) -> tuple[DashboardSettings, Path | None]:
-    """Return settings in which whoever acts is known, and the file of the token where one was made for that.
+    """Return settings that identify operators, and the file of the token where one was made for that.
 
-    Raises: ConfigError when there can be no such file.
+    Raises: ConfigError when the file cannot be made or used.
     """
     if not settings.enable_actions or not settings.is_open:
         return settings, None
@@ -35,12 +36,12 @@ def with_token(settings: DashboardSettings, run: RunDirectory) -> tuple[Dashboar
         return replace(settings, operator_token=_made_token(path)), path
     except OSError as error:
         problem = f"dashboard.enable_actions=true needs a token, and {path} cannot be used: {error.strerror}"
-        way_out = "remove it, or name a file of your own by dashboard.operator_token_file"
-        raise ConfigError([f"{problem}; {way_out}"]) from error
+        hint = "remove it, or name a file of your own with dashboard.operator_token_file"
+        raise ConfigError([f"{problem}; {hint}"]) from error
 
 
 def _made_token(path: Path) -> str:
-    """Return the token in a file that only we can read, making it where there is none. Raises: OSError."""
+    """Return the token in a file that only this user can read; make the file if there is none. Raises: OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -48,9 +49,9 @@ def _made_token(path: Path) -> str:
             file.write(f"{secrets.token_hex(_TOKEN_BYTES)}\n")
     with open(open_own_file(path, os.O_RDONLY), "rb") as file:
         mode = os.fstat(file.fileno()).st_mode & 0o777
-        token = file.read(_MOST_BYTES).decode("ascii", errors="replace").strip()
+        token = file.read(_MAX_BYTES).decode("ascii", errors="replace").strip()
     if mode & 0o077:
         raise OSError(errno.EPERM, f"it has mode {mode:04o}, and others may have read it", str(path))
     if len(token) != 2 * _TOKEN_BYTES or not token.isalnum():
-        raise OSError(errno.EINVAL, "it holds no token", str(path))
+        raise OSError(errno.EINVAL, "it does not contain a token", str(path))
     return token

@@ -1,4 +1,4 @@
-"""Who asks, and what they may do: look, or look and act."""
+"""The caller of a request, and its role: a viewer may look, an operator may look and act."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Role(StrEnum):
 
 
 class Proof(StrEnum):
-    """By what somebody is known."""
+    """How a caller was authenticated."""
 
     NOTHING = "nothing"
     """The page is open: it is on loopback and has no tokens."""
@@ -25,7 +25,7 @@ class Proof(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who asks. `user` is a name for the audit, `address` where the connection comes from."""
+    """The caller of a request. `user` is a name for the audit; `address` is where the connection comes from."""
 
     user: str
     role: Role
@@ -34,7 +34,7 @@ class Caller:
 
     @property
     def is_browser(self) -> bool:
-        """A page of somebody else's could make the caller's browser ask, without the caller's will."""
+        """Whether the caller uses a browser, which another site's page could make send requests without its user."""
         return self.proof is not Proof.TOKEN
 
 
@@ -42,6 +42,6 @@ SCOPE_KEY = "megatrain.caller"
 
 
 def caller_of(request: Request) -> Caller:
-    """Return who asks, as the guard found out."""
+    """Return the caller, as the guard authenticated it."""
     caller: Caller = request.scope[SCOPE_KEY]
     return caller

@@ -1,8 +1,9 @@
-"""Sessions of browsers: a signed cookie says which role until when. The server keeps only which were ended early.
+"""Sessions of browsers: a signed cookie contains a role and an end time. The server stores only the sessions that were
+ended early.
 
-The key of the signature comes from the token of the role, so a session outlives the server and ends with its token: who
-changes the token file and starts the dashboard again has logged everybody out. Who only starts it again has not, and a
-stolen copy of a cookie that was ended by a logout is good again until its time is over.
+The signing key is derived from the token of the role, so a session survives a restart of the server and ends with its
+token: changing the token file and restarting the dashboard logs everybody out. A restart without a new token does not.
+After it, a stolen copy of a cookie that a logout ended is valid again until its time is over.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from megatrain_diagnostics.dashboard.security.roles import Role
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 
 _VERSION = "1"
-_MOST_COOKIES = 4
-_MOST_ENDED = 4096
+_MAX_COOKIES = 4
+_MAX_ENDED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a cookie says. `user` is made up: "browser-1a2b3c4d" tells one login from another in the audit."""
+    """The content of a cookie. `user` is generated: "browser-1a2b3c4d" distinguishes logins in the audit."""
 
     role: Role
     user: str
@@ -30,7 +31,7 @@ class Session:
 
 
 class Sessions:
-    """Makes, checks and ends cookies. Of one event loop."""
+    """Makes, checks and ends cookies. All methods run on one event loop."""
 
     def __init__(self, settings: DashboardSettings) -> None:
         self._name, self._path = settings.cookie_name, settings.base_path or "/"
@@ -44,26 +45,26 @@ class Sessions:
         }
 
     def new_cookie(self, role: Role, now_s: float, *, is_secure: bool) -> str:
-        """Return the Set-Cookie of a login. `is_secure`: the browser uses https."""
+        """Return the Set-Cookie header of a login. `is_secure`: the browser uses https."""
         ends_s = int(now_s + self._length_s)
         payload = f"{_VERSION}.{role}.{ends_s}.{secrets.token_hex(4)}"
         return self._set_cookie(f"{payload}.{self._signature(role, payload)}", int(self._length_s), is_secure)
 
     def end_cookie(self, cookie_header: str, now_s: float, *, is_secure: bool) -> str:
-        """Return the Set-Cookie that takes a session away, and believe a copy of it no more: not in this process."""
-        for value in _cookie_values(cookie_header, self._name)[:_MOST_COOKIES]:
+        """Return the Set-Cookie header that removes a session. This process no longer accepts copies of the cookie."""
+        for value in _cookie_values(cookie_header, self._name)[:_MAX_COOKIES]:
             if self._session(value, now_s) is not None:
                 self._ended[value] = None
-        while len(self._ended) > _MOST_ENDED:
+        while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
         return self._set_cookie("", 0, is_secure)
 
     def session_of(self, cookie_header: str, now_s: float) -> Session | None:
-        """Return the session of a Cookie header; None where there is none, it is over, or somebody made it up.
+        """Return the session of a Cookie header; None where there is none, it is over, or it is forged.
 
-        Another server of the same host name may have set a cookie of our name beside ours: each is looked at.
+        Another server of the same host name may have set a second cookie of the same name, so each one is checked.
         """
-        values = _cookie_values(cookie_header, self._name)[:_MOST_COOKIES]
+        values = _cookie_values(cookie_header, self._name)[:_MAX_COOKIES]
         return next((found for value in values if (found := self._session(value, now_s)) is not None), None)
 
     def _session(self, value: str, now_s: float) -> Session | None:
@@ -76,7 +77,7 @@ class Sessions:
             return None
         if value in self._ended:
             return None
-        ends_s = int(parts[2])  # we wrote it: the signature is right
+        ends_s = int(parts[2])  # cannot fail: the signature proves that this server wrote it
         return Session(role, f"browser-{parts[3]}", ends_s) if now_s < ends_s else None
 
     def _signature(self, role: Role, payload: str) -> str:

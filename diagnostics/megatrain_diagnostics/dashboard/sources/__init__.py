@@ -1,1 +1,1 @@
-"""Where answers come from: a running job (etcd and run directory), or a recorded one (run directory alone)."""
+"""The sources of responses: a running job (etcd and run directory), or a recorded one (only the run directory)."""

@@ -1,4 +1,4 @@
-"""What a source knows beside etcd's snapshot: records on disk and in etcd, the series of steps, checkpoints."""
+"""The data of a source except etcd's snapshot: records on disk and in etcd, the series of steps, checkpoints."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from megatrain.contracts.host_records import CheckReport, HangEvidence
 from megatrain.contracts.incident import Incident
 from megatrain.jobs.notes import Note
 from megatrain.jobs.run_standing import RunStanding
-from megatrain.jobs.verdict_cases import Case
-from megatrain_diagnostics.dashboard.sources.series_book import EMPTY, SeriesSnapshot
+from megatrain.jobs.verdict_cases import VerdictWithOutcome
+from megatrain_diagnostics.dashboard.sources.series_builder import EMPTY, SeriesSnapshot
 from megatrain_diagnostics.store.rounds import RoundSeen
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsSeen:
-    """The checkpoints of a run as they were at the last look; `survey` None: not looked yet, or `problem` says why."""
+    """The checkpoints of a run at the last poll. `survey` None: there was no poll yet, or `problem` says why."""
 
     place: str = ""
     survey: Survey | None = None
@@ -28,31 +28,32 @@ class CheckpointsSeen:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """All of a job that does not come with a JobSnapshot. Incidents and cases are the oldest first."""
+    """All data of a job that is not in a JobSnapshot. Incidents and cases have the oldest first."""
 
     incidents: tuple[Incident, ...] = ()
-    """Of all launches: those in etcd, and older ones on disk."""
+    """Incidents of all launches: those in etcd, and older ones on disk."""
     damaged_incidents: Mapping[str, str] = field(default_factory=dict)
-    """Unreadable ones, by id, with the reason."""
-    cases: tuple[Case, ...] = ()
-    """Verdicts and outcomes, of etcd and of the audit."""
+    """By id of an unreadable incident, the reason."""
+    cases: tuple[VerdictWithOutcome, ...] = ()
+    """Verdicts and outcomes, from etcd and from the audit."""
     checks: Mapping[str, CheckReport] = field(default_factory=dict)
     """By host, the newest report of its health checks that etcd still has."""
     evidence: tuple[HangEvidence, ...] = ()
-    """Of the newest stuck round, as etcd has it."""
+    """The evidence of the newest stuck round, from etcd."""
     config: Config | None = None
     standing: RunStanding | None = None
-    """Of a recorded job: how it is, by its directory."""
+    """The standing of a recorded job, from its directory."""
     reported_step: int | None = None
-    """Of a recorded job, the last that rank 0 reported: it is known where events were never streamed, or expired."""
+    """The last step that rank 0 of a recorded job reported. It is known even if events expired or were never
+    streamed."""
     is_daemon_alive: bool | None = None
     """None: unknown."""
     rounds: tuple[RoundSeen, ...] = ()
     series: SeriesSnapshot = EMPTY
     checkpoints: CheckpointsSeen = CheckpointsSeen()
     notes: tuple[Note, ...] = ()
-    """Of people, retracted ones too."""
+    """Notes of people, including retracted ones."""
     changes: tuple[ConfigChange, ...] = ()
-    """Of the configuration."""
+    """Changes of the configuration."""
     problems: tuple[str, ...] = ()
-    """What could not be read, a sentence each."""
+    """One sentence for each thing that could not be read."""

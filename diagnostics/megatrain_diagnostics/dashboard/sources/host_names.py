@@ -1,4 +1,4 @@
-"""Which host a rank of an incident was on, as etcd and events tell."""
+"""The host of each rank of an incident, from etcd and events."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.incident import Incident
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
-from megatrain_diagnostics.store.host_questions import hosts_of_ranks
+from megatrain_diagnostics.store.host_queries import hosts_of_ranks
 
 HostOf = Callable[[int, int], str]
-"""(round, rank) -> host, "" where that is not known."""
+"""(round, rank) -> host; "" where that is not known."""
 
 
 def host_names(source: JobSource, incidents: tuple[Incident, ...]) -> HostOf:
-    """Return who tells the hosts of the ranks that ended in incidents, or that these blame."""
+    """Return a function that gives the hosts of ranks that ended in the incidents, or that the incidents blame."""
     places = {(one.round, failure.rank) for one in incidents for failure in one.failures}
     places |= {(one.round, rank) for one in incidents for rank in one.culprit_ranks}
     try:

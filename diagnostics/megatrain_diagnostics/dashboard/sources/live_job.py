@@ -1,4 +1,4 @@
-"""A running job: etcd, and its run directory. Two threads of its own keep both fresh, a third looks at checkpoints."""
+"""A running job: etcd and its run directory. Two threads keep both up to date, and a third watches checkpoints."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from megatrain.config.serialize import config_of_values
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.texts import age_text
 from megatrain.coordination.client import EtcdClient
-from megatrain.jobs.etcd_job import EtcdJob, EtcdLook
+from megatrain.formatting.quantities import age_text
+from megatrain.jobs.etcd_job import EtcdJob, EtcdPoll
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import cases_of_audit, merged_cases
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
@@ -22,7 +22,7 @@ from megatrain_diagnostics.dashboard.sources.run_source import RunSource, checkp
 
 
 class LiveJob(RunSource):
-    """A JobSource. Opened by its constructor; `close` ends its threads, and leaves the client open."""
+    """A JobSource. The constructor opens it; `close` ends its threads and leaves the client open."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class LiveJob(RunSource):
         clock: Callable[[], float] = time.time,
         period_s: float = PERIOD_S,
     ) -> None:
-        """`period_s`: how often the run directory is looked at."""
+        """`period_s`: the time between two polls of the run directory."""
         self._keys, self._clock = keys, clock
         self._config: Config | None = None
         self._etcd_endpoints = ",".join(map(str, client.settings.endpoints))
@@ -53,56 +53,56 @@ class LiveJob(RunSource):
         return self._etcd_endpoints
 
     def snapshot(self) -> JobSnapshot | None:
-        return self._etcd.look.snapshot
+        return self._etcd.last_poll.snapshot
 
     def etcd_trouble(self) -> str:
-        look = self._etcd.look
-        if not look.trouble:
+        poll = self._etcd.last_poll
+        if not poll.trouble:
             return ""
-        if look.snapshot is None:
-            return f"etcd is out of reach, and nothing is known of the job: {look.trouble}"
-        age = age_text(look.at_unix_s, self._clock())
-        return f"etcd is out of reach, what is shown of hosts and rounds is {age} old: {look.trouble}"
+        if poll.snapshot is None:
+            return f"etcd is out of reach, and nothing is known of the job: {poll.trouble}"
+        age = age_text(poll.at_unix_s, self._clock())
+        return f"etcd is out of reach; the shown state of hosts and rounds is {age} old: {poll.trouble}"
 
     def facts(self) -> JobFacts:
-        history, look = self._history, self._etcd.look
+        history, poll = self._history, self._etcd.last_poll
         found = {one.incident_id: one for one in history.files.incidents}
-        if look.snapshot is not None:
-            told = (*look.snapshot.earlier_incidents, *look.snapshot.incidents)
-            found.update({one.incident_id: one for one in told})
+        if poll.snapshot is not None:
+            of_etcd = (*poll.snapshot.earlier_incidents, *poll.snapshot.incidents)
+            found.update({one.incident_id: one for one in of_etcd})
         return JobFacts(
             incidents=tuple(found[name] for name in sorted(found)),
             damaged_incidents={name: why for name, why in history.files.damaged.items() if name not in found},
-            cases=tuple(merged_cases(cases_of_audit(history.files.entries), look.records.cases)),
-            checks=look.records.checks,
-            evidence=look.records.evidence,
+            cases=tuple(merged_cases(cases_of_audit(history.files.entries), poll.records.cases)),
+            checks=poll.records.checks,
+            evidence=poll.records.evidence,
             config=self._config,
-            is_daemon_alive=None if look.trouble else look.snapshot is not None and bool(look.snapshot.daemon_session),
+            is_daemon_alive=None if poll.trouble else poll.snapshot is not None and bool(poll.snapshot.daemon_session),
             rounds=history.rounds,
             series=history.series,
             checkpoints=history.checkpoints,
             notes=history.files.notes,
             changes=history.files.changes,
-            problems=(*history.problems(), *look.records.unreadable),
+            problems=(*history.problems(), *poll.records.unreadable),
         )
 
     def close(self) -> None:
         self._etcd.close()
         super().close()
 
-    def _take(self, before: EtcdLook, now: EtcdLook) -> None:
-        """Note what a look at etcd has changed."""
+    def _take(self, before: EtcdPoll, now: EtcdPoll) -> None:
+        """Raise the versions of the topics that a poll of etcd has changed."""
         old, new = before.snapshot, now.snapshot
         if new is not None and (old is None or old.record != new.record):
             self._config = _config_of(new)
-        views = {"overview"}
+        topics = {"overview"}
         if old is None or new is None or replace(old, revision=0) != replace(new, revision=0):
-            views |= {"hosts", "grid"}
+            topics |= {"hosts", "grid"}
         if old is None or new is None or old.incidents != new.incidents:
-            views.add("incidents")
+            topics.add("incidents")
         if before.records != now.records:
-            views |= {"incidents", "hosts"}
-        self._versions.bump(*views)
+            topics |= {"incidents", "hosts"}
+        self._versions.bump(*topics)
 
 
 def _config_of(snapshot: JobSnapshot) -> Config | None:
@@ -112,4 +112,4 @@ def _config_of(snapshot: JobSnapshot) -> Config | None:
     try:
         return config_of_values(record.config, record.job)
     except ConfigError:
-        return None  # of another version of this program: the daemon says so, too
+        return None  # written by another version of this program; the daemon reports that too

@@ -1,4 +1,4 @@
-"""How far a job has come."""
+"""The progress of a job."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen, JobFa
 
 
 def completed_step(assessment: Assessment | None, facts: JobFacts) -> int | None:
-    """Return how many steps all ranks have completed, by what hosts say, or was streamed, reported, saved."""
+    """Return how many steps all ranks have completed: as hosts report it, else the most streamed, reported or saved."""
     if assessment is not None and assessment.progress.step is not None:
         return assessment.progress.step
     saved = newest_saved(facts.checkpoints)
-    told = [] if saved is None else [saved.step]
-    told += [] if facts.reported_step is None else [facts.reported_step]
+    known = [] if saved is None else [saved.step]
+    known += [] if facts.reported_step is None else [facts.reported_step]
     if len(facts.series):
-        told.append(int(facts.series.column("last")[-1]) + 1)
-    return max(told, default=None)
+        known.append(int(facts.series.column("last")[-1]) + 1)
+    return max(known, default=None)
 
 
 def newest_saved(seen: CheckpointsSeen) -> FoundCheckpoint | None:
-    """Return the checkpoint that was written last of those that count: not one that was found damaged."""
+    """Return the newest checkpoint that counts: committed or pinned, and in the job's history if there is one."""
     if seen.survey is None:
         return None
     counted = (CheckpointState.COMMITTED, CheckpointState.PINNED)
     whole = [one for one in seen.survey.checkpoints if one.state in counted]
-    in_line = [one for one in whole if one.is_in_line]
-    return max(in_line or whole, key=lambda one: (one.written_unix_s or 0.0, one.step), default=None)
+    in_ancestry = [one for one in whole if one.is_in_ancestry]
+    return max(in_ancestry or whole, key=lambda one: (one.written_unix_s or 0.0, one.step), default=None)

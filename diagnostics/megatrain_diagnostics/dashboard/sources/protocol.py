@@ -1,6 +1,6 @@
-"""What the routes ask of a job, whether it lives (etcd and run directory) or is over (run directory alone).
+"""What the routes need from a job, whether it runs (etcd and run directory) or is over (only the run directory).
 
-All of it answers at once, from any thread: what has to be fetched, a thread of the source's own fetches.
+Most methods return at once, from any thread: threads of the source fetch the data beforehand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
-from megatrain_diagnostics.dashboard.sources.series_book import SeriesSnapshot
+from megatrain_diagnostics.dashboard.sources.series_builder import SeriesSnapshot
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence
 from megatrain_diagnostics.store.reader import StoredEvents
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """What is new, for the stream of /live: by view a number that grows when its answer may have changed."""
+    """State for the stream of /live. `versions`: by topic, a number that grows when its response may have changed."""
 
     step: int | None
     versions: Mapping[str, int]
 
 
 class JobSource(Protocol):
-    """Where the answers about one job come from."""
+    """The source of the responses about one job."""
 
     @property
     def job(self) -> str:
@@ -41,17 +41,17 @@ class JobSource(Protocol):
 
     @property
     def is_recorded(self) -> bool:
-        """The history of a run, without its etcd: nothing changes and nothing can be asked for."""
+        """Whether this is the history of a run, without its etcd: nothing changes and no action is possible."""
 
     @property
     def etcd_endpoints(self) -> str:
-        """Where its etcd is, as command lines name it; empty for a recorded job."""
+        """The endpoints of the job's etcd, as command lines name them; empty for a recorded job."""
 
     @property
     def events(self) -> StoredEvents: ...
 
     def snapshot(self) -> JobSnapshot | None:
-        """Return the last snapshot of the job from etcd, a second old at most while etcd is in reach.
+        """Return the last snapshot of the job from etcd, at most a second old while etcd is reachable.
 
         None: the job is recorded, or etcd has not answered yet.
         """
@@ -60,28 +60,28 @@ class JobSource(Protocol):
         """Return why etcd does not answer; empty while it does, and for a recorded job."""
 
     def daemon_state(self) -> DaemonState | None:
-        """Return what the diagnostics daemon tells in <run>/diagnosis/state.json; None where it never did."""
+        """Return the diagnostics daemon's state from <run>/diagnosis/state.json; None where there is none."""
 
     def facts(self) -> JobFacts:
-        """Return what is known beside the snapshot: records, the series of steps, checkpoints."""
+        """Return the data that is not in the snapshot: records, the series of steps, checkpoints."""
 
     def series_part(self, first: int | None, last: int | None) -> SeriesSnapshot:
-        """Return the steps from `first` to `last`, each by itself where they are few enough; None: no bound."""
+        """Return the steps from `first` to `last`, one entry each where they are few enough; None: no bound."""
 
     def roster(self, round_number: int | None) -> Roster:
-        """Return who the ranks of a round are; None: the one that is shown.
+        """Return the roster of a round; None: of the round that is shown.
 
-        Raises: DataError where nothing is known of it, with what there is.
+        Raises: DataError where nothing is known of the round; the error lists the known rounds.
         """
 
     def kept_evidence(self, round_number: int) -> FiledEvidence | None:
-        """Return what is kept of a broken round; None where nothing is.
+        """Return the kept evidence of a broken round; None where there is none.
 
         Raises: DataError where none of it can be read.
         """
 
     def live(self) -> LiveState:
-        """Return which views have something new."""
+        """Return the versions of the topics."""
 
     def close(self) -> None:
-        """End the threads of the source. What it was asked before stays valid."""
+        """End the threads of the source. Earlier results stay valid."""

@@ -1,4 +1,4 @@
-"""The hosts of a round by the ranks on them, as pictures of all ranks need them."""
+"""The host of each rank of a round, in the form that pictures of all ranks use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Hosts:
 
 
 def hosts_of(roster: Roster) -> Hosts:
-    """Return the hosts; ranks that never sent anything are on a host without a name."""
+    """Return the hosts. Ranks that never sent anything are on a host without a name."""
     index: dict[str, int] = {}
     of_rank = [index.setdefault(roster.host_of(rank), len(index)) for rank in range(roster.layout.world_size)]
     return Hosts(tuple(index), np.array(of_rank, dtype=np.int64))

@@ -1,26 +1,26 @@
-"""The history of a run, from its directory alone: a job that is over, or whose etcd is not in reach."""
+"""The history of a run, from its directory only: a job that is over, or whose etcd is unreachable."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.contracts.printable import printable
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.formatting.terminal import printable
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import cases_of_audit
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.run_files import recorded_config
 from megatrain_diagnostics.dashboard.sources.run_source import RunSource, checkpoints_place
-from megatrain_diagnostics.dashboard.sources.runs.glance import read_glance
+from megatrain_diagnostics.dashboard.sources.runs.run_summary import read_run_summary
 
 
 class RecordedJob(RunSource):
-    """A JobSource. Opened by its constructor; `close` ends its threads."""
+    """A JobSource. The constructor opens it; `close` ends its threads."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._config = recorded_config(run)
-        self._glance = read_glance(run.root)
+        self._summary = read_run_summary(run.root)
         place, self._problem = _own_checkpoints(self._config, run)
         super().__init__(run, lambda: place, is_over=True)
 
@@ -52,8 +52,8 @@ class RecordedJob(RunSource):
             damaged_incidents=history.files.damaged,
             cases=tuple(cases_of_audit(history.files.entries)),
             config=self._config,
-            standing=self._glance.standing,
-            reported_step=self._glance.outline.last_step,
+            standing=self._summary.standing,
+            reported_step=self._summary.outline.last_step,
             rounds=history.rounds,
             series=history.series,
             checkpoints=history.checkpoints,
@@ -62,19 +62,20 @@ class RecordedJob(RunSource):
             problems=(*history.problems(), *filter(None, [self._problem])),
         )
 
-    def wait_for_look(self, most_s: float) -> bool:
-        """Wait until everything has been read once: pages are not notified of anything later."""
-        return self._history.wait_for_look(most_s)
+    def wait_for_poll(self, most_s: float) -> bool:
+        """Wait until everything has been read once, because pages get no notification later."""
+        return self._history.wait_for_poll(most_s)
 
     def has_looked(self) -> bool:
-        """Return whether all that is there has been read once."""
+        """Return whether everything has been read once."""
         return self._history.has_looked.is_set()
 
 
 def _own_checkpoints(config: Config | None, run: RunDirectory) -> tuple[str, str]:
-    """Return where a run's checkpoints are, below its directory, and what is skipped because it is elsewhere.
+    """Return the place of a run's checkpoints below its directory, and a problem if the configured place is elsewhere.
 
-    Opening a run directory from somebody else must neither query a server nor read a place that its sender named.
+    Opening a run directory that came from somebody else must neither query a server nor read a place that its sender
+    named.
     """
     own = str(run.checkpoints)
     named = checkpoints_place(config, run)
@@ -83,7 +84,7 @@ def _own_checkpoints(config: Config | None, run: RunDirectory) -> tuple[str, str
         if named == own or place.resolve().is_relative_to(run.root.resolve()):
             return named, ""
         if not place.is_dir():
-            return own, ""  # the run was copied here from where it was made
+            return own, ""  # the run was copied here from the place where it was made
     return own, (
         f"checkpoint.directory={printable(named)!r} is outside of the run directory: the history of a run shows only "
         "checkpoints below it"

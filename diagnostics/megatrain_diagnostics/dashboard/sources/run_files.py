@@ -1,4 +1,4 @@
-"""The records of a run directory, read again when they have changed: incidents, audit, notes, configuration."""
+"""The records of a run directory: incidents, audit, notes, configuration. Changed files are read again."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.host_verdict import AuditEntry
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.texts import count_text
+from megatrain.formatting.quantities import count_text
 from megatrain.jobs.notes import Note, notes_of
 from megatrain.jobs.recorded_incidents import read_incident
 
-MOST_INCIDENTS = 2000
-"""The newest are read: a job with more has other troubles."""
+MAX_INCIDENTS = 2000
+"""Only the newest are read; a job with more has greater problems."""
 
 
 @dataclass(slots=True)
 class RunFiles:
-    """For one thread."""
+    """For use by one thread."""
 
     run: RunDirectory
     incidents: tuple[Incident, ...] = ()
-    """By id, which is by time."""
+    """Sorted by id, which is by time."""
     entries: tuple[AuditEntry, ...] = ()
     damaged: Mapping[str, str] = field(default_factory=dict)
-    """Incidents whose file cannot be read, by id, with the reason."""
+    """By id of an incident whose file cannot be read, the reason."""
     notes: tuple[Note, ...] = ()
-    """Of people, in the order in which they were written; retracted ones too."""
+    """Notes of people in the order in which they were written, including retracted ones."""
     changes: tuple[ConfigChange, ...] = ()
-    """Of the configuration, by time."""
+    """Changes of the configuration, by time."""
     problems: tuple[str, ...] = ()
     _signatures: dict[str, tuple[int, int]] = field(default_factory=dict)
     _known: dict[str, tuple[tuple[int, int], Incident | None, str]] = field(default_factory=dict)
     _problems: dict[str, str] = field(default_factory=dict)
-    """By file."""
+    """By file name."""
 
-    def look(self) -> bool:
-        """Read what has changed; return whether anything has."""
+    def poll(self) -> bool:
+        """Read the files that have changed; return whether anything has changed."""
         has_changed = self._look_at_incidents()
         for path, read in (
             (self.run.incidents / AUDIT_NAME, self._read_audit),
@@ -73,7 +73,7 @@ class RunFiles:
                         found[entry.name] = (status.st_mtime_ns, status.st_size)
         except OSError:
             return False
-        newest = sorted(found)[-MOST_INCIDENTS:]
+        newest = sorted(found)[-MAX_INCIDENTS:]
         if {name: known[0] for name, known in self._known.items()} == {name: found[name] for name in newest}:
             return False
         before = self._known
@@ -99,7 +99,7 @@ class RunFiles:
 
     def _read_notes(self, path: Path) -> str:
         self.notes = notes_of(read_actions(path).entries)
-        return ""  # where its chain breaks, the audit says so
+        return ""  # the audit reports a broken chain
 
     def _read_changes(self, path: Path) -> str:
         self.changes = read_changes(path)
@@ -117,14 +117,14 @@ class RunFiles:
 
 
 def recorded_config(run: RunDirectory) -> Config | None:
-    """Return the configuration that a run keeps, None where there is none that this program reads."""
+    """Return the configuration in a run directory; None where there is none that this program can read."""
     return read_config(run)[0]
 
 
 def read_config(run: RunDirectory) -> tuple[Config | None, str]:
-    """Return the configuration that a run keeps, and why there is none; nothing of both where it keeps none."""
+    """Return the configuration in a run directory, and why it cannot be read; (None, "") where the run has none."""
     tables, problem = read_tables(run.root)
     try:
         return None if tables is None else Config.from_dict(tables), problem
     except ConfigError as error:
-        return None, f"{CONFIG_NAME} is of another version of this program: {error.problems[0]}"
+        return None, f"{CONFIG_NAME} was written by another version of megatrain: {error.problems[0]}"

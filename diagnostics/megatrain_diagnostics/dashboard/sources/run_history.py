@@ -1,8 +1,8 @@
-"""What a run directory tells, kept fresh by a thread: records, rounds, the series of steps, the daemon's state.
+"""The contents of a run directory: records, rounds, the series of steps, the daemon's state. A thread updates them.
 
-Each second it looks whether anything has changed: times of files and of the newest hour of each table. Only what has
-changed is read, and of the series only what is new. In memory: the series (2 MB), the newest 2,000 incidents, the
-daemon's state, and who the ranks of four rounds are (12,288 ranks: 6 MB each).
+Each second the thread checks for changes by the times of files and of the newest hour of each table. It reads only what
+has changed, and only the new part of the series. In memory are the series (2 MB), the newest 2,000 incidents, the
+daemon's state, and the rosters of four rounds (12,288 ranks: 6 MB each).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.printable import printable
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.formatting.terminal import printable
 from megatrain_diagnostics.dashboard.sources.checkpoint_watch import CheckpointWatch
 from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen
 from megatrain_diagnostics.dashboard.sources.run_files import RunFiles
-from megatrain_diagnostics.dashboard.sources.series_book import EMPTY, SeriesBook, SeriesSnapshot
+from megatrain_diagnostics.dashboard.sources.series_builder import EMPTY, SeriesBuilder, SeriesSnapshot
 from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader
 from megatrain_diagnostics.dashboard.sources.versions import Versions
 from megatrain_diagnostics.events.roster import Roster
@@ -38,11 +38,11 @@ from megatrain_diagnostics.store.rounds import (
 
 _logger = logging.getLogger(__name__)
 PERIOD_S = 1.0
-_COMPLAINT_S = 60.0
+_WARNING_PAUSE_S = 60.0
 _MAX_ROSTERS = 4
 _MAX_KEPT = 2
-_MOST_PROBLEMS = 50
-_VIEWS_OF = {
+_MAX_PROBLEMS = 50
+_TOPICS_OF = {
     "spans": ("timeline", "stragglers", "grid"),
     "totals": ("heat", "stragglers"),
     "values": ("heat",),
@@ -55,11 +55,11 @@ _VIEWS_OF = {
     "links": ("hosts", "heat"),
     "xids": ("hosts",),
 }
-"""What new rows of a table may change."""
+"""By table, the topics that its new rows may change."""
 
 
 class RunHistory:
-    """Looks until `close`. Everything but `close` is for any thread."""
+    """Watches a run directory until `close`. All methods except `close` are thread-safe."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class RunHistory:
         is_over: bool,
         period_s: float = PERIOD_S,
     ) -> None:
-        """`checkpoints`: the place of the checkpoints; `is_over`: nothing will be written any more."""
+        """`checkpoints`: returns the place of the checkpoints. `is_over`: nothing will be written any more."""
         self._run, self._events, self._versions = run, events, versions
         self._is_over, self._period_s = is_over, period_s
         self.files = RunFiles(run)
@@ -79,9 +79,9 @@ class RunHistory:
         self.rounds: tuple[RoundSeen, ...] = ()
         self.series: SeriesSnapshot = EMPTY
         self.has_looked = threading.Event()
-        """Set when all that is there has been read once."""
-        self._book = SeriesBook()
-        self._reader = SeriesReader(events, self._book)
+        """Set when everything has been read once."""
+        self._builder = SeriesBuilder()
+        self._reader = SeriesReader(events, self._builder)
         self._signatures: dict[str, object] = {}
         self._events_problem = self._state_problem = ""
         self._rosters: OrderedDict[int, Roster] = OrderedDict()
@@ -97,19 +97,19 @@ class RunHistory:
     def checkpoints(self) -> CheckpointsSeen:
         return self._checkpoints.seen
 
-    def wait_for_look(self, most_s: float) -> bool:
-        """Wait until all that is there, checkpoints too, has been read once. Return whether it has."""
+    def wait_for_poll(self, most_s: float) -> bool:
+        """Wait until everything, including checkpoints, has been read once. Return whether it has."""
         until_s = time.monotonic() + most_s
         return self.has_looked.wait(most_s) and self._checkpoints.has_looked.wait(max(0.0, until_s - time.monotonic()))
 
     def problems(self) -> tuple[str, ...]:
-        """Return what could not be read, a sentence each; the newest fifty."""
+        """Return one sentence for each thing that could not be read; at most fifty."""
         own = [text for text in (self._events_problem, self._state_problem, self.checkpoints.problem) if text]
-        told = [*own, *self.files.problems, *self._events.problems()][:_MOST_PROBLEMS]
-        return tuple(printable(text) for text in told)
+        texts = [*own, *self.files.problems, *self._events.problems()][:_MAX_PROBLEMS]
+        return tuple(printable(text) for text in texts)
 
     def roster(self, round_number: int | None) -> Roster:
-        """Return who the ranks of a round are; None: the one that is shown. Raises: DataError."""
+        """Return the roster of a round; None: of the round that is shown. Raises: DataError."""
         if round_number is None:
             shown = shown_round(self.rounds or rounds_seen(self._events))
             if shown is None:
@@ -127,15 +127,15 @@ class RunHistory:
         return roster
 
     def kept_evidence(self, round_number: int) -> FiledEvidence | None:
-        """Return what is kept of a broken round: black boxes, and the executors' evidence; None where nothing is.
+        """Return the kept evidence of a broken round: black boxes and the executors' evidence; None: there is none.
 
-        Read once, and again when its directory has changed. Raises: DataError where none of it can be read.
+        It is read once, and again when its directory has changed. Raises: DataError where none of it can be read.
         """
         directory = kept_rounds(self._run).get(round_number)
         if directory is None:
             return None
         signature = _file_signature(directory)
-        with self._kept_lock:  # whoever asks meanwhile waits: it may be thousands of files
+        with self._kept_lock:  # other requests wait, because this may read thousands of files
             known = self._kept.get(round_number)
             if known is None or known[0] != signature:
                 known = (signature, read_incident(self._run, round_number))
@@ -151,26 +151,26 @@ class RunHistory:
         self._checkpoints.close()
 
     def _look_on(self) -> None:
-        has_more, next_complaint_s = True, float("-inf")
+        has_more, next_warning_s = True, float("-inf")
         while not self._closed.is_set():
             try:
-                has_more = self._look(has_more)
+                has_more = self._poll(has_more)
             except Exception:
-                # a defect of ours must not leave the page with old numbers for ever, nor fill the log
+                # a bug must neither leave the page with old numbers for ever nor fill the log
                 has_more = False
-                if time.monotonic() >= next_complaint_s:
-                    next_complaint_s = time.monotonic() + _COMPLAINT_S
-                    _logger.exception("the run directory could not be looked at")
+                if time.monotonic() >= next_warning_s:
+                    next_warning_s = time.monotonic() + _WARNING_PAUSE_S
+                    _logger.exception("the run directory could not be read")
             if not has_more:
                 self.has_looked.set()
                 self._closed.wait(self._period_s)
 
-    def _look(self, has_more: bool) -> bool:
-        """Read what has changed; return whether there are more steps to read at once."""
+    def _poll(self, has_more: bool) -> bool:
+        """Read what has changed; return whether more steps can be read at once."""
         if self._has_changed("state", _file_signature(self._run.diagnosis / STATE_NAME)):
             self.state, self._state_problem = read_state(self._run.diagnosis)
             self._versions.bump("overview", "stragglers", "grid", "hosts")
-        if self.files.look():
+        if self.files.poll():
             self._versions.bump("incidents", "overview", "grid")
         changed = {
             kind.NAME for kind in TABLES
@@ -184,9 +184,9 @@ class RunHistory:
             self._events_problem = ""
         except DataError as error:
             self._events_problem, has_more = str(error), False
-        views = {view for name in changed for view in _VIEWS_OF[name]}
-        if views:
-            self._versions.bump(*views)
+        topics = {topic for name in changed for topic in _TOPICS_OF[name]}
+        if topics:
+            self._versions.bump(*topics)
         return has_more
 
     def _look_at_ranks(self) -> None:
@@ -195,10 +195,10 @@ class RunHistory:
             self._rosters.clear()
 
     def _look_at_steps(self) -> bool:
-        before = (self._book.round, self._book.next_step)
-        has_more = self._reader.look(self.rounds, is_over=self._is_over)
-        if before != (self._book.round, self._book.next_step):
-            self.series = self._book.snapshot()
+        before = (self._builder.round, self._builder.next_step)
+        has_more = self._reader.poll(self.rounds, is_over=self._is_over)
+        if before != (self._builder.round, self._builder.next_step):
+            self.series = self._builder.snapshot()
             self._versions.bump("series", "overview")
         return has_more
 
@@ -217,7 +217,7 @@ def _file_signature(path: Path) -> tuple[int, int, int] | None:
 
 
 def _table_signature(directory: Path) -> tuple[str, int] | None:
-    """Return what changes when a segment is added to a table: the newest hour, and when that directory changed."""
+    """Return a value that changes when a segment is added to a table: the newest hour's path, and its change time."""
     path = directory
     for _ in range(2):  # the day, the hour
         try:

@@ -1,4 +1,4 @@
-"""What both sources of a job share: its run directory, with the events and the history that lie in it."""
+"""The part that both sources of a job share: its run directory, with events and history."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain_diagnostics.dashboard.sources.protocol import LiveState
 from megatrain_diagnostics.dashboard.sources.run_history import PERIOD_S, RunHistory
-from megatrain_diagnostics.dashboard.sources.series_book import SeriesSnapshot
+from megatrain_diagnostics.dashboard.sources.series_builder import SeriesSnapshot
 from megatrain_diagnostics.dashboard.sources.series_detail import SeriesDetail
 from megatrain_diagnostics.dashboard.sources.versions import Versions
 from megatrain_diagnostics.events.roster import Roster
@@ -17,11 +17,11 @@ from megatrain_diagnostics.store.hang_evidence import FiledEvidence
 from megatrain_diagnostics.store.reader import StoredEvents
 
 MEMORY_BYTES = 10**9
-"""That DuckDB may take for one question; it gives all back."""
+"""Memory that DuckDB may use for one query; it frees all of it afterwards."""
 
 
 class RunSource:
-    """The part of a JobSource that a run directory answers. Its threads run from the constructor on."""
+    """The part of a JobSource that reads a run directory. Its threads start in the constructor."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class RunSource:
         is_over: bool,
         period_s: float = PERIOD_S,
     ) -> None:
-        """`checkpoints`: the place of the checkpoints; `is_over`: nothing will be written any more."""
+        """`checkpoints`: returns the place of the checkpoints. `is_over`: nothing will be written any more."""
         self._run = run
         self._versions = Versions()
         self._events = StoredEvents(run.events, memory_limit_bytes=MEMORY_BYTES)
@@ -70,6 +70,6 @@ class RunSource:
 
 
 def checkpoints_place(config: Config | None, run: RunDirectory) -> str:
-    """Return where a run's checkpoints are: a path or a URL."""
+    """Return the path or URL of a run's checkpoints."""
     named = "" if config is None else config.checkpoint.directory
     return named or str(run.checkpoints)

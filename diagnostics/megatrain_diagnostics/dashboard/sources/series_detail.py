@@ -1,8 +1,8 @@
-"""A part of the series step by step, where the book of the whole run has put steps together: read from the store anew.
+"""A part of the series step by step, read again from the store where the series of the whole run has merged steps.
 
-The book keeps the newest thousands of steps as they are, and older ones ever more coarsely. Whoever looks at fifteen
-minutes of a week ago shall see each step of them: so a part of at most 16,384 steps is read into a book of its own,
-2 MB, and the newest few are kept. Where the store has forgotten these steps, the coarse entries stand.
+That series has the newest thousands of steps exactly, and older ones ever more coarsely. A person who looks at fifteen
+minutes of last week must still see each step. So a part of at most 16,384 steps is read into a series of 2 MB by
+itself, and the few newest of these are cached. Where the store no longer has these steps, the coarse entries are used.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from megatrain.contracts.errors import DataError
-from megatrain_diagnostics.dashboard.sources.series_book import CAPACITY, SeriesBook, SeriesSnapshot
+from megatrain_diagnostics.dashboard.sources.series_builder import CAPACITY, SeriesBuilder, SeriesSnapshot
 from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.rounds import RoundSeen
 
-MOST_STEPS = CAPACITY
+MAX_STEPS = CAPACITY
 _NUM_KEPT = 4
 _BUDGET_S = 10.0
 
@@ -26,20 +26,20 @@ _Key = tuple[tuple[int, int, int], ...]
 
 
 class SeriesDetail:
-    """For any threads."""
+    """Thread-safe."""
 
-    def __init__(self, events: StoredEvents, *, budget_s: float = _BUDGET_S) -> None:
-        self._events, self._budget_s = events, budget_s
+    def __init__(self, events: StoredEvents) -> None:
+        self._events = events
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, SeriesSnapshot] = OrderedDict()
 
     def part(self, whole: SeriesSnapshot, rounds: Sequence[RoundSeen], first: int, last: int) -> SeriesSnapshot:
-        """Return the steps from `first` to `last`, each by itself where that can be; else as `whole` has them."""
+        """Return the steps from `first` to `last`, one entry each where possible; else the entries of `whole`."""
         coarse = whole.between(first, last)
         if not len(coarse) or not _is_coarse(coarse):
             return coarse
         first, last = max(first, int(coarse.column("first")[0])), min(last, int(coarse.column("last")[-1]))
-        if last - first >= MOST_STEPS:
+        if last - first >= MAX_STEPS:
             return coarse
         # a step belongs to the newest round that did it: rows of older rounds for it no longer count
         reached = tuple(
@@ -47,26 +47,26 @@ class SeriesDetail:
             for number, begin, end in whole.reached
             if begin <= last and end >= first
         )
-        with self._lock:  # whoever asks meanwhile waits, and finds it kept
+        with self._lock:  # other requests wait, and then find the part cached
             found = self._kept.pop(reached, None)
             if found is None:
                 numbers = {number for number, _, _ in reached}
                 try:
                     found = self._read([one for one in rounds if one.number in numbers], first, last)
                 except DataError:
-                    return coarse  # whoever looks at the run directory tells what is wrong with it
+                    return coarse  # the reader of the run directory reports the error
             self._kept[reached] = found
             while len(self._kept) > _NUM_KEPT:
                 self._kept.popitem(last=False)
         return found if len(found) > len(coarse) else coarse
 
     def _read(self, rounds: Sequence[RoundSeen], first: int, last: int) -> SeriesSnapshot:
-        book = SeriesBook()
-        reader = SeriesReader(self._events, book, within=(first, last))
-        until_s = time.monotonic() + self._budget_s
-        while reader.look(rounds, is_over=True) and time.monotonic() < until_s:
+        builder = SeriesBuilder()
+        reader = SeriesReader(self._events, builder, within=(first, last))
+        until_s = time.monotonic() + _BUDGET_S
+        while reader.poll(rounds, is_over=True) and time.monotonic() < until_s:
             pass
-        return book.snapshot().between(first, last)
+        return builder.snapshot().between(first, last)
 
 
 def _is_coarse(series: SeriesSnapshot) -> bool:

@@ -1,27 +1,30 @@
-"""Numbers that grow when the answer of a view may have changed: what /live tells pages."""
+"""The versions of topics, which /live sends to pages: numbers that grow when the responses on a topic may have changed.
+
+A topic is the data of one view, or of a part of one: "series" is that of the charts, "grid" that of the view Ranks.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
 
-VIEWS = (
+TOPICS = (
     "overview", "series", "heat", "grid", "stragglers", "incidents", "hosts", "checkpoints", "logs", "timeline",
 )  # fmt: skip
 
 
 class Versions:
-    """For any threads."""
+    """Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers = dict.fromkeys(VIEWS, 1)
+        self._numbers = dict.fromkeys(TOPICS, 1)
 
-    def bump(self, *views: str) -> None:
-        """Have the answers of some views count as new."""
+    def bump(self, *topics: str) -> None:
+        """Raise the versions of some topics."""
         with self._lock:
-            for view in views:
-                self._numbers[view] += 1
+            for topic in topics:
+                self._numbers[topic] += 1
 
     def now(self) -> Mapping[str, int]:
         with self._lock:

@@ -1,8 +1,8 @@
-"""What part of a run is looked at: the same for all views, by steps or by time, and each as the other.
+"""The part of a run that views show, given by steps or by time. Each is converted to the other. Pure.
 
-A bound is a step ("1200"), a moment with its zone ("2026-11-23T09:30:00Z"), or, as the begin, a time before the newest
-moment ("-15m", "-6h", "-1d"). The series of steps says which steps lie in a time, and what time steps took: a step is
-of the time in which it ended. Pure.
+A bound is a step ("1200"), a moment with its zone ("2026-11-23T09:30:00Z"), or, for the begin, a time before the newest
+moment ("-15m", "-6h", "-1d"). The series of steps converts between steps and times; a step belongs to the time at which
+it ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from megatrain.contracts.errors import UsageError
 from megatrain.jobs.notes import moment
-from megatrain_diagnostics.dashboard.sources.series_book import SeriesSnapshot
+from megatrain_diagnostics.dashboard.sources.series_builder import SeriesSnapshot
 from megatrain_diagnostics.events.tables import Float64
 
 _STEP = re.compile(r"[0-9]{1,10}", re.ASCII)
@@ -26,7 +26,7 @@ _LARGEST_STEP = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One end of what is asked for; of its fields at most one is set."""
+    """One end of a requested range. At most one of its fields is set."""
 
     step: int | None = None
     at_s: float | None = None
@@ -52,7 +52,10 @@ class Window:
         return self.first_step is not None and self.last_step is not None and self.first_step > self.last_step
 
     def holds(self, begin_s: float | None, end_s: float | None = None) -> bool:
-        """Say whether something lies in it that began and ended then; `end_s` None: in a moment. Unknown: it does."""
+        """Return whether the window overlaps an event from `begin_s` to `end_s`.
+
+        `end_s` None: the event is a moment. `begin_s` None: its time is not known, and it counts as inside.
+        """
         if begin_s is None:
             return True
         last_s = begin_s if end_s is None else end_s
@@ -68,7 +71,7 @@ WHOLE_RUN = Window()
 
 
 def bound_of(text: str, *, is_begin: bool) -> Bound | None:
-    """Return what a text names; None for an empty one. Raises: UsageError."""
+    """Return the bound that a text names; None for an empty text. Raises: UsageError."""
     if not text:
         return None
     if _STEP.fullmatch(text):
@@ -76,7 +79,7 @@ def bound_of(text: str, *, is_begin: bool) -> Bound | None:
     before = _BEFORE.fullmatch(text)
     if before is not None:
         if not is_begin:
-            raise UsageError("a time before now is where a range begins; leave its end out")
+            raise UsageError("a time before now can only begin a range; leave the end empty")
         return Bound(before_s=int(before[1]) * _UNIT_S[before[2]])
     try:
         return Bound(at_s=moment(text))
@@ -85,7 +88,7 @@ def bound_of(text: str, *, is_begin: bool) -> Bound | None:
 
 
 def window_of(begin: Bound | None, end: Bound | None, series: SeriesSnapshot, newest_s: float) -> Window:
-    """Return what lies between two bounds. `newest_s`: the moment that times before it are counted from.
+    """Return the window between two bounds. `newest_s`: the moment from which times like "-15m" are counted back.
 
     Raises: UsageError where the end comes before the begin.
     """
@@ -126,12 +129,12 @@ def _end_s(end: Bound | None, clock: StepClock) -> float | None:
 
 
 class StepClock:
-    """When steps ended, and which had ended by when; between two known ends in proportion."""
+    """Converts steps to end times and back, by linear interpolation between known ends."""
 
     def __init__(self, series: SeriesSnapshot) -> None:
         at, last = series.column("at"), series.column("last")
         is_known = np.isfinite(at)
-        # hosts' clocks may go back a little from one round to the next
+        # from one round to the next, times may go back a little, because hosts' clocks differ
         self._at: Float64 = np.maximum.accumulate(at[is_known]) if is_known.any() else np.zeros(0)
         self._last = last[is_known]
         if len(self._at):
@@ -141,17 +144,17 @@ class StepClock:
             self._at, self._last = np.r_[begin_s, self._at], np.r_[began, self._last]
 
     def end_of(self, step: int) -> float | None:
-        """Return when a step ended; of one that is still to come when the newest did, None before the first."""
+        """Return when a step ended; for a future step the end of the newest one; None before the first step."""
         if not len(self._at) or step < self._last[0]:
             return None
         return float(np.interp(step, self._last, self._at))
 
     def is_ahead(self, step: int) -> bool:
-        """Say whether a step is the newest that is known, or still to come."""
+        """Return whether a step is the newest known one or a future one."""
         return not len(self._last) or step >= self._last[-1]
 
     def first_ended_from(self, at_s: float | None) -> int | None:
-        """Return the first step that ended at a time or later; None where no step is known."""
+        """Return the first step that ended at `at_s` or later; None where no step is known."""
         if at_s is None or not len(self._at):
             return None
         if at_s > self._at[-1]:
@@ -159,7 +162,7 @@ class StepClock:
         return max(int(self._last[0]) + 1, math.ceil(np.interp(at_s, self._at, self._last) - 1e-9))
 
     def last_ended_by(self, at_s: float | None) -> int | None:
-        """Return the last step that had ended at that time; None where no step is known."""
+        """Return the last step that had ended by `at_s`; None where no step is known."""
         if at_s is None or not len(self._at):
             return None
         return math.floor(np.interp(at_s, self._at, self._last) + 1e-9)

@@ -1,5 +1,5 @@
-// The HTTP API. Addresses are relative to the page, so that it works behind any proxy path. An answer that is unchanged
-// (304) is the object of the last time, so that what depends on it need not be drawn again.
+// The HTTP API. Addresses are relative to the page, so that the page works behind any proxy path. For an unchanged answer
+// (304) the previous object is returned, so that components that depend on it are not drawn again.
 
 import { signal } from "@preact/signals";
 
@@ -7,26 +7,26 @@ import type { ErrorDocument } from "./documents";
 
 export type Query = Record<string, string | number | boolean | null | undefined>;
 
-/** A refusal of the server, or that it did not answer (status 0). */
+/** An error answer of the server, or no answer at all (status 0). */
 export class ApiError extends Error {
   readonly status: number;
-  /** A word for programs, as ErrorDocument has it. */
-  readonly word: string;
+  /** The machine-readable code, as in ErrorDocument. */
+  readonly code: string;
 
-  constructor(status: number, word: string, text: string) {
+  constructor(status: number, code: string, text: string) {
     super(text);
     this.name = "ApiError";
     this.status = status;
-    this.word = word;
+    this.code = code;
   }
 }
 
-/** Return an error as one of the API; what is not one says that nothing was answered. */
+/** Return an error as an ApiError; any other error becomes one with status 0 (no answer). */
 export function asApiError(error: unknown): ApiError {
   return error instanceof ApiError ? error : new ApiError(0, "unavailable", String(error));
 }
 
-/** The server wants to know who asks. Set by any answer 401, cleared by signing in. */
+/** The server requires authentication. Set by any answer 401, cleared by signing in. */
 export const isSignedOut = signal(false);
 
 interface Kept {
@@ -51,12 +51,12 @@ function keep(url: string, etag: string | null, value: unknown): void {
   }
 }
 
-/** Forget every answer: another life of the server, or another person. */
+/** Drop every cached answer, after a restart of the server or a change of user. */
 export function forgetAnswers(): void {
   kept.clear();
 }
 
-/** Return the address of a resource of the API, for links and downloads. Null values are left out. */
+/** Return the URL of a resource of the API, for links and downloads. Null, undefined and empty values are left out. */
 export function apiUrl(path: string, query: Query = {}): string {
   const params = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
@@ -70,17 +70,17 @@ export function apiUrl(path: string, query: Query = {}): string {
 }
 
 async function refusal(response: Response): Promise<ApiError> {
-  let told: Partial<ErrorDocument> = {};
+  let body: Partial<ErrorDocument> = {};
   try {
-    told = (await response.json()) as Partial<ErrorDocument>;
+    body = (await response.json()) as Partial<ErrorDocument>;
   } catch {
-    // a proxy's page, or nothing
+    // the body is an error page of a proxy, or empty
   }
-  const text = typeof told.text === "string" ? told.text : `The server answered ${response.status} ${response.statusText}.`;
-  return new ApiError(response.status, typeof told.error === "string" ? told.error : "unavailable", text);
+  const text = typeof body.text === "string" ? body.text : `The server answered ${response.status} ${response.statusText}.`;
+  return new ApiError(response.status, typeof body.error === "string" ? body.error : "unavailable", text);
 }
 
-async function ask(url: string, init: RequestInit): Promise<Response> {
+async function request(url: string, init: RequestInit): Promise<Response> {
   let response: Response;
   try {
     response = await fetch(url, { credentials: "same-origin", cache: "no-store", ...init });
@@ -88,7 +88,7 @@ async function ask(url: string, init: RequestInit): Promise<Response> {
     if (error instanceof DOMException && error.name === "AbortError") {
       throw error;
     }
-    throw new ApiError(0, "unavailable", "The dashboard's server does not answer. It may be restarting.");
+    throw new ApiError(0, "unavailable", "The dashboard server does not answer. It may be restarting.");
   }
   if (response.status === 401) {
     isSignedOut.value = true;
@@ -110,7 +110,7 @@ async function get(
   if (last !== undefined) {
     headers["If-None-Match"] = last.etag;
   }
-  const response = await ask(url, { headers, signal: signalToStop ?? null });
+  const response = await request(url, { headers, signal: signalToStop ?? null });
   if (response.status === 304 && last !== undefined) {
     return last.value;
   }
@@ -119,20 +119,20 @@ async function get(
   return value;
 }
 
-/** Read a document. Raises ApiError, or AbortError when it was stopped. */
+/** Read a document. Throws ApiError, or AbortError after signalToStop. */
 export async function getJson<T>(path: string, query: Query = {}, signalToStop?: AbortSignal): Promise<T> {
   return (await get(apiUrl(path, query), "application/json", (answer) => answer.json(), signalToStop)) as T;
 }
 
-/** Read a container of typed arrays. An unchanged answer is the same buffer: never write into it, never transfer it. */
+/** Read a container of typed arrays. An unchanged answer returns the same buffer: never write into it, never transfer it. */
 export async function getArrays(path: string, query: Query = {}, signalToStop?: AbortSignal): Promise<ArrayBuffer> {
   const accept = "application/x-megatrain-arrays";
   return (await get(apiUrl(path, query), accept, (answer) => answer.arrayBuffer(), signalToStop)) as ArrayBuffer;
 }
 
-/** Send a body and read the answer; null where there is none. The server takes it only from its own page. */
+/** Send a body and read the answer; null if it is empty. The server accepts such requests only from its own page. */
 export async function send<T>(method: "POST" | "DELETE", path: string, body?: unknown): Promise<T | null> {
-  const response = await ask(apiUrl(path), {
+  const response = await request(apiUrl(path), {
     method,
     headers: { "Accept": "application/json", "Content-Type": "application/json", "X-Megatrain-Request": "1" },
     body: body === undefined ? null : JSON.stringify(body),

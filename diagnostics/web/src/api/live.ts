@@ -1,7 +1,7 @@
-// What is new: one stream of events from the server. It says which views have news, and a view that is shown asks for them.
-// The browser's own reconnection gives up at the first refusal, so this one is ours: it waits longer each time, up to ten
-// seconds, and tries at once when the page becomes visible or the network comes back. A browser has six connections to a
-// server for all its pages together: a page that nobody sees soon gives its own back, and asks how the job is now and then.
+// One stream of events from the server. Each event lists the version of every topic; a visible view then reads its data again.
+// EventSource stops reconnecting at the first error answer, so reconnection is done here: the delay doubles up to ten
+// seconds, and a retry is immediate when the page becomes visible or the network returns. A browser opens at most six
+// connections to a server for all its pages together, so a hidden page closes its stream and polls the job's state.
 
 import { effect, signal } from "@preact/signals";
 
@@ -12,25 +12,25 @@ import { isList } from "../app/place";
 export type Connection = "connecting" | "live" | "reconnecting" | "recorded";
 
 export const connection = signal<Connection>("connecting");
-/** Since when the stream is broken, in unix seconds; null while it is not. */
+/** When the stream broke, in unix seconds; null while it works. */
 export const brokenSince = signal<number | null>(null);
-/** By view: a number that grows when there is something new. */
+/** By topic: a number that increases with each change. */
 export const versions = signal<Record<string, number>>({});
 /** The newest step that all ranks completed. */
 export const newestStep = signal<number | null>(null);
-/** Grows when all that was asked has to be asked again: the server began anew, or the stream was broken. */
+/** Increases when all data must be read again: the server restarted, or the stream was broken. */
 export const epoch = signal(0);
-/** The server's clock minus ours, in seconds: ages are right on a laptop whose clock is wrong. */
+/** The server's clock minus the browser's, in seconds: ages are correct even if the browser's clock is wrong. */
 export const clockOffset = signal(0);
-/** Grows now and then while the page is out of sight and has no stream: its title is to tell of trouble all the same. */
+/** Increases periodically while the page is hidden and has no stream, so that its title still shows the job's health. */
 export const unseenTicks = signal(0);
 
 const ORDINARY_WAIT_MS = 50;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 10_000;
-// Without a word for so long the connection may be gone without a sign: a laptop slept.
+// After so long without an event the connection may be dead without an error, for example after a laptop slept.
 const SILENCE_MS = 45_000;
-// A glance at another page is no reason to give the stream up.
+// Switching tabs briefly does not close the stream.
 const UNSEEN_MS = 5000;
 const UNSEEN_PERIOD_MS = 30_000;
 
@@ -42,33 +42,33 @@ let session = "";
 let heardAt = 0;
 let isFirstRetry = false;
 
-/** Take the server's clock from what it told just now. */
+/** Set the clock offset from the time in an answer that just arrived. */
 export function takeServerTime(atUnixS: number): void {
   clockOffset.value = atUnixS - Date.now() / 1000;
 }
 
 function isLiveDocument(value: unknown): value is LiveDocument {
-  const told = value as Partial<LiveDocument> | null;
-  return typeof told === "object" && told !== null && typeof told.session === "string" && typeof told.versions === "object";
+  const message = value as Partial<LiveDocument> | null;
+  return typeof message === "object" && message !== null && typeof message.session === "string" && typeof message.versions === "object";
 }
 
 function take(text: string): void {
-  let told: unknown;
+  let message: unknown;
   try {
-    told = JSON.parse(text);
+    message = JSON.parse(text);
   } catch {
     return;
   }
-  if (!isLiveDocument(told)) {
+  if (!isLiveDocument(message)) {
     return;
   }
   heardAt = Date.now();
   isFirstRetry = false;
   waitMs = FIRST_WAIT_MS;
-  takeServerTime(told.at_unix_s);
-  const isAnother = session !== "" && session !== told.session;
+  takeServerTime(message.at_unix_s);
+  const isAnother = session !== "" && session !== message.session;
   const wasBroken = brokenSince.peek() !== null;
-  session = told.session;
+  session = message.session;
   if (isAnother) {
     forgetAnswers();
   }
@@ -77,8 +77,8 @@ function take(text: string): void {
   }
   brokenSince.value = null;
   connection.value = "live";
-  newestStep.value = told.step;
-  versions.value = told.versions;
+  newestStep.value = message.step;
+  versions.value = message.versions;
 }
 
 function close(): void {
@@ -89,7 +89,7 @@ function close(): void {
 
 function retry(): void {
   close();
-  // The server ends a stream after a while. That the next one opens at once is nothing that anybody needs to see.
+  // The server ends each stream after a while. The first reconnection is immediate and is not shown to the user.
   const isOrdinary = connection.peek() === "live";
   if (isOrdinary && !isFirstRetry) {
     isFirstRetry = true;
@@ -100,13 +100,13 @@ function retry(): void {
     brokenSince.value = Date.now() / 1000;
   }
   connection.value = "reconnecting";
-  // Spread, so that not all pages come back in the same instant.
+  // Jitter, so that not all pages reconnect at the same moment.
   timer = window.setTimeout(open, waitMs * (0.75 + Math.random() / 2));
   waitMs = Math.min(waitMs * 2, LONGEST_WAIT_MS);
 }
 
 async function probe(): Promise<void> {
-  // The stream does not say why it was refused; an ordinary question does: 401 opens the page for signing in.
+  // EventSource does not expose the status of an error answer; a normal request does: a 401 shows the sign-in page.
   try {
     await getJson<JobDocument | JobsDocument>(isList ? "jobs" : "job");
   } catch {
@@ -149,7 +149,7 @@ function lookAgain(): void {
   if (isUnseen()) {
     return;
   }
-  const isGone = source === null && connection.peek() !== "reconnecting"; // the browser had put the page away
+  const isGone = source === null && connection.peek() !== "reconnecting"; // the page comes back from the browser's back-forward cache
   const isQuiet = Date.now() - heardAt > SILENCE_MS;
   if (isGone || isQuiet || connection.peek() === "reconnecting") {
     waitMs = FIRST_WAIT_MS;
@@ -157,7 +157,7 @@ function lookAgain(): void {
   }
 }
 
-/** Begin to listen. A recorded job never has news: nothing is listened to. */
+/** Open the stream. A recorded job never changes, so no stream is opened for it. */
 export function startLive(isRecorded: boolean): void {
   if (isRecorded) {
     connection.value = "recorded";

@@ -1,5 +1,5 @@
-// A document that a view shows: asked for when the view opens, when the question changes and when the server says that it
-// has news. The last answer stays on the page while the next one is on its way, so nothing flickers.
+// A document that a view shows. It is read when the view opens, when the query changes and when the server reports a new
+// version. The previous answer stays on the page until the next one arrives, so nothing flickers.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
@@ -8,7 +8,7 @@ import { rangeMoves } from "../app/range";
 import { epoch, versions } from "./live";
 
 export interface Resource<T> {
-  /** The last answer from this path about this round; while `isPending` it may be to other parameters. */
+  /** The last answer from this path for this round; while `isPending` it may belong to other parameters. */
   data: T | null;
   error: ApiError | null;
   isPending: boolean;
@@ -27,8 +27,8 @@ interface Held<T> {
 const LEAST_PAUSE_MS = 900;
 
 /**
- * Return what the API answers. `topic` is the name in LiveDocument.versions; without one the document is asked for once.
- * A null path asks nothing.
+ * Return the API's answer. `topic` is a name in LiveDocument.versions; without one the document is read once.
+ * With a null path nothing is requested.
  */
 export function useResource<T>(path: string | null, query: Query = {}, topic?: string): Resource<T> {
   const key = path === null ? "" : `${path} ${JSON.stringify(query)}`;
@@ -45,8 +45,8 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
     isPending: path !== null,
   });
   const [attempt, setAttempt] = useState(0);
-  const askedAt = useRef(0);
-  const askedKey = useRef("");
+  const requestedAt = useRef(0);
+  const requestedKey = useRef("");
 
   useEffect(() => {
     if (path === null) {
@@ -54,8 +54,8 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
     }
     const stop = new AbortController();
     const read = async (): Promise<void> => {
-      askedAt.current = Date.now();
-      askedKey.current = key;
+      requestedAt.current = Date.now();
+      requestedKey.current = key;
       setHeld((old) => ({ ...old, isPending: true }));
       try {
         const data = await getJson<T>(path, query, stop.signal);
@@ -67,9 +67,9 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
         }
       }
     };
-    // News of the same question may wait a moment, and until somebody looks; another question is asked at once.
-    const isSame = askedKey.current === key;
-    const pause = isSame ? Math.max(0, LEAST_PAUSE_MS - (Date.now() - askedAt.current)) : 0;
+    // A reload of the same query waits for a minimum pause and until the page is visible; a new query is sent at once.
+    const isSame = requestedKey.current === key;
+    const pause = isSame ? Math.max(0, LEAST_PAUSE_MS - (Date.now() - requestedAt.current)) : 0;
     let timer = 0;
     const begin = (): void => {
       if (document.visibilityState === "visible" || !isSame) {
@@ -84,10 +84,10 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
       window.clearTimeout(timer);
       stop.abort();
     };
-    // the key stands for path and query
+    // the key contains path and query
   }, [key, version, moves, era, attempt]);
 
-  // What was said of another round must never be taken for what is said of this one.
+  // An answer for another round is never returned as one for this round.
   const isOfThis = held.path === path && held.round === about;
   return {
     data: isOfThis ? held.data : null,

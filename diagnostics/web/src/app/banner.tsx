@@ -1,4 +1,4 @@
-// What stands on top of every view because what is below it cannot be trusted otherwise.
+// The banner above every view when the data below it is incomplete.
 
 import type { JSX } from "preact";
 
@@ -6,18 +6,21 @@ import { healthOf } from "../ui/badge";
 import { ShapeIcon } from "../ui/icons";
 import { overview } from "./job";
 
-/** Without the diagnostics daemon charts, heat map and logs stand still, and nobody is found slow: said before all else. */
+/**
+ * Shown while the diagnostics daemon is down: charts, heat map, timeline and logs are not updated, and no stragglers are
+ * detected.
+ */
 export function NoDaemon(): JSX.Element | null {
-  const told = overview.value;
-  if (told === null || healthOf(told) === "over" || told.diagnosis.is_daemon_alive !== false) {
+  const status = overview.value;
+  if (status === null || healthOf(status) === "over" || status.diagnosis.is_daemon_alive !== false) {
     return null;
   }
   return (
     <p class="banner tone-bad" role="status" data-testid="no-daemon">
       <ShapeIcon shape="octagon" />
       <span>
-        <strong>The diagnostics daemon does not run.</strong> Charts, heat map, timeline and logs stand still, and nobody is found
-        slow. What etcd tells is current: state, hosts, incidents.
+        <strong>The diagnostics daemon is not running.</strong> Charts, heat map, timeline and logs are not updated, and no
+        stragglers are detected. Data from etcd is current: state, hosts, incidents.
       </span>
     </p>
   );

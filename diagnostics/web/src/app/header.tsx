@@ -1,4 +1,4 @@
-// What every view shows on top: which job, how it is, how far, whether the page is up to date, and the page's switches.
+// The header of every view: the job, its health and progress, the state of the connection, and the page's settings.
 
 import type { JSX } from "preact";
 import { useRef } from "preact/hooks";
@@ -19,14 +19,14 @@ export function ConnectionState(): JSX.Element {
   const since = brokenSince.value;
   if (connection.value === "recorded") {
     return (
-      <span class="connection tone-quiet" title="As the run directory has it: nothing arrives here by itself">
+      <span class="connection tone-quiet" title="Read from the run directory; not updated live">
         <ShapeIcon shape="square" /> <span class="connection-text">recorded history</span>
       </span>
     );
   }
   if (connection.value === "live") {
     return (
-      <span class="connection tone-good" title="News arrive as they happen">
+      <span class="connection tone-good" title="Updates arrive live">
         <ShapeIcon shape="circle" /> <span class="connection-text">live</span>
       </span>
     );
@@ -40,8 +40,8 @@ export function ConnectionState(): JSX.Element {
   }
   const lost = Math.max(0, nowS.value - since);
   return (
-    <span class="connection tone-warning" title="The server does not answer; it is tried again by itself">
-      <ShapeIcon shape="triangle" /> reconnecting since {durationText(Math.round(lost))}
+    <span class="connection tone-warning" title="The server does not answer; the page retries automatically">
+      <ShapeIcon shape="triangle" /> disconnected for {durationText(Math.round(lost))}
     </span>
   );
 }
@@ -85,71 +85,71 @@ export function SignOut(): JSX.Element {
 }
 
 function Role(): JSX.Element | null {
-  const told = job.value;
-  if (told === null) {
+  const info = job.value;
+  if (info === null) {
     return null;
   }
   return (
-    <span class="role" title={told.can_act ? "may act on the job" : told.why_not_act}>
-      <span class="role-name">{told.role}</span>
-      {told.has_session ? <SignOut /> : null}
+    <span class="role" title={info.can_act ? "may act on this job" : info.why_not_act}>
+      <span class="role-name">{info.role}</span>
+      {info.has_session ? <SignOut /> : null}
     </span>
   );
 }
 
 function Progress(): JSX.Element | null {
-  const told = overview.value;
+  const status = overview.value;
   const step = shownStep.value;
-  if (told === null || step === null) {
+  if (status === null || step === null) {
     return null;
   }
   return (
     <span class="header-step">
       <span class="faint">step</span> <strong>{countText(step)}</strong>
-      {told.train_steps === null ? null : <span class="faint"> of {countText(told.train_steps)}</span>}
-      {told.last_step_unix_s === null ? null : (
+      {status.train_steps === null ? null : <span class="faint"> of {countText(status.train_steps)}</span>}
+      {status.last_step_unix_s === null ? null : (
         <span class="faint header-age">
           {" "}
-          <Age at={told.last_step_unix_s} />
+          <Age at={status.last_step_unix_s} />
         </span>
       )}
     </span>
   );
 }
 
-/** Said to those who listen: only when it changes in kind, not with each second that a problem lasts. */
+/** The text for screen readers. It is announced only when more than its numbers changes, not every second that a problem lasts. */
 function Announcement(): JSX.Element {
-  const told = overview.value;
-  const text = told === null ? "" : [told.state, ...told.reasons.map((one) => one.text)].join(". ");
-  const said = useRef({ kind: "", text: "" });
+  const status = overview.value;
+  const text = status === null ? "" : [status.state, ...status.reasons.map((one) => one.text)].join(". ");
+  const announced = useRef({ kind: "", text: "" });
   const kind = text.replace(/[\d.,]+/g, "");
-  if (kind !== said.current.kind) {
-    said.current = { kind, text };
+  if (kind !== announced.current.kind) {
+    announced.current = { kind, text };
   }
   return (
     <div class="visually-hidden" aria-live="polite" data-live="health">
-      {said.current.text}
+      {announced.current.text}
     </div>
   );
 }
 
-/** Why the job is not healthy, in a line on every view: the first reason, and the way to the others. Else what it does. */
+/** One line on every view: the first reason why the job is not healthy, with a link to all reasons; else the job's state. */
 function Headline(): JSX.Element | null {
-  const told = overview.value;
-  if (told === null) {
+  const status = overview.value;
+  if (status === null) {
     return null;
   }
-  const reason = told.reasons[0];
-  const num = told.reasons.length;
+  const reason = status.reasons[0];
+  const num = status.reasons.length;
   return (
-    <span class="headline" title={reason?.text ?? told.headline}>
+    <span class="headline" title={reason?.text ?? status.headline}>
       {reason === undefined ? (
         <>
-          {sentence(told.headline)}
-          {told.since_unix_s === null ? null : (
+          {sentence(status.headline)}
+          {status.since_unix_s === null ? null : (
             <span class="faint">
               {" "}
-              since <TimeText at={told.since_unix_s} />
+              since <TimeText at={status.since_unix_s} />
             </span>
           )}
         </>
@@ -164,7 +164,7 @@ function Headline(): JSX.Element | null {
 }
 
 export function Header(): JSX.Element {
-  const told = overview.value;
+  const status = overview.value;
   const shown = shownRound.value;
   return (
     <header class="header">
@@ -176,17 +176,17 @@ export function Header(): JSX.Element {
       <a class="header-job" href={hrefOf("overview")} title={job.value?.run_directory}>
         {job.value?.job ?? "megatrain"}
       </a>
-      {told === null ? null : <HealthBadge told={told} />}
+      {status === null ? null : <HealthBadge status={status} />}
       <Headline />
       <span class="header-right">
         {isPastShown.value && shown !== null ? (
           <button type="button" class="button small past" onClick={() => setParams({ round: null }, { isNewEntry: true })}>
-            round {shown.number} is shown; go to the newest
+            round {shown.number} is shown; show the newest
           </button>
         ) : null}
         {missingRound.value === null ? null : (
           <button type="button" class="button small past" onClick={() => setParams({ round: null })}>
-            nothing is known of round {missingRound.value}; the newest is shown
+            no records of round {missingRound.value}; the newest is shown
           </button>
         )}
         <Progress />

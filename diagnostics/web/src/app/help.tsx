@@ -1,4 +1,4 @@
-// The keys of the page, on "?".
+// The keyboard shortcuts of the page, opened with "?".
 
 import type { JSX } from "preact";
 
@@ -13,14 +13,14 @@ interface Keys {
 
 const PAGE: readonly Keys[] = [
   { keys: ["?"], what: "this help" },
-  { keys: ["/"], what: "go to the search of the view" },
-  { keys: ["Esc"], what: "close, or leave a field" },
-  { keys: ["Tab"], what: "next control; a chosen picture takes the arrow keys" },
+  { keys: ["/"], what: "focus the search field of the view" },
+  { keys: ["Esc"], what: "close a dialog, or leave a field" },
+  { keys: ["Tab"], what: "next control; a focused picture takes the arrow keys" },
 ];
 
 const PICTURES: readonly Keys[] = [
   { keys: ["\u2190", "\u2192", "\u2191", "\u2193"], what: "move the cursor in heat map, timeline and ranks" },
-  { keys: ["Enter"], what: "open what the cursor is on" },
+  { keys: ["Enter"], what: "open the item at the cursor" },
   { keys: ["+", "-"], what: "zoom" },
   { keys: ["0"], what: "show all" },
 ];
@@ -53,7 +53,7 @@ export function Help(): JSX.Element | null {
     isHelpShown.value = false;
   };
   return (
-    <Dialog title="Keys" onClose={close} className="wide">
+    <Dialog title="Keyboard shortcuts" onClose={close} className="wide">
       <div class="help-columns">
         <KeyList title="Views" list={VIEWS.map((view) => ({ keys: ["g", view.key], what: view.label }))} />
         <div>

@@ -1,4 +1,4 @@
-// Who the job is: read when the page opens and again whenever the server began anew. All views read it from here.
+// The job's description and health, read when the page opens and again after the server restarts. All views use these signals.
 
 import { computed, effect, signal } from "@preact/signals";
 
@@ -9,17 +9,17 @@ import { route } from "./location";
 
 export const job = signal<JobDocument | null>(null);
 export const jobError = signal<ApiError | null>(null);
-/** The health of the job: the header of every view shows it. */
+/** The state and health of the job, shown in the header of every view. */
 export const overview = signal<OverviewDocument | null>(null);
 export const overviewError = signal<ApiError | null>(null);
 
-/** How far the job is: the stream reports a step before the overview, which the server keeps for a second. */
+/** The newest step. The stream reports a step before the overview does, because the server caches the overview for a second. */
 export const shownStep = computed<number | null>(() => {
   const known = [overview.value?.step, newestStep.value].filter((step) => typeof step === "number");
   return known.length === 0 ? null : Math.max(...known);
 });
 
-/** The round that the URL names, else the newest that any rank reported; null where there is none. */
+/** The round that the URL names, else the newest that any rank reported; null if there is none. */
 export const shownRound = computed<RoundDocument | null>(() => {
   const all = job.value?.rounds ?? [];
   const asked = route.value.params.get("round");
@@ -27,13 +27,13 @@ export const shownRound = computed<RoundDocument | null>(() => {
   return named ?? all[all.length - 1] ?? null;
 });
 
-/** Whether a round of the past is looked at although a newer one is there. */
+/** Whether an older round is shown although a newer one exists. */
 export const isPastShown = computed(() => {
   const all = job.value?.rounds ?? [];
   return shownRound.value !== null && shownRound.value.number !== all[all.length - 1]?.number;
 });
 
-/** The round that the URL names and of which nothing is known: a link to a round whose records have expired, or of another job. */
+/** The round that the URL names if it has no records, because they have expired or the link belongs to another job; else null. */
 export const missingRound = computed<string | null>(() => {
   const asked = route.value.params.get("round");
   const isKnown = asked === null || job.value === null || job.value.rounds.some((one) => String(one.number) === asked);
@@ -68,31 +68,31 @@ export async function readJob(): Promise<void> {
 }
 
 let isReading = false;
-let isWanted = false;
+let isRequested = false;
 
 async function readOverview(): Promise<void> {
   if (isReading) {
-    isWanted = true;
+    isRequested = true;
     return;
   }
   isReading = true;
   do {
-    isWanted = false;
+    isRequested = false;
     try {
       const found = await getJson<OverviewDocument>("overview");
       if (overview.peek() === null) {
-        takeServerTime(found.at_unix_s); // before the stream tells, or where there is none
+        takeServerTime(found.at_unix_s); // before the first event of the stream, or if there is no stream
       }
       overview.value = found;
       overviewError.value = null;
     } catch (error) {
       overviewError.value = asApiError(error);
     }
-  } while (isWanted);
+  } while (isRequested);
   isReading = false;
 }
 
-/** Begin to read. What has news is read again while anybody looks at the page. */
+/** Start reading. Changed data is read again while the page is visible. */
 export function startJob(): void {
   void readJob();
   effect(() => {
@@ -100,14 +100,14 @@ export function startJob(): void {
       void readJob();
     }
   });
-  const news = computed(() => `${versions.value["overview"] ?? 0} ${epoch.value} ${unseenTicks.value}`);
-  const shown = computed(() => `${job.value === null ? "" : "known"} ${news.value}`);
+  const changes = computed(() => `${versions.value["overview"] ?? 0} ${epoch.value} ${unseenTicks.value}`);
+  const shown = computed(() => `${job.value === null ? "" : "known"} ${changes.value}`);
   effect(() => {
     if (shown.value.startsWith("known")) {
       void readOverview();
     }
   });
-  // A round begins before any of its ranks reports: until one has, the job is asked again with all that is news.
+  // A round begins before any of its ranks reports. Until one does, the job is read again with every event.
   effect(() => {
     void versions.value;
     const round = overview.value?.round ?? null;

@@ -1,4 +1,4 @@
-// The page of a server of many jobs: the list, or runs side by side. A job's own page is a page of its own.
+// The page of a server of many jobs: the list of jobs, or a comparison of runs. Each job has a separate page.
 
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
@@ -15,8 +15,8 @@ import { LoginView } from "../views/login";
 
 function Page(): JSX.Element {
   const compared = useRoute().params.get("compare") ?? "";
-  const told = useResource<JobsDocument>("jobs", { count: 1 }, "jobs").data;
-  const numRed = told?.counts.red ?? 0;
+  const list = useResource<JobsDocument>("jobs", { count: 1 }, "jobs").data;
+  const numRed = list?.counts.red ?? 0;
   const title = `${numRed > 0 ? `(${numRed}!) ` : ""}megatrain \u2013 ${compared === "" ? "Jobs" : "Compare runs"}`;
   useEffect(() => {
     document.title = title;
@@ -24,17 +24,17 @@ function Page(): JSX.Element {
   return (
     <>
       <header class="header">
-        <a class="header-job" href="jobs" title={told?.runs_directory}>
+        <a class="header-job" href="jobs" title={list?.runs_directory}>
           megatrain
         </a>
-        <span class="headline">{told === null || told.runs_directory === "" ? "" : `run directories in ${told.runs_directory}`}</span>
+        <span class="headline">{list === null || list.runs_directory === "" ? "" : `run directories in ${list.runs_directory}`}</span>
         <span class="header-right">
           <ConnectionState />
           <Switches />
-          {told === null ? null : (
+          {list === null ? null : (
             <span class="role">
-              <span class="role-name">{told.role}</span>
-              {told.has_session ? <SignOut /> : null}
+              <span class="role-name">{list.role}</span>
+              {list.has_session ? <SignOut /> : null}
             </span>
           )}
         </span>

@@ -1,5 +1,5 @@
-// Keys of the whole page: "g" and a letter opens a view, "/" goes to its search, "?" explains. None of them works while
-// text is typed, and none with Ctrl, Alt or Meta, which are the browser's.
+// Keys of the whole page: "g" and a letter opens a view, "/" focuses its search field, "?" shows the help. They are ignored
+// in text fields, and with Ctrl, Alt or Meta, which are the browser's shortcuts.
 
 import { signal } from "@preact/signals";
 
@@ -8,7 +8,7 @@ import { isList } from "./place";
 import { VIEWS } from "./views";
 
 export const isHelpShown = signal(false);
-/** "g" was pressed, and a letter may follow. */
+/** "g" was pressed; the next letter opens a view. */
 export const isChoosing = signal(false);
 
 const CHOICE_MS = 2000;

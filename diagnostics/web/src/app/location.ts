@@ -1,5 +1,5 @@
-// Where the page is: a view, what it is about, and every choice made in it, all of it in the URL's hash. A copied URL shows
-// the same picture to somebody else, a reload loses nothing, and the server needs no route of its own.
+// The route of the page: the view, its object and every selection, all in the URL's hash. A copied URL shows the same
+// content to another user, a reload loses nothing, and the server needs no routes for views.
 //
 //   #/heat?operation=forward-compute&measure=max&round=3      #/incidents/000123
 
@@ -8,7 +8,7 @@ import { signal } from "@preact/signals";
 export interface Route {
   /** The first part of the path: "overview", "heat", ... */
   view: string;
-  /** The parts behind it: the id of an incident, the name of a host. */
+  /** The parts after it: the id of an incident, the name of a host. */
   rest: string[];
   params: URLSearchParams;
 }
@@ -17,16 +17,16 @@ export type ParamValue = string | number | boolean | null | undefined;
 
 const HOME = "overview";
 
-// Browsers refuse more than about 100 writes of the URL in 30 s, and a drag makes 60 a second.
+// Browsers reject more than about 100 writes of the URL in 30 s; a drag would make 60 a second.
 const WRITE_DELAY_MS = 250;
 
-/** What stays the same when another view is opened. */
+/** Parameters that are kept when another view is opened. */
 const CARRIED = ["round", "from", "to", "axis"];
 
-/** What choices were called in links of before: former name -> name. */
+/** Parameters that were renamed, for old links: former name -> name. */
 const FORMER_NAMES: Readonly<Record<string, string>> = { incarnation: "round" };
 
-/** The same by view: steps and zoom of some, before all views had one range. */
+/** The same by view: some views had their own step and zoom parameters before all views shared one range. */
 const FORMER_ZOOMS: Readonly<Record<string, Readonly<Record<string, string>>>> = {
   overview: { first: "from", last: "to" },
   heat: { first: "from", last: "to", left: "from", right: "to" },
@@ -40,7 +40,7 @@ function decoded(part: string): string {
   }
 }
 
-function withNamesOfNow(params: URLSearchParams, view: string): URLSearchParams {
+function withCurrentNames(params: URLSearchParams, view: string): URLSearchParams {
   const former = { ...FORMER_NAMES, ...FORMER_ZOOMS[view] };
   const found = new URLSearchParams();
   params.forEach((value, name) => found.set(former[name] ?? name, value));
@@ -55,7 +55,7 @@ export function parseRoute(hash: string): Route {
   return {
     view: parts[0] ?? HOME,
     rest: parts.slice(1),
-    params: withNamesOfNow(new URLSearchParams(cut < 0 ? "" : text.slice(cut + 1)), parts[0] ?? HOME),
+    params: withCurrentNames(new URLSearchParams(cut < 0 ? "" : text.slice(cut + 1)), parts[0] ?? HOME),
   };
 }
 
@@ -65,10 +65,10 @@ export function routeText(route: Route): string {
   return query === "" ? `#/${path}` : `#/${path}?${query}`;
 }
 
-/** The route that the page is opened with. Choices before the hash count too: "/?round=3", "/?round=3#/heat". */
+/** The route that the page is opened with. Parameters before the hash are accepted too: "/?round=3", "/?round=3#/heat". */
 function firstRoute(): Route {
   const found = parseRoute(window.location.hash);
-  for (const [name, value] of withNamesOfNow(new URLSearchParams(window.location.search), found.view)) {
+  for (const [name, value] of withCurrentNames(new URLSearchParams(window.location.search), found.view)) {
     if (!found.params.has(name)) {
       found.params.set(name, value);
     }
@@ -79,7 +79,7 @@ function firstRoute(): Route {
   return found;
 }
 
-/** The route of now. Components that read `.value` are drawn again when it changes. */
+/** The current route. Components that read `.value` are drawn again when it changes. */
 export const route = signal<Route>(firstRoute());
 
 let pendingWrite = 0;
@@ -95,7 +95,7 @@ function takeFromUrl(): void {
 window.addEventListener("hashchange", takeFromUrl);
 window.addEventListener("popstate", takeFromUrl);
 
-/** Write the URL now, if it is behind: before it is copied. */
+/** Write a pending change to the URL now, for example before the URL is copied. */
 export function flushLocation(): void {
   if (pendingWrite !== 0) {
     window.clearTimeout(pendingWrite);
@@ -116,7 +116,7 @@ function changed(params: URLSearchParams, changes: Record<string, ParamValue>): 
   return next;
 }
 
-/** Change choices of this view; null, undefined and "" take one away. With isNewEntry the back button undoes it. */
+/** Change parameters of this view; null, undefined and "" remove one. With isNewEntry the back button undoes the change. */
 export function setParams(changes: Record<string, ParamValue>, options: { isNewEntry?: boolean } = {}): void {
   const now = route.peek();
   const next: Route = { ...now, params: changed(now.params, changes) };
@@ -132,7 +132,7 @@ export function setParams(changes: Record<string, ParamValue>, options: { isNewE
   route.value = next;
 }
 
-/** Return the link to a view: "incidents", ["incidents", id], with choices. */
+/** Return the link to a view, "incidents" or ["incidents", id], with parameters. */
 export function hrefOf(path: string | readonly string[], params: Record<string, ParamValue> = {}): string {
   const parts = typeof path === "string" ? [path] : path;
   const kept = new URLSearchParams();
@@ -145,7 +145,7 @@ export function hrefOf(path: string | readonly string[], params: Record<string, 
   return routeText({ view: parts[0] ?? HOME, rest: parts.slice(1), params: changed(kept, params) });
 }
 
-/** Open a view, as a click on its link does. */
+/** Open a view, like a click on its link. */
 export function navigate(path: string | readonly string[], params: Record<string, ParamValue> = {}): void {
   const href = hrefOf(path, params);
   flushLocation();
@@ -156,13 +156,13 @@ export function useRoute(): Route {
   return route.value;
 }
 
-/** Return a choice of this view and the way to change it; at its default it is not in the URL. */
+/** Return a parameter of this view and its setter; the default value is not written to the URL. */
 export function useParam(name: string, fallback: string): [string, (value: string) => void] {
   const value = route.value.params.get(name) ?? fallback;
   return [value, (next) => setParams({ [name]: next === fallback ? null : next })];
 }
 
-/** The same for a whole number; what is none counts as absent. */
+/** The same for an integer; any other text counts as absent. */
 export function useNumberParam(name: string): [number | null, (value: number | null) => void] {
   const text = route.value.params.get(name);
   const value = text !== null && /^-?\d{1,12}$/.test(text) ? Number(text) : null;

@@ -1,4 +1,4 @@
-// The views, left of the page: each with its key, and a count where something waits there.
+// The list of views at the left: each with its key, and a count of items that need attention.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -9,25 +9,25 @@ import { hrefOf, useRoute } from "./location";
 import { Chevron } from "../ui/icons";
 import { viewNamed, VIEWS, type View } from "./views";
 
-function waiting(view: View): { text: string; title: string } | null {
-  const told = overview.value;
-  if (told === null) {
+function attentionCount(view: View): { text: string; title: string } | null {
+  const status = overview.value;
+  if (status === null) {
     return null;
   }
-  if (view.name === "incidents" && told.num_open_incidents > 0) {
-    return { text: String(told.num_open_incidents), title: "open incidents" };
+  if (view.name === "incidents" && status.num_open_incidents > 0) {
+    return { text: String(status.num_open_incidents), title: "open incidents" };
   }
-  if (view.name === "hosts" && told.hosts.lost + told.hosts.unfit > 0) {
-    return { text: String(told.hosts.lost + told.hosts.unfit), title: "hosts that are lost or unfit" };
+  if (view.name === "hosts" && status.hosts.lost + status.hosts.unfit > 0) {
+    return { text: String(status.hosts.lost + status.hosts.unfit), title: "lost or unfit hosts" };
   }
-  if (view.name === "actions" && told.next_action.verdict_id !== "") {
-    return { text: "1", title: "a verdict waits for a person" };
+  if (view.name === "actions" && status.next_action.verdict_id !== "") {
+    return { text: "1", title: "verdict waiting for a decision" };
   }
   return null;
 }
 
 function Count({ view }: { view: View }): JSX.Element | null {
-  const count = waiting(view);
+  const count = attentionCount(view);
   return count === null ? null : (
     <span class="nav-count" title={count.title}>
       {count.text}
@@ -82,7 +82,7 @@ export function Navigation(): JSX.Element {
       <p class="nav-foot">
         megatrain {job.value?.version ?? ""}
         <br />
-        press <kbd>?</kbd> for keys
+        press <kbd>?</kbd> for shortcuts
       </p>
     </nav>
   );

@@ -1,15 +1,15 @@
-// What the page is about, told by its address: all jobs of a server of many ("/jobs"), one of them ("/jobs/NAME/"), or the
-// one job of a server that shows no other.
+// What the page shows, derived from its path: the list of all jobs ("/jobs"), one of them ("/jobs/NAME/"), or the only job
+// of a server for one job.
 
 const found = /\/jobs(?:\/[^/]+\/)?$/.exec(window.location.pathname);
 
-/** The list of all jobs. */
+/** Whether the page is the list of all jobs. */
 export const isList = found !== null && found[0] === "/jobs";
 
-/** One of many jobs: the list is two steps up. */
+/** The path to the list of jobs from the page of one of them; null elsewhere. */
 export const listHref = found !== null && !isList ? "../../jobs" : null;
 
-/** Return the address of the page of a job of the list. */
+/** Return the path of a job's page, relative to the list. */
 export function pageOf(name: string): string {
   return `jobs/${encodeURIComponent(name)}/`;
 }

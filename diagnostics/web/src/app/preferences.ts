@@ -1,4 +1,4 @@
-// What a person likes, kept by the browser: theme, time zone and the charts' axis. Everything else about the page is in its URL.
+// Preferences stored by the browser: theme, time zone and the axis of charts. All other state of the page is in its URL.
 
 import { computed, effect, signal } from "@preact/signals";
 
@@ -13,7 +13,7 @@ function stored(key: string): string | null {
   try {
     return window.localStorage.getItem(key);
   } catch {
-    return null; // storage may be forbidden
+    return null; // storage may be disabled
   }
 }
 
@@ -21,7 +21,7 @@ function store(key: string, value: string): void {
   try {
     window.localStorage.setItem(key, value);
   } catch {
-    // as above: the choice lasts as long as the page
+    // storage may be disabled: the choice lasts until the page is closed
   }
 }
 
@@ -37,7 +37,7 @@ darkQuery.addEventListener("change", (event) => {
 });
 
 export const theme = signal<Theme>(storedTheme());
-/** What is shown: pictures on a canvas are drawn again when it changes. */
+/** The theme in effect. Canvases are drawn again when it changes. */
 export const shownTheme = computed<"light" | "dark">(() => {
   if (theme.value !== "system") {
     return theme.value;
@@ -53,13 +53,13 @@ effect(() => {
 
 effect(() => store(CLOCK_KEY, clock.value));
 
-/** What charts go over where the URL does not say. */
+/** The axis of charts if the URL does not set one. */
 export const chartAxis = signal<"step" | "time">(stored(AXIS_KEY) === "time" ? "time" : "step");
 effect(() => store(AXIS_KEY, chartAxis.value));
 
-/** Return the value of a design token of the shown theme: a colour for a canvas. */
+/** Return the value of a design token in the current theme, such as a colour for a canvas. */
 export function token(name: string): string {
-  // the signal is read, so that whoever draws with the colour is drawn again with the theme
+  // reading the signal makes the caller depend on the theme
   void shownTheme.value;
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }

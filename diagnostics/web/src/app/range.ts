@@ -1,4 +1,4 @@
-// What part of the run all views show, and whether charts go over steps or over time: in the URL, for the whole page.
+// The part of the run that all views show, and the axis of charts (steps or time). Both are in the URL and apply to all views.
 //
 //   ?from=-15m      ?from=1200&to=1800      ?from=2026-11-23T09:30:00Z&to=2026-11-23T10:00:00Z      &axis=time
 
@@ -23,18 +23,18 @@ export const range = computed<Range>(() => {
 });
 export const isWholeRun = computed(() => range.value.from === "" && range.value.to === "");
 
-/** What each question of the API about a part of the run carries. */
+/** The query parameters of the range, for requests about a part of the run. */
 export function rangeQuery(): Query {
   return { from: range.value.from, to: range.value.to };
 }
 
-/** Grows while the shared range moves with the clock: what shows it asks again, also where the server has no news. */
+/** Increases while the range moves with the clock, so that views read again even if the server reports no change. */
 export const rangeMoves = computed(() => {
   const { from } = range.value;
   return from.startsWith("-") && connection.value === "live" ? movesOf(from, recentS.value) : 0;
 });
 
-/** What charts go over: as the URL says, else as it was chosen last. */
+/** The axis of charts: from the URL, else the last choice. */
 export const axis = computed<Axis>(() => {
   const named = route.value.params.get("axis");
   return named === "time" || named === "step" ? named : chartAxis.value;
@@ -49,7 +49,7 @@ export function setRange(from: string | number, to: string | number = ""): void 
   setParams({ from, to }, { isNewEntry: true });
 }
 
-/** Show a part between two steps, or two moments. */
+/** Set the range to the part between two steps, or two times. */
 export function setRangeOf(of: Axis, first: number, last: number): void {
   if (of === "step") {
     setRange(Math.max(0, Math.floor(first)), Math.ceil(last));

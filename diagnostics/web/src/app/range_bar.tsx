@@ -1,4 +1,4 @@
-// The range that all views share: one bar on top of each view, which also says what the view makes of it.
+// The bar above each view that sets the range shared by all views. Its note describes how the view applies the range.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
@@ -18,31 +18,32 @@ const PRESETS = [
 ];
 const CUSTOM = "custom";
 
-/** Views about one moment, or about no time at all: the range changes nothing there. */
+/** Views without the bar: they show one point in time, or nothing that depends on time. */
 const WITHOUT = ["incidents/", "runbooks", "runbooks/"];
 
-/** Why a view shows what it shows whatever the range is, said where somebody has chosen one. Views that are not here obey it. */
-const UNMOVED: Record<string, string> = {
-  hosts: "Hosts are shown as they are now. The page of a host has its GPUs and links in this range.",
-  grid: "Ranks are shown where they are now, or where the chosen round ended.",
-  actions: "Actions are about the job as it is now.",
+/** Notes of views that ignore the range, shown when one is set. Views in neither map apply it fully. */
+const WITHOUT_EFFECT: Record<string, string> = {
+  hosts: "Hosts are shown as they are now. The page of a host shows its GPUs and links in this range.",
+  grid: "Ranks are shown in their current state, or in their last state of the selected round.",
+  actions: "Actions apply to the job in its current state.",
 };
+/** Notes of views that apply the range only in part. */
 const PARTLY: Record<string, string> = {
-  "hosts/": "GPUs and links are those of this range, or of its last day. Heartbeats and checks are those of now.",
-  overview: "Charts, marks and notes obey it. The answers on top are about now.",
-  stragglers: "What-if replays steps of this range. Findings and scores are those of the newest steps that were judged.",
-  timeline: "Steps are chosen from this range; a step that the address names is shown wherever it lies.",
-  heat: "Of this range the newest steps that fit are shown. Draw over a part to see it alone.",
-  logs: "Lines are those of this range, within the chosen round. Causes are judged over the whole round.",
-  checkpoints: "Those written in this range, and the one that a restart would go on from.",
+  "hosts/": "GPUs and links show this range, at most its last day. Heartbeats and checks are current.",
+  overview: "Charts, marks and notes show this range. The answers at the top are current.",
+  stragglers: "What-if replays steps of this range. Findings and scores cover the newest judged steps.",
+  timeline: "Steps are selected from this range; a step named in the URL is shown even outside it.",
+  heat: "Shows as many of the newest steps of this range as fit. Drag over a part to zoom in.",
+  logs: "Lines are from this range of the selected round. Causes are determined over the whole round.",
+  checkpoints: "Shows checkpoints written in this range, and the one that a restart would resume from.",
 };
 
-/** Views that draw over steps or over time, as is chosen. */
+/** Views whose charts can have steps or time as their axis. */
 const WITH_AXIS = ["overview", "heat"];
 
 const AXES = [
-  { value: "step", label: "steps", title: "charts go over steps" },
-  { value: "time", label: "time", title: "charts go over wall-clock time; gaps are gaps" },
+  { value: "step", label: "steps", title: "x axis of charts: steps" },
+  { value: "time", label: "time", title: "x axis of charts: wall-clock time, with gaps where nothing was trained" },
 ];
 
 function Custom({ onDone }: { onDone: () => void }): JSX.Element {
@@ -54,7 +55,7 @@ function Custom({ onDone }: { onDone: () => void }): JSX.Element {
     if (first === null || last === null) {
       setProblem(`"${first === null ? from : to}" is neither a step nor a time; write 1200, or 2026-11-23 09:30`);
     } else if (last.startsWith("-")) {
-      setProblem("A range ends at a step or a time; leave its end empty for now.");
+      setProblem("The end of a range is a step or a time; leave it empty for \"now\".");
     } else {
       setRange(first, last);
       onDone();
@@ -77,15 +78,15 @@ function Custom({ onDone }: { onDone: () => void }): JSX.Element {
   return (
     <form
       class="range-custom"
-      aria-label="Range from and to"
+      aria-label="Custom range"
       onSubmit={(event) => {
         event.preventDefault();
         take();
       }}
     >
-      {field("from", from, setFrom, "step, or time")}
+      {field("from", from, setFrom, "step or time")}
       {field("to", to, setTo, "empty: now")}
-      <span class="faint">{clock.value === "utc" ? "times in UTC" : "times of this machine"}</span>
+      <span class="faint">{clock.value === "utc" ? "times in UTC" : "local times"}</span>
       <button type="submit" class="button small">
         Show
       </button>
@@ -103,12 +104,12 @@ export function RangeBar(): JSX.Element | null {
   const { view, rest } = useRoute();
   const [isTyping, setIsTyping] = useState(false);
   const place = rest.length === 0 ? view : `${view}/`;
-  if (WITHOUT.includes(place) || (isWholeRun.value && place in UNMOVED)) {
+  if (WITHOUT.includes(place) || (isWholeRun.value && place in WITHOUT_EFFECT)) {
     return null;
   }
   const isPreset = to === "" && PRESETS.some((one) => one.value === from);
-  const label = isPreset ? "custom\u2026" : `${boundText(from, clock.value) || "begin"} to ${boundText(to, clock.value) || "now"}`;
-  const note = isWholeRun.value ? undefined : (UNMOVED[place] ?? PARTLY[place]);
+  const label = isPreset ? "custom\u2026" : `${boundText(from, clock.value) || "start"} to ${boundText(to, clock.value) || "now"}`;
+  const note = isWholeRun.value ? undefined : (WITHOUT_EFFECT[place] ?? PARTLY[place]);
   return (
     <div class="range-bar" role="group" aria-label="Range of all views">
       <Select
@@ -134,7 +135,7 @@ export function RangeBar(): JSX.Element | null {
         </>
       )}
       {WITH_AXIS.includes(place) ? (
-        <Segmented label="What charts go over" options={AXES} value={axis.value} onChange={(value) => setAxis(value === "time" ? "time" : "step")} />
+        <Segmented label="Axis of charts" options={AXES} value={axis.value} onChange={(value) => setAxis(value === "time" ? "time" : "step")} />
       ) : null}
       {note === undefined ? null : <span class="range-note">{note}</span>}
     </div>

@@ -1,4 +1,4 @@
-// Which round is looked at: the newest, or one of the past. It stays chosen when another view is opened.
+// Selects the round that is shown: the newest, or an older one. The selection is kept when another view is opened.
 
 import type { JSX } from "preact";
 

@@ -1,4 +1,4 @@
-// Who asks: a token is exchanged for a cookie that scripts cannot read.
+// Signing in and out: a token is exchanged for a cookie that scripts cannot read.
 
 import { signal } from "@preact/signals";
 
@@ -9,14 +9,14 @@ import { isList } from "./place";
 
 export const isSigningIn = signal(false);
 
-/** Raises ApiError where the token is not taken. */
+/** Sign in. Throws ApiError if the token is rejected. */
 export async function signIn(token: string): Promise<void> {
   isSigningIn.value = true;
   try {
     await send("POST", "session", { token });
     forgetAnswers();
     isSignedOut.value = false;
-    await readAnew();
+    await readAgain();
   } finally {
     isSigningIn.value = false;
   }
@@ -27,11 +27,11 @@ export async function signOut(): Promise<void> {
   forgetAnswers();
   job.value = null;
   overview.value = null;
-  await readAnew();
+  await readAgain();
 }
 
-/** Ask as who we are now; a list asks by itself once it is drawn again. */
-async function readAnew(): Promise<void> {
+/** Read the data again as the new user. The list of jobs reads again when the epoch changes. */
+async function readAgain(): Promise<void> {
   if (isList) {
     epoch.value += 1;
   } else {

@@ -1,4 +1,4 @@
-// The page: header, views at the left, the chosen view. A view that fails says so; the others go on.
+// The page: header, list of views at the left, the selected view. An error in one view does not affect the others.
 
 import { Component, type ComponentChildren, type JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
@@ -28,8 +28,8 @@ class Guard extends Component<{ children: ComponentChildren }, { text: string }>
       return this.props.children;
     }
     return (
-      <EmptyState title="This view has failed" action={<button onClick={() => window.location.reload()}>Load the page anew</button>}>
-        A mistake of the page, not of the job: {this.state.text}
+      <EmptyState title="This view failed" action={<button onClick={() => window.location.reload()}>Reload the page</button>}>
+        This is an error of the page, not of the job: {this.state.text}
       </EmptyState>
     );
   }
@@ -43,8 +43,8 @@ function Chosen(): JSX.Element {
   }
   if (view === undefined) {
     return (
-      <EmptyState title="There is no such view" action={<a href={hrefOf("overview")}>Go to the overview</a>}>
-        The address names "{name}", which this version of the dashboard does not have.
+      <EmptyState title="No such view" action={<a href={hrefOf("overview")}>Go to the overview</a>}>
+        The URL names the view "{name}", which this version of the dashboard does not have.
       </EmptyState>
     );
   }
@@ -57,16 +57,16 @@ function Chosen(): JSX.Element {
 }
 
 function useWindowTitle(): void {
-  const told = overview.value;
+  const status = overview.value;
   const label = viewNamed(useRoute().view)?.label ?? "megatrain";
-  const sign = told?.level === "red" ? "(!) " : told?.level === "amber" ? "(?) " : "";
+  const sign = status?.level === "red" ? "(!) " : status?.level === "amber" ? "(?) " : "";
   const title = `${sign}${job.value?.job ?? "megatrain"} \u2013 ${label}`;
   useEffect(() => {
     document.title = title;
   }, [title]);
 }
 
-/** Whoever changes the view by key or link begins to read at its top. */
+/** After a change of view the focus and the scroll position move to the top of the new view. */
 function useFocusOfView(): { ref: (element: HTMLElement | null) => void } {
   const element = useRef<HTMLElement | null>(null);
   const isFirst = useRef(true);
@@ -104,7 +104,7 @@ export function Shell(): JSX.Element {
           document.getElementById("main")?.focus();
         }}
       >
-        Skip to the view
+        Skip to content
       </a>
       <Header />
       <NoDaemon />

@@ -1,4 +1,4 @@
-// Which views there are: their names, keys and components, in the order in which an incident is looked into.
+// All views: their names, keys and components, in the order of a typical investigation.
 
 import type { ComponentType } from "preact";
 

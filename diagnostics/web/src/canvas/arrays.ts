@@ -1,6 +1,6 @@
-// The container "MTA1" that pictures come in: a JSON header and typed arrays, looked at where they lie.
+// The container "MTA1" of pictures: a JSON header and typed arrays. The arrays are views of the received buffer, not copies.
 //
-// Layout: "MTA1", u32 length of the header, header, arrays, each on a multiple of 8 bytes. Written by dashboard/answers/binary.py.
+// Layout: "MTA1", u32 length of the header, header, arrays, each on a multiple of 8 bytes. Written by dashboard/responses/binary.py.
 
 export type NumberArray = Uint8Array | Int32Array | Float32Array | Float64Array;
 
@@ -13,7 +13,7 @@ interface Listed {
 }
 
 export class Arrays {
-  /** What the view's own fields say, as the server wrote them. */
+  /** The other fields of the header, as the server wrote them. */
   readonly fields: Record<string, unknown>;
   private readonly found: Map<string, NumberArray>;
   private readonly shapes: Map<string, number[]>;
@@ -71,7 +71,7 @@ function makeArray(dtype: string, buffer: ArrayBuffer, begin: number, bytes: num
     case "f8":
       return new Float64Array(buffer, begin, bytes / 8);
     default:
-      throw new Error(`an array of ${dtype} is not known here; reload the page: the server may be a newer one`);
+      throw new Error(`the answer has an array of unknown type ${dtype}; reload the page, since the server may be newer`);
   }
 }
 
@@ -81,18 +81,18 @@ function isListed(value: unknown): value is Listed {
     && Array.isArray(one.shape) && typeof one.offset === "number" && typeof one.bytes === "number";
 }
 
-/** Read a container. Throws an Error for anything else, so that a torn answer is no picture. */
+/** Read a container. Throws an Error for anything else, so that a truncated answer is never drawn. */
 export function readArrays(buffer: ArrayBuffer): Arrays {
   if (buffer.byteLength < HEAD_BYTES) {
-    throw new Error("the answer is cut off");
+    throw new Error("the answer is truncated");
   }
   const head = new DataView(buffer);
   if (head.getUint32(0, true) !== MAGIC) {
-    throw new Error("the answer is no container of arrays");
+    throw new Error("the answer is not a container of arrays");
   }
   const begin = HEAD_BYTES + head.getUint32(4, true);
   if (begin > buffer.byteLength) {
-    throw new Error("the answer is cut off");
+    throw new Error("the answer is truncated");
   }
   const text = new TextDecoder().decode(new Uint8Array(buffer, HEAD_BYTES, begin - HEAD_BYTES));
   const { arrays, ...fields } = JSON.parse(text) as Record<string, unknown>;
@@ -100,7 +100,7 @@ export function readArrays(buffer: ArrayBuffer): Arrays {
   const shapes = new Map<string, number[]>();
   for (const one of Array.isArray(arrays) ? arrays : []) {
     if (!isListed(one) || begin + one.offset + one.bytes > buffer.byteLength) {
-      throw new Error("the answer is cut off");
+      throw new Error("the answer is truncated");
     }
     found.set(one.name, makeArray(one.dtype, buffer, begin + one.offset, one.bytes));
     shapes.set(one.name, one.shape);

@@ -1,12 +1,12 @@
-// Colours of pictures, made here and not looked up.
+// Colours of pictures, computed instead of stored in tables.
 //
-// The sequential map is a straight line in OKLab, a space in which equal distances look equal, from a dark blue to a light
-// yellow: lightness rises evenly, so it survives grey printing, and blue to yellow is the axis that nearly all kinds of
-// colour blindness keep (the idea of cividis: Nunez, Anderton, Renslow, PLoS ONE 2018). OKLab: B. Ottosson, 2020.
+// The sequential map is a straight line in OKLab, a perceptually uniform space, from dark blue to light yellow. Its lightness
+// increases evenly, so it works in grey scale, and nearly all kinds of colour blindness preserve the blue-yellow axis
+// (the idea of cividis: Nunez, Anderton, Renslow, PLoS ONE 2018). OKLab: B. Ottosson, 2020.
 
 export type Triple = readonly [number, number, number];
 
-/** Return the sRGB of a colour in OKLab, 0 to 255, what lies outside of sRGB moved to its edge. */
+/** Return a colour in OKLab as sRGB, 0 to 255, with channels outside of sRGB clipped. */
 export function srgbOfOklab(lightness: number, a: number, b: number): Triple {
   const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
@@ -24,7 +24,7 @@ function encoded(linear: number): number {
   return Math.round(255 * value);
 }
 
-/** The same by lightness, chroma and hue in degrees. */
+/** The same from lightness, chroma and hue in degrees. */
 export function srgbOfOklch(lightness: number, chroma: number, hue: number): Triple {
   const angle = (hue * Math.PI) / 180;
   return srgbOfOklab(lightness, chroma * Math.cos(angle), chroma * Math.sin(angle));
@@ -42,7 +42,7 @@ export function cssOf([red, green, blue]: Triple, alpha = 1): string {
 const DARKEST: Triple = [0.26, -0.012, -0.088];
 const LIGHTEST: Triple = [0.92, -0.035, 0.15];
 
-/** Return the colour at a part (0 to 1) of the sequential map. */
+/** Return the colour at a position (0 to 1) of the sequential map. */
 export function sequential(part: number): Triple {
   const at = Math.min(1, Math.max(0, part));
   const mixed = DARKEST.map((from, place) => from + ((LIGHTEST[place] ?? 0) - from) * at);
@@ -51,13 +51,13 @@ export function sequential(part: number): Triple {
 
 export type Theme = "light" | "dark";
 
-/** A place on a map, 0 to 1, and its colour in OKLab. */
+/** A position on a map, 0 to 1, and its colour in OKLab. */
 type Stop = readonly [at: number, lightness: number, a: number, b: number];
 
 /**
- * Against peers: what chance makes of equal ranks is a pale grey that nobody takes for news, what is beyond it goes through
- * amber to a red. Lightness only falls (in the dark theme: rises), so it survives grey printing too. The server lays the ends
- * so that chance ends in the middle (analysis/heat_scale.py).
+ * The map for comparison with peers. Differences that may be chance are an inconspicuous pale grey; larger ones go through
+ * amber to red. Lightness is monotonic (decreasing; in the dark theme increasing), so the map works in grey scale. The server
+ * sets the limits so that the range of chance ends in the middle (analysis/heat_scale.py).
  */
 const PEER_STOPS: Record<Theme, readonly Stop[]> = {
   light: [
@@ -76,7 +76,7 @@ const PEER_STOPS: Record<Theme, readonly Stop[]> = {
   ],
 };
 
-/** Return the colour at a part (0 to 1) of the map for what is compared with peers: to 0.5 it may be chance. */
+/** Return the colour at a position (0 to 1) of the map for comparison with peers; up to 0.5 the difference may be chance. */
 export function againstPeers(part: number, theme: Theme): Triple {
   const at = Math.min(1, Math.max(0, part));
   const stops = PEER_STOPS[theme];
@@ -92,12 +92,12 @@ export function mapTable(levels: number, colourAt: (part: number) => Triple): Ui
   return Uint32Array.from({ length: levels }, (_, level) => packed(colourAt(level / Math.max(1, levels - 1))));
 }
 
-/** Return the map of a scale of the heat map: values as they are, or what is compared with peers. */
+/** Return the map of a scale of the heat map: the sequential map for absolute values, else the one for comparison with peers. */
 export function mapOf(scale: string, theme: Theme): (part: number) => Triple {
   return scale === "absolute" ? sequential : (part) => againstPeers(part, theme);
 }
 
-/** Return an sRGB triple of "#rgb", "#rrggbb" or "#rrggbbaa". Canvas pixels need the numbers of a design token. */
+/** Return an sRGB triple of "#rgb", "#rrggbb" or "#rrggbbaa". Canvas pixels need design tokens as numbers. */
 export function tripleOfHex(text: string): Triple {
   const digits = text.trim().replace(/^#/, "");
   const wide = digits.length < 6 ? [...digits].map((digit) => digit + digit).join("") : digits;
@@ -105,8 +105,8 @@ export function tripleOfHex(text: string): Triple {
   return Number.isNaN(value) ? [128, 128, 128] : [(value >> 16) & 255, (value >> 8) & 255, value & 255];
 }
 
-// Hue and chroma of each operation. Work is blue, what goes to other ranks warm or green, the host grey: families stay
-// together, and within one lightness tells apart.
+// Hue, chroma and change of lightness of each operation. Compute is blue, communication warm or green, host work grey. Operations
+// of one family share a hue and differ in lightness.
 const OPERATION_COLOURS: Record<string, readonly [number, number, number]> = {
   "forward-compute": [255, 0.12, 0],
   "backward-compute": [255, 0.12, -0.13],
@@ -139,13 +139,13 @@ const OPERATION_COLOURS: Record<string, readonly [number, number, number]> = {
 const LIGHTNESS: Record<Theme, number> = { light: 0.66, dark: 0.62 };
 const UNKNOWN_OPERATION = [0, 0, -0.04] as const;
 
-/** Return the colour of an operation; those that this page does not know are grey. */
+/** Return the colour of an operation; unknown operations are grey. */
 export function operationColour(name: string, theme: Theme): Triple {
   const [hue, chroma, lighter] = OPERATION_COLOURS[name] ?? UNKNOWN_OPERATION;
   return srgbOfOklch(LIGHTNESS[theme] + lighter, chroma, hue);
 }
 
-/** Return relative luminance as WCAG has it, 0 to 1. */
+/** Return the relative luminance as defined by WCAG, 0 to 1. */
 export function luminance(colour: Triple): number {
   const [red, green, blue] = colour.map((value) => {
     const part = value / 255;
@@ -157,10 +157,10 @@ export function luminance(colour: Triple): number {
 const INK_DARK: Triple = [0, 0, 0];
 const INK_LIGHT: Triple = [255, 255, 255];
 
-// Here black and white have the same contrast, 4.58:1, which is the least that a text has.
+// At this luminance black and white have the same contrast, 4.58:1, which is the lowest contrast of any text.
 const MIDDLE_LUMINANCE = 0.179;
 
-/** Return black or white, whichever is easier to read on a colour. */
+/** Return black or white, whichever has the higher contrast to a colour. */
 export function inkOn(colour: Triple): Triple {
   return luminance(colour) > MIDDLE_LUMINANCE ? INK_DARK : INK_LIGHT;
 }

@@ -1,4 +1,4 @@
-// What stands on the grid's cells: peers, arrows of who waits for whom, marks of who is to blame, the cursor.
+// Drawn on top of the grid's cells: outlines of peers, wait-for arrows, marks of suspects, the cursor.
 
 import { cssOf, type Theme, type Triple } from "./colours.ts";
 import { BEHIND, centreOf, hasCards, OUTLIER, SILENT, SUSPECT, type GridPicture, type GridView } from "./grid-picture.ts";
@@ -50,13 +50,13 @@ export function paintArrows(context: CanvasRenderingContext2D, scene: GridScene,
     const from = centreOf(picture.shape, view, picture.arrows[2 * arrow] ?? 0);
     const to = centreOf(picture.shape, view, picture.arrows[2 * arrow + 1] ?? 0);
     const kind = picture.arrowKinds[picture.arrowKind[arrow] ?? 0];
-    const isBlamed = kind === "suspect" || kind === "silent";
-    context.strokeStyle = isBlamed ? style.bad : style.inkSoft;
+    const isSuspect = kind === "suspect" || kind === "silent";
+    context.strokeStyle = isSuspect ? style.bad : style.inkSoft;
     context.fillStyle = context.strokeStyle;
-    context.globalAlpha = isBlamed ? 0.6 : 0.4;
-    // as many as wait, but never a beam
+    context.globalAlpha = isSuspect ? 0.6 : 0.4;
+    // the width grows with the number of waiting ranks, up to a limit
     context.lineWidth = Math.min(4, 0.75 + Math.log10(picture.arrowCount[arrow] ?? 1));
-    context.setLineDash(isBlamed ? [] : [4, 3]);
+    context.setLineDash(isSuspect ? [] : [4, 3]);
     arrowLine(context, from.x, from.y, to.x, to.y);
     const waiting = picture.arrowCount[arrow] ?? 1;
     if (waiting > 1) {
@@ -69,9 +69,9 @@ export function paintArrows(context: CanvasRenderingContext2D, scene: GridScene,
   return count;
 }
 
-/** How many ranks an arrow stands for, at its begin. */
+/** Draw the number of waiting ranks at the start of an arrow. */
 function paintCount(context: CanvasRenderingContext2D, count: number, x: number, y: number, style: GridStyle): void {
-  const text = `${count.toLocaleString("en-US")} wait`;
+  const text = `${count.toLocaleString("en-US")} waiting`;
   context.font = style.font;
   context.textAlign = "left";
   context.textBaseline = "middle";
@@ -102,12 +102,12 @@ function arrowLine(context: CanvasRenderingContext2D, x0: number, y0: number, x1
   context.fill();
 }
 
-/** Return the ranks that are marked, the worst first: suspects, outliers, silent ones, those behind. */
+/** Return the ranks to mark, the worst first: suspects, outliers, silent ranks, ranks that are behind. */
 export function markedRanks(picture: GridPicture): number[] {
   const found: number[] = [];
-  for (const wanted of [SUSPECT, OUTLIER, SILENT, BEHIND]) {
+  for (const state of [SUSPECT, OUTLIER, SILENT, BEHIND]) {
     for (let rank = 0; rank < picture.numRanks && found.length < MOST_MARKS; rank += 1) {
-      if (picture.state[rank] === wanted) {
+      if (picture.state[rank] === state) {
         found.push(rank);
       }
     }
@@ -126,7 +126,7 @@ export function paintMarks(
   const named: { x: number; y: number }[] = [];
   for (const rank of markedRanks(picture)) {
     const { x: middle, y } = centreOf(picture.shape, view, rank);
-    const x = isCard ? middle + view.cell / 2 - MOST_RADIUS_PX - 6 : middle; // beside the words
+    const x = isCard ? middle + view.cell / 2 - MOST_RADIUS_PX - 6 : middle; // beside the text
     if (x < 0 || x > width || y < 0 || y > height) {
       continue;
     }

@@ -1,10 +1,10 @@
-// The grid on its canvas: a pixel a rank, stretched to cells, then letters, and what stands on them. Who is to blame is a
-// shape with a name beside it, at any size; colour only repeats it.
+// Draws the grid: an image of one pixel per rank, scaled to cells, then letters and marks. Suspects are marked with a shape and
+// a name at any zoom; the colour is redundant.
 
 import { againstPeers, cssOf, inkOn, operationColour, packed, sequential, type Theme, type Triple } from "./colours.ts";
 import { paintArrows, paintGridCursor, paintMarks, paintPeers, type GridScene, type GridStyle } from "./grid-marks.ts";
 import {
-  hasCards, leftOf, placeOfRank, rankOfPlace, UNHEARD, type GridPicture, type GridShape, type GridView,
+  hasCards, leftOf, placeOfRank, rankOfPlace, UNKNOWN, type GridPicture, type GridShape, type GridView,
 } from "./grid-picture.ts";
 import type { Size } from "./surface.ts";
 import { cutText } from "./text.ts";
@@ -15,10 +15,10 @@ export const GRID_TOP = 24;
 export const GRID_LEFT = 54;
 export const GRID_FONT_PX = 12;
 const LETTER_PX = 13;
-/** A cell of this size has its rank's number, too, so far below its top. */
+/** Cells of at least this size also show the number of the rank, at this distance from the top. */
 const NUMBERED_PX = 60;
 const NUMBER_TOP_PX = 12;
-/** In a lower one that is as wide as this, the number stands before the letter. */
+/** Cells of at least this width but less height show the number before the letter. */
 const NUMBERED_WIDE_PX = 48;
 const TOP_SCORE = 6;
 
@@ -27,7 +27,7 @@ const STATE_COLOURS: Record<Theme, readonly Triple[]> = {
   dark: [[44, 46, 51], [54, 86, 132], [150, 112, 34], [96, 78, 128], [150, 155, 162], [206, 120, 48], [255, 120, 110]],
 };
 
-/** Return the colour of a state by its number. */
+/** Return the colour of a state, given its number. */
 export function stateColour(state: number, theme: Theme): Triple {
   return STATE_COLOURS[theme][state] ?? [128, 128, 128];
 }
@@ -36,7 +36,7 @@ export function stateColour(state: number, theme: Theme): Triple {
 export function rankColours(picture: GridPicture, by: GridColour, theme: Theme): Triple[] {
   const least = by === "step" ? leastStep(picture) : 0;
   const width = Math.max(1, picture.newestStep - least);
-  const unknown = stateColour(UNHEARD, theme);
+  const unknown = stateColour(UNKNOWN, theme);
   return Array.from({ length: picture.numRanks }, (_, rank) => {
     if (by === "operation") {
       const name = picture.operations[String(picture.operation[rank])];
@@ -50,11 +50,11 @@ export function rankColours(picture: GridPicture, by: GridColour, theme: Theme):
       const score = picture.score[rank] ?? Number.NaN;
       return Number.isNaN(score) ? unknown : againstPeers(Math.max(0, score) / TOP_SCORE, theme);
     }
-    return stateColour(picture.state[rank] ?? UNHEARD, theme);
+    return stateColour(picture.state[rank] ?? UNKNOWN, theme);
   });
 }
 
-/** Return the least step that a rank has reported. */
+/** Return the lowest step that any rank has reported. */
 export function leastStep(picture: GridPicture): number {
   let least = picture.newestStep;
   for (const step of picture.step) {
@@ -65,7 +65,7 @@ export function leastStep(picture: GridPicture): number {
   return least;
 }
 
-/** Return the grid as an image of one pixel a rank, stage beside stage. */
+/** Return the grid as an image of one pixel per rank, with the stages side by side. */
 export function gridImage(shape: GridShape, colours: readonly Triple[]): { pixels: Uint32Array; width: number; height: number } {
   const width = shape.stages * shape.inner;
   const pixels = new Uint32Array(width * shape.replicas);
@@ -189,17 +189,17 @@ function paintLetters(
 const CARD_LINE_PX = 20;
 const CARD_PAD_PX = 12;
 const CARD_FONT_PX = 14;
-/** In one line there is room for so much: rank, state and host. */
+/** A card of one line shows three facts: rank, state and host. */
 const MOST_IN_A_LINE = 3;
 
-/** In cells that have room for it, what a rank is and does in words. */
+/** Draw the facts about each rank as text in its cell. */
 function paintCards(
   context: CanvasRenderingContext2D, scene: GridScene, view: GridView, width: number, height: number, style: GridStyle,
 ): number {
   const { picture } = scene;
   context.textAlign = "left";
   context.textBaseline = "middle";
-  const scale = Number.parseFloat(style.font) / GRID_FONT_PX; // of the page's text
+  const scale = Number.parseFloat(style.font) / GRID_FONT_PX; // follows the text size of the page
   const font = style.font.replace(/^[\d.]+px/, `${CARD_FONT_PX * scale}px`);
   const high = Math.min(CARD_LINE_PX * scale, view.line);
   const most = Math.max(1, Math.floor((view.line - CARD_PAD_PX) / high));

@@ -1,5 +1,5 @@
-// The grid as data: what is known of each rank, and where its cell stands: stages beside, replicas below one another, and in
-// each the cells of the ranks that share both.
+// The grid as data: the state of each rank and the position of its cell. Stages are columns and replicas are rows; ranks that
+// share both are side by side.
 
 import type { Arrays } from "./arrays.ts";
 import { sizeOf, type Layout } from "./layout.ts";
@@ -26,10 +26,10 @@ export interface GridPicture {
   state: Uint8Array;
   step: Int32Array;
   operation: Uint8Array;
-  /** NaN: not known. */
+  /** NaN: unknown. */
   score: Float32Array;
   host: Int32Array;
-  /** Pairs: who waits (the first of `arrowCount`), and for whom. */
+  /** Pairs of ranks: the waiting one (the first of `arrowCount` ranks), and the one it waits for. */
   arrows: Int32Array;
   arrowKind: Uint8Array;
   arrowCount: Int32Array;
@@ -64,15 +64,15 @@ export function gridPicture(arrays: Arrays): GridPicture {
   };
 }
 
-/** A cell of the grid. */
+/** The position of a cell in the grid. */
 export interface Place {
   stage: number;
   replica: number;
-  /** Among the ranks of a stage and replica. */
+  /** The index among the ranks of a stage and replica. */
   inner: number;
 }
 
-/** How many cells there are in each direction. Ranks count inner cells first, then replicas, then stages. */
+/** The number of cells in each direction. Rank numbers run over inner cells first, then replicas, then stages. */
 export interface GridShape {
   stages: number;
   replicas: number;
@@ -97,21 +97,21 @@ export function rankOfPlace(shape: GridShape, place: Place): number {
   return (place.stage * shape.replicas + place.replica) * shape.inner + place.inner;
 }
 
-/** How the grid lies on the screen. Cells are `cell` wide and `line` high; stages have a gap between them. */
+/** The position and size of the grid on the screen. Cells are `cell` wide and `line` high, with a gap between stages. */
 export interface GridView {
   cell: number;
   line: number;
-  /** Of the first cell's corner, in pixels. */
+  /** Position of the first cell's corner, in pixels. */
   x: number;
   y: number;
 }
 
 const MOST_GAP_PX = 28;
-/** Cells of a small job are as wide as the page, and up to this high: they have room for words. */
+/** Cells of a small job fill the width of the page and are up to this high, so that they have room for text. */
 const MOST_WHOLE_LINE = 240;
 const MOST_ZOOMED = 144;
 
-/** Between two stages: as wide as a cell while cells are small. */
+/** Return the gap between two stages: one cell, up to a limit. */
 function gapOf(cell: number): number {
   return Math.min(cell, MOST_GAP_PX);
 }
@@ -120,12 +120,12 @@ function stageWidth(shape: GridShape, cell: number): number {
   return shape.inner * cell + gapOf(cell);
 }
 
-/** Return how wide the grid is, in pixels. */
+/** Return the width of the grid in pixels. */
 export function gridWidth(shape: GridShape, view: GridView): number {
   return shape.stages * stageWidth(shape, view.cell) - gapOf(view.cell);
 }
 
-/** Return where a place's cell begins, in pixels. */
+/** Return the left edge of a cell in pixels. */
 export function leftOf(shape: GridShape, view: GridView, place: Pick<Place, "stage" | "inner">): number {
   return view.x + place.stage * stageWidth(shape, view.cell) + place.inner * view.cell;
 }
@@ -152,13 +152,13 @@ export function rankAt(shape: GridShape, view: GridView, x: number, y: number): 
   return rankOfPlace(shape, { stage, replica, inner });
 }
 
-/** Return where the middle of a rank's cell is. */
+/** Return the centre of a rank's cell. */
 export function centreOf(shape: GridShape, view: GridView, rank: number): { x: number; y: number } {
   const place = placeOfRank(shape, rank);
   return { x: leftOf(shape, view, place) + 0.5 * view.cell, y: view.y + (place.replica + 0.5) * view.line };
 }
 
-/** Return the view at another size with a point staying where it is, neither smaller than the whole nor huge. */
+/** Return the view scaled around a fixed point, limited to between the whole grid and a maximum cell size. */
 export function zoomedGrid(shape: GridShape, view: GridView, factor: number, x: number, y: number, whole: GridView): GridView {
   const cell = Math.min(Math.max(view.cell * factor, whole.cell), Math.max(MOST_ZOOMED, whole.cell));
   const by = cell / view.cell;
@@ -169,7 +169,7 @@ export function zoomedGrid(shape: GridShape, view: GridView, factor: number, x: 
   return { cell, line, x: x - stage * stageWidth(shape, cell) - within, y: y - ((y - view.y) * line) / view.line };
 }
 
-/** Return the view moved so that part of the grid is always in sight. */
+/** Return the view moved so that the grid fills the canvas where it is larger, and starts at the edge where it is smaller. */
 export function clampedGrid(shape: GridShape, view: GridView, width: number, height: number): GridView {
   const across = gridWidth(shape, view);
   const down = view.line * shape.replicas;
@@ -178,7 +178,7 @@ export function clampedGrid(shape: GridShape, view: GridView, width: number, hei
   return { ...view, x: keep(view.x, across, width), y: keep(view.y, down, height) };
 }
 
-/** Return the rank that a key leads to from another. */
+/** Return the rank that a key moves the cursor to. */
 export function rankBeside(shape: GridShape, rank: number, key: string): number {
   const at = placeOfRank(shape, rank);
   const across = at.stage * shape.inner + at.inner;
@@ -202,8 +202,8 @@ export function rankBeside(shape: GridShape, rank: number, key: string): number 
   return rankOfPlace(shape, { replica, stage: Math.floor(column / shape.inner), inner: column % shape.inner });
 }
 
-/** Numbers of the states, as dashboard/pages/ranks/grid_view.py has them. */
-export const UNHEARD = 0;
+/** Numbers of the states, as defined in dashboard/api/ranks/picture_view.py. */
+export const UNKNOWN = 0;
 export const IN_STEP = 1;
 export const BEHIND = 2;
 export const WAITS = 3;
@@ -214,7 +214,7 @@ export const SUSPECT = 6;
 const CARD_CELL_PX = 120;
 const CARD_LINE_PX = 20;
 
-/** Say whether cells are so large that words stand in them. */
+/** Return whether cells are large enough for text. */
 export function hasCards(view: GridView): boolean {
   return view.cell >= CARD_CELL_PX && view.line >= CARD_LINE_PX;
 }

@@ -1,5 +1,5 @@
-// The heat map on its canvas: cells, labels of groups and rows at the left, steps below, a bar at the right where ranks
-// said nothing. The cursor is on a canvas of its own, so that moving it draws nothing else again.
+// Draws the heat map: cells, labels of groups and rows at the left, steps below, and a bar at the right of rows with missing
+// values. The cursor has a separate canvas, so that moving it does not redraw the cells.
 
 import { packed, type Triple } from "./colours.ts";
 import { heatPixels, poolHeat, showing, type HeatPicture, type HeatWindow } from "./heat-picture.ts";
@@ -32,11 +32,11 @@ export interface HeatStyle {
   nothing: Triple;
   weave: Triple;
   font: string;
-  /** What stands below a column: its step, or when that ended. */
+  /** The label of a column: its step, or the end time of that step. */
   stepText: (step: number) => string;
 }
 
-/** Return where the cells are on a canvas of this size. */
+/** Return the area of the cells on a canvas of this size. */
 export function heatPlace(size: Size): HeatPlace {
   return {
     left: GUTTER_LEFT,
@@ -46,7 +46,7 @@ export function heatPlace(size: Size): HeatPlace {
   };
 }
 
-/** Draw all but the cursor. Returns how many lines had cells of which nothing is known. */
+/** Draw everything except the cursor. Returns the number of screen lines that have cells without a value. */
 export function paintHeat(
   context: CanvasRenderingContext2D,
   scratch: HTMLCanvasElement,
@@ -87,7 +87,7 @@ function paintGaps(context: CanvasRenderingContext2D, hasGaps: Uint8Array, place
   }
 }
 
-/** Return the line of the screen at which a row begins. */
+/** Return the y coordinate at which a row begins. */
 export function yOfRow(row: number, window: HeatWindow, place: HeatPlace): number {
   return place.top + ((row - window.top) * place.height) / Math.max(1, window.bottom - window.top);
 }
@@ -96,7 +96,7 @@ export function xOfColumn(column: number, window: HeatWindow, place: HeatPlace):
   return place.left + ((column - window.left) * place.width) / Math.max(1, window.right - window.left);
 }
 
-/** Return the row and column at a point, not looking whether they are in the window. */
+/** Return the row and column at a point, which may be outside of the window. */
 export function cellAt(x: number, y: number, window: HeatWindow, place: HeatPlace): { row: number; column: number } {
   return {
     row: window.top + Math.floor(((y - place.top) * (window.bottom - window.top)) / place.height),
@@ -108,7 +108,7 @@ export function cellAt(x: number, y: number, window: HeatWindow, place: HeatPlac
 export function rowName(picture: HeatPicture, row: number): string {
   if (picture.by === "host") {
     const host = picture.hosts[picture.rowHost[row] ?? 0] ?? "";
-    return host === "" ? "host not known" : host;
+    return host === "" ? "unknown host" : host;
   }
   const rank = picture.rowRank[row] ?? 0;
   return picture.rowsPerBin > 1 ? `from rank ${rank}` : `rank ${rank}`;
@@ -138,7 +138,7 @@ function paintRows(
   }
 }
 
-/** Lines between groups, and their names where there is room for them. */
+/** Draw lines between groups, and group names where they fit. */
 function paintGroups(
   context: CanvasRenderingContext2D, picture: HeatPicture, window: HeatWindow, place: HeatPlace, style: HeatStyle,
 ): void {
@@ -203,7 +203,7 @@ export interface HeatCursor {
   column: number;
 }
 
-/** Draw the cursor and what is being selected, on a canvas above the cells. */
+/** Draw the cursor and the current selection, on a canvas above the cells. */
 export function paintHeatCursor(
   context: CanvasRenderingContext2D,
   window: HeatWindow,
@@ -254,7 +254,7 @@ export function paintHeatCursor(
 
 export const HEAT_FONT_PX = LABEL_PX;
 
-/** Return the cell that is seen at a point; null outside of the cells. */
+/** Return the cell that is shown at a point; null outside of the cells. */
 export function cellSeenAt(
   picture: HeatPicture, x: number, y: number, window: HeatWindow, size: Size,
 ): HeatCursor | null {

@@ -1,7 +1,7 @@
-// The heat map as data: what the server sent, which part of it is in sight, and that part at the size of the screen.
+// The heat map as data: the received picture, its visible part, and that part scaled to the screen.
 //
-// Rows that share a line of the screen show the greatest of them, and so do columns: one bad rank of 12,288 stays as bright
-// as it is alone. A mean would hide it, and leaving rows out would lose it.
+// Rows or columns that share a pixel show their maximum, so one bad rank of 12,288 stays as visible as it is alone. A mean would
+// hide it, and skipping rows could drop it.
 
 import type { Arrays } from "./arrays.ts";
 import type { Layout } from "./layout.ts";
@@ -29,7 +29,7 @@ export interface HeatPicture {
   groupLabels: readonly string[];
   numRows: number;
   numColumns: number;
-  /** A level a cell, row by row; `noValue` where nothing is known. */
+  /** One level per cell, row by row; `noValue` where the value is unknown. */
   cells: Uint8Array;
   rowRank: Int32Array;
   rowHost: Int32Array;
@@ -87,7 +87,7 @@ export function heatPicture(arrays: Arrays): HeatPicture {
   };
 }
 
-/** The part of a picture that is in sight: rows and columns, the last ones not included. */
+/** The visible part of a picture: rows and columns, with exclusive ends. */
 export interface HeatWindow {
   top: number;
   bottom: number;
@@ -95,7 +95,7 @@ export interface HeatWindow {
   right: number;
 }
 
-/** Return the steps of a part's columns, both ends included. */
+/** Return the steps of a window's columns, with inclusive ends. */
 export function stepsOf(picture: HeatPicture, window: HeatWindow): { from: number; to: number } {
   return {
     from: picture.firstStep + window.left * picture.stepsPerBin,
@@ -104,15 +104,15 @@ export function stepsOf(picture: HeatPicture, window: HeatWindow): { from: numbe
 }
 
 export interface Pooled {
-  /** 0: nothing is known, else level + 1. */
+  /** 0: no value, else level + 1. */
   levels: Uint8Array;
-  /** By line: whether any cell in it is one of which nothing is known. */
+  /** By line: 1 if any of its cells has no value. */
   hasGaps: Uint8Array;
   width: number;
   height: number;
 }
 
-/** Return the window at a size of at most `height` x `width`: the greatest level of what shares a pixel. */
+/** Return the window scaled to at most `height` x `width`, with the maximum level of the cells that share a pixel. */
 export function poolHeat(picture: HeatPicture, window: HeatWindow, height: number, width: number): Pooled {
   const { cells, numColumns, noValue } = picture;
   const rows = window.bottom - window.top;
@@ -121,7 +121,7 @@ export function poolHeat(picture: HeatPicture, window: HeatWindow, height: numbe
   const places = Math.max(0, Math.min(columns, width));
   const levels = new Uint8Array(lines * places);
   const hasGaps = new Uint8Array(lines);
-  // Where each column goes; the same for all rows.
+  // The target column of each column, the same for all rows.
   const placeOf = Int32Array.from({ length: columns }, (_, column) => Math.floor((column * places) / columns));
   for (let line = 0; line < lines; line += 1) {
     const first = window.top + Math.floor((line * rows) / lines);
@@ -147,7 +147,7 @@ export function poolHeat(picture: HeatPicture, window: HeatWindow, height: numbe
   return { levels, hasGaps, width: places, height: lines };
 }
 
-/** Return the pixels of pooled levels; those of which nothing is known are drawn as a weave of two colours. */
+/** Return the pixels of pooled levels; cells without a value are a checkerboard of two colours. */
 export function heatPixels(pooled: Pooled, table: Uint32Array, nothing: number, weave: number): Uint32Array {
   const { levels, width, height } = pooled;
   const pixels = new Uint32Array(width * height);
@@ -166,7 +166,7 @@ export function wholeWindow(picture: HeatPicture): HeatWindow {
   return { top: 0, bottom: picture.numRows, left: 0, right: picture.numColumns };
 }
 
-/** Return a window with all ends inside of the picture and at least one row and column. */
+/** Return a window limited to the picture, with at least one row and one column. */
 export function clampedWindow(picture: HeatPicture, window: HeatWindow): HeatWindow {
   const top = Math.min(Math.max(0, Math.floor(window.top)), Math.max(0, picture.numRows - 1));
   const left = Math.min(Math.max(0, Math.floor(window.left)), Math.max(0, picture.numColumns - 1));
@@ -178,13 +178,13 @@ export function clampedWindow(picture: HeatPicture, window: HeatWindow): HeatWin
   };
 }
 
-/** Return the column whose steps a step is among; -1: none. */
+/** Return the column that contains a step; -1: none. */
 export function columnOfStep(picture: HeatPicture, step: number): number {
   const column = Math.floor((step - picture.firstStep) / Math.max(1, picture.stepsPerBin));
   return step >= picture.firstStep && column < picture.numColumns ? column : -1;
 }
 
-/** Return the row of a rank; where hosts or several ranks share a row, the one that begins with it; -1: none. */
+/** Return the row whose first rank is `rank` (a row of a host, or of binned ranks, has several); -1: none. */
 export function rowOfRank(picture: HeatPicture, rank: number): number {
   return picture.rowRank.indexOf(rank);
 }
@@ -198,8 +198,8 @@ function isContinued(old: HeatPicture, next: HeatPicture): boolean {
 }
 
 /**
- * Return a picture with the columns of `next` put in place of, and behind, those of `old`, `most` columns at most, the
- * newest. Null where `next` does not continue `old`: then the whole has to be asked for again.
+ * Return `old` with the columns of `next` replacing and extending its last ones, limited to the newest `most` columns. Null if
+ * `next` does not continue `old`; then the whole picture must be read again.
  */
 export function continued(old: HeatPicture, next: HeatPicture, most: number): HeatPicture | null {
   if (!isContinued(old, next)) {
@@ -231,7 +231,7 @@ export function continued(old: HeatPicture, next: HeatPicture, most: number): He
   };
 }
 
-/** Return the cell that shows at a place which several rows and columns share: the one of the greatest level. */
+/** Return the cell that a pixel shows if several rows and columns share it: the one with the maximum level. */
 export function showing(
   picture: HeatPicture, firstRow: number, lastRow: number, firstColumn: number, lastColumn: number,
 ): { row: number; column: number } {

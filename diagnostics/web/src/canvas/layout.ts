@@ -1,15 +1,15 @@
-// Where a rank sits: the axes of a layout as the server lists them, and places along them.
+// The place of a rank: the axes of a layout as the server lists them, and coordinates along them.
 
 import type { LayoutDocument } from "../api/documents.ts";
 
 export type Layout = LayoutDocument;
 
-/** Return how many ranks lie along an axis; 1 where the layout is not told by it. */
+/** Return the number of ranks along an axis; 1 if the layout does not list it. */
 export function sizeOf(layout: Layout, axis: string): number {
   return layout.axes.find((one) => one.name === axis)?.size ?? 1;
 }
 
-/** Return a rank's place on each axis, in the order in which a layout is told. */
+/** Return a rank's place on each axis, in the order of the layout's list. */
 export function placeOf(layout: Layout, rank: number): Record<string, number> {
   return Object.fromEntries(layout.axes.map((one) => [one.name, Math.floor(rank / one.stride) % one.size]));
 }
@@ -19,7 +19,7 @@ export function placeText(place: Readonly<Record<string, number>>, between = " "
   return Object.entries(place).map(([axis, index]) => `${axis} ${index}`).join(between);
 }
 
-/** Return "pp dp tp", the head of columns that hold places. */
+/** Return "pp dp tp", the heading of columns of places. */
 export function axesText(layout: Layout): string {
   return layout.axes.map((one) => one.name).join(" ");
 }

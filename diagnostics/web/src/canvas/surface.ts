@@ -1,4 +1,4 @@
-// A canvas at the size and sharpness of its place on the screen, and drawing at most once a frame.
+// Canvases that match the size and resolution of their area on the screen, drawn at most once per frame.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { RefObject } from "preact";
@@ -7,15 +7,15 @@ export interface Size {
   /** In CSS pixels. */
   width: number;
   height: number;
-  /** Device pixels a CSS pixel. */
+  /** Device pixels per CSS pixel. */
   ratio: number;
 }
 
 const NO_SIZE: Size = { width: 0, height: 0, ratio: 1 };
-// Above this a picture is not sharper to anybody, but four times as much to draw.
+// A higher ratio is not visibly sharper, and doubling it takes four times as long to draw.
 const MOST_RATIO = 2;
 
-/** Return the size of an element as it changes. */
+/** Return the current size of an element; the component is drawn again when it changes. */
 export function useSize(element: RefObject<HTMLElement | null>): Size {
   const [size, setSize] = useState<Size>(NO_SIZE);
   useEffect(() => {
@@ -36,7 +36,7 @@ export function useSize(element: RefObject<HTMLElement | null>): Size {
   return size;
 }
 
-/** Make a canvas fit a size; return its context in CSS pixels, null where there is nothing to draw on. */
+/** Resize a canvas; return its context in CSS pixels, null if there is no area to draw on. */
 export function fitted(canvas: HTMLCanvasElement | null, size: Size): CanvasRenderingContext2D | null {
   const context = canvas?.getContext("2d") ?? null;
   if (canvas === null || context === null || size.width === 0 || size.height === 0) {
@@ -52,13 +52,13 @@ export function fitted(canvas: HTMLCanvasElement | null, size: Size): CanvasRend
   return context;
 }
 
-/** Return a function that has `draw` called in the next frame, once, however often it is called before. */
+/** Return a function that schedules `draw` for the next frame, once however often it is called. */
 export function useFrame(draw: () => void): () => void {
   const latest = useRef(draw);
   latest.current = draw;
   const pending = useRef(0);
   useEffect(() => () => window.cancelAnimationFrame(pending.current), []);
-  const ask = useRef(() => {
+  const schedule = useRef(() => {
     if (pending.current === 0) {
       pending.current = window.requestAnimationFrame(() => {
         pending.current = 0;
@@ -66,13 +66,13 @@ export function useFrame(draw: () => void): () => void {
       });
     }
   });
-  return ask.current;
+  return schedule.current;
 }
 
-// The size of text that sizes here are meant for; where the page is larger, text on a canvas is, too.
+// The text size that sizes here refer to; text on a canvas scales with the text size of the page.
 const USUAL_TEXT_PX = 16;
 
-/** Return the font of an element at a size, for text on its canvas; `most`: what a line there has room for. */
+/** Return the font of an element at a size, for text on its canvas; `most`: the maximum size that fits a line. */
 export function fontOf(element: Element, px: number, most: number = Number.POSITIVE_INFINITY): string {
   const text = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) || USUAL_TEXT_PX;
   return `${Math.min(most, (px * text) / USUAL_TEXT_PX)}px ${getComputedStyle(element).fontFamily}`;

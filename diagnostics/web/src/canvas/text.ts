@@ -1,6 +1,6 @@
 // Text on a canvas.
 
-/** Return text cut to a width, with an ellipsis where something is missing; "" where not even that fits. */
+/** Return text truncated to a width, with an ellipsis if anything is cut; "" if not even one letter fits. */
 export function cutText(context: CanvasRenderingContext2D, text: string, width: number): string {
   if (context.measureText(text).width <= width) {
     return text;

@@ -1,4 +1,4 @@
-// Round numbers along an axis.
+// Tick positions at round numbers.
 
 /** Return a step of 1, 2 or 5 times a power of ten, so that at most `most` of them fit in `span`. */
 export function roundStep(span: number, most: number): number {
@@ -21,7 +21,7 @@ export function ticksBetween(first: number, last: number, most: number): number[
   return found;
 }
 
-/** Nanoseconds as text whose unit fits the distance of ticks: "12.5 ms". */
+/** Return nanoseconds as text in a unit that fits the distance between ticks: "12.5 ms". */
 export function timeTick(ns: number, stepNs: number): string {
   const [size, unit] = stepNs >= 1e9 ? [1e9, "s"] : stepNs >= 1e6 ? [1e6, "ms"] : stepNs >= 1e3 ? [1e3, "\u00b5s"] : [1, "ns"];
   const digits = Math.max(0, -Math.floor(Math.log10(stepNs / size) + 1e-9));

@@ -1,4 +1,4 @@
-// Which part of a timeline is in sight: a span of time across, and how far down the lines it is scrolled.
+// The visible part of a timeline: a span of time, and the vertical scroll position.
 
 import {
   lineOfSlice, placeOfLine, sliceAt, type Placement, type TimelinePicture,
@@ -12,12 +12,12 @@ const TIMELINE_RIGHT = 8;
 const SLACK_PX = 4;
 const MARGIN_PX = 24;
 
-/** Return where a moment stands across the canvas. */
+/** Return the x coordinate of a time. */
 export function xOf(ns: number, span: Span, size: Size): number {
   return TIMELINE_LEFT + ((ns - span.fromNs) * span.width) / size.ratio / (span.toNs - span.fromNs);
 }
 
-/** Return the line of the screen at which something at a height among the lines stands. */
+/** Return the y coordinate of a position in the list of lines. */
 export function yOf(top: number, scroll: number): number {
   return TIMELINE_TOP + top - scroll;
 }
@@ -44,7 +44,7 @@ export class Camera {
     return Math.abs(this.span.fromNs) < 1 && Math.abs(this.span.toNs - this.endNs) < 1;
   }
 
-  /** Take the size of the canvas in CSS pixels, and where lines stand now. */
+  /** Set the size of the canvas in CSS pixels, and the placement of lines. */
   fit(width: number, height: number, ratio: number, placement: Placement): void {
     this.ratio = ratio;
     this.placement = placement;
@@ -53,7 +53,7 @@ export class Camera {
     this.scrollTo(this.scroll);
   }
 
-  /** Return the moment below a point. */
+  /** Return the time at an x coordinate. */
   nsAt(x: number): number {
     return this.span.fromNs + (x - TIMELINE_LEFT) * this.nsOfPixel;
   }
@@ -62,7 +62,7 @@ export class Camera {
     return ((this.span.toNs - this.span.fromNs) * this.ratio) / this.span.width;
   }
 
-  /** Return the slice at a point, or near to it; -1: none. */
+  /** Return the slice at or near a point; -1: none. */
   sliceAt(x: number, y: number): number {
     const top = y - TIMELINE_TOP + this.scroll;
     const placed = this.placement.lines.find((one) => !one.isIdeal && top >= one.top && top <= one.top + one.height);
@@ -72,7 +72,7 @@ export class Camera {
     return sliceAt(this.picture, placed.line, this.nsAt(x), SLACK_PX * this.nsOfPixel);
   }
 
-  /** Return the first slice that is in sight. */
+  /** Return the first visible slice. */
   firstInSight(): number {
     const placed = this.placement.lines.find((one) => !one.isIdeal && one.top >= this.scroll);
     return placed === undefined ? 0 : Math.max(0, sliceAt(this.picture, placed.line, this.span.fromNs, Infinity));
@@ -88,7 +88,7 @@ export class Camera {
     this.show(0, this.endNs);
   }
 
-  /** Move by a part of what is in sight. */
+  /** Move by a fraction of the visible span. */
   pan(part: number): void {
     this.panNs((this.span.toNs - this.span.fromNs) * part);
   }
@@ -115,7 +115,7 @@ export class Camera {
     this.scrollTo(this.scroll + this.viewHeight * part);
   }
 
-  /** Bring a rank into sight. */
+  /** Scroll a rank into view. */
   revealRank(rank: number | null): void {
     const own = this.placement.ranks.find((one) => one.rank === rank);
     if (own !== undefined && (own.top < this.scroll || own.bottom > this.scroll + this.viewHeight)) {
@@ -123,7 +123,7 @@ export class Camera {
     }
   }
 
-  /** Bring a slice into sight; return whether that moved anything. */
+  /** Scroll a slice into view; return whether the view moved. */
   revealSlice(slice: number): boolean {
     if (slice < 0 || slice >= this.picture.numSlices) {
       return false;

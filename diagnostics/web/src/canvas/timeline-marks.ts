@@ -1,17 +1,17 @@
-// What stands on top of the slices: names, the outline of the critical path, arrows from send to receive, the cursor.
+// Drawn on top of the slices: names, the outline of the critical path, arrows from send to receive, the cursor.
 
 import { cssOf, inkOn } from "./colours.ts";
 import type { Size } from "./surface.ts";
 import { cutText } from "./text.ts";
 import { TIMELINE_LEFT, TIMELINE_TOP, xOf, yOf } from "./timeline-camera.ts";
-import type { TimelineScene, TimelineStyle } from "./timeline-painter.ts";
 import { IS_OPEN, lineOfSlice, operationName, placeOfLine, type PlacedLine } from "./timeline-picture.ts";
+import type { TimelineScene, TimelineStyle } from "./timeline-scene.ts";
 import type { Span, Wide } from "./timeline-strips.ts";
 
 const MOST_LABELS = 260;
 const MOST_OUTLINES = 1500;
 const MOST_ARROWS = 150;
-/** What pipelines are drawn with everywhere: the letters stand in the legend. */
+/** The usual letters of pipeline diagrams; the legend explains them. */
 export const SHORT_NAMES: Readonly<Record<string, string>> = {
   "forward-compute": "F", "backward-compute": "B", "backward-weight-compute": "W",
 };
@@ -85,7 +85,7 @@ export function paintCritical(
   context.stroke();
 }
 
-/** Return the flows of which some part is in sight. */
+/** Return the flows that are at least partly visible. */
 function flowsInSight(scene: TimelineScene, span: Span, scroll: number, size: Size): number[] {
   const { picture, placement } = scene;
   const bottom = scroll + size.height - TIMELINE_TOP;
@@ -111,7 +111,7 @@ export function paintFlows(
 ): number {
   const { picture, placement, cursor } = scene;
   const all = flowsInSight(scene, span, scroll, size);
-  // So many would hide what they connect: then only those of the chosen slice are drawn.
+  // Too many arrows would cover the slices; above the limit only those of the slice at the cursor are drawn.
   const isOfCursor = (flow: number): boolean => picture.flows[flow] === cursor || picture.flows[flow + 1] === cursor;
   const shown = all.length > MOST_ARROWS ? all.filter(isOfCursor) : all;
   context.strokeStyle = style.inkSoft;
@@ -149,7 +149,7 @@ export function paintFlows(
   context.fill();
   context.globalAlpha = 1;
   if (shown.length < all.length) {
-    paintHint(context, `${all.length.toLocaleString("en-US")} arrows: zoom in, or choose a slice`, span, size, style);
+    paintHint(context, `${all.length.toLocaleString("en-US")} arrows: zoom in, or select a slice`, span, size, style);
   }
   return heads.length;
 }

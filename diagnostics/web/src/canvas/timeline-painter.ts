@@ -1,107 +1,17 @@
-// The timeline on its canvas. Panning draws everything anew each frame, so all that is done here is bounded by what is in
-// sight: rows of pixels for the slices, then a few hundred labels, outlines and arrows.
+// Draws the timeline. Panning redraws everything in each frame, so all work is bounded by what is visible: rows of pixels for
+// the slices, then a few hundred labels, outlines and arrows.
 
-import { cssOf, mixed, operationColour, packed, type Theme, type Triple } from "./colours.ts";
+import { cssOf } from "./colours.ts";
 import type { Size } from "./surface.ts";
 import { cutText } from "./text.ts";
 import { ticksBetween, timeTick } from "./ticks.ts";
 import { TIMELINE_LEFT, TIMELINE_TOP, xOf, yOf } from "./timeline-camera.ts";
 import { paintCritical, paintCursor, paintFlows, paintLabels } from "./timeline-marks.ts";
-import {
-  HAS_FAILED, type IdealPicture, type Placement, type PlacedLine, type TimelinePicture,
-} from "./timeline-picture.ts";
+import type { PlacedLine } from "./timeline-picture.ts";
+import type { TimelineScene, TimelineStyle } from "./timeline-scene.ts";
 import { drawStrip, type Span, type StripSource, type Wide } from "./timeline-strips.ts";
 
 const LABEL_FROM_PX = 26;
-const FONT_PX = 12;
-
-export interface TimelineStyle {
-  theme: Theme;
-  background: Triple;
-  ink: string;
-  inkSoft: string;
-  inkFaint: string;
-  line: string;
-  lineStrong: string;
-  accent: string;
-  font: string;
-}
-
-/** What of the slices is drawn how, made anew only when a choice changes and not each frame. */
-export interface TimelineColours {
-  /** By slice, a place in `pixels`: the operation's number, or that and 128 where it is pale. */
-  colour: Uint8Array;
-  pale: Uint8Array;
-  weight: Uint8Array;
-  pixels: Uint32Array;
-  edges: Uint32Array;
-  ideals: Uint32Array;
-  triples: Triple[];
-}
-
-const WEIGHT_PALE = 0;
-const WEIGHT_BY_LANE: Record<string, number> = { host: 1, compute: 3, dp: 4, tp: 4, "pp-send": 5, "pp-recv": 5 };
-const WEIGHT_FAILED = 9;
-const WEIGHT_CHOSEN = 12;
-
-/** Return the colours of all slices; `chosen` (a search, or the critical path) leaves the others pale. */
-export function timelineColours(
-  picture: TimelinePicture, chosen: Uint8Array | null, style: Pick<TimelineStyle, "theme" | "background">,
-): TimelineColours {
-  const triples = Array.from({ length: 128 }, (_, number) =>
-    operationColour(picture.operations[String(number)] ?? "", style.theme),
-  );
-  const darker: Triple = style.theme === "dark" ? [0, 0, 0] : [20, 22, 28];
-  const table = (change: (colour: Triple) => Triple): Uint32Array => Uint32Array.from(triples, (one) => packed(change(one)));
-  const pale = new Uint8Array(picture.numSlices);
-  const colour = new Uint8Array(picture.numSlices);
-  const weight = new Uint8Array(picture.numSlices);
-  for (let line = 0; line < picture.lineTrack.length; line += 1) {
-    const lane = picture.lanes[picture.trackLane[picture.lineTrack[line] ?? 0] ?? 0] ?? "";
-    const laneWeight = WEIGHT_BY_LANE[lane] ?? 2;
-    const last = picture.lineFirst[line + 1] ?? 0;
-    for (let slice = picture.lineFirst[line] ?? 0; slice < last; slice += 1) {
-      const isPale = chosen !== null && chosen[slice] === 0;
-      const hasFailed = ((picture.flags[slice] as number) & HAS_FAILED) !== 0;
-      // the upper half of the places is pale: one table does for both
-      colour[slice] = Math.min(picture.operation[slice] as number, 127) + (isPale ? 128 : 0);
-      pale[slice] = isPale ? 1 : 0;
-      weight[slice] = isPale ? WEIGHT_PALE : hasFailed ? WEIGHT_FAILED : chosen === null ? laneWeight : WEIGHT_CHOSEN;
-    }
-  }
-  const plain = table((one) => one);
-  const plainEdges = table((one) => mixed(one, darker, 0.35));
-  const palePixels = table((one) => mixed(one, style.background, 0.78));
-  const paleEdges = table((one) => mixed(one, style.background, 0.66));
-  return {
-    colour,
-    pale,
-    weight,
-    pixels: joined(plain, palePixels),
-    edges: joined(plainEdges, paleEdges),
-    ideals: joined(table((one) => mixed(one, style.background, 0.35)), palePixels),
-    triples,
-  };
-}
-
-function joined(first: Uint32Array, second: Uint32Array): Uint32Array {
-  const both = new Uint32Array(first.length + second.length);
-  both.set(first);
-  both.set(second, first.length);
-  return both;
-}
-
-export interface TimelineScene {
-  picture: TimelinePicture;
-  ideal: IdealPicture | null;
-  placement: Placement;
-  colours: TimelineColours;
-  /** 1 where a slice is on the critical path, and that is shown. */
-  critical: Uint8Array | null;
-  hasFlows: boolean;
-  cursor: number;
-  rankLabels: ReadonlyMap<number, string>;
-}
 
 export interface TimelineScratch {
   canvas: HTMLCanvasElement;
@@ -114,7 +24,7 @@ export interface Painted {
   numArrows: number;
 }
 
-/** Draw everything at a place in time and height. */
+/** Draw everything for a span of time and a scroll position. */
 export function paintTimeline(
   context: CanvasRenderingContext2D, scratch: TimelineScratch, scene: TimelineScene, span: Span, scroll: number,
   size: Size, style: TimelineStyle,
@@ -270,5 +180,3 @@ function paintLeft(
   }
   context.restore();
 }
-
-export const TIMELINE_FONT_PX = FONT_PX;

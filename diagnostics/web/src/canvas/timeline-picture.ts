@@ -1,4 +1,4 @@
-// The timeline as data: slices by line and time, where lines stand on the screen, and what is looked for.
+// The timeline as data: slices by line and time, the placement of lines on the screen, and search.
 
 import type { Arrays } from "./arrays.ts";
 import type { Layout } from "./layout.ts";
@@ -28,7 +28,7 @@ export interface TimelinePicture {
   operation: Uint8Array;
   chunk: Uint8Array;
   flags: Uint8Array;
-  /** Slices of line l are lineFirst[l] to lineFirst[l + 1], by time; none overlaps the next. */
+  /** Line l has the slices lineFirst[l] to lineFirst[l + 1] (exclusive), ordered by time and without overlap. */
   lineFirst: Int32Array;
   lineTrack: Int32Array;
   lineDepth: Int32Array;
@@ -39,7 +39,7 @@ export interface TimelinePicture {
   rankHost: Int32Array;
   /** Pairs of slices: a send and its receive. */
   flows: Int32Array;
-  /** Of each of these slices its line. */
+  /** The line of each slice in `flows`. */
   flowLines: Int32Array;
   steps: Int32Array;
   stepBegin: Float64Array;
@@ -47,7 +47,7 @@ export interface TimelinePicture {
 }
 
 export interface IdealPicture {
-  /** Why there is no ideal; empty where there is one. */
+  /** The reason why there is no ideal; empty if there is one. */
   problem: string;
   idealS: number | null;
   notes: readonly string[];
@@ -120,7 +120,7 @@ export function idealPicture(arrays: Arrays): IdealPicture {
   };
 }
 
-/** Return the first of `first` to `last` slices of a line that ends after a time; `last` where none does. */
+/** Return the first slice of a line, from `first` to `last` (exclusive), that ends after a time; `last` if none does. */
 export function firstEndingAfter(picture: TimelinePicture, first: number, last: number, ns: number): number {
   let low = first;
   let high = last;
@@ -135,7 +135,7 @@ export function firstEndingAfter(picture: TimelinePicture, first: number, last: 
   return low;
 }
 
-/** Return the slice of a line at a time, the nearest within `slackNs` where none is; -1: none. */
+/** Return the slice of a line at a time, else the nearest one within `slackNs`; -1: none. */
 export function sliceAt(picture: TimelinePicture, line: number, ns: number, slackNs: number): number {
   const first = picture.lineFirst[line] ?? 0;
   const last = picture.lineFirst[line + 1] ?? first;
@@ -151,7 +151,7 @@ export function sliceAt(picture: TimelinePicture, line: number, ns: number, slac
   return after < before ? at : at - 1;
 }
 
-/** Return the line that a slice is on. */
+/** Return the line of a slice. */
 export function lineOfSlice(picture: Pick<TimelinePicture, "lineFirst">, slice: number): number {
   let low = 0;
   let high = picture.lineFirst.length - 2;
@@ -175,7 +175,7 @@ export function operationName(picture: TimelinePicture, slice: number): string {
   return picture.operations[String(number)] ?? `operation-${number}`;
 }
 
-/** A line as it stands on the screen, in pixels from the top of all lines. */
+/** The placement of a line, in pixels from the top of all lines. */
 export interface PlacedLine {
   line: number;
   top: number;
@@ -183,7 +183,7 @@ export interface PlacedLine {
   isIdeal: boolean;
 }
 
-/** The lines of a rank. */
+/** The placement of a rank's lines. */
 export interface PlacedRank {
   rank: number;
   top: number;
@@ -192,7 +192,7 @@ export interface PlacedRank {
 
 export interface Placement {
   lines: PlacedLine[];
-  /** By line of the picture, where its real slices stand. */
+  /** By line of the picture, the placement of its measured slices. */
   ofLine: ReadonlyMap<number, PlacedLine>;
   ranks: PlacedRank[];
   height: number;
@@ -204,7 +204,7 @@ const LINE_GAP = 2;
 const RANK_GAP = 12;
 const RANK_HEAD = 16;
 
-/** Return where lines stand: rank by rank with room for its name, and below each line with an ideal that ideal. */
+/** Return the placement of all lines: grouped by rank below the rank's name, with the ideal of a line directly below it. */
 export function placeLines(picture: TimelinePicture, hasIdeal: (line: number) => boolean): Placement {
   const lines: PlacedLine[] = [];
   const ranks: PlacedRank[] = [];
@@ -231,12 +231,12 @@ export function placeLines(picture: TimelinePicture, hasIdeal: (line: number) =>
   return { lines, ofLine, ranks, height: top };
 }
 
-/** Return where the slices of a line stand; undefined where they do not. */
+/** Return the placement of a line; undefined if it has none. */
 export function placeOfLine(placement: Placement, line: number): PlacedLine | undefined {
   return placement.ofLine.get(line);
 }
 
-/** Return which lines have a slice with an ideal. */
+/** Return 1 for each line that has a slice with an ideal. */
 export function linesWithIdeal(picture: TimelinePicture, ideal: IdealPicture): Uint8Array {
   const has = new Uint8Array(picture.lineTrack.length);
   for (let line = 0; line < has.length; line += 1) {
@@ -251,7 +251,7 @@ export function linesWithIdeal(picture: TimelinePicture, ideal: IdealPicture): U
   return has;
 }
 
-/** What a search asks for: parts of names of operations, and numbers of ranks, micro-batches, steps and chunks. */
+/** The conditions of a search: parts of operation names, and numbers of rank, micro-batch, step and chunk. */
 export interface Search {
   words: string[];
   rank: number | null;
@@ -273,7 +273,7 @@ const FIELDS: Record<string, "rank" | "microbatch" | "step" | "chunk"> = {
   c: "chunk",
 };
 
-/** Read "forward rank:3 mb:2". All of it has to be true of a slice; null where nothing is asked. */
+/** Parse a search such as "forward rank:3 mb:2". A slice must match all conditions; null if the text is empty. */
 export function parseSearch(text: string): Search | null {
   const search: Search = { words: [], rank: null, microbatch: null, step: null, chunk: null };
   const parts = text.trim().toLowerCase().split(/\s+/).filter((part) => part !== "");
@@ -289,7 +289,7 @@ export function parseSearch(text: string): Search | null {
   return parts.length === 0 ? null : search;
 }
 
-/** Return 1 for each slice that a search finds. */
+/** Return 1 for each slice that matches a search. */
 export function findSlices(picture: TimelinePicture, search: Search): Uint8Array {
   const isNamed = new Uint8Array(256);
   for (let number = 0; number < 256; number += 1) {
@@ -313,7 +313,7 @@ export function findSlices(picture: TimelinePicture, search: Search): Uint8Array
   return found;
 }
 
-/** Return the slices that were found by time, then by line: the order in which a reader goes through them. */
+/** Return the found slices ordered by time, then by line: the order of Previous and Next. */
 export function inOrderOfTime(picture: TimelinePicture, found: Uint8Array): Int32Array {
   const slices: number[] = [];
   for (let slice = 0; slice < found.length; slice += 1) {

@@ -1,24 +1,24 @@
-// One line of slices as one row of pixels, to be stretched to the height of the line. That is what makes panning cheap: a
+// Draws a line of slices as one row of pixels, which is then stretched to the height of the line. This makes panning cheap: a
 // hundred thousand slices become a few hundred rows of numbers, whatever the height of the screen.
 //
-// Slices narrower than a pixel share one: the one that matters most is seen there, never a mix.
+// Of slices that share a pixel, the one with the greatest weight is drawn; colours are never mixed.
 
 import { firstEndingAfter, type TimelinePicture } from "./timeline-picture.ts";
 
-/** What part of time is in sight, and on how many pixels. */
+/** The visible span of time, and its width in pixels. */
 export interface Span {
   fromNs: number;
   toNs: number;
   width: number;
 }
 
-/** Times and colours of the slices of a line: the real ones, or their ideals. */
+/** Times and colours of slices: the measured ones, or their ideals. */
 export interface StripSource {
   begin: Float64Array;
   length: Float64Array;
-  /** By slice: what of several in one pixel is seen, the greatest. */
+  /** By slice: of several slices in one pixel, the one with the greatest weight is drawn. */
   weight: Uint8Array;
-  /** By slice: a place in the colours. */
+  /** By slice: an index into the colours. */
   colour: Uint8Array;
 }
 
@@ -31,9 +31,9 @@ export interface Wide {
 const WIDE_PX = 3;
 
 /**
- * Write the slices from `first` to `last` into a row of pixels. `colours` are pixels, `edges` the same colours darker:
- * the first pixel of a slice that has several, so that neighbours are told apart. Slices of `labelPx` and more are added
- * to `wide`. Returns how many slices were looked at.
+ * Write the slices from `first` to `last` (exclusive) into a row of pixels. `colours` are pixels; `edges` are the same colours,
+ * darker, for the first pixel of a wide slice, which separates it from its neighbour. Slices of at least `labelPx` pixels are
+ * added to `wide`. Returns the number of visible slices.
  */
 export function drawStrip(
   picture: TimelinePicture,
@@ -52,7 +52,7 @@ export function drawStrip(
   weights.fill(0);
   const scale = span.width / (span.toNs - span.fromNs);
   const isReal = source.begin === picture.begin;
-  // Ideals of one line come by another order than the real slices: all of them are looked at.
+  // The ideals of a line are not ordered by time, so all of them are checked.
   let slice = isReal ? firstEndingAfter(picture, first, last, span.fromNs) : first;
   let seen = 0;
   for (; slice < last; slice += 1) {
@@ -95,7 +95,7 @@ export function drawStrip(
   return seen;
 }
 
-/** Return a span moved by a part of its length, kept within what there is. */
+/** Return a span moved by `byNs`, limited to the picture plus half a span at each end. */
 export function panned(span: Span, byNs: number, endNs: number): Span {
   const length = span.toNs - span.fromNs;
   const slack = length * 0.5;
@@ -105,7 +105,7 @@ export function panned(span: Span, byNs: number, endNs: number): Span {
 
 const SHORTEST_NS = 200;
 
-/** Return a span that is `factor` times as long around a moment that stays where it is. */
+/** Return a span that is `factor` times as long, around a time that keeps its position. */
 export function zoomed(span: Span, factor: number, aroundNs: number, endNs: number): Span {
   const length = span.toNs - span.fromNs;
   const next = Math.min(Math.max(length * factor, SHORTEST_NS), Math.max(endNs, SHORTEST_NS) * 1.5);

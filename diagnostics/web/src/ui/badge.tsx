@@ -1,4 +1,4 @@
-// A state as shape and word; colour only repeats it.
+// A state shown by shape and word; the colour is redundant.
 
 import type { ComponentChildren, JSX } from "preact";
 
@@ -27,7 +27,7 @@ export type Health = "good" | "warning" | "bad" | "over" | "unknown";
 
 const OVER: readonly string[] = ["finished", "saved and stopped", "not running"];
 
-/** A job's health as the page shows it: its level, but a job that is well because it is over, or whose state is unknown, looks different. */
+/** A job's health as the page shows it: its level, with separate values for a green job that is over and for an unknown state. */
 export function healthOf({ level, state }: Pick<OverviewDocument, "level" | "state">): Health {
   if (state === "unknown") {
     return "unknown";
@@ -43,18 +43,18 @@ export const HEALTH: Readonly<Record<Health, { tone: Tone; shape: Shape; word: s
   warning: { tone: "warning", shape: "triangle", word: "attention" },
   bad: { tone: "bad", shape: "octagon", word: "unhealthy" },
   over: { tone: "quiet", shape: "ring", word: "over" },
-  unknown: { tone: "bad", shape: "dashes", word: "not known" },
+  unknown: { tone: "bad", shape: "dashes", word: "unknown" },
 };
 
-/** The health of the job: its word is of its own, `state` says what it does. */
-export function HealthBadge({ told }: { told: Pick<OverviewDocument, "level" | "state"> }): JSX.Element {
-  const health = healthOf(told);
+/** The health of the job as a word, followed by the job's state. */
+export function HealthBadge({ status }: { status: Pick<OverviewDocument, "level" | "state"> }): JSX.Element {
+  const health = healthOf(status);
   const known = HEALTH[health];
   return (
     <span class={`health tone-${known.tone}`} data-health={health}>
       <ShapeIcon shape={known.shape} />
       <strong>{known.word}</strong>
-      <span class="health-state">{told.state}</span>
+      <span class="health-state">{status.state}</span>
     </span>
   );
 }

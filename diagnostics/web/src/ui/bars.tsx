@@ -1,4 +1,4 @@
-// Values as bars beside their names and numbers: a table that is seen at a glance.
+// A table of names, bars and numbers.
 
 import type { ComponentChildren, JSX } from "preact";
 
@@ -14,9 +14,9 @@ export interface Bar {
 interface BarsProps {
   caption: string;
   bars: readonly Bar[];
-  /** Where bars begin, 0 unless said: a slowdown begins at 1. */
+  /** The value of an empty bar, 0 by default; for a slowdown it is 1. */
   from?: number;
-  /** The value of the longest bar, at least. */
+  /** The full length stands for at least this value. */
   atLeast?: number;
 }
 
@@ -52,7 +52,7 @@ export interface Part {
 
 const NUM_COLOURS = 7;
 
-/** Parts of one whole in a row, in their order, with a legend: the phases of a recovery. */
+/** Parts of a whole in one row, in order, with a legend, such as the phases of a recovery. */
 export function PartsBar({ caption, parts }: { caption: string; parts: readonly Part[] }): JSX.Element {
   const total = parts.reduce((sum, part) => sum + part.value, 0);
   return (
@@ -86,7 +86,7 @@ export function PartsBar({ caption, parts }: { caption: string; parts: readonly 
 interface SparklineProps {
   values: readonly (number | null)[];
   label: string;
-  /** What is smaller is no news: the line's height stands for so much at least. */
+  /** The height of the line stands for at least this span, so that small variations look small. */
   leastSpan?: number;
 }
 

@@ -1,5 +1,5 @@
-// A table whose columns do not fit: each row becomes a block, with the column's name above each value. Measured, so that it holds
-// for any table at any width and size of text.
+// In a table whose columns do not fit, each row becomes a block with the column's name above each value. The width is measured,
+// so this works for any table, page width and text size.
 
 import type { ComponentChildren, JSX, RefObject } from "preact";
 import { useCallback, useEffect, useLayoutEffect, useRef } from "preact/hooks";
@@ -11,7 +11,7 @@ function laidOut(box: HTMLElement): void {
   box.classList.toggle(BLOCKS, box.scrollWidth > box.clientWidth);
 }
 
-/** Lay the table in a box out as rows, or as blocks where its rows are wider than the box. */
+/** Show the table in a box as rows, or as blocks if its rows are wider than the box. */
 export function useBlocks(box: RefObject<HTMLElement | null>, isOn: boolean): void {
   const width = useRef(-1);
   const fit = useCallback((): void => {
@@ -26,7 +26,7 @@ export function useBlocks(box: RefObject<HTMLElement | null>, isOn: boolean): vo
       return undefined;
     }
     const observer = new ResizeObserver(() => {
-      // its height changes with the layout itself
+      // only the width counts: switching the layout changes the height
       if (element.clientWidth !== width.current) {
         width.current = element.clientWidth;
         fit();
@@ -37,7 +37,7 @@ export function useBlocks(box: RefObject<HTMLElement | null>, isOn: boolean): vo
   }, [fit]);
 }
 
-/** The box of a table that is written out by hand. */
+/** The box around a hand-written table. */
 export function TableBox({ children }: { children: ComponentChildren }): JSX.Element {
   const box = useRef<HTMLDivElement>(null);
   useBlocks(box, true);

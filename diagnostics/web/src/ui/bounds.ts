@@ -1,4 +1,4 @@
-// Ends of a range, as the URL holds them and as people type and read them. Pure.
+// Bounds of a range, as stored in the URL, as typed and as displayed. Pure functions.
 
 import { countText, minuteText } from "./format.ts";
 
@@ -13,8 +13,8 @@ const UNIT_S: Readonly<Record<string, number>> = { s: 1, m: 60, h: 3600, d: 86_4
 const LEAST_PERIOD_S = 10;
 
 /**
- * A number that grows as a range moves that begins so long before now ("-15m"): by a hundredth of its length, at most every
- * ten seconds. 0 for a range that stands still.
+ * Return a counter for a range relative to now ("-15m"). It increases by one each time the range has moved by a hundredth of
+ * its length, at most every ten seconds. 0 for a fixed range.
  */
 export function movesOf(from: string, unixS: number): number {
   const [, count, unit] = BEFORE.exec(from) ?? [];
@@ -25,8 +25,8 @@ export function movesOf(from: string, unixS: number): number {
 const LOCAL = /^(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d)(?::(\d\d))?$/;
 
 /**
- * Return what a person typed as a bound of the URL: "1,200" -> "1200", "2026-11-23 09:30" in the clock that the page
- * shows -> with its zone. null: it is none.
+ * Return typed text as a bound for the URL: "1,200" -> "1200"; "2026-11-23 09:30", read in the zone that the page shows, ->
+ * ISO 8601 in UTC. null: the text is not a valid bound.
  */
 export function boundOf(text: string, zone: Zone): string | null {
   const plain = text.trim();
@@ -50,7 +50,7 @@ export function boundOf(text: string, zone: Zone): string | null {
   return Number.isNaN(at) ? null : isoText(at / 1000);
 }
 
-/** A bound of the URL as a person reads it: "step 1,200", "2026-11-23 09:30". */
+/** Return a bound of the URL as displayed: "step 1,200", "2026-11-23 09:30". */
 export function boundText(bound: string, zone: Zone): string {
   if (/^\d+$/.test(bound)) {
     return `step ${countText(Number(bound))}`;

@@ -1,21 +1,21 @@
-// Where things lie along a chart: steps or moments across, gaps in time, ticks, and marks that share a place. Pure.
+// The x axis of a chart: steps or times, gaps in time, ticks, and marks that share a position. Pure functions.
 
 import type { GapDocument, MarkDocument, SeriesDocument } from "../api/documents";
 
 export type Axis = "step" | "time";
 
-/** What lies across: `values` ascend; `rows` say which entry of the series each is, -1 where the line breaks. */
+/** The x values, ascending. `rows` holds the index of each in the series, -1 where the line breaks. */
 export interface Across {
   axis: Axis;
   values: readonly number[];
   rows: readonly number[];
-  /** The ends of the picture; null: those of the values. */
+  /** The limits of the axis; null: those of the values. */
   min: number | null;
   max: number | null;
   gaps: readonly GapDocument[];
 }
 
-/** Return what lies across. Over time lines break at gaps: nothing was trained there. `endS`: where the picture ends. */
+/** Return the x values. On a time axis lines break at gaps, in which nothing was trained. `endS`: the end of the axis. */
 export function acrossOf(series: SeriesDocument, axis: Axis, endS: number | null): Across {
   if (axis === "step") {
     return { axis, values: series.step, rows: series.step.map((_, row) => row), min: null, max: null, gaps: [] };
@@ -36,7 +36,7 @@ export function acrossOf(series: SeriesDocument, axis: Axis, endS: number | null
         rows.push(-1);
       }
     }
-    before = Math.max(before, at); // hosts' clocks may go back a little, a chart's axis may not
+    before = Math.max(before, at); // clocks of hosts may step back a little; the x values must ascend
     values.push(before);
     rows.push(row);
   });
@@ -44,7 +44,7 @@ export function acrossOf(series: SeriesDocument, axis: Axis, endS: number | null
   return { axis, values, rows, min, max: end ?? endS, gaps: series.gaps };
 }
 
-/** Return when a step ended, between two that are known in proportion; null beside them. */
+/** Return when a step ended, interpolated between known steps; null outside of them. */
 export function endOfStep(series: SeriesDocument, step: number): number | null {
   const index = series.step.findIndex((one) => one >= step);
   const [last, before] = [series.step[index], series.step[index - 1]];
@@ -55,33 +55,33 @@ export function endOfStep(series: SeriesDocument, step: number): number | null {
   return before === undefined || earlier === null ? null : earlier + ((step - before) / (last - before)) * (at - earlier);
 }
 
-/** Return a column of the series in the order of what lies across; null breaks the line. */
+/** Return a column of the series in the order of the x values; null breaks the line. */
 export function columnAcross(across: Across, values: readonly (number | null)[] | undefined): (number | null)[] {
   return across.rows.map((row) => (row < 0 || values === undefined ? null : (values[row] ?? null)));
 }
 
 const KINDS: readonly MarkDocument["kind"][] = ["incident", "bad", "note", "config", "round", "checkpoint"];
 
-/** Return the kinds of marks, the gravest first: it shows where several share a place. */
+/** Return the kinds of marks, most severe first. Of marks that share a position the most severe is drawn. */
 export function markKinds(): readonly MarkDocument["kind"][] {
   return KINDS;
 }
 
-/** Marks that no picture can tell apart. `mark` is the gravest of them, `x` its place. */
+/** Marks too close together to draw separately. `mark` is the most severe of them, `x` its position. */
 export interface MarkGroup {
   x: number;
   mark: MarkDocument;
   marks: readonly MarkDocument[];
-  /** How many things happened; a mark may stand for several. */
+  /** The number of occurrences; a mark may stand for several. */
   count: number;
 }
 
-/** Return where a mark stands; null where that is not known. */
+/** Return the position of a mark; null if it is unknown. */
 export function placeOf(mark: MarkDocument, axis: Axis): number | null {
   return axis === "step" ? mark.step : mark.at_unix_s;
 }
 
-/** Group marks whose places are less than `leastPx` apart. `xOf`: pixels of a step or moment; null: not in the picture. */
+/** Group marks that are less than `leastPx` apart. `xOf`: the pixel of a step or time; null: not on the chart. */
 export function groupMarks(
   marks: readonly MarkDocument[], axis: Axis, xOf: (value: number) => number | null, leastPx: number,
 ): MarkGroup[] {
@@ -103,15 +103,15 @@ export function groupMarks(
       end += 1;
     }
     const within = placed.slice(first, end);
-    const gravest = within.reduce((a, b) => (KINDS.indexOf(b.mark.kind) < KINDS.indexOf(a.mark.kind) ? b : a));
+    const worst = within.reduce((a, b) => (KINDS.indexOf(b.mark.kind) < KINDS.indexOf(a.mark.kind) ? b : a));
     const own = within.map((one) => one.mark);
-    groups.push({ x: gravest.x, mark: gravest.mark, marks: own, count: own.reduce((sum, one) => sum + one.count, 0) });
+    groups.push({ x: worst.x, mark: worst.mark, marks: own, count: own.reduce((sum, one) => sum + one.count, 0) });
     first = end;
   }
   return groups;
 }
 
-/** Return the first and last step, or moment, of a group: where the picture goes when it is opened. */
+/** Return the first and last step, or time, of a group with a margin: the range that a click on the group selects. */
 export function extentOf(group: MarkGroup, axis: Axis): [number, number] {
   let [first, last] = [Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
   for (const mark of group.marks) {
@@ -129,7 +129,7 @@ const NICE_S = [
   2_592_000,
 ];
 
-/** Return the moments of ticks: whole minutes, hours and days of the zone. `offsetS`: of the zone from UTC. */
+/** Return the times of ticks: whole minutes, hours and days of the zone. `offsetS`: the zone's offset from UTC. */
 export function timeTicks(min: number, max: number, most: number, offsetS: number): number[] {
   const span = max - min;
   const every = NICE_S.find((one) => span / one <= most) ?? Math.ceil(span / most);
@@ -140,7 +140,7 @@ export function timeTicks(min: number, max: number, most: number, offsetS: numbe
   return found;
 }
 
-/** Return the texts of ticks: the time of day, and the day where it is another one than at the tick before. */
+/** Return the labels of ticks: the time of day, with the date where it differs from that of the previous tick. */
 export function timeTickTexts(ticks: readonly number[], offsetS: number): string[] {
   const every = ticks.length > 1 ? ticks[1]! - ticks[0]! : 3600;
   let day = "";

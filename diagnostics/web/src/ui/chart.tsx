@@ -1,4 +1,4 @@
-// Lines over steps or over time, drawn by uPlot. All charts of a view share cursor and range; the range is in the URL.
+// Line charts over steps or time, drawn by uPlot. All charts of a view share cursor and range; the range is in the URL.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -15,22 +15,25 @@ type Values = readonly (number | null)[];
 
 interface ChartProps {
   title: string;
-  /** Behind the title: the unit, a rule. */
+  /** After the title, such as the unit. */
   note?: ComponentChildren;
   tools?: ComponentChildren;
   across: Across;
   values: Values;
-  /** The extremes about each value: a band. */
+  /** Minimum and maximum around each value, drawn as a band. */
   low?: Values;
   high?: Values;
   text: (value: number) => string;
   isLog?: boolean;
-  /** The scale holds zero: for rates and durations, where a ratio is seen as one. */
+  /** The scale includes zero, so that rates and durations can be compared by height. */
   fromZero?: boolean;
-  /** The scale ends at so many medians: one slow step must not make all others flat. It is cut at the edge. */
+  /**
+   * The scale ends at this multiple of the median, so that one slow step does not flatten all others. Higher values are cut
+   * off.
+   */
   mostMedians?: number;
   marks?: readonly MarkDocument[];
-  /** A part was chosen by drawing over it; both null: all is wanted. */
+  /** Called when a part was selected by dragging; both null: show everything. */
   onRange?: (first: number | null, last: number | null) => void;
 }
 
@@ -41,7 +44,7 @@ const LINE_WIDTH = 1.5;
 const LEAST_MARK_PX = 13;
 const LEAST_DRAG_PX = 4;
 
-/** What uPlot takes: null is a gap; a logarithm takes nothing that is not above zero. */
+/** Return a column for uPlot: null is a gap. On a logarithmic scale values of zero or less are gaps. */
 function column(across: Across, values: Values | undefined, isLog: boolean): (number | null)[] {
   const found = columnAcross(across, values);
   return isLog ? found.map((value) => (value !== null && value > 0 ? value : null)) : found;
@@ -62,7 +65,7 @@ function drawGaps(plot: uPlot, across: Across): void {
   ctx.restore();
 }
 
-/** A line where something happened; of checkpoints and new rounds only a tick at the foot, for there may be hundreds. */
+/** Draw a vertical line at each mark; checkpoints and new rounds get only a tick at the bottom, since there may be hundreds. */
 function drawMarks(plot: uPlot, groups: readonly MarkGroup[]): void {
   const { ctx, bbox } = plot;
   const ratio = window.devicePixelRatio || 1;
@@ -92,7 +95,7 @@ interface Parts {
   across: () => Across;
   groups: () => readonly MarkGroup[];
   onCursor: (index: number | null, left: number) => void;
-  /** It was drawn: the scale across may be another one. */
+  /** Called after each draw: the x scale may have changed. */
   onScale: (plot: uPlot) => void;
   onRange: (first: number, last: number) => void;
 }
@@ -118,13 +121,13 @@ function scaleRange(parts: Parts): uPlot.Scale.Range {
   };
 }
 
-/** "4.00" -> "4", "12.50 s" -> "12.5 s": along an axis the digits that say nothing are left out. */
+/** "4.00" -> "4", "12.50 s" -> "12.5 s": tick labels have no trailing zeros. */
 function tickText(text: string): string {
   return text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
 }
 
 function axes(parts: Parts, rem: number): uPlot.Axis[] {
-  // whole pixels: uPlot reads the size of a line from them
+  // whole pixels: uPlot derives the line height from this number
   const font = `${Math.round(rem * LABEL_REM)}px ${getComputedStyle(document.documentElement).getPropertyValue("--font").trim()}`;
   const shared = {
     stroke: token("--ink-faint"),
@@ -154,7 +157,7 @@ function axes(parts: Parts, rem: number): uPlot.Axis[] {
   ];
 }
 
-/** Seconds that the clock of the page is ahead of UTC. */
+/** Offset from UTC of the zone that the page shows, in seconds. */
 function zoneOffsetS(unixS: number): number {
   return clock.value === "utc" ? 0 : -60 * new Date(unixS * 1000).getTimezoneOffset();
 }
@@ -226,7 +229,7 @@ function lastKnown(values: Values): number | null {
   return null;
 }
 
-/** What is said of the place that the cursor is on: its step, and its time where charts go over time. */
+/** Return the text of the cursor's position: its step, or its time on a time axis. */
 function placeText(across: Across, index: number | null): string {
   const value = index === null ? undefined : across.values[index];
   if (value === undefined) {

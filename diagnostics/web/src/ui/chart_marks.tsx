@@ -1,4 +1,4 @@
-// Marks above a chart: what happened where, a sign each, of several that share a place the gravest with their number.
+// Marks above a chart: one symbol for each occurrence. Marks that share a position show the most severe one and their number.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
@@ -15,19 +15,19 @@ type Kind = MarkDocument["kind"];
 
 const SIGNS: Record<Kind, { shape: Shape; colour: string; label: string }> = {
   incident: { shape: "octagon", colour: "--bad", label: "incidents" },
-  bad: { shape: "triangle", colour: "--bad", label: "no finite number" },
+  bad: { shape: "triangle", colour: "--bad", label: "non-finite values" },
   note: { shape: "diamond", colour: "--accent", label: "notes" },
   config: { shape: "square", colour: "--warning", label: "configuration" },
   round: { shape: "ring", colour: "--ink-faint", label: "new rounds" },
   checkpoint: { shape: "circle", colour: "--good", label: "checkpoints" },
 };
-const MOST_TOLD = 6;
+const MOST_LINES = 6;
 
 export function markColour(kind: Kind): string {
   return token(SIGNS[kind].colour);
 }
 
-/** Where a mark leads. */
+/** Return the link of a mark. */
 export function markHref(mark: MarkDocument): string {
   switch (mark.kind) {
     case "incident":
@@ -45,14 +45,14 @@ export function markHref(mark: MarkDocument): string {
   }
 }
 
-/** All that a group stands for, a line each. */
+/** Return the texts of the marks in a group, one per line. */
 function wholeText(group: MarkGroup): string {
-  const told = group.marks.slice(0, MOST_TOLD).map((mark) => mark.text);
-  const rest = group.marks.length - told.length;
-  return [...told, ...(rest > 0 ? [`and ${countText(rest)} more`] : [])].join("\n");
+  const shown = group.marks.slice(0, MOST_LINES).map((mark) => mark.text);
+  const rest = group.marks.length - shown.length;
+  return [...shown, ...(rest > 0 ? [`and ${countText(rest)} more`] : [])].join("\n");
 }
 
-/** A group in a line: the gravest of it, and how many there are beside. */
+/** Return a group in one line: the most severe mark, and the number of others. */
 export function markText(group: MarkGroup): string {
   const rest = group.count - group.mark.count;
   return rest > 0 ? `${group.mark.text}, and ${countText(rest)} more` : group.mark.text;
@@ -65,15 +65,15 @@ interface LaneProps {
   axis: Axis;
 }
 
-/** For pointers; the list of marks says the same to keyboards and screen readers. */
+/** For pointers only; the list of marks has the same content for keyboards and screen readers. */
 export function MarkLane({ groups, left, axis }: LaneProps): JSX.Element {
-  const [told, setTold] = useState<MarkGroup | null>(null);
+  const [opened, setOpened] = useState<MarkGroup | null>(null);
   const open = (event: MouseEvent, group: MarkGroup): void => {
-    // a finger has no hover: its first tap says what there is, the second one leads there
+    // touch has no hover: the first tap shows the text, the second follows the link
     const isTouch = (event as PointerEvent).pointerType === "touch";
-    if (isTouch && told !== group) {
+    if (isTouch && opened !== group) {
       event.preventDefault();
-      setTold(group);
+      setOpened(group);
     } else if (group.count > 1) {
       event.preventDefault();
       setRangeOf(axis, ...extentOf(group, axis));
@@ -98,7 +98,7 @@ export function MarkLane({ groups, left, axis }: LaneProps): JSX.Element {
           ) : null}
         </a>
       ))}
-      {told === null || !groups.includes(told) ? null : <p class="mark-told">{wholeText(told)}</p>}
+      {opened === null || !groups.includes(opened) ? null : <p class="mark-text">{wholeText(opened)}</p>}
     </div>
   );
 }
@@ -109,7 +109,7 @@ interface LegendProps {
   onChange: (hidden: string[]) => void;
 }
 
-/** Which kinds of marks there are; each is switched on and off. */
+/** The kinds of marks on the charts; each can be switched on and off. */
 export function MarkLegend({ marks, hidden, onChange }: LegendProps): JSX.Element {
   const counts = new Map<Kind, number>();
   for (const mark of marks) {

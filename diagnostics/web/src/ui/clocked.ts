@@ -1,4 +1,4 @@
-// The time of the page in whole seconds: what shows an age is drawn again as it grows, and only while somebody looks.
+// The current time in whole seconds. Components that show an age are drawn again each second while the page is visible.
 
 import { computed, signal } from "@preact/signals";
 
@@ -6,10 +6,10 @@ import { clockOffset } from "../api/live";
 
 export const nowS = signal(Math.floor(Date.now() / 1000));
 
-/** Changes every hour, so also at midnight wherever that is: what shows a date only where it is not of today is drawn again. */
+/** Changes every hour, so also at midnight in most zones: times that omit today's date are drawn again. */
 export const hour = computed(() => Math.floor(nowS.value / 3600));
 
-/** Changes every ten seconds: where a picture ends that ends now. */
+/** The current time in steps of ten seconds: the end of charts that end now. */
 export const recentS = computed(() => Math.floor(nowS.value / 10) * 10);
 
 function tick(): void {

@@ -1,4 +1,4 @@
-// Small controls: a choice of few or many, a text, a switch, copying.
+// Small controls: radio group, select, text field, switch, copy button.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
@@ -18,7 +18,7 @@ interface ChoiceProps {
   onChange: (value: string) => void;
 }
 
-/** A choice of a few, all in sight; arrow keys move it. */
+/** A radio group with all options visible; arrow keys change the choice. */
 export function Segmented({ label, options, value, onChange }: ChoiceProps): JSX.Element {
   const name = useId();
   return (
@@ -40,7 +40,7 @@ export function Segmented({ label, options, value, onChange }: ChoiceProps): JSX
   );
 }
 
-/** A choice of many. */
+/** A drop-down list, for many options. */
 export function Select({ label, options, value, onChange }: ChoiceProps): JSX.Element {
   const isKnown = options.some((option) => option.value === value);
   return (
@@ -63,14 +63,14 @@ interface TextFieldProps {
   value: string;
   onChange: (value: string) => void;
   placeholder?: string;
-  /** "/" goes to it. */
+  /** The "/" key focuses it. */
   isSearch?: boolean;
   size?: number;
-  /** Taken so long after the last key; Enter takes it at once. */
+  /** Delay after the last key before onChange is called; Enter calls it at once. */
   delayMs?: number;
 }
 
-/** A text that is taken a moment after the last key. */
+/** A text field that reports its text a moment after the last key. */
 export function TextField({ label, value, onChange, placeholder, isSearch, size, delayMs = 300 }: TextFieldProps): JSX.Element {
   const [text, setText] = useState(value);
   const timer = useRef(0);
@@ -131,31 +131,31 @@ export function Switch({ label, isOn, onChange, title }: SwitchProps): JSX.Eleme
 }
 
 interface CopyButtonProps {
-  /** What is copied, or how it is found when it is asked for. */
+  /** The text to copy, or a function that returns it. */
   text: string | (() => string);
   children: ComponentChildren;
 }
 
-const SAID_MS = 1500;
+const MESSAGE_MS = 1500;
 
 export function CopyButton({ text, children }: CopyButtonProps): JSX.Element {
-  const [said, setSaid] = useState("");
+  const [message, setMessage] = useState("");
   const copy = async (): Promise<void> => {
     flushLocation();
     const found = typeof text === "string" ? text : text();
     try {
       await navigator.clipboard.writeText(found);
-      setSaid("copied");
+      setMessage("copied");
     } catch {
-      setSaid("copying is not allowed here"); // a page that is not loopback and not https has no clipboard
+      setMessage("clipboard not available"); // browsers offer it only on https and loopback pages
     }
-    window.setTimeout(() => setSaid(""), SAID_MS);
+    window.setTimeout(() => setMessage(""), MESSAGE_MS);
   };
   return (
     <button type="button" class="button small" onClick={() => void copy()}>
-      {said === "" ? children : said}
+      {message === "" ? children : message}
       <span class="visually-hidden" role="status">
-        {said}
+        {message}
       </span>
     </button>
   );

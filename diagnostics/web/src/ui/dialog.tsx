@@ -1,4 +1,4 @@
-// A dialog of the browser's own: it keeps the focus inside, Escape closes it, and the rest of the page is inert meanwhile.
+// A native dialog element: the browser keeps the focus inside, closes it on Escape, and makes the rest of the page inert.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useId, useRef } from "preact/hooks";
@@ -37,7 +37,7 @@ export function Dialog({ title, onClose, children, className }: DialogProps): JS
       }}
       onClick={(event) => {
         if (event.target === element.current) {
-          onClose(); // beside it: the backdrop belongs to the element, its content does not
+          onClose(); // a click on the backdrop has the dialog element itself as its target
         }
       }}
     >

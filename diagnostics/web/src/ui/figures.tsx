@@ -1,4 +1,4 @@
-// Values in running text and tables: moments with both clocks, ages that grow, durations, sizes.
+// Values in text and tables: times with local time and UTC, ages, durations, sizes.
 
 import type { ComponentChildren, JSX } from "preact";
 
@@ -8,13 +8,13 @@ import { ageText, bytesText, countText, durationText, fullTimeText, NOT_KNOWN, t
 
 type Seconds = number | null | undefined;
 
-/** A moment; its title has the date, the milliseconds and the other clock too. */
+/** A time; its tooltip has the date and milliseconds, in local time and in UTC. */
 export function TimeText({ at }: { at: Seconds }): JSX.Element {
   if (at === null || at === undefined) {
     return <span class="faint">{NOT_KNOWN}</span>;
   }
   const zone = clock.value;
-  void hour.value; // what is of today has no date
+  void hour.value; // today's times have no date, so the text depends on the current day
   const other = zone === "utc" ? "local" : "utc";
   return (
     <time dateTime={new Date(at * 1000).toISOString()} title={`${fullTimeText(at, zone)}\n${fullTimeText(at, other)}`}>
@@ -23,7 +23,7 @@ export function TimeText({ at }: { at: Seconds }): JSX.Element {
   );
 }
 
-/** How long ago something was. */
+/** The age of something. */
 export function Age({ at }: { at: Seconds }): JSX.Element {
   if (at === null || at === undefined) {
     return <span class="faint">{NOT_KNOWN}</span>;
@@ -46,9 +46,9 @@ export function Bytes({ value }: { value: Seconds }): JSX.Element {
 interface FigureProps {
   label: string;
   value: ComponentChildren;
-  /** What stands below in small: a rate, a limit. */
+  /** Small text below: a rate, a limit. */
   note?: ComponentChildren;
-  /** An explanation, shown by the pointer. */
+  /** An explanation, shown as a tooltip. */
   title?: string;
   tone?: "good" | "warning" | "bad";
   /** 0 to 1: a hairline of progress. */
@@ -71,7 +71,7 @@ export function Figure({ label, value, note, title, tone, progress }: FigureProp
   );
 }
 
-/** Name and value, one below the other: facts about one thing. */
+/** A list of names and values about one object. */
 export function Facts({ children }: { children: ComponentChildren }): JSX.Element {
   return <dl class="facts">{children}</dl>;
 }

@@ -1,4 +1,4 @@
-// Numbers, durations, sizes and times as people read them: three significant digits, a thin unit, one spelling everywhere.
+// Numbers, durations, sizes and times as text: three significant digits, and a narrow space before the unit.
 
 import type { ThresholdsDocument } from "../api/documents";
 
@@ -71,12 +71,12 @@ function sizeText(value: number | null | undefined, base: number, units: readonl
   return `${index === 0 ? countText(left) : numberText(left)}${NARROW_SPACE}${units[index] ?? "B"}`;
 }
 
-/** Of files, disks and messages, in powers of 1000 as in the log: 1550000 -> "1.55 MB" */
+/** Sizes of files, disks and messages, in powers of 1000 as in the log: 1550000 -> "1.55 MB" */
 export function bytesText(value: number | null | undefined): string {
   return sizeText(value, 1000, SIZES);
 }
 
-/** Of memory, in powers of 1024 as its drivers count it: 85899345920 -> "80.0 GiB" */
+/** Sizes of memory, in powers of 1024 as in its drivers: 85899345920 -> "80.0 GiB" */
 export function memoryText(value: number | null | undefined): string {
   return sizeText(value, 1024, MEMORY_SIZES);
 }
@@ -117,7 +117,7 @@ export function durationText(seconds: number | null | undefined): string {
   return sign + twoParts(Math.floor(hours / 24), "d", hours % 24, "h");
 }
 
-/** How long ago, coarsely: what is younger than 3 s is "just now"; hours have no minutes from ten on, days no hours. */
+/** A rounded age: below 3 s it is "just now"; from ten hours on without minutes, from ten days on without hours. */
 export function ageText(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) {
     return NOT_KNOWN;
@@ -143,16 +143,16 @@ export function percentText(ratio: number | null | undefined): string {
   return ratio === null || ratio === undefined ? NOT_KNOWN : `${numberText(ratio * 100)}${NARROW_SPACE}%`;
 }
 
-/** A straggler score: always two digits behind the point, so that they are compared at a glance. */
+/** A straggler score, always with two decimals so that scores are easy to compare. */
 export function scoreText(score: number | null | undefined): string {
   return score === null || score === undefined ? NOT_KNOWN : score.toFixed(2);
 }
 
-/** From which values on somebody is a straggler, as all views say it. */
+/** The thresholds from which a host or rank is a straggler, in the wording of all views. */
 export function thresholdsText(least: ThresholdsDocument | null): string {
   return least === null
-    ? "nothing was judged yet"
-    : `a straggler from score ${scoreText(least.score)} on, when it takes ${numberText(least.excess * 100)}${NARROW_SPACE}% longer, for ${least.num_steps} steps`;
+    ? "nothing judged yet"
+    : `a straggler has a score of at least ${scoreText(least.score)} and takes at least ${numberText(least.excess * 100)}${NARROW_SPACE}% longer, for ${least.num_steps} steps`;
 }
 
 /** "hosts made the job slow" -> "Hosts made the job slow" */
@@ -177,7 +177,7 @@ function format(zone: Zone, parts: Intl.DateTimeFormatOptions): Intl.DateTimeFor
     if (zone === "utc") {
       options.timeZone = "UTC";
     }
-    found = new Intl.DateTimeFormat("sv-SE", options); // the locale that writes 2026-11-21 14:05:09
+    found = new Intl.DateTimeFormat("sv-SE", options); // this locale formats as 2026-11-21 14:05:09
     formats.set(key, found);
   }
   return found;
@@ -186,7 +186,7 @@ function format(zone: Zone, parts: Intl.DateTimeFormatOptions): Intl.DateTimeFor
 const DATE = { year: "numeric", month: "2-digit", day: "2-digit" } as const;
 const TIME = { hour: "2-digit", minute: "2-digit", second: "2-digit" } as const;
 
-/** "14:05:09"; with the date in front where it is not of today. */
+/** "14:05:09", preceded by the date unless it is today. */
 export function timeText(unixS: number | null | undefined, zone: Zone, nowS: number = Date.now() / 1000): string {
   if (unixS === null || unixS === undefined) {
     return NOT_KNOWN;
@@ -207,27 +207,27 @@ export function clockText(unixS: number, zone: Zone): string {
   return `${format(zone, TIME).format(new Date(unixS * 1000))}.${msText(unixS)}`;
 }
 
-/** A moment to the minute, with its day: "2026-11-29 17:30". */
+/** Date and time to the minute: "2026-11-29 17:30". */
 export function minuteText(unixS: number, zone: Zone): string {
   const moment = new Date(unixS * 1000);
   return `${format(zone, DATE).format(moment)} ${format(zone, { hour: "2-digit", minute: "2-digit" }).format(moment)}`;
 }
 
-/** The days of some moments, in their order: "2026-11-21", or "2026-11-21 to 2026-11-22". */
+/** The dates of a period: "2026-11-21", or "2026-11-21 to 2026-11-22". */
 export function daysText(firstUnixS: number, lastUnixS: number, zone: Zone): string {
   const day = format(zone, DATE);
   const [first, last] = [day.format(new Date(firstUnixS * 1000)), day.format(new Date(lastUnixS * 1000))];
   return first === last ? first : `${first} to ${last}`;
 }
 
-/** The whole moment with its zone, for titles: "2026-11-21 14:05:09.123 UTC". */
+/** Date, time and zone, for tooltips: "2026-11-21 14:05:09.123 UTC". */
 export function fullTimeText(unixS: number, zone: Zone): string {
   const moment = new Date(unixS * 1000);
   const text = `${format(zone, DATE).format(moment)} ${format(zone, TIME).format(moment)}.${msText(unixS)}`;
   return `${text} ${zone === "utc" ? "UTC" : "local time"}`;
 }
 
-/** [0, 1, 2, 5] -> "0-2, 5", at most so many parts. */
+/** [0, 1, 2, 5] -> "0-2, 5", with at most `most` parts. */
 export function ranksText(ranks: readonly number[], most = 6): string {
   const parts: string[] = [];
   let index = 0;

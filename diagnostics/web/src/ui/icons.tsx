@@ -1,4 +1,4 @@
-// The few pictures of the page, each drawn by a path. Shape says the same as colour.
+// The icons of the page, drawn as SVG paths. The shape carries the same information as the colour.
 
 import type { JSX } from "preact";
 

@@ -1,13 +1,13 @@
-// A part of a view: a heading, what belongs beside it, and content below a hairline.
+// A section of a view: a heading with note and controls, and content below a hairline.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useId } from "preact/hooks";
 
 interface SectionProps {
   title: string;
-  /** Small and beside the title: a count, a unit, since when. */
+  /** Small text after the title: a count, a unit, a start time. */
   note?: ComponentChildren;
-  /** Right of the title: controls and links. */
+  /** Controls and links at the right. */
   tools?: ComponentChildren;
   className?: string;
   children: ComponentChildren;
@@ -27,7 +27,7 @@ export function Section({ title, note, tools, className, children }: SectionProp
   );
 }
 
-/** The heading of a view; the title of the window follows it. */
+/** The heading of a view. */
 export function ViewHead({ title, note, children }: { title: string; note?: ComponentChildren; children?: ComponentChildren }): JSX.Element {
   return (
     <header class="view-head">

@@ -1,4 +1,4 @@
-// What stands where data should be: nothing there, not to be had, on its way. Each says what is missing, why, what to do.
+// Placeholders for data: empty, failed, loading. Empty and error states name what is missing, the reason and what to do.
 
 import type { ComponentChildren, JSX } from "preact";
 
@@ -24,21 +24,21 @@ export function EmptyState({ title, children, action }: EmptyStateProps): JSX.El
   );
 }
 
-const WAYS_OUT: Record<string, string> = {
-  "forbidden": "Ask somebody who has the operator's token.",
-  "not-found": "It may have been removed, or the link may be of another job. Go back to the list.",
-  "too-many": "Wait a few seconds: the server takes only so many questions at a time.",
-  "unavailable": "It is tried again by itself. If it stays so, look at the log of the diagnostics daemon.",
-  "too-large": "Choose less of it: fewer steps, or fewer ranks.",
-  "bad-request": "Change the choice that is named, or open the view anew from the left.",
+const ADVICE: Record<string, string> = {
+  "forbidden": "Ask someone who has the operator token.",
+  "not-found": "It may have been removed, or the link may belong to another job. Go back to the list.",
+  "too-many": "Wait a few seconds: the server limits concurrent requests.",
+  "unavailable": "The page retries automatically. If this persists, check the log of the diagnostics daemon.",
+  "too-large": "Select less data: fewer steps or fewer ranks.",
+  "bad-request": "Change the parameter named above, or open the view again from the list at the left.",
 };
 
 export function ErrorState({ error, onRetry }: { error: ApiError; onRetry?: () => void }): JSX.Element {
   return (
     <div class="state-box state-error" role="alert">
-      <p class="state-title">{error.status === 0 ? "No answer" : "This cannot be shown"}</p>
+      <p class="state-title">{error.status === 0 ? "No answer" : "Cannot show this"}</p>
       <p>{error.message}</p>
-      <p class="state-action">{WAYS_OUT[error.word] ?? "Try it again."}</p>
+      <p class="state-action">{ADVICE[error.code] ?? "Try again."}</p>
       {onRetry === undefined ? null : (
         <button type="button" class="button" onClick={onRetry}>
           Try again
@@ -48,7 +48,7 @@ export function ErrorState({ error, onRetry }: { error: ApiError; onRetry?: () =
   );
 }
 
-/** Lines where text will be; shown only after a moment, so that quick answers do not flash. */
+/** Placeholder lines while data loads; shown only after a short delay, so that quick answers do not flicker. */
 export function Skeleton({ lines = 6 }: { lines?: number }): JSX.Element {
   return (
     <div class="skeleton" role="status" aria-label="Loading">
@@ -62,12 +62,12 @@ export function Skeleton({ lines = 6 }: { lines?: number }): JSX.Element {
 interface LoadedProps<T> {
   resource: { data: T | null; error: ApiError | null; reload: () => void };
   lines?: number;
-  /** What is missing where the server says that there is none (404), which is nothing wrong then. */
+  /** The title of the empty state for a 404, in views where that is not an error. */
   none?: string;
   children: (data: T) => ComponentChildren;
 }
 
-/** What was loaded; else why not. An error beside older data is a line above them. */
+/** The loaded data, or the reason why there is none. If older data is shown, an error is a line above it. */
 export function Loaded<T>({ resource, lines, none, children }: LoadedProps<T>): JSX.Element {
   const { data, error, reload } = resource;
   if (none !== undefined && error !== null && error.status === 404) {

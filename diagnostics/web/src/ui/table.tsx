@@ -1,5 +1,5 @@
-// Tables: aligned numbers, sorted by any column (kept in the URL), only the rows in sight in the document. Where the columns do not
-// fit, rows become blocks.
+// Tables: aligned numbers, sortable by column (the order is in the URL), with only visible rows in the document. If the columns
+// do not fit, rows become blocks.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useMemo, useRef } from "preact/hooks";
@@ -12,52 +12,52 @@ import { usePixels, useWindow } from "./virtual";
 export interface Column<Row> {
   key: string;
   label: string;
-  /** Numbers stand right. */
+  /** Numbers are right-aligned. */
   isNumber?: boolean;
-  /** What rows are sorted by; a column without it is not sorted. Null comes last either way. */
+  /** The sort key; a column without it is not sortable. Null comes last in both directions. */
   sort?: (row: Row) => number | string | null;
   render: (row: Row) => ComponentChildren;
   title?: string;
-  /** A class for its cells: "wide" takes the room that is left, "clip" cuts long text. */
+  /** A class for its cells: "wide" takes the remaining width, "clip" truncates long text. */
   className?: string;
 }
 
 interface TableProps<Row> {
-  /** What the table holds, for those who do not see it. */
+  /** The content of the table, for screen readers. */
   caption: string;
   columns: readonly Column<Row>[];
   rows: readonly Row[];
   rowKey: (row: Row) => string;
-  /** "key" or "-key" (falling). Without it the rows stay in their order. */
+  /** "key" or "-key" (descending). Without it the rows keep their order. */
   defaultSort?: string;
-  /** Of the URL; two tables of one view need two. */
+  /** The URL parameter of the order; two tables in one view need different ones. */
   sortParam?: string;
   isChosen?: (row: Row) => boolean;
   rowClass?: (row: Row) => string;
-  /** Rows from here on are drawn only when in sight; the table scrolls in itself then. */
+  /** From this number of rows on, only visible rows are drawn and the table scrolls by itself. */
   virtualFrom?: number;
 }
 
-function compared(a: number | string | null, b: number | string | null, isFalling: boolean): number {
+function compared(a: number | string | null, b: number | string | null, isDescending: boolean): number {
   if (a === null || b === null) {
     return a === b ? 0 : a === null ? 1 : -1;
   }
   const order =
     typeof a === "string" && typeof b === "string" ? a.localeCompare(b, "en", { numeric: true }) : a < b ? -1 : a > b ? 1 : 0;
-  return isFalling ? -order : order;
+  return isDescending ? -order : order;
 }
 
-/** Return the rows in the order that a text like "-step" asks for; equal ones stay as they were. */
+/** Return the rows sorted by an order such as "-step"; the sort is stable. */
 export function sortedRows<Row>(rows: readonly Row[], columns: readonly Column<Row>[], order: string): readonly Row[] {
-  const isFalling = order.startsWith("-");
-  const key = isFalling ? order.slice(1) : order;
+  const isDescending = order.startsWith("-");
+  const key = isDescending ? order.slice(1) : order;
   const value = columns.find((column) => column.key === key)?.sort;
   if (value === undefined) {
     return rows;
   }
   return rows
     .map((row) => ({ row, value: value(row) }))
-    .sort((a, b) => compared(a.value, b.value, isFalling))
+    .sort((a, b) => compared(a.value, b.value, isDescending))
     .map((pair) => pair.row);
 }
 
@@ -68,8 +68,8 @@ interface HeadProps<Row> {
 }
 
 function Head<Row>({ column, order, setOrder }: HeadProps<Row>): JSX.Element {
-  const isRising = order === column.key;
-  const isFalling = order === `-${column.key}`;
+  const isAscending = order === column.key;
+  const isDescending = order === `-${column.key}`;
   const className = [column.isNumber === true ? "number" : "", column.className ?? ""].join(" ").trim();
   if (column.sort === undefined) {
     return (
@@ -78,7 +78,7 @@ function Head<Row>({ column, order, setOrder }: HeadProps<Row>): JSX.Element {
       </th>
     );
   }
-  // Numbers are looked at from the largest on, names from the first.
+  // The first click sorts numbers descending and names ascending.
   const first = column.isNumber === true ? `-${column.key}` : column.key;
   const second = column.isNumber === true ? column.key : `-${column.key}`;
   return (
@@ -86,11 +86,11 @@ function Head<Row>({ column, order, setOrder }: HeadProps<Row>): JSX.Element {
       scope="col"
       class={className}
       title={column.title}
-      aria-sort={isRising ? "ascending" : isFalling ? "descending" : "none"}
+      aria-sort={isAscending ? "ascending" : isDescending ? "descending" : "none"}
     >
       <button type="button" class="sort" onClick={() => setOrder(order === first ? second : first)}>
         {column.label}
-        {isRising || isFalling ? <Chevron isUp={isRising} /> : null}
+        {isAscending || isDescending ? <Chevron isUp={isAscending} /> : null}
       </button>
     </th>
   );

@@ -1,4 +1,4 @@
-// Only the rows in sight are in the document: a list of 100,000 lines costs as much as one of fifty.
+// Virtual lists: only visible rows are in the document, so a list of 100,000 lines costs as much as one of fifty.
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { RefObject } from "preact";
@@ -6,14 +6,14 @@ import type { RefObject } from "preact";
 export interface Window {
   first: number;
   last: number;
-  /** Pixels that the rows before and behind take. */
+  /** Height in pixels of the rows above and below the window. */
   before: number;
   after: number;
 }
 
 const OVERSCAN = 12;
 
-/** Return which rows of `count` are in sight of the scrolled element, each `rowHeight` pixels high. */
+/** Return which of `count` rows are visible in the scrolled element; each is `rowHeight` pixels high. */
 export function useWindow(box: RefObject<HTMLElement | null>, count: number, rowHeight: number): Window {
   const [place, setPlace] = useState({ top: 0, height: 800 });
   const frame = useRef(0);
@@ -53,7 +53,7 @@ export function useWindow(box: RefObject<HTMLElement | null>, count: number, row
   return { first, last, before: first * rowHeight, after: Math.max(0, count - last) * rowHeight };
 }
 
-/** Return the height in pixels of a length of the design system, which grows with the size of the text. */
+/** Return a length in rem as pixels; it follows the text size of the page. */
 export function usePixels(rem: number): number {
   const [size, setSize] = useState(() => rem * rootFontSize());
   useEffect(() => {
@@ -64,7 +64,7 @@ export function usePixels(rem: number): number {
   return size;
 }
 
-/** Return the pixels of 1rem, which is larger on very wide screens. */
+/** Return the pixels of 1 rem, which is larger on very wide screens. */
 export function rootFontSize(): number {
   return Number.parseFloat(getComputedStyle(document.documentElement).fontSize) || 16;
 }

@@ -1,6 +1,6 @@
-// Asks for a picture again when there is news of it: never twice at a time, not too often, and only while anybody looks.
-// A request that is on its way is never given up for newer news: on a slow line nothing would ever come. The old picture
-// stays until the new one has come, so nothing flickers.
+// Reads a picture again when the server reports a change: one request at a time, with a minimum pause, and only while the page
+// is visible. A running request is never aborted for a newer change, or a slow connection would never get a picture. The old
+// picture stays until the new one arrives, so nothing flickers.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
@@ -14,7 +14,7 @@ export interface Refreshed<T> {
   reload: () => void;
 }
 
-/** Asks once for a picture; `before` is the one that it returned last, null at first. */
+/** Reads a picture once; `before` is its previous result, null at first. */
 export type ReadPicture<T> = (before: T | null, stop: AbortSignal) => Promise<T>;
 
 export class Refresher {
@@ -24,27 +24,27 @@ export class Refresher {
   private timer = 0;
   private endedAt = 0;
   private isBusy = false;
-  private hasNews = false;
+  private isStale = false;
 
-  /** `read` asks once; it must not throw. */
+  /** `read` sends one request; it must not throw. */
   constructor(read: (stop: AbortSignal) => Promise<void>, leastPauseMs: number) {
     this.read = read;
     this.leastPauseMs = leastPauseMs;
     document.addEventListener("visibilitychange", this.look);
   }
 
-  /** Ask now. */
+  /** Read now. */
   start(): void {
-    void this.ask();
+    void this.readOnce();
   }
 
-  /** Ask again as soon as may be. */
-  news(): void {
-    this.hasNews = true;
+  /** Read again as soon as allowed. */
+  changed(): void {
+    this.isStale = true;
     this.look();
   }
 
-  /** Ask nothing more; what is on its way is given up. */
+  /** Stop reading; a running request is aborted. */
   stop(): void {
     this.stopper.abort();
     window.clearTimeout(this.timer);
@@ -52,19 +52,19 @@ export class Refresher {
   }
 
   private readonly look = (): void => {
-    const isDue = this.hasNews && !this.isBusy && this.timer === 0 && !this.stopper.signal.aborted;
+    const isDue = this.isStale && !this.isBusy && this.timer === 0 && !this.stopper.signal.aborted;
     if (isDue && document.visibilityState === "visible") {
       const pause = Math.max(0, this.endedAt + this.leastPauseMs - Date.now());
       this.timer = window.setTimeout(() => {
         this.timer = 0;
-        void this.ask();
+        void this.readOnce();
       }, pause);
     }
   };
 
-  private async ask(): Promise<void> {
+  private async readOnce(): Promise<void> {
     this.isBusy = true;
-    this.hasNews = false;
+    this.isStale = false;
     await this.read(this.stopper.signal);
     this.isBusy = false;
     this.endedAt = Date.now();
@@ -73,8 +73,8 @@ export class Refresher {
 }
 
 /**
- * Return a picture that is asked for anew by every other question, for which `key` stands, and again whenever there is news
- * of `topic`. `begin` is called once a question: what it returns asks.
+ * Return a picture that is read again whenever `key`, which identifies the query, or the version of `topic` changes. `begin` is
+ * called once per query and returns the function that reads.
  */
 export function useRefreshed<T>(topic: string, key: string, leastPauseMs: number, begin: () => ReadPicture<T>): Refreshed<T> {
   const version = versions.value[topic] ?? 0;
@@ -106,7 +106,7 @@ export function useRefreshed<T>(topic: string, key: string, leastPauseMs: number
   const isFirst = useRef(true);
   useEffect(() => {
     if (!isFirst.current) {
-      refresher.current?.news();
+      refresher.current?.changed();
     }
     isFirst.current = false;
   }, [version, moves]);

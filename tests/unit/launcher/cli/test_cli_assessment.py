@@ -111,10 +111,10 @@ def test_a_job_that_waits_names_who_is_there_and_why_others_do_not_count() -> No
     assert level(answer) == "red"  # for longer than hosts may take
 
     enough = answer_of(rounds={}, halts={}, statuses={}, incidents=())
-    assert enough.headline == "about to start: 3 hosts can be used, and it needs 2"
+    assert enough.headline == "about to start: 3 hosts can be used, and the job needs 2"
 
 
-def test_a_broken_round_tells_for_whom_the_next_one_waits() -> None:
+def test_a_broken_round_names_the_hosts_that_the_next_one_waits_for() -> None:
     stopping = statuses(host_1=make_status(1, HostPhase.STOPPED), host_2=make_status(2, HostPhase.STOPPING))
     answer = answer_of(halts={2: make_halt()}, statuses=stopping, incidents=(OPEN,))
 
@@ -124,7 +124,7 @@ def test_a_broken_round_tells_for_whom_the_next_one_waits() -> None:
     stopped = statuses(host_1=make_status(1, HostPhase.STOPPED),
                        host_2=make_status(2, HostPhase.FAILED, alive_ranks=""))  # fmt: skip
     answer = answer_of(halts={2: make_halt()}, statuses=stopped, incidents=(OPEN,))
-    assert "all have stopped, what comes next is being decided" in answer.headline
+    assert "all have stopped, the driver decides how to continue" in answer.headline
 
     few = answer_of(halts={2: make_halt()}, statuses=stopped, record=make_record(min_hosts=4), incidents=(OPEN,))
     assert "waits for hosts: 3 of at least 4 can be used" in few.headline
@@ -150,7 +150,7 @@ def test_failures_name_the_first_that_follows_from_no_other() -> None:
     ]  # fmt: skip
 
 
-def test_a_stall_tells_where_and_since_when() -> None:
+def test_a_stall_shows_where_and_since_when() -> None:
     answer = answer_of(statuses=statuses(host_2=make_status(2, stall=make_stall())))
 
     assert (answer.state, level(answer)) == (JobState.STUCK, "red")
@@ -200,8 +200,8 @@ def test_what_keeps_nothing_from_training_is_amber() -> None:
 
     assert (answer.state, level(answer)) == (JobState.TRAINING, "amber")
     assert texts(answer) == [
-        "no step is completed since 50 s, and one takes 80 ms",
-        "held 12 minago, no host evicted: 2 leases vanished while steps went on",
+        "no step was completed for 50 s, and a step takes 80 ms",
+        "held 12 min ago, no host evicted: 2 leases vanished while steps went on",
         "host-1: logs cannot be written: disk full",
         "host-2: rank 3 has no process",
         "left out of this answer: /megatrain/demo/hosts/x: not JSON",
@@ -210,7 +210,7 @@ def test_what_keeps_nothing_from_training_is_amber() -> None:
     assert texts(answer_of(incidents=(replace(held, round=1),))) == []
 
 
-def test_the_driver_tells_what_it_is_about_and_what_is_to_be_mended() -> None:
+def test_the_drivers_report_shows_its_activity_and_what_to_fix() -> None:
     held = make_incident("0009", state=IncidentState.HELD, round=2, action="hold", reason="2 leases vanished")
     alarms = ("2 leases vanished", "etcd member 8e9 raises NOSPACE", "rounds/3 cannot be read")
     report = DriverReport("host-1", "round 2 trains on 2 hosts", NOW_S - 12, alarms)
@@ -219,9 +219,9 @@ def test_the_driver_tells_what_it_is_about_and_what_is_to_be_mended() -> None:
 
     # nothing is said twice
     assert texts(answer) == [
-        "etcd raises NOSPACE: nothing can be decided until that is mended",
-        "held 12 minago, no host evicted: 2 leases vanished",
-        "the driver says: rounds/3 cannot be read",
+        "etcd raises NOSPACE: nothing can be decided until this is fixed",
+        "held 12 min ago, no host evicted: 2 leases vanished",
+        "the driver reports: rounds/3 cannot be read",
     ]
     lines = status_lines(snapshot, answer, NOW_S)
     assert "driver         host-1, for 12 s: round 2 trains on 2 hosts" in lines
@@ -265,13 +265,13 @@ host-3  waiting   -          -          -          -"""
 @pytest.mark.parametrize(
     ("url", "host", "max_hosts", "told"),
     [
-        ("http://[::1]:87/", "n7", 2, "http://[::1]:87/ on n7 alone; from elsewhere: ssh -L 87:[::1]:87 n7"),
+        ("http://[::1]:87/", "n7", 2, "http://[::1]:87/, only on n7; from elsewhere: ssh -L 87:[::1]:87 n7"),
         ("http://127.0.0.1:8777/", "n7", 1, "http://127.0.0.1:8777/"),
         ("http://127.0.0.1:8777/", "", 2, "http://127.0.0.1:8777/"),
         ("https://n7.example:8777/", "n7", 2, "https://n7.example:8777/"),
     ],
 )  # fmt: skip
-def test_a_page_that_only_one_of_several_hosts_reaches_is_told_with_that_host(
+def test_a_page_that_only_one_of_several_hosts_reaches_is_reported_with_that_host(
     url: str, host: str, max_hosts: int, told: str
 ) -> None:
     snapshot = make_snapshot(dashboard_url=url, dashboard_host=host, record=make_record(max_hosts=max_hosts))
@@ -357,7 +357,7 @@ def test_golden_incidents() -> None:
     assert incidents_lines("demo", [], NOW_S) == ["demo: no incident"]
 
     lines = incident_lines(OPEN, NOW_S)
-    assert "cost   no step is completed since, step 1,234 was the last" in lines
+    assert "cost   no step completed since, step 1,234 was the last" in lines
     assert [line.split() for line in lines if line.endswith("now")] == [["stop", "-", "now"]]
 
 
@@ -368,7 +368,7 @@ def test_a_held_incident_cost_nothing() -> None:
     )  # fmt: skip
     lines = incident_lines(held, NOW_S)
     assert "cost           nothing: training went on" in lines
-    assert "where          nobody is named" in lines[4]
+    assert "where          no culprit is named" in lines[4]
     assert lines[-1] == "  etcd: 3 of 3 leases"
 
 

@@ -6,19 +6,12 @@ import pytest
 
 from megatrain.contracts.exit_codes import end_text, exit_text
 from megatrain.contracts.incident import IncidentState, Moments
+from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.receipts import Receipt
-from megatrain.contracts.texts import (
-    age_text,
-    count_text,
-    names_text,
-    natural_order,
-    ranges_text,
-    ranks_text,
-    seconds_text,
-    short,
-    time_text,
-)
-from megatrain.jobs.words import cost_text, current_phase, rank_end_text
+from megatrain.formatting.lists import names_text, ranges_text, ranks_text
+from megatrain.formatting.quantities import age_text, count_text, seconds_text, time_text
+from megatrain.formatting.terminal import short
+from megatrain.jobs.incident_phrases import cost_text, current_phase, rank_end_text
 from megatrain_launcher.commands.incident_text import incident_lines, matching
 from tests.helpers.launched_job import NOW_S, make_failure, make_incident
 
@@ -71,19 +64,19 @@ def test_ends_of_workers(exit_code: int, text: str) -> None:
     assert end_text(exit_code) == f"{'was killed' if exit_code < 0 else 'ended'} {text}"
 
 
-def test_who_was_told_is_said_of_an_incident() -> None:
+def test_an_incident_shows_who_was_notified() -> None:
     receipts = (Receipt("slack", "open", NOW_S), Receipt("email", "open", NOW_S, "answers 535", num_failed=1),
                 Receipt("pagerduty", "closed", NOW_S, "no answer in time", num_failed=3))  # fmt: skip
     lines = incident_lines(make_incident(receipts=receipts), NOW_S)
-    told = lines[lines.index("who was told") + 1 :][:3]
+    told = lines[lines.index("notified") + 1 :][:3]
     assert [line.partition(" (")[0].strip() for line in told] == [
-        "slack: told that it began",
-        "email: not told that it began, after 1 try: answers 535",
-        "pagerduty: not told that it is over, after 3 tries: no answer in time",
+        "slack: notified that it began",
+        "email: not notified that it began, after 1 try: answers 535",
+        "pagerduty: not notified that it is over, after 3 tries: no answer in time",
     ]
 
 
-def test_a_failure_tells_label_and_culprit() -> None:
+def test_a_failure_shows_label_and_culprit() -> None:
     failure = make_failure(exit_code=1, label="network", culprit="10.0.0.7")
     assert rank_end_text(failure) == "rank 3 ended with exit code 1: network, which names 10.0.0.7"
 

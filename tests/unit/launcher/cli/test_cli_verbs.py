@@ -24,10 +24,10 @@ from megatrain.contracts.rounds import Cordon, JobEnd
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange, Range
-from megatrain.jobs.asking import make_request, news_of
+from megatrain.jobs.send_request import make_request, news_of
 from megatrain.jobs.snapshot import read_job
-from megatrain_launcher.commands.asking import wait_for_answer
 from megatrain_launcher.commands.status import StatusCode
+from megatrain_launcher.commands.wait_for_answer import wait_for_answer
 from tests.helpers.answering_driver import AnsweringDriver, Said, answer
 from tests.helpers.etcd_server import EtcdServers, enable_users, post
 from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot
@@ -40,12 +40,12 @@ from tests.unit.launcher.cli.conftest import Run
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    """One of its own: a test here leaves it without room."""
+    """One of its own: a test here fills it up."""
     with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
         yield servers
 
 
-def test_an_earlier_launch_is_told_apart(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+def test_an_earlier_launch_is_distinguished(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys)
     record = make_snapshot().record
     assert record is not None
@@ -56,7 +56,7 @@ def test_an_earlier_launch_is_told_apart(client: EtcdClient, keys: JobKeys, mega
     assert megatrain("incidents").startswith(f"{keys.job}: 1 incident: 1 recovered")
 
 
-def test_an_etcd_without_room_is_reported(client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run) -> None:
+def test_an_etcd_out_of_space_is_reported(client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run) -> None:
     fill(client, keys)
     member = post(etcd.urls[0], "/v3/maintenance/status", {})["header"]["member_id"]
     alarm = {"memberID": member, "alarm": "NOSPACE"}
@@ -64,7 +64,7 @@ def test_an_etcd_without_room_is_reported(client: EtcdClient, keys: JobKeys, etc
     try:
         text = megatrain("status", code=StatusCode.RED)
         assert text.startswith(f"{keys.job}: red, training: ")
-        assert "!! etcd-alarm: etcd raises NOSPACE: nothing can be decided until that is mended" in text
+        assert "!! etcd-alarm: etcd raises NOSPACE: nothing can be decided until this is fixed" in text
     finally:
         post(etcd.urls[0], "/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
     assert megatrain("status", "--json")["health"] == {"level": "green", "reasons": []}
@@ -95,7 +95,7 @@ def test_status_finds_its_job(
     assert megatrain("status", *told, "--json")["hosts"][1]["status"]["max_step"] == 1240
 
 
-def test_jobs_are_told_apart(client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run) -> None:
+def test_jobs_are_distinguished(client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run) -> None:
     others = [JobKeys(f"{keys.job}{end}") for end in ("-x", "0")]  # one before and one after it in the order of keys
     for one in (keys, *others):
         fill(client, one)
@@ -104,7 +104,7 @@ def test_jobs_are_told_apart(client: EtcdClient, keys: JobKeys, etcd: EtcdServer
     try:
         assert set(list_jobs(client)) == {keys.job, *(one.job for one in others)}
         megatrain("status", "--rdzv-endpoint", etcd.urls[0], code=2)
-        assert re.search(rf"which job\? etcd at http.* knows {keys.job}.* and .*; name one", megatrain.notes)
+        assert re.search(rf"which job\? etcd at http.* has {keys.job}, .* and .*; name one", megatrain.notes)
         for one in others:
             assert megatrain("status", one.job, "--rdzv-endpoint", etcd.urls[0]).startswith(f"{one.job}: ")
     finally:
@@ -118,16 +118,19 @@ def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Ru
     megatrain("status", "runs/demo/coordination", code=StatusCode.NEVER_STARTED)
     megatrain("status", "a/b", "--rdzv-endpoint", etcd.urls[0], code=72)
     megatrain("status", "runs/demo", code=StatusCode.UNREACHABLE)
-    assert f"job '{keys.job}': etcd knows no job of this name" in megatrain.notes
+    assert f"job '{keys.job}': etcd has no job of this name" in megatrain.notes
     megatrain("status", "--rdzv-endpoint", etcd.urls[0], code=72)
-    assert "no job is known to etcd at http://127.0.0.1" in megatrain.notes
+    assert "has no job; start one with `megatrain launch`" in megatrain.notes
 
     (run / "coordination" / "exit-code").write_text("75\n")
     endpoint = (run / "coordination" / "endpoint").rename(run / "away")
     told = megatrain("status", "runs/demo", code=StatusCode.ENDED)
     assert told.startswith("runs/demo: ended: it was saved and stopped, launch it again to go on (exit code 75)")
     megatrain("host", "ls", "runs/demo", code=72)
-    assert "runs/demo: its last job ended with exit code 75; `megatrain incidents runs/demo`" in megatrain.notes
+    assert (
+        "runs/demo: its last job ended with exit code 75; `megatrain dashboard --replay runs/demo` shows"
+        in megatrain.notes
+    )
     endpoint.rename(run / "coordination" / "endpoint")
     (run.parent / "other" / "coordination").mkdir(parents=True)
     (run.parent / "other" / "coordination" / "endpoint").write_text('{"endpoints": []}')
@@ -137,6 +140,7 @@ def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Ru
     assert 'other/coordination/endpoint: expected {"endpoints"' in megatrain.notes
 
 
+@pytest.mark.slow
 def test_a_job_whose_etcd_is_gone(megatrain: Run, run: Path) -> None:
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     (run / "coordination" / "endpoint").write_text(json.dumps({"endpoints": [url], "job": "demo"}))
@@ -147,14 +151,14 @@ def test_a_job_whose_etcd_is_gone(megatrain: Run, run: Path) -> None:
 
     done = in_a_process("status", "demo", at=run.parent.parent)
     # one note, and nothing of the client's log
-    assert done.stderr.startswith("megatrain: the job of runs/demo does not run, or its etcd is out of reach: ")
+    assert done.stderr.startswith("megatrain: the job of runs/demo is not running, or its etcd is out of reach: ")
     assert (done.returncode, done.stderr.count("\n")) == (StatusCode.UNREACHABLE, 1)
     assert "runs/demo: unreachable: it was launched with an etcd elsewhere" in done.stdout
     (run / "coordination" / "endpoint").unlink()
     found = megatrain("incidents", "runs/demo", "--json")
     assert [one["incident_id"] for one in found["incidents"]] == ["20270115-0002", "20270115-0001"]
     assert "incidents/3.json: not JSON" in megatrain.notes
-    assert "etcd does not answer; this is from runs/demo/incidents" in megatrain.notes
+    assert "etcd does not answer; the incidents shown are from runs/demo/incidents" in megatrain.notes
     assert megatrain("incidents", "demo", "--id", "last").startswith("20270115-0002 stopped: ")
 
 
@@ -180,7 +184,7 @@ def test_incidents(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
 
 def test_cordons_are_written_directly(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     megatrain("host", "cordon", "--host", "host-9", "--reason", "ECC")  # nothing runs yet
-    assert f"etcd knows no job '{keys.job}' yet" in megatrain.notes
+    assert f"etcd has no job '{keys.job}' yet" in megatrain.notes
     fill(client, keys)
     assert "host-2 is cordoned" in megatrain("host", "cordon", "--host", "host-2")
     assert "host-2 stays in round 2 until that is over; `megatrain host evict --host host-2`" in megatrain.notes
@@ -219,7 +223,7 @@ def test_an_accepted_request_stands_without_its_asker(client: EtcdClient, keys: 
         first = megatrain("job", "checkpoint", "--no-wait", "--json")
         assert (first["is_done"], first["text"]) == (False, "taken up")
         megatrain("job", "restart", "--timeout", "0.3", code=68)
-        assert "restart was asked for 300 ms ago and accepted, and is not done yet" in megatrain.notes
+        assert "restart was asked for 300 ms ago and accepted, but is not done yet" in megatrain.notes
     left = client.read(Range(KeyRange.prefix(keys.directory("requests")))).items
     assert [(item.key.decode(), item.lease_id) for item in left] == [
         (keys.request(request.request_id), 0) for request in driver.requests
@@ -242,7 +246,7 @@ def test_an_eviction_that_is_refused(client: EtcdClient, keys: JobKeys, megatrai
 
 def test_nobody_can_be_asked(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     megatrain("job", "stop", code=72)
-    assert "etcd knows no job of this name" in megatrain.notes
+    assert "etcd has no job of this name" in megatrain.notes
     fill(client, keys, has_driver=False)
     megatrain("job", "restart", code=68)
     assert "has no driver at the moment, so no answer would come" in megatrain.notes
@@ -254,7 +258,7 @@ def test_nobody_can_be_asked(client: EtcdClient, keys: JobKeys, megatrain: Run) 
 def test_a_request_that_nobody_answers_is_taken_back(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
     fill(client, keys)
     megatrain("job", "restart", "--timeout", "0.3", code=68)
-    assert "no driver took it up; the request is taken back" in megatrain.notes
+    assert "no driver accepted it; the request is withdrawn" in megatrain.notes
     assert not client.read(Range(KeyRange.prefix(keys.directory("requests")))).items
 
 
@@ -268,6 +272,7 @@ def test_the_end_of_the_job_answers_a_stop(client: EtcdClient, keys: JobKeys, me
         assert "the job has ended with exit code 75: saved at step 1,260" in megatrain("job", "stop")
 
 
+@pytest.mark.slow
 def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
     keys, request = JobKeys("demo"), make_request(RequestKind.STOP)
     with EtcdServers(tmp_path) as servers:
@@ -283,7 +288,7 @@ def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
             last = wait_for_answer(client, keys, request, timeout_s=30, gone_s=0.2)
             thread.join()
     assert last.is_done
-    assert last.text == "saving; the job's etcd is gone since, as that of a job which has ended"
+    assert last.text == "saving; the job's etcd has gone since then, as it does when a job has ended"
 
 
 def test_what_is_accepted_in_time_may_take_longer(client: EtcdClient, keys: JobKeys) -> None:

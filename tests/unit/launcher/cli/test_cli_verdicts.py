@@ -24,7 +24,7 @@ from megatrain_launcher.driver.incident_files import IncidentFiles
 from tests.helpers.answering_driver import AnsweringDriver
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import NOW_S, make_host, make_record, make_snapshot
-from tests.helpers.told_verdicts import STRAGGLER
+from tests.helpers.written_verdicts import STRAGGLER
 
 KEYS = JobKeys("demo")
 WAITING = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person: host-2: slow by its compute", "host-1", NOW_S)
@@ -107,7 +107,7 @@ def test_the_driver_appends_each_outcome_once(tmp_path: Path) -> None:
         assert read_audit(tmp_path / "incidents" / AUDIT_NAME) == (entries, 0)
 
 
-def test_an_audit_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_audit_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / AUDIT_NAME).mkdir()
     files = IncidentFiles(tmp_path)
     with files:

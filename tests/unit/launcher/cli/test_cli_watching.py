@@ -30,6 +30,7 @@ class _Screen(io.StringIO):
         return self._is_terminal
 
 
+@pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_watching_draws_changes_until_the_end(client: EtcdClient, keys: JobKeys, is_terminal: bool) -> None:
     fill(client, keys)
@@ -81,6 +82,7 @@ def test_watching_ends_when_nobody_reads_any_more(client: EtcdClient, keys: JobK
     assert len(errors) == 1
 
 
+@pytest.mark.slow
 def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as servers:
         keys = JobKeys("demo")
@@ -92,7 +94,7 @@ def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:
             wait_until(lambda: "green, training" in screen.getvalue(), "the first picture", 10)
             member = servers.members[0]
             member.kill()
-            wait_until(lambda: "etcd does not answer; this is what was known" in screen.getvalue(), "a word", 10)
+            wait_until(lambda: "etcd does not answer; this is the state of" in screen.getvalue(), "a word", 10)
             member.start()
             servers.wait_ready()
             client.put(keys.end, encode(JobEnd(0, "all steps are done", time.time())))

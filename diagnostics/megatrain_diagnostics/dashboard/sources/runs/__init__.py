@@ -1,1 +1,1 @@
-"""Many runs at a glance: what each directory and each etcd tells, in bounded time."""
+"""Summaries of many runs, read from their directories and etcds in bounded time."""

@@ -1,8 +1,8 @@
-"""All jobs that there are: the run directories below one directory, and the jobs of an etcd, kept fresh by a thread.
+"""All jobs: the run directories below one directory, and the jobs of an etcd. A thread keeps them up to date.
 
-A run directory is read again when one of its files has changed; the etcd of a job whose launch holds its lock is asked
-at each look, a few at a time and a second each at most. A look that takes long is followed by as long a pause and more. A name
-is that of an entry that was listed: no question leads to any other place, and no symbolic link is followed.
+A run directory is read again when one of its files has changed. The etcd of a job whose launch holds its lock is asked
+at each poll, a few at a time and for at most a second each. After a poll that took long, the pause is twice as long as
+the poll. A name is that of a listed entry: no request leads to another place, and no symbolic link is followed.
 """
 
 from __future__ import annotations
@@ -17,58 +17,71 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from megatrain.contracts.printable import printable
+from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.texts import count_text, names_text, natural_order
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain.jobs.etcd_job import EtcdLook
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import count_text
+from megatrain.formatting.terminal import printable
+from megatrain.jobs.etcd_job import EtcdPoll
 from megatrain.jobs.run_standing import RunKind, read_facts
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.sources.protocol import LiveState
-from megatrain_diagnostics.dashboard.sources.runs.etcd_looks import OneJob, Reach, SharedEtcd, hasty, own_reach
-from megatrain_diagnostics.dashboard.sources.runs.glance import RunGlance, Signature, read_glance, signature_of
+from megatrain_diagnostics.dashboard.sources.runs.etcd_polls import (
+    OneJob,
+    Reach,
+    SharedEtcd,
+    own_reach,
+    with_short_timeouts,
+)
+from megatrain_diagnostics.dashboard.sources.runs.run_summary import (
+    RunSummary,
+    Signature,
+    read_run_summary,
+    signature_of,
+)
 
 _logger = logging.getLogger(__name__)
 PERIOD_S = 2.0
 _PART_BUSY = 2.0
-"""After a look that took long so many times its length is waited."""
+"""After a poll that took long, the pause is this many times its length."""
 _NUM_CALLS = 8
-_MOST_RUNS = 5000
+_MAX_RUNS = 5000
 _OF_ETCD = "etcd:"
-"""Before the name of a job of which there is no directory among the runs: no directory is taken for it."""
+"""A prefix for names of jobs without a directory among the runs, so that no directory is taken for such a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSeen:
-    """A job as it was seen last. `name` is what it is asked for by."""
+    """A job as it was seen last. `name` is its name in requests."""
 
     name: str
-    glance: RunGlance | None = None
+    summary: RunSummary | None = None
     """None: its run directory is not on this machine."""
-    look: EtcdLook | None = None
-    """None: nothing says that it runs."""
+    poll: EtcdPoll | None = None
+    """None: there is no sign that it runs."""
     reach: Reach | None = None
 
     @property
     def snapshot(self) -> JobSnapshot | None:
-        """Its state in etcd, or the last one before etcd went out of reach; None where etcd has no such job."""
-        told = None if self.look is None else self.look.snapshot
-        return told if told is not None and told.exists else None
+        """Its state in etcd, or the last one before etcd became unreachable; None where etcd has no such job."""
+        snapshot = None if self.poll is None else self.poll.snapshot
+        return snapshot if snapshot is not None and snapshot.exists else None
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogLook:
+class CatalogPoll:
     """All jobs at a moment, by name."""
 
     jobs: Mapping[str, JobSeen] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
-    """What hides jobs, a sentence each."""
+    """One sentence for each problem because of which jobs may be missing."""
     took_s: float = 0.0
 
 
 class JobCatalog:
-    """Looks until `close`; the first look is over when its constructor returns."""
+    """Watches all jobs until `close`. The first poll is over when the constructor returns."""
 
     def __init__(
         self,
@@ -78,25 +91,25 @@ class JobCatalog:
         clock: Callable[[], float] = time.time,
         period_s: float = PERIOD_S,
     ) -> None:
-        """`runs`: the directory of run directories; `etcd`: one whose jobs are listed beside them."""
+        """`runs`: the directory of run directories. `etcd`: an etcd whose jobs are listed too."""
         self.runs, self._period_s = runs, period_s
-        self._glances: dict[Path, tuple[Signature, RunGlance]] = {}
+        self._summaries: dict[Path, tuple[Signature, RunSummary]] = {}
         self._own: dict[Reach, OneJob] = {}
         self._pool = ThreadPoolExecutor(_NUM_CALLS, thread_name_prefix="etcd of a job")
         self._shared = None if etcd is None else SharedEtcd(etcd, self._pool, clock)
         self._clock = clock
         self._number = 1
-        self._look = self._look_once()
+        self._last_poll = self._poll_once()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="catalog of jobs", daemon=True)
+        self._thread = threading.Thread(target=self._poll_on, name="catalog of jobs", daemon=True)
         self._thread.start()
 
-    def look(self) -> CatalogLook:
+    def last_poll(self) -> CatalogPoll:
         """Return all jobs as they were seen last."""
-        return self._look
+        return self._last_poll
 
     def live(self) -> LiveState:
-        """Return a number that grows when something has changed."""
+        """Return the state for /live: a number that grows when something has changed."""
         return LiveState(None, {"jobs": self._number})
 
     def close(self) -> None:
@@ -109,71 +122,71 @@ class JobCatalog:
         if self._shared is not None:
             self._shared.close()
 
-    def _look_on(self) -> None:
-        complaint = ""
-        while not self._closed.wait(max(self._period_s, self._look.took_s * _PART_BUSY)):
+    def _poll_on(self) -> None:
+        last_error = ""
+        while not self._closed.wait(max(self._period_s, self._last_poll.took_s * _PART_BUSY)):
             try:
-                look = self._look_once()
-                complaint = ""
+                poll = self._poll_once()
+                last_error = ""
             except Exception as error:
-                # a defect of ours must not leave the list with old numbers for ever, nor fill the log
-                if repr(error) != complaint:
-                    _logger.exception("jobs could not be looked at")
-                complaint = repr(error)
+                # a bug must neither leave the list with old numbers for ever nor fill the log
+                if repr(error) != last_error:
+                    _logger.exception("the jobs could not be read")
+                last_error = repr(error)
                 continue
-            has_news = look.jobs != self._look.jobs or look.problems != self._look.problems
-            self._look = look
+            has_news = poll.jobs != self._last_poll.jobs or poll.problems != self._last_poll.problems
+            self._last_poll = poll
             self._number += has_news
 
-    def _look_once(self) -> CatalogLook:
+    def _poll_once(self) -> CatalogPoll:
         began_s = time.monotonic()
         roots, problems = listed_runs(self.runs)
-        seen = {root.name: JobSeen(root.name, self._glance(root)) for root in roots}
+        seen = {root.name: JobSeen(root.name, self._summary(root)) for root in roots}
         seen.update(self._asked(seen))
         elsewhere: set[Path] = set()
         if self._shared is not None:
-            looks, problem = self._shared.looks()
+            polls, problem = self._shared.poll_all()
             problems = (*problems, *filter(None, [problem]))
-            for reach, look in looks.items():
-                one = self._of_etcd(seen, reach, look)
+            for reach, poll in polls.items():
+                one = self._of_etcd(seen, reach, poll)
                 seen[one.name] = one
-                elsewhere |= {one.glance.root} if one.glance is not None else set()
-        self._glances = {root: known for root, known in self._glances.items() if root in elsewhere or root in roots}
-        return CatalogLook(seen, problems, time.monotonic() - began_s)
+                elsewhere |= {one.summary.root} if one.summary is not None else set()
+        self._summaries = {root: known for root, known in self._summaries.items() if root in elsewhere or root in roots}
+        return CatalogPoll(seen, problems, time.monotonic() - began_s)
 
-    def _glance(self, root: Path) -> RunGlance:
-        """Return what a directory tells, read again where it changed, or where only a lock tells how it is."""
-        signature, known = signature_of(root), self._glances.get(root)
+    def _summary(self, root: Path) -> RunSummary:
+        """Return the summary of a directory. It is read again where files changed, or where the job's lock changed."""
+        signature, known = signature_of(root), self._summaries.get(root)
         if known is not None and known[0] == signature and known[1].standing.kind in (RunKind.ENDED, RunKind.KILLED):
             return known[1]
         if known is not None and known[0] == signature and read_facts(root) == known[1].facts:
             return known[1]
-        glance = read_glance(root)
-        self._glances[root] = (signature, glance)
-        return glance
+        summary = read_run_summary(root)
+        self._summaries[root] = (signature, summary)
+        return summary
 
     def _asked(self, seen: Mapping[str, JobSeen]) -> dict[str, JobSeen]:
-        """Return those that have an etcd of their own, as that tells of them now."""
-        reaches = {name: reach for name, one in seen.items() if (reach := own_reach(one.glance)) is not None}
+        """Return the jobs that have their own etcd, with their current state in it."""
+        reaches = {name: reach for name, one in seen.items() if (reach := own_reach(one.summary)) is not None}
         for reach in set(self._own) - set(reaches.values()):
             self._own.pop(reach).client.close()
         for reach in reaches.values():
             if reach not in self._own:
-                self._own[reach] = OneJob(reach, EtcdClient(hasty(reach.settings)), self._clock)
-        looks = self._pool.map(lambda reach: self._own[reach].look(), reaches.values())
+                self._own[reach] = OneJob(reach, EtcdClient(with_short_timeouts(reach.settings)), self._clock)
+        polls = self._pool.map(lambda reach: self._own[reach].poll(), reaches.values())
         return {
-            name: replace(seen[name], look=look, reach=reach)
-            for (name, reach), look in zip(reaches.items(), looks, strict=True)
+            name: replace(seen[name], poll=poll, reach=reach)
+            for (name, reach), poll in zip(reaches.items(), polls, strict=True)
         }
 
-    def _of_etcd(self, seen: Mapping[str, JobSeen], reach: Reach, look: EtcdLook) -> JobSeen:
-        """Return a job of the shared etcd: with its directory among the runs, or by itself."""
-        record = None if look.snapshot is None else look.snapshot.record
+    def _of_etcd(self, seen: Mapping[str, JobSeen], reach: Reach, poll: EtcdPoll) -> JobSeen:
+        """Return a job of the shared etcd, joined with its directory if that is among the runs."""
+        record = None if poll.snapshot is None else poll.snapshot.record
         root = None if record is None else Path(record.run_directory)
         if root is not None and self.runs is not None and root.name in seen and _is_same(root, self.runs / root.name):
-            return replace(seen[root.name], look=look, reach=reach)
-        glance = self._glance(root) if root is not None and root.is_dir() else None
-        return JobSeen(f"{_OF_ETCD}{reach.job}", glance, look, reach)
+            return replace(seen[root.name], poll=poll, reach=reach)
+        summary = self._summary(root) if root is not None and root.is_dir() else None
+        return JobSeen(f"{_OF_ETCD}{reach.job}", summary, poll, reach)
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -184,7 +197,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def listed_runs(runs: Path | None) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Return the run directories below a directory, by name, and what is wrong with others."""
+    """Return the run directories below a directory, by name, and the problems with other entries."""
     found, links = [], []
     try:
         with os.scandir(runs) if runs is not None else nullcontext(()) as entries:
@@ -201,14 +214,14 @@ def listed_runs(runs: Path | None) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     problems = []
     if links:
         names = names_text(sorted(links), 4)
-        problems.append(f"symbolic links are not followed: {names}; name their place with --runs")
-    if len(found) > _MOST_RUNS:
-        problems.append(f"{count_text(len(found), 'run')} are there, and the first {_MOST_RUNS:,} are listed")
-    return tuple(found[:_MOST_RUNS]), tuple(printable(text) for text in problems)
+        problems.append(f"symbolic links are not followed: {names}; name the directory that they point to with --runs")
+    if len(found) > _MAX_RUNS:
+        problems.append(f"there are {count_text(len(found), 'run')}; only the first {_MAX_RUNS:,} are listed")
+    return tuple(found[:_MAX_RUNS]), tuple(printable(text) for text in problems)
 
 
 def _is_run(root: Path) -> bool:
-    """Say whether a directory is one that a run wrote; one that cannot be read may be."""
+    """Return whether a run wrote a directory; an unreadable one counts as such."""
     own = RunDirectory(root)
     try:
         return any(own.owns(name) for name in os.listdir(root))

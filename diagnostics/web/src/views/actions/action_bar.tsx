@@ -1,4 +1,4 @@
-// Buttons for what a person may ask for, where it belongs. Where nothing may be asked for there are none, and the reason.
+// Buttons for the actions that the user may request. A user who may not act sees "read-only" with the reason instead.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
@@ -10,19 +10,19 @@ import { WORDINGS, type Kind } from "./wording";
 interface ActionBarProps {
   kinds: readonly Kind[];
   target: string;
-  /** The reason why there are no buttons is said elsewhere in the view. */
+  /** The view shows elsewhere why there are no buttons. */
   isQuiet?: boolean;
 }
 
 export function ActionBar({ kinds, target, isQuiet }: ActionBarProps): JSX.Element | null {
   const [open, setOpen] = useState<Kind | null>(null);
-  const told = job.value;
-  if (told === null) {
+  const info = job.value;
+  if (info === null) {
     return null;
   }
-  if (!told.can_act) {
+  if (!info.can_act) {
     return isQuiet === true ? null : (
-      <span class="faint why-not" title={told.why_not_act}>
+      <span class="faint why-not" title={info.why_not_act}>
         read-only
       </span>
     );

@@ -1,4 +1,4 @@
-// Asking for an action: what it does, why it is wanted, the job's name typed, a dry run first, and what became of it.
+// The dialog that requests an action: its effect, the reason, the typed name of the job, an optional dry run, and the result.
 
 import type { JSX } from "preact";
 import { useId, useRef, useState } from "preact/hooks";
@@ -23,10 +23,10 @@ interface ActionDialogProps {
 
 type Outcome = { answer: ActionAnswer } | { error: ApiError };
 
-async function ask(request: ActionRequest): Promise<Outcome> {
+async function sendRequest(request: ActionRequest): Promise<Outcome> {
   try {
     const answer = await send<ActionAnswer>("POST", "actions", request);
-    return answer === null ? { error: new ApiError(0, "unavailable", "The server gave no answer.") } : { answer };
+    return answer === null ? { error: new ApiError(0, "unavailable", "The server sent an empty answer.") } : { answer };
   } catch (error) {
     return { error: error instanceof ApiError ? error : new ApiError(0, "unavailable", String(error)) };
   }
@@ -61,8 +61,8 @@ export function ActionDialog({ kind, target, onClose }: ActionDialogProps): JSX.
   const [reason, setReason] = useState("");
   const [confirmation, setConfirmation] = useState("");
   const [outcome, setOutcome] = useState<Outcome | null>(null);
-  const [isAsking, setIsAsking] = useState(false);
-  const keys = useRef({ wish: newKey() });
+  const [isSending, setIsSending] = useState(false);
+  const requestKey = useRef(newKey());
   const hint = useId();
   const name = job.value?.job ?? "";
   const words = WORDINGS[kind];
@@ -71,12 +71,12 @@ export function ActionDialog({ kind, target, onClose }: ActionDialogProps): JSX.
   const isOver = outcome !== null && "answer" in outcome && !outcome.answer.is_dry_run && outcome.answer.is_accepted;
 
   const carryOut = async (isDryRun: boolean): Promise<void> => {
-    setIsAsking(true);
-    // the dry run is a wish of its own, or the server would answer the real one with what it said to the dry one
-    const key = isDryRun ? newKey() : keys.current.wish;
+    setIsSending(true);
+    // a dry run needs a key of its own, or the server would answer the real request with the dry run's result
+    const key = isDryRun ? newKey() : requestKey.current;
     const request = { kind, target, reason: reason.trim(), confirmation, is_dry_run: isDryRun, idempotency_key: key };
-    setOutcome(await ask(request));
-    setIsAsking(false);
+    setOutcome(await sendRequest(request));
+    setIsSending(false);
   };
 
   return (
@@ -85,14 +85,14 @@ export function ActionDialog({ kind, target, onClose }: ActionDialogProps): JSX.
         class="stack tight"
         onSubmit={(event) => {
           event.preventDefault();
-          if (hasReason && isConfirmed && !isAsking && !isOver) {
+          if (hasReason && isConfirmed && !isSending && !isOver) {
             void carryOut(true);
           }
         }}
       >
         <p>{words.effect}</p>
         <label class="field">
-          <span>Why? It is kept in the audit.</span>
+          <span>Why? The reason is recorded in the audit.</span>
           <textarea
             rows={2}
             maxLength={MOST_REASON}
@@ -115,7 +115,7 @@ export function ActionDialog({ kind, target, onClose }: ActionDialogProps): JSX.
             onInput={(event) => setConfirmation(event.currentTarget.value)}
           />
           <span class="hint" id={hint}>
-            {confirmation !== "" && !isConfirmed ? "This is not the name of the job." : "The dry run asks for it too: it checks everything."}
+            {confirmation !== "" && !isConfirmed ? "This is not the name of the job." : "Required for the dry run too, which checks everything."}
           </span>
         </label>
         {outcome === null ? null : <OutcomeLine outcome={outcome} />}
@@ -123,13 +123,13 @@ export function ActionDialog({ kind, target, onClose }: ActionDialogProps): JSX.
           <button type="button" class="button" onClick={onClose}>
             {isOver ? "Close" : "Cancel"}
           </button>
-          <button type="submit" class="button" disabled={!hasReason || !isConfirmed || isAsking || isOver}>
+          <button type="submit" class="button" disabled={!hasReason || !isConfirmed || isSending || isOver}>
             Dry run
           </button>
           <button
             type="button"
             class={words.isDangerous ? "button danger" : "button primary"}
-            disabled={!hasReason || !isConfirmed || isAsking || isOver}
+            disabled={!hasReason || !isConfirmed || isSending || isOver}
             data-carry-out=""
             onClick={() => void carryOut(false)}
           >

@@ -1,4 +1,4 @@
-// All that a person can ask for in one place, and what waits for a decision.
+// All actions that a user can request, and the verdicts waiting for a decision.
 
 import type { JSX } from "preact";
 
@@ -45,7 +45,7 @@ const HOST_COLUMNS: readonly Column<HostDocument>[] = [
   { key: "state", label: "State", sort: (row) => row.state, render: (row) => row.state },
   {
     key: "act",
-    label: "Ask for",
+    label: "Action",
     className: "wide",
     render: (row) => <ActionBar kinds={hostKinds(row)} target={row.host} isQuiet />,
   },
@@ -59,9 +59,9 @@ function Waiting(): JSX.Element {
         {(document) => {
           const waiting = document.verdicts.filter((verdict) => verdict.outcome === "waiting");
           return waiting.length === 0 ? (
-            <p class="soft">No verdict waits for a person.</p>
+            <p class="soft">No verdict is waiting for a decision.</p>
           ) : (
-            <Table caption="Verdicts that wait" columns={WAITING_COLUMNS} rows={waiting} rowKey={(row) => row.verdict_id} />
+            <Table caption="Verdicts waiting for a decision" columns={WAITING_COLUMNS} rows={waiting} rowKey={(row) => row.verdict_id} />
           );
         }}
       </Loaded>
@@ -83,24 +83,24 @@ function Hosts(): JSX.Element {
 }
 
 export function ActionsView(): JSX.Element {
-  const told = job.value;
+  const info = job.value;
   return (
     <>
       <ViewHead title="Actions">
-        <a href={hrefOf("audit")}>what was asked for before</a>
+        <a href={hrefOf("audit")}>previous requests</a>
       </ViewHead>
-      {told === null || !told.can_act ? (
+      {info === null || !info.can_act ? (
         <>
           <EmptyState
-            title="Nothing can be asked for from this page"
+            title="No actions available on this page"
             action={
               <>
-                The command line does the same: <code>megatrain job</code>, <code>megatrain host</code> and{" "}
+                Use the command line instead: <code>megatrain job</code>, <code>megatrain host</code> and{" "}
                 <code>megatrain diag verdicts</code>.
               </>
             }
           >
-            {sentence(told?.why_not_act ?? "the job is not known yet")}
+            {sentence(info?.why_not_act ?? "the job has not been read yet")}
           </EmptyState>
           <Waiting />
         </>

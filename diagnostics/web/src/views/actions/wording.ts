@@ -1,4 +1,4 @@
-// What each action is, in words: the button, what it does, what it costs.
+// The texts of each action: the button's label and the effect.
 
 import type { ActionRequest, HostDocument } from "../../api/documents";
 
@@ -6,7 +6,7 @@ export type Kind = ActionRequest["kind"];
 
 export interface Wording {
   label: string;
-  /** What happens, said before it is asked for. */
+  /** The effect, shown before the request is sent. */
   effect: string;
   isDangerous: boolean;
   /** What `target` is. */
@@ -16,31 +16,31 @@ export interface Wording {
 export const WORDINGS: Record<Kind, Wording> = {
   "checkpoint": {
     label: "Checkpoint now",
-    effect: "All ranks save at the next step that they agree on. Training goes on.",
+    effect: "All ranks save a checkpoint at a common next step. Training continues.",
     isDangerous: false,
     target: "none",
   },
   "restart": {
     label: "Restart",
-    effect: "The job saves, all workers end, and a new round begins from the newest step that every rank has.",
+    effect: "The job saves, all workers stop, and a new round resumes from the newest step that every rank has.",
     isDangerous: true,
     target: "none",
   },
   "stop": {
     label: "Stop",
-    effect: "The job saves and stops. It goes on only when somebody launches it again.",
+    effect: "The job saves and stops. It resumes only when it is launched again.",
     isDangerous: true,
     target: "none",
   },
   "evict": {
     label: "Evict",
-    effect: "The host leaves the running round and is cordoned; a spare takes its place, or the job goes on with fewer hosts.",
+    effect: "The host leaves the running round and is cordoned. A spare replaces it, or the job continues with fewer hosts.",
     isDangerous: true,
     target: "host",
   },
   "cordon": {
     label: "Cordon",
-    effect: "No later round uses this host until the cordon is taken away. The running round is not touched.",
+    effect: "No later round uses this host until the cordon is removed. The running round is not affected.",
     isDangerous: false,
     target: "host",
   },
@@ -52,31 +52,31 @@ export const WORDINGS: Record<Kind, Wording> = {
   },
   "approve": {
     label: "Approve",
-    effect: "The driver does what the verdict proposes: the hosts that it names are evicted and the job restarts without them.",
+    effect: "The driver executes the verdict: it evicts the named hosts, and the job restarts without them.",
     isDangerous: true,
     target: "verdict",
   },
   "dismiss": {
     label: "Dismiss",
-    effect: "The verdict is put aside; nothing is done about it.",
+    effect: "The verdict is closed without any action.",
     isDangerous: false,
     target: "verdict",
   },
   "diag-on": {
     label: "Recording on",
-    effect: "Ranks time all operations; one step in diagnostics.sample_period is recorded span by span, of the others the sums.",
+    effect: "Ranks time all operations. One step in diagnostics.sample_period is recorded span by span; of the others only the totals are recorded.",
     isDangerous: false,
     target: "none",
   },
   "diag-off": {
     label: "Recording off",
-    effect: "Ranks time nothing until it is switched on again: no stragglers are found. Progress is still seen, and hangs are still found.",
+    effect: "Ranks time no operations until recording is switched on again, so no stragglers are detected. Progress and hangs are still detected.",
     isDangerous: true,
     target: "none",
   },
 };
 
-/** What can be asked for about a host: only who is in the round can leave it. */
+/** The actions for a host: only a host in the round can be evicted. */
 export function hostKinds(host: HostDocument): readonly Kind[] {
   const cordon: Kind = host.cordon_unix_s === null ? "cordon" : "uncordon";
   return host.first_rank === null ? [cordon] : ["evict", cordon];

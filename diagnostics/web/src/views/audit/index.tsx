@@ -1,4 +1,4 @@
-// Who asked for what, when, why, and what became of it; with the chain of hashes that shows whether anything was changed.
+// All requests and decisions with user, time, reason and result; a chain of hashes shows whether any entry was modified.
 
 import type { JSX } from "preact";
 
@@ -17,9 +17,9 @@ import { Table, type Column } from "../../ui/table";
 const COLUMNS: readonly Column<AuditEntryDocument>[] = [
   { key: "at", label: "When", sort: (row) => row.at_unix_s, render: (row) => <TimeText at={row.at_unix_s} /> },
   { key: "actor", label: "Who", sort: (row) => row.actor, render: (row) => row.actor },
-  { key: "source", label: "Through", sort: (row) => row.source, render: (row) => row.source },
-  { key: "action", label: "What", sort: (row) => row.action, render: (row) => row.action },
-  { key: "target", label: "Of what", sort: (row) => row.target, render: (row) => row.target },
+  { key: "source", label: "Source", sort: (row) => row.source, render: (row) => row.source },
+  { key: "action", label: "Action", sort: (row) => row.action, render: (row) => row.action },
+  { key: "target", label: "Target", sort: (row) => row.target, render: (row) => row.target },
   { key: "result", label: "Result", sort: (row) => row.result, render: (row) => row.result },
   { key: "reason", label: "Why", className: "wide", render: (row) => row.reason },
   {
@@ -43,9 +43,9 @@ function Entries({ document, source }: { document: AuditDocument; source: string
   const entries = document.entries.filter((entry) => source === "all" || (source === "driver") === (entry.source === "driver"));
   if (entries.length === 0) {
     return (
-      <EmptyState title="Nothing is recorded">
-        Each decision of the driver after a verdict, and everything that is asked for through this page, is written here with its
-        reason. {source === "all" && isWholeRun.value ? "" : "Other entries are hidden by what is chosen above."}
+      <EmptyState title="No entries">
+        The audit records each decision of the driver after a verdict, and each request made on this page, with the reason.
+        {source === "all" && isWholeRun.value ? "" : " The filters above may hide entries."}
       </EmptyState>
     );
   }
@@ -72,7 +72,7 @@ export function AuditView(): JSX.Element {
       <ViewHead title="Audit" note={numText(found.data)}>
         {problem === undefined ? null : problem === "" ? (
           <Badge tone="good" shape="circle">
-            the chain is whole
+            hash chain intact
           </Badge>
         ) : (
           <Badge tone="bad" shape="octagon">

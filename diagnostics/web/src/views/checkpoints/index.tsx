@@ -1,4 +1,4 @@
-// Checkpoints: what the job would go on from, which are whole, which are kept, and the branches that they lie on.
+// Checkpoints: the resume point, which are complete, which are pinned, and their branches.
 
 import type { JSX } from "preact";
 
@@ -40,7 +40,7 @@ function Verified({ row }: { row: CheckpointDocument }): JSX.Element {
   const isWhole = row.verify_result === "whole";
   return (
     <Badge tone={isWhole ? "good" : "bad"} shape={isWhole ? "circle" : "octagon"} title={row.verify_result}>
-      {isWhole ? "whole" : "not whole"}, <Age at={row.verified_unix_s} />
+      {isWhole ? "intact" : "damaged"}, <Age at={row.verified_unix_s} />
     </Badge>
   );
 }
@@ -58,13 +58,13 @@ const COLUMNS: readonly Column<CheckpointDocument>[] = [
     label: "Resume",
     render: (row) =>
       row.is_resume_point ? (
-        <Badge tone="accent" shape="triangle" title="A restart goes on from here">
+        <Badge tone="accent" shape="triangle" title="A restart resumes from this checkpoint">
           from here
         </Badge>
       ) : row.is_in_line ? (
-        <span class="faint">in line</span>
+        <span class="faint" title="On the path to the current branch">current history</span>
       ) : (
-        <span class="faint" title="Abandoned by a restore to an older step">
+        <span class="faint" title="Abandoned when the job was restored to an older step">
           abandoned
         </span>
       ),
@@ -94,7 +94,7 @@ const COLUMNS: readonly Column<CheckpointDocument>[] = [
     render: (row) => largeText(row.consumed_tokens),
   },
   { key: "round", label: "Round", isNumber: true, sort: (row) => row.round, render: (row) => countText(row.round) },
-  { key: "verified", label: "Read and compared", render: (row) => <Verified row={row} /> },
+  { key: "verified", label: "Verified", render: (row) => <Verified row={row} /> },
   {
     key: "remark",
     label: "Remark",
@@ -111,7 +111,7 @@ const COLUMNS: readonly Column<CheckpointDocument>[] = [
 
 function Branches({ branches }: { branches: readonly BranchDocument[] }): JSX.Element {
   return (
-    <Section title="Branches" note="going back to an older step opens another one">
+    <Section title="Branches" note="restoring an older step starts a new branch">
       <ol class="branches">
         {branches.map((branch) => (
           <li key={branch.name} class={branch.is_current ? "is-current" : ""}>
@@ -119,7 +119,7 @@ function Branches({ branches }: { branches: readonly BranchDocument[] }): JSX.El
               {branch.name}
             </Badge>
             <span class="soft">
-              {branch.parent === "" ? "the first one" : `from ${branch.parent} at step ${countText(branch.parent_step)}`}
+              {branch.parent === "" ? "first branch" : `from ${branch.parent} at step ${countText(branch.parent_step)}`}
               {branch.reason === "" ? "" : `: ${branch.reason}`}
             </span>
             <span class="faint">
@@ -138,10 +138,10 @@ function Found({ document, hasAll }: { document: CheckpointsDocument; hasAll: bo
     return (
       <EmptyState
         title="No checkpoint yet"
-        action={job.value?.can_act === true ? "Ask for one with the button above, or lower checkpoint.interval." : undefined}
+        action={job.value?.can_act === true ? "Request one with the button above, or lower checkpoint.interval." : undefined}
       >
-        Nothing is written below {document.place === "" ? "the run directory" : document.place}.
-        {job.value?.is_recorded === true ? "" : " Were the job to fail now, it would begin at step 0."}
+        There is no checkpoint in {document.place === "" ? "the run directory" : document.place}.
+        {job.value?.is_recorded === true ? "" : " If the job failed now, it would restart at step 0."}
       </EmptyState>
     );
   }
@@ -158,7 +158,7 @@ function Found({ document, hasAll }: { document: CheckpointsDocument; hasAll: bo
         defaultSort="-age"
       />
       {document.num_elsewhere === 0 ? null : (
-        <p class="section-note">{countOf(document.num_elsewhere, "checkpoint")} of other times are not in this range.</p>
+        <p class="section-note">Not shown: {countOf(document.num_elsewhere, "checkpoint")} outside of this range.</p>
       )}
       {document.branches.length > 1 ? <Branches branches={document.branches} /> : null}
     </>
@@ -171,7 +171,7 @@ export function CheckpointsView(): JSX.Element {
   return (
     <>
       <ViewHead title="Checkpoints" note={found.data?.place}>
-        <Switch label="abandoned branches too" isOn={all === "yes"} onChange={(isOn) => setAll(isOn ? "yes" : "no")} />
+        <Switch label="show abandoned branches" isOn={all === "yes"} onChange={(isOn) => setAll(isOn ? "yes" : "no")} />
         <ActionBar kinds={["checkpoint"]} target="" />
       </ViewHead>
       <Loaded resource={found}>{(document) => <Found document={document} hasAll={all === "yes"} />}</Loaded>

@@ -54,7 +54,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
   const height = Math.max(1, size.height - GRID_TOP - 4);
   const shapeKey = `${shape.inner} ${shape.stages} ${shape.replicas}`;
   const whole = useMemo(() => wholeGrid(shape, width, height), [shapeKey, width, height]);
-  // null: the whole grid, whatever its size is by then
+  // null: show the whole grid, also after the canvas is resized
   const moved = useRef<GridView | null>(null);
   const viewNow = (): GridView => (moved.current === null ? whole : clampedGrid(shape, moved.current, width, height));
   const drag = useRef<{ x: number; y: number; view: GridView; hasMoved: boolean } | null>(null);
@@ -168,7 +168,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
         tabIndex={0}
         role="application"
         aria-roledescription="grid of ranks"
-        aria-label={`${picture.numRanks} ranks: ${shape.stages} stages across, ${shape.replicas} replicas down, ${shape.inner} ranks in each. Arrow keys move, plus and minus zoom. The table of ranks says the same.`}
+        aria-label={`${picture.numRanks} ranks: ${shape.stages} stages across, ${shape.replicas} replicas down, ${shape.inner} ranks in each. Arrow keys move, plus and minus zoom. The table of ranks has the same content.`}
         data-testid="grid-canvas"
         onPointerDown={(event) => {
           event.currentTarget.setPointerCapture(event.pointerId);

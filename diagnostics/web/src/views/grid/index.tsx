@@ -1,4 +1,4 @@
-// All ranks on the grid of pipeline stages, replicas and tensor-parallel ranks: who waits for whom, and who is to blame.
+// All ranks on the grid of pipeline stages, replicas and inner ranks: which rank waits for which, and which are suspects.
 
 import "./grid.css";
 
@@ -22,7 +22,7 @@ import { GridCanvas } from "./canvas";
 import { useLiveGrid } from "./live-grid";
 import { RankPanel } from "./panel";
 
-/** Where cells hold words, no letter stands for them. */
+/** Up to this number of ranks, cells show text and the legend needs no letters. */
 const MOST_CARDS = 16;
 
 const COLOURS = [
@@ -57,7 +57,7 @@ function keyEntries(picture: GridPicture, colour: GridColour): KeyEntry[] {
       const name = picture.operations[String(number)];
       return {
         colour: cssOf(name === undefined ? stateColour(0, theme) : operationColour(name, theme)),
-        text: name ?? "not known",
+        text: name ?? "unknown",
       };
     });
   }
@@ -71,10 +71,10 @@ function keyEntries(picture: GridPicture, colour: GridColour): KeyEntry[] {
 
 function Key({ picture, colour }: { picture: GridPicture; colour: GridColour }): JSX.Element {
   if (colour === "score" && !picture.hasScores) {
-    return <p class="section-note">No scores: the diagnostics daemon does not judge this round now.</p>;
+    return <p class="section-note">No scores: the diagnostics daemon is not judging this round.</p>;
   }
   return (
-    <ul class="picture-key" aria-label="what the colours mean">
+    <ul class="picture-key" aria-label="Legend of colours">
       {keyEntries(picture, colour).map((entry) => (
         <li key={entry.text}>
           <span class="picture-swatch" style={{ backgroundColor: entry.colour }} aria-hidden="true" />
@@ -127,7 +127,7 @@ function RankTable({ picture, rank }: { picture: GridPicture; rank: number | nul
   const columns = useMemo(() => columnsOf(picture), [picture]);
   return (
     <Table
-      caption="All ranks and what is known of them"
+      caption="All ranks with their state"
       columns={columns}
       rows={rows}
       rowKey={(row) => String(row.rank)}
@@ -144,7 +144,7 @@ function rankLine(picture: GridPicture, rank: number): string {
   const operation = picture.operations[String(picture.operation[rank])] ?? "";
   const parts = [
     `rank ${rank}`,
-    host === "" ? "host not known" : host,
+    host === "" ? "unknown host" : host,
     placeText(placeOf(picture.layout, rank)),
     picture.states[picture.state[rank] ?? 0]?.name ?? "",
     step < 0 ? "" : `step ${step}`,
@@ -164,9 +164,9 @@ function HangLine({ picture }: { picture: GridPicture }): JSX.Element | null {
   const suspects = [...picture.state.keys()].filter((rank) => picture.state[rank] === SUSPECT);
   return (
     <p class="grid-hang" role="status" data-testid="grid-hang">
-      <strong>{suspects.length === 0 ? "Nobody is blamed" : `Held up by ${countOf(suspects.length, "rank")}`}</strong>
+      <strong>{suspects.length === 0 ? "No suspect identified" : `Blocked by ${countOf(suspects.length, "rank")}`}</strong>
       <span>{picture.hangReason}</span>
-      <span class="faint">known from {picture.hangSource}</span>
+      <span class="faint">source: {picture.hangSource}</span>
     </p>
   );
 }
@@ -197,7 +197,7 @@ export function GridView(): JSX.Element {
       ) : (
         <>
           <HangLine picture={picture} />
-          <div class="picture-controls" role="group" aria-label="What is shown">
+          <div class="picture-controls" role="group" aria-label="Display options">
             <Segmented label="colour" options={COLOURS} value={colour} onChange={setColour} />
             <TextField
               label="rank"
@@ -206,9 +206,9 @@ export function GridView(): JSX.Element {
               size={6}
               isSearch
             />
-            {isUnknown ? <span class="section-note tone-warning">there are ranks 0 to {picture.numRanks - 1}</span> : null}
+            {isUnknown ? <span class="section-note tone-warning">no such rank; valid ranks are 0 to {picture.numRanks - 1}</span> : null}
             {picture.arrowKind.length > 0 ? (
-              <Switch label="who waits for whom" isOn={arrows === "1"} onChange={(isOn) => setArrows(isOn ? "1" : "0")} />
+              <Switch label="wait-for arrows" isOn={arrows === "1"} onChange={(isOn) => setArrows(isOn ? "1" : "0")} />
             ) : null}
             <Switch label="table" isOn={table === "1"} onChange={(isOn) => setTable(isOn ? "1" : "0")} />
           </div>
@@ -228,7 +228,7 @@ export function GridView(): JSX.Element {
                     setHovered={setHovered}
                   />
                   <p class="picture-readout" data-testid="grid-readout">
-                    {shown < 0 || shown >= picture.numRanks ? "Wheel or + and - zoom, drag moves, arrow keys choose a rank." : rankLine(picture, shown)}
+                    {shown < 0 || shown >= picture.numRanks ? "Mouse wheel or + and - to zoom, drag to move, arrow keys to select a rank." : rankLine(picture, shown)}
                   </p>
                   <p class="visually-hidden" role="status" aria-live="polite">
                     {chosen === null ? "" : rankLine(picture, chosen)}

@@ -1,4 +1,4 @@
-// The grid, asked for again when there is news of it.
+// The grid, read again when the server reports a change.
 
 import { getArrays } from "../../api/client";
 import { readArrays } from "../../canvas/arrays";

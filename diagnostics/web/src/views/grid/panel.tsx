@@ -1,4 +1,4 @@
-// One rank: its place, its groups, what it does, its last lines, its stacks, its black box.
+// One rank: its place, groups, current operation, last log lines, stacks and black box.
 
 import type { JSX } from "preact";
 
@@ -29,28 +29,28 @@ function RankFacts({ rank }: { rank: RankDocument }): JSX.Element {
         </p>
       ))}
       <Facts>
-        <Fact label="host">{rank.host === "" ? "not known" : <a href={hrefOf(["hosts", rank.host])}>{rank.host}</a>}</Fact>
+        <Fact label="host">{rank.host === "" ? "unknown" : <a href={hrefOf(["hosts", rank.host])}>{rank.host}</a>}</Fact>
         <Fact label="place">{placeText(rank.place, ", ")}</Fact>
         <Fact label="step">{countText(rank.step)}</Fact>
-        <Fact label="in">{rank.operation === "" ? "not known" : rank.operation}</Fact>
+        <Fact label="operation">{rank.operation === "" ? "unknown" : rank.operation}</Fact>
         {rank.phase === "" ? null : <Fact label="phase">{rank.phase}</Fact>}
         <Fact label="process">
-          {rank.pid === null ? "not known" : rank.pid}
+          {rank.pid === null ? "unknown" : rank.pid}
           {rank.process_state === "" ? "" : `, state ${rank.process_state}`}
         </Fact>
         <Fact label="straggler score">
           {scoreText(rank.score)}
-          {rank.least_score === null ? "" : `, a straggler from ${scoreText(rank.least_score)} on`}
+          {rank.least_score === null ? "" : `, straggler threshold ${scoreText(rank.least_score)}`}
         </Fact>
-        <Fact label="black box">{rank.black_box === "" ? "none kept" : <code>{rank.black_box}</code>}</Fact>
+        <Fact label="black box">{rank.black_box === "" ? "none" : <code>{rank.black_box}</code>}</Fact>
       </Facts>
       <p class="grid-links">
         <a href={hrefOf("timeline", { rank: rank.rank })}>timeline</a>
         <a href={hrefOf("heat", { rank: rank.rank, step: rank.step })}>heat map</a>
-        <a href={hrefOf("logs", { ranks: rank.rank })}>all lines</a>
+        <a href={hrefOf("logs", { ranks: rank.rank })}>all log lines</a>
       </p>
       <h3>Groups</h3>
-      {rank.groups.length === 0 ? <p class="faint">It told of no group.</p> : null}
+      {rank.groups.length === 0 ? <p class="faint">This rank has reported no groups.</p> : null}
       <Facts>
         {rank.groups.map((one) => {
           const key = one.stride === 0 ? one.name : `${one.name}:${one.first_rank}+${one.num_ranks}x${one.stride}`;
@@ -70,7 +70,7 @@ function RankFacts({ rank }: { rank: RankDocument }): JSX.Element {
       </Facts>
       <h3>Stacks</h3>
       {rank.stacks.length === 0 ? (
-        <p class="faint">No stack of it was dumped. They are, when a job stands still.</p>
+        <p class="faint">No stacks of this rank were dumped. Stacks are dumped when the job hangs.</p>
       ) : (
         rank.stacks.map((stack) => (
           <details key={stack.thread} open={stack.thread === "MainThread"}>
@@ -91,20 +91,20 @@ function LogTail({ rank, round }: { rank: number; round: number }): JSX.Element 
   if (isNone) {
     return (
       <>
-        <h3>Last lines</h3>
-        <p class="faint">No output of the job was kept.</p>
+        <h3>Last log lines</h3>
+        <p class="faint">No logs of the job are stored.</p>
       </>
     );
   }
   return (
     <>
-      <h3>Last lines</h3>
+      <h3>Last log lines</h3>
       <Loaded resource={lines} lines={4}>
         {(found) =>
           found.lines.length === 0 ? (
-            <p class="faint">It wrote nothing that was kept.</p>
+            <p class="faint">No log lines of this rank are stored.</p>
           ) : (
-            <pre class="grid-log" tabIndex={0} aria-label={`last lines of rank ${rank}`}>
+            <pre class="grid-log" tabIndex={0} aria-label={`last log lines of rank ${rank}`}>
               {found.lines.map((line) => line.line).join("\n")}
             </pre>
           )
@@ -120,7 +120,7 @@ export function RankPanel({ rank, round }: { rank: number | null; round: number 
   if (rank === null) {
     return (
       <Section title="Rank" className="grid-panel">
-        <EmptyState title="No rank chosen">Click a cell, or focus the grid and use the arrow keys.</EmptyState>
+        <EmptyState title="No rank selected">Click a cell, or focus the grid and use the arrow keys.</EmptyState>
       </Section>
     );
   }

@@ -1,4 +1,4 @@
-// The heat map: who was slow, when, and at what.
+// The heat map: which ranks or hosts were slow, in which step and operation.
 
 import "./heat.css";
 
@@ -21,7 +21,7 @@ import { Outliers } from "./outliers";
 import { cursorOf, Picture, type Spot } from "./picture";
 import {
   cellsQuery, DEVICE_METRICS, isOfDevices, MEASURES, orders, pictureQuery, ROWS, SCALES, useHeatChoice, type HeatChoice,
-} from "./question";
+} from "./query";
 import { Readout, useCell, valueText } from "./readout";
 import { useZoom } from "./zoom";
 
@@ -29,7 +29,7 @@ function Controls({ choice }: { choice: HeatChoice }): JSX.Element {
   const operations = (job.value?.operations ?? []).map((one) => ({ value: one.name, label: one.name }));
   const subjects = [...operations, ...DEVICE_METRICS];
   return (
-    <div class="picture-controls" role="group" aria-label="What is shown">
+    <div class="picture-controls" role="group" aria-label="Display options">
       <Select label="operation" options={subjects} value={choice.operation} onChange={(value) => choice.set("operation", value)} />
       {isOfDevices(choice) ? null : (
         <Select label="measure" options={MEASURES} value={choice.measure} onChange={(value) => choice.set("measure", value)} />
@@ -52,7 +52,7 @@ function Shown({ picture, choice, spot, setSpot }: ShownProps): JSX.Element {
   const zoom = useZoom(picture);
   const cursor = cursorOf(picture, spot);
   const cell = useCell(picture, cursor, cellsQuery(choice));
-  const said = cell === null ? "" : `rank ${cell.rank}, step ${cell.step}, ${valueText(cell.value, cell.unit)}`;
+  const announced = cell === null ? "" : `rank ${cell.rank}, step ${cell.step}, ${valueText(cell.value, cell.unit)}`;
   return (
     <>
       <Legend picture={picture} />
@@ -66,7 +66,7 @@ function Shown({ picture, choice, spot, setSpot }: ShownProps): JSX.Element {
         )}
       </div>
       <p class="visually-hidden" role="status" aria-live="polite">
-        {said}
+        {announced}
       </p>
     </>
   );
@@ -77,7 +77,7 @@ function noteOf(picture: HeatPicture | null): string {
     return "";
   }
   const rows = countOf(picture.numRows * picture.rowsPerBin, picture.by);
-  const shared = picture.stepsPerBin > 1 ? `, ${picture.stepsPerBin} steps a column, the greatest shows` : "";
+  const shared = picture.stepsPerBin > 1 ? `, ${picture.stepsPerBin} steps per column (maximum shown)` : "";
   return `${rows}, steps ${picture.firstStep} to ${picture.lastStep}${shared}`;
 }
 
@@ -86,16 +86,16 @@ function NoStep(): JSX.Element {
   if (shown !== null && shown.first_step !== null && !isWholeRun.value) {
     return (
       <EmptyState
-        title="No step of this range is known"
+        title="No recorded steps in this range"
         action={<a href={hrefOf("heat", { from: null, to: null })}>Show the whole run</a>}
       >
-        Ranks of round {shown.number} have told of steps {countText(shown.first_step)} to {countText(shown.last_step)}.
+        Ranks of round {shown.number} have reported steps {countText(shown.first_step)} to {countText(shown.last_step)}.
       </EmptyState>
     );
   }
   return (
-    <EmptyState title="No step yet" action={<a href={hrefOf("overview")}>What the job is doing</a>}>
-      No rank of round {shown?.number ?? "?"} has told what it spent in a step. They do so from the first step on, each second.
+    <EmptyState title="No step yet" action={<a href={hrefOf("overview")}>Show the state of the job</a>}>
+      No rank of round {shown?.number ?? "?"} has reported the times of a step yet. Ranks report each second from their first step on.
     </EmptyState>
   );
 }

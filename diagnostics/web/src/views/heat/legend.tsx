@@ -1,4 +1,4 @@
-// The colours of the heat map and what they stand for.
+// The legend of the heat map's colours.
 
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
@@ -20,8 +20,8 @@ function endText(picture: HeatPicture, value: number): string {
 }
 
 const MEANING: Record<string, string> = {
-  relative: "times the median of its peers; grey is within chance",
-  z: "spreads above the median of its peers; grey is within chance",
+  relative: "times the median of its peers; grey may be chance",
+  z: "robust standard deviations above the median of its peers; grey may be chance",
   absolute: "as measured",
 };
 
@@ -43,13 +43,13 @@ export function Legend({ picture }: { picture: HeatPicture }): JSX.Element {
   return (
     <div class="heat-legend">
       <span class="number">{`${isCutLow ? "\u2264 " : ""}${endText(picture, picture.low)}`}</span>
-      <canvas ref={canvas} width={WIDTH} height={HEIGHT} role="img" aria-label="the colours from low to high" />
-      <span class="number" title={`the greatest is ${endText(picture, picture.greatest)}`}>
+      <canvas ref={canvas} width={WIDTH} height={HEIGHT} role="img" aria-label="colour scale from low to high" />
+      <span class="number" title={`maximum: ${endText(picture, picture.greatest)}`}>
         {`${isCutHigh ? "\u2265 " : ""}${endText(picture, picture.high)}`}
       </span>
       <span class="faint">{MEANING[picture.scale]}</span>
       <span class="heat-nothing" aria-hidden="true" />
-      <span class="faint">nothing known</span>
+      <span class="faint">no data</span>
     </div>
   );
 }

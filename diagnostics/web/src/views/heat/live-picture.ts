@@ -1,5 +1,4 @@
-// The picture of a heat map, kept up to date: at first all of it, later only the newest columns, which are joined to what is
-// there.
+// The picture of a heat map, kept up to date: it is read completely once, then only the newest columns are read and appended.
 
 import { getArrays, type Query } from "../../api/client";
 import { readArrays } from "../../canvas/arrays";
@@ -8,11 +7,11 @@ import { continued, heatPicture, type HeatPicture } from "../../canvas/heat-pict
 import { useRefreshed, type ReadPicture, type Refreshed } from "../refresher";
 
 const LEAST_PAUSE_MS = 1500;
-// The newest columns may not have been complete: they are asked for again with those that are new.
+// The newest columns may have been incomplete, so they are read again together with the new ones.
 const OVERLAP = 4;
-// So often a picture is continued before all of it is asked for again: the ends of its colours may be out of date.
+// After so many updates the whole picture is read again, because the limits of its colour scale may be out of date.
 const MOST_JOINED = 40;
-// What the server draws where no steps are named.
+// The server's limit of columns for a request without steps.
 const MOST_COLUMNS = 1000;
 const MOST_CELLS = 1_300_000;
 
@@ -45,7 +44,7 @@ function reading(query: Query): ReadPicture<HeatPicture> {
   };
 }
 
-/** Return the picture that a question is answered by. */
+/** Return the picture for a query. */
 export function useLivePicture(query: Query): Refreshed<HeatPicture> {
   return useRefreshed("heat", JSON.stringify(query), LEAST_PAUSE_MS, () => reading(query));
 }

@@ -1,4 +1,4 @@
-// The twenty ranks farthest above their peers: the picture's news for those who do not see it, and the quick way in.
+// A table of the twenty ranks farthest above their peers, for screen readers and for quick access.
 
 import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
@@ -10,7 +10,7 @@ import { numberText, timesText } from "../../ui/format";
 import { Section } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
-import { cellsQuery, type HeatChoice } from "./question";
+import { cellsQuery, type HeatChoice } from "./query";
 import { valueText } from "./readout";
 
 function columnsOf(
@@ -23,14 +23,14 @@ function columnsOf(
       isNumber: true,
       sort: (row) => row.rank,
       render: (row) => (
-        <button type="button" class="heat-show" onClick={() => show(row.rank, row.step)} title="show it in the picture">
+        <button type="button" class="heat-show" onClick={() => show(row.rank, row.step)} title="show this cell in the heat map">
           {row.rank}
         </button>
       ),
     },
     { key: "host", label: "Host", className: "host", sort: (row) => row.host, render: (row) => row.host },
     {
-      key: "place", label: axes, title: "place along each axis",
+      key: "place", label: axes, title: "index along each axis",
       render: (row) => <span class="faint">{Object.values(row.place).join(" ")}</span>,
     },
     {
@@ -40,15 +40,15 @@ function columnsOf(
       sort: (row) => row.step,
       render: (row) => <a href={hrefOf("timeline", { rank: row.rank, first: row.step, last: row.step })}>{row.step}</a>,
     },
-    { key: "value", label: unit === "s" ? "Took" : "Value", isNumber: true, sort: (row) => row.value, render: (row) => valueText(row.value, unit) },
-    { key: "ratio", label: "To peers", isNumber: true, sort: (row) => row.ratio, render: (row) => timesText(row.ratio) },
+    { key: "value", label: unit === "s" ? "Duration" : "Value", isNumber: true, sort: (row) => row.value, render: (row) => valueText(row.value, unit) },
+    { key: "ratio", label: "Ratio to peers", isNumber: true, sort: (row) => row.ratio, render: (row) => timesText(row.ratio) },
     {
-      key: "z", label: "Spreads", isNumber: true, sort: (row) => row.z, render: (row) => numberText(row.z),
-      title: "robust standard deviations above the median of its peers (z)",
+      key: "z", label: "z-score", isNumber: true, sort: (row) => row.z, render: (row) => numberText(row.z),
+      title: "robust standard deviations above the median of its peers",
     },
     {
-      key: "far", label: "In steps", isNumber: true, sort: (row) => row.num_steps, render: (row) => row.num_steps,
-      title: `in so many of the steps shown it was ${numberText(farZ)} spreads or more above its peers, as a straggler is`,
+      key: "far", label: "Slow steps", isNumber: true, sort: (row) => row.num_steps, render: (row) => row.num_steps,
+      title: `number of shown steps in which its z-score was at least ${numberText(farZ)}, the threshold of a straggler`,
     },
   ];
 }
@@ -66,12 +66,12 @@ export function Outliers({ choice, chosenRank, show }: OutliersProps): JSX.Eleme
   const axes = Object.keys(resource.data?.outliers[0]?.place ?? {}).join(" ");
   const columns = useMemo(() => columnsOf(axes, unit, farZ, show), [axes, unit, farZ, show]);
   return (
-    <Section title="Farthest above their peers" note="at most 20 ranks, each in its worst step" className="heat-outliers">
+    <Section title="Outliers" note="at most 20 ranks, each with its worst step" className="heat-outliers">
       <Loaded resource={resource} lines={8}>
         {(found) =>
           found.outliers.every((one) => one.num_steps === 0) ? (
-            <EmptyState title="Nobody stands out">
-              No rank was three spreads above its peers in any of these steps, or nobody does the same work as another.
+            <EmptyState title="No outliers">
+              No rank had a z-score of {numberText(farZ)} or more in any of these steps, or no rank has peers that do the same work.
             </EmptyState>
           ) : (
             <Table

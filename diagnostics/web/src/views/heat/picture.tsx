@@ -1,4 +1,4 @@
-// The picture itself: canvas, pointer and keys.
+// The heat map's canvas, with pointer and keyboard control.
 
 import type { JSX, TargetedKeyboardEvent, TargetedPointerEvent } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -17,7 +17,7 @@ import { around, including, type Zoom } from "./zoom";
 const CLICK_PX = 5;
 const PAGE = 10;
 
-/** Where the reader is: by rank and step, so that it stays when the picture moves. */
+/** The position of the cursor as rank and step, so that it is kept when the picture moves. */
 export interface Spot {
   rank: number;
   step: number;
@@ -161,7 +161,7 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
     const place = heatPlace(size);
     const first = cellAt(Math.min(x0, x1), Math.min(y0, y1), zoom.window, place);
     const last = cellAt(Math.max(x0, x1), Math.max(y0, y1), zoom.window, place);
-    // a drag along one axis alone chooses of that axis
+    // a drag along one axis selects only along that axis
     const isFlat = Math.abs(y1 - y0) < CLICK_PX;
     const isUpright = Math.abs(x1 - x0) < CLICK_PX;
     return {
@@ -206,7 +206,7 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
         tabIndex={0}
         role="application"
         aria-roledescription="heat map"
-        aria-label={`${picture.operation}, ${picture.numRows} ${picture.by}s, steps ${picture.firstStep} to ${picture.lastStep}. Arrow keys move, plus and minus zoom, Enter opens the timeline. The table beside it lists the outliers.`}
+        aria-label={`${picture.operation}, ${picture.numRows} ${picture.by}s, steps ${picture.firstStep} to ${picture.lastStep}. Arrow keys move, plus and minus zoom, Enter opens the timeline. The table of outliers lists the slowest ranks.`}
         data-testid="heat-above"
         onPointerDown={(event) => {
           if (event.button === 0) {

@@ -1,4 +1,4 @@
-// What the cell under the cursor is, in words and exact: asked of the server a moment after the cursor stands still.
+// The exact value of the cell at the cursor, requested from the server shortly after the cursor stops.
 
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -16,7 +16,7 @@ const NUM_KEPT = 400;
 
 export function valueText(value: number | null, unit: string): string {
   if (value === null) {
-    return "nothing known";
+    return "no data";
   }
   const texts: Record<string, (value: number) => string> = {
     s: durationText,
@@ -28,15 +28,17 @@ export function valueText(value: number | null, unit: string): string {
   return texts[unit]?.(value) ?? `${numberText(value)} ${unit === "C" ? "\u00b0C" : unit}`;
 }
 
-/** The exact cell of a cursor; null while it is not known. */
+/** Return the exact cell at the cursor; null until it is loaded. */
 export function useCell(picture: HeatPicture | null, cursor: HeatCursor | null, query: Query): HeatCellDocument | null {
   const [held, setHeld] = useState<{ key: string; cell: HeatCellDocument | null }>({ key: "", cell: null });
   const kept = useRef(new Map<string, HeatCellDocument>());
   const rank = picture === null || cursor === null ? undefined : picture.rowRank[cursor.row];
   const step = picture === null || cursor === null ? undefined : picture.columnStep[cursor.column];
-  const asked = { ...query, first: undefined, last: undefined, rank, step, by: picture?.by, num_steps: picture?.stepsPerBin };
+  const asked = {
+    ...query, first: undefined, last: undefined, rank, step, scale: picture?.scale, by: picture?.by, num_steps: picture?.stepsPerBin,
+  };
   const key = rank === undefined || step === undefined ? "" : JSON.stringify(asked);
-  // A live picture gets its columns bit by bit: what was asked of another picture may have been less.
+  // The columns of a live picture fill gradually, so values read for an earlier picture may be incomplete.
   const seen = useRef<HeatPicture | null>(null);
   if (seen.current !== picture) {
     seen.current = picture;
@@ -58,7 +60,7 @@ export function useCell(picture: HeatPicture | null, cursor: HeatCursor | null, 
           kept.current.set(key, cell);
           setHeld({ key, cell });
         },
-        () => undefined, // the picture itself tells what is wrong
+        () => undefined, // errors are shown by the picture itself
       );
     }, STILL_MS);
     return () => {
@@ -69,18 +71,18 @@ export function useCell(picture: HeatPicture | null, cursor: HeatCursor | null, 
   return held.key === key ? held.cell : null;
 }
 
-/** The colour of a cell as a number of its scale, until the exact value has come. */
+/** Return the approximate value of a cell from its level, shown until the exact value is loaded. */
 export function levelText(picture: HeatPicture, cursor: HeatCursor): string {
   const code = picture.cells[cursor.row * picture.numColumns + cursor.column] ?? picture.noValue;
   if (code === picture.noValue) {
-    return "nothing known";
+    return "no data";
   }
   const value = picture.low + (code * (picture.high - picture.low)) / (picture.numLevels - 1);
   const about = "about ";
   if (picture.scale === "relative") {
     return about + timesText(value);
   }
-  return about + (picture.scale === "z" ? `${numberText(value)} spreads` : valueText(value, picture.unit));
+  return about + (picture.scale === "z" ? `z ${numberText(value)}` : valueText(value, picture.unit));
 }
 
 interface ReadoutProps {
@@ -93,7 +95,7 @@ export function Readout({ picture, cursor, cell }: ReadoutProps): JSX.Element {
   if (cursor === null) {
     return (
       <p class="picture-readout faint">
-        Point at a cell, or focus the picture and use the arrow keys. Drag to zoom in, Enter or a click opens the timeline.
+        Point at a cell, or focus the picture and use the arrow keys. Drag to zoom in; Enter or a click opens the timeline.
       </p>
     );
   }
@@ -103,7 +105,7 @@ export function Readout({ picture, cursor, cell }: ReadoutProps): JSX.Element {
   return (
     <p class="picture-readout" data-testid="heat-readout">
       <strong>rank {rank}</strong>
-      <span>{host === "" ? "host not known" : host}</span>
+      <span>{host === "" ? "unknown host" : host}</span>
       <span class="faint">{placeText(placeOf(picture.layout, rank))}</span>
       <span>step {step}</span>
       <strong>{cell === null ? levelText(picture, cursor) : valueText(cell.value, cell.unit)}</strong>
@@ -113,7 +115,7 @@ export function Readout({ picture, cursor, cell }: ReadoutProps): JSX.Element {
             peers {valueText(cell.peers_median, cell.unit)}
           </span>
           {cell.ratio === null ? null : <span>{timesText(cell.ratio)}</span>}
-          {cell.z === null ? null : <span title="robust standard deviations above the median of its peers">{numberText(cell.z)} spreads</span>}
+          {cell.z === null ? null : <span title="robust standard deviations above the median of its peers">z {numberText(cell.z)}</span>}
         </>
       )}
       <a href={hrefOf("timeline", { rank, first: step, last: step })}>timeline</a>

@@ -1,4 +1,4 @@
-// What stands below the columns: their steps, or when these ended where charts go over time.
+// The labels of columns: their steps, or the end times of the steps on a time axis.
 
 import { useMemo } from "preact/hooks";
 
@@ -12,7 +12,7 @@ import { timeText } from "../../ui/format";
 
 const POINTS = 200;
 
-/** Return the text of a step; over time it is told as soon as the times are known. */
+/** Return a function that labels a step; on a time axis it returns the step until the times are loaded. */
 export function useStepText(picture: HeatPicture): (step: number) => string {
   const isTime = axis.value === "time";
   const zone = clock.value;
@@ -24,7 +24,7 @@ export function useStepText(picture: HeatPicture): (step: number) => string {
     }
     return (step) => {
       const at = endOfStep(series, step);
-      return at === null ? String(step) : timeText(at, zone, at); // without its day: the head of the view has that
+      return at === null ? String(step) : timeText(at, zone, at); // relative to its own day, so without a date
     };
   }, [series, isTime, zone]);
 }

@@ -1,5 +1,5 @@
-// Which part of the heat map is in sight. Steps are the range that all views share; rows are the heat map's own. Both are in
-// the URL, so that a link shows the same part.
+// The visible part of the heat map. Its steps are the range shared by all views; its rows are specific to the heat map. Both are
+// in the URL, so that a link shows the same part.
 
 import { shownRound } from "../../app/job";
 import { setParams, useNumberParam, type ParamValue } from "../../app/location";
@@ -9,7 +9,7 @@ import { clampedWindow, stepsOf, type HeatPicture, type HeatWindow, wholeWindow 
 export interface Zoom {
   window: HeatWindow;
   hasAllRows: boolean;
-  /** Show a part; columns beyond the picture ask for more steps. */
+  /** Show a window; columns beyond the picture extend the range of steps. */
   set: (window: HeatWindow) => void;
   /** Show all rows, and the whole run. */
   reset: () => void;
@@ -18,7 +18,7 @@ export interface Zoom {
 const ALL_STEPS = { from: null, to: null };
 const ALL_ROWS = { top: null, bottom: null };
 
-/** The range that a window's columns are; nothing where they are those of the picture. */
+/** Return the range for a window's columns; empty if they are exactly those of the picture. */
 function rangeOf(picture: HeatPicture, { left, right }: HeatWindow): Record<string, ParamValue> {
   const extra = right - left - picture.numColumns;
   if (extra > 0) {
@@ -33,7 +33,7 @@ function rangeOf(picture: HeatPicture, { left, right }: HeatWindow): Record<stri
   return { ...stepsOf(picture, clampedWindow(picture, { ...wholeWindow(picture), left, right })) };
 }
 
-/** Return the part of a picture that the URL names. */
+/** Return the visible part of a picture, as set in the URL. */
 export function useZoom(picture: HeatPicture): Zoom {
   const [top] = useNumberParam("top");
   const [bottom] = useNumberParam("bottom");
@@ -51,7 +51,7 @@ export function useZoom(picture: HeatPicture): Zoom {
   };
 }
 
-/** Return a window of another size around a cell; it may have more columns than the picture. */
+/** Return a window scaled around a cell; it may have more columns than the picture. */
 export function around(picture: HeatPicture, window: HeatWindow, row: number, column: number, factor: number): HeatWindow {
   const rows = Math.max(1, (window.bottom - window.top) * factor);
   const columns = Math.max(1, (window.right - window.left) * factor);
@@ -60,7 +60,7 @@ export function around(picture: HeatPicture, window: HeatWindow, row: number, co
   return { top, left, bottom: top + rows, right: left + columns };
 }
 
-/** Return the window moved so far that a row is in it. */
+/** Return the window moved just enough to contain a row. */
 export function including(window: HeatWindow, row: number): HeatWindow {
   const down = row < window.top ? row - window.top : row >= window.bottom ? row - window.bottom + 1 : 0;
   return { ...window, top: window.top + down, bottom: window.bottom + down };

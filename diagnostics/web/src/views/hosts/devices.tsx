@@ -1,5 +1,4 @@
-// What the GPUs and network links of a host say: how they are, how they were in the last hour or in the range, which errors
-// they had.
+// GPUs and network links of a host: current values, history over the last hour or the range, and errors.
 
 import "./devices.css";
 
@@ -18,7 +17,7 @@ import { Table, type Column } from "../../ui/table";
 
 const SPEED_UNITS = 1000;
 
-/** Of a line's height, in the unit of what it shows: what is smaller is no news. */
+/** The least span of each kind of line, in its unit, so that small variations look small. */
 const SPANS = { temperature: 20, clock: 200, power: 200, errors: 10 };
 
 interface TraceProps {
@@ -28,7 +27,7 @@ interface TraceProps {
   leastSpan: number;
 }
 
-/** A value, and the line of how it was beside it. */
+/** A value and the line of its history. */
 function Trace({ text, history, label, leastSpan }: TraceProps): JSX.Element {
   return (
     <span class="trace">
@@ -45,13 +44,13 @@ function of(value: number | null, most: number | null, unit: string): string {
   return most === null ? `${numberText(value)} ${unit}` : `${numberText(value)} of ${numberText(most)} ${unit}`;
 }
 
-/** "0 / 3": two counts of one kind; a dash for what is not known. */
+/** "0 / 3": related counts; a dash if all are unknown. */
 function counts(...values: (number | null)[]): string {
   return values.every((value) => value === null) ? NOT_KNOWN : values.map((value) => countText(value)).join(" / ");
 }
 
 function GpuState({ gpu }: { gpu: GpuDocument }): JSX.Element {
-  const broken = gpu.error || (gpu.recovery === "" ? "" : `asks for ${gpu.recovery}`) || (gpu.has_remap_failed ? "row not remapped" : "");
+  const broken = gpu.error || (gpu.recovery === "" ? "" : `requires ${gpu.recovery}`) || (gpu.has_remap_failed ? "row remapping failed" : "");
   if (broken !== "") {
     return (
       <Badge tone="bad" shape="octagon" title={gpu.error}>
@@ -68,7 +67,7 @@ function GpuState({ gpu }: { gpu: GpuDocument }): JSX.Element {
   }
   return (
     <Badge tone="good" shape="circle">
-      in order
+      OK
     </Badge>
   );
 }
@@ -85,11 +84,11 @@ const GPU_COLUMNS: readonly Column<GpuDocument>[] = [
   { key: "state", label: "State", sort: (row) => row.error || row.throttled, render: (row) => <GpuState gpu={row} /> },
   {
     key: "temperature", label: "Temperature", sort: (row) => row.temperature_c,
-    title: "Of the chip; of its memory; from which on its hardware slows it down",
+    title: "Chip temperature; the tooltip shows the memory temperature and the slowdown threshold",
     render: (row) => (
       <Trace
         text={
-          <span title={`memory ${numberText(row.memory_temperature_c)} \u00b0C, slows down at ${numberText(row.slowdown_temperature_c)} \u00b0C`}>
+          <span title={`memory ${numberText(row.memory_temperature_c)} \u00b0C, slowdown at ${numberText(row.slowdown_temperature_c)} \u00b0C`}>
             {of(row.temperature_c, null, "\u00b0C")}
           </span>
         }
@@ -103,7 +102,7 @@ const GPU_COLUMNS: readonly Column<GpuDocument>[] = [
     key: "clock", label: "SM clock", sort: (row) => row.sm_clock_mhz,
     render: (row) => (
       <Trace
-        text={<span title={`held down by: ${row.throttled || "nothing"}`}>{of(row.sm_clock_mhz, row.max_sm_clock_mhz, "MHz")}</span>}
+        text={<span title={`throttled by: ${row.throttled || "nothing"}`}>{of(row.sm_clock_mhz, row.max_sm_clock_mhz, "MHz")}</span>}
         history={row.clock_history}
         label={`clock of GPU ${row.gpu}`}
         leastSpan={SPANS.clock}
@@ -126,26 +125,26 @@ const GPU_COLUMNS: readonly Column<GpuDocument>[] = [
     render: (row) => <span title={`of ${memoryText(row.memory_total_bytes)}`}>{memoryText(row.memory_used_bytes)}</span>,
   },
   {
-    key: "use", label: "In use", isNumber: true, title: "Part of the time in which a kernel ran", sort: (row) => row.utilization,
+    key: "use", label: "Utilization", isNumber: true, title: "Share of time in which a kernel was running", sort: (row) => row.utilization,
     render: (row) => (row.utilization === null ? NOT_KNOWN : `${numberText(100 * row.utilization)} %`),
   },
   {
     key: "ecc", label: "Memory errors", isNumber: true, sort: (row) => row.uncorrected_errors,
-    title: "Corrected / uncorrected since the driver was loaded; in its life when pointed at",
+    title: "Corrected / uncorrected since the driver was loaded; the tooltip shows lifetime counts",
     render: (row) => (
-      <span title={`in its life ${counts(row.lifetime_corrected_errors, row.lifetime_uncorrected_errors)}`}>
+      <span title={`lifetime: ${counts(row.lifetime_corrected_errors, row.lifetime_uncorrected_errors)}`}>
         {counts(row.corrected_errors, row.uncorrected_errors)}
       </span>
     ),
   },
   {
-    key: "rows", label: "Rows replaced", isNumber: true, sort: (row) => row.uncorrected_rows,
-    title: "Rows of memory remapped after corrected / uncorrected errors; retired pages of older GPUs when pointed at",
+    key: "rows", label: "Remapped rows", isNumber: true, sort: (row) => row.uncorrected_rows,
+    title: "Memory rows remapped after corrected / uncorrected errors; the tooltip shows retired pages of older GPUs",
     render: (row) => <span title={`${counts(row.retired_pages)} retired pages`}>{counts(row.corrected_rows, row.uncorrected_rows)}</span>,
   },
   {
     key: "links", label: "NVLink / PCIe", isNumber: true, sort: (row) => row.nvlink_errors,
-    title: "Errors of its NVLinks / replays of PCIe",
+    title: "NVLink errors / PCIe replays",
     render: (row) => counts(row.nvlink_errors, row.pcie_replays),
   },
 ];
@@ -165,9 +164,9 @@ const LINK_COLUMNS: readonly Column<LinkDocument>[] = [
     ),
   },
   { key: "speed", label: "Speed", isNumber: true, sort: (row) => row.speed_mbps, render: (row) => speedText(row.speed_mbps) },
-  { key: "downs", label: "Lost", isNumber: true, title: "Changes of its carrier, or connections lost", sort: (row) => row.downs, render: (row) => counts(row.downs) },
+  { key: "downs", label: "Link downs", isNumber: true, title: "Carrier changes, or lost connections", sort: (row) => row.downs, render: (row) => counts(row.downs) },
   {
-    key: "errors", label: "Errors", title: "Received / sent / of symbols, since its driver was loaded", sort: (row) => row.rx_errors,
+    key: "errors", label: "Errors", title: "Receive / transmit / symbol errors since the driver was loaded", sort: (row) => row.rx_errors,
     render: (row) => (
       <Trace
         text={counts(row.rx_errors, row.tx_errors, row.symbol_errors)}
@@ -178,10 +177,10 @@ const LINK_COLUMNS: readonly Column<LinkDocument>[] = [
     ),
   },
   {
-    key: "dropped", label: "Dropped", isNumber: true, title: "Received / sent", sort: (row) => row.rx_dropped,
+    key: "dropped", label: "Dropped", isNumber: true, title: "Received / transmitted packets", sort: (row) => row.rx_dropped,
     render: (row) => counts(row.rx_dropped, row.tx_dropped),
   },
-  { key: "again", label: "Sent again", isNumber: true, title: "By RDMA hardware", sort: (row) => row.retransmissions, render: (row) => counts(row.retransmissions) },
+  { key: "again", label: "Retransmissions", isNumber: true, title: "Counted by RDMA hardware", sort: (row) => row.retransmissions, render: (row) => counts(row.retransmissions) },
 ];
 
 const XID_COLUMNS: readonly Column<XidDocument>[] = [
@@ -190,22 +189,22 @@ const XID_COLUMNS: readonly Column<XidDocument>[] = [
   { key: "gpu", label: "GPU", isNumber: true, sort: (row) => row.gpu, render: (row) => countText(row.gpu) },
   { key: "step", label: "Step", isNumber: true, sort: (row) => row.step, render: (row) => countText(row.step) },
   {
-    key: "kind", label: "Whose", sort: (row) => row.kind,
+    key: "kind", label: "Kind", sort: (row) => row.kind,
     render: (row) => (
       <Badge tone={row.kind === "hardware" ? "bad" : row.kind === "mended" ? "warning" : "quiet"} shape={row.kind === "hardware" ? "octagon" : "triangle"}>
         {row.kind}
       </Badge>
     ),
   },
-  { key: "meaning", label: "It is", render: (row) => row.meaning },
-  { key: "advice", label: "Do", className: "wide", render: (row) => row.advice },
+  { key: "meaning", label: "Meaning", render: (row) => row.meaning },
+  { key: "advice", label: "Advice", className: "wide", render: (row) => row.advice },
 ];
 
-/** When values were read, and from when to when the lines reach. */
+/** The time at which the values were read, and the period of the lines. */
 function Times({ document, at }: { document: HostDevicesDocument; at: number | undefined }): JSX.Element | null {
   return at === undefined ? null : (
     <>
-      read at <TimeText at={at} />; lines from <TimeText at={document.first_unix_s} /> to <TimeText at={document.last_unix_s} />
+      read at <TimeText at={at} />; lines cover <TimeText at={document.first_unix_s} /> to <TimeText at={document.last_unix_s} />
     </>
   );
 }
@@ -216,19 +215,19 @@ function Tables({ document }: { document: HostDevicesDocument }): JSX.Element {
     <>
       <Section title="GPUs" note={<Times document={document} at={gpus[0]?.at_unix_s} />}>
         {gpus.length === 0 ? (
-          <p class="soft">No GPU of it was read{isWholeRun.value ? ": it has none, or no driver that says something" : " in this range"}.</p>
+          <p class="soft">No GPU data{isWholeRun.value ? ": the host has no GPU, or no driver that reports values" : " in this range"}.</p>
         ) : (
           <Table caption={`GPUs of ${host}`} columns={GPU_COLUMNS} rows={gpus} rowKey={(row) => String(row.gpu)} sortParam="gpus" />
         )}
       </Section>
       {xids.length === 0 ? null : (
-        <Section title="Errors that the driver told of" note={`${xids.length}, the newest first`}>
+        <Section title="Errors reported by the driver" note={`${xids.length}, the newest first`}>
           <Table caption={`Xid errors of ${host}`} columns={XID_COLUMNS} rows={xids} rowKey={(row) => `${row.at_unix_s} ${row.gpu} ${row.xid}`} sortParam="xids" />
         </Section>
       )}
       <Section title="Network links" note={<Times document={document} at={links[0]?.at_unix_s} />}>
         {links.length === 0 ? (
-          <p class="soft">No link of it was read{isWholeRun.value ? "" : " in this range"}.</p>
+          <p class="soft">No data of network links{isWholeRun.value ? "" : " in this range"}.</p>
         ) : (
           <Table caption={`Network links of ${host}`} columns={LINK_COLUMNS} rows={links} rowKey={(row) => row.link} sortParam="links" />
         )}
@@ -237,7 +236,7 @@ function Tables({ document }: { document: HostDevicesDocument }): JSX.Element {
   );
 }
 
-/** GPUs and links of a host; a line where nothing was ever read. */
+/** GPUs and links of a host, or one line if no data exists. */
 export function HostDevices({ host }: { host: string }): JSX.Element | null {
   const { data } = useResource<HostDevicesDocument>(`hosts/${encodeURIComponent(host)}/devices`, rangeQuery(), "hosts");
   if (data === null) {
@@ -246,7 +245,7 @@ export function HostDevices({ host }: { host: string }): JSX.Element | null {
   if (data.last_unix_s === null) {
     return (
       <Section title="GPUs and links">
-        <p class="soft">Nothing was read of its GPUs and links: diagnostics.telemetry_interval_s is 0, or no streamer ran on it.</p>
+        <p class="soft">No data of GPUs and links: diagnostics.telemetry_interval_s is 0, or no streamer ran on this host.</p>
       </Section>
     );
   }

@@ -1,4 +1,4 @@
-// One host: what it does, what its checks found, in what it was involved.
+// One host: its state, the results of its checks, and its history.
 
 import type { JSX } from "preact";
 
@@ -47,7 +47,7 @@ const CHECK_COLUMNS: readonly Column<CheckDocument>[] = [
   },
   {
     key: "took",
-    label: "Took",
+    label: "Duration",
     isNumber: true,
     sort: (row) => row.duration_s,
     render: (row) => <Duration seconds={row.duration_s} />,
@@ -66,11 +66,11 @@ function HostFigures({ host }: { host: HostDocument }): JSX.Element {
         value={host.first_rank === null || host.num_workers === null ? "none" : countText(host.num_workers)}
         note={host.first_rank === null ? "not in the round" : `from ${countText(host.first_rank)}`}
       />
-      <Figure label="Straggler score" value={scoreText(host.straggler_score)} note="against its peers" />
+      <Figure label="Straggler score" value={scoreText(host.straggler_score)} note="compared with its peers" />
       <Figure
         label="Clock"
         value={<Duration seconds={host.clock_offset_s} />}
-        note={host.clock_error_s === null ? "not measured" : `exact to ${durationText(host.clock_error_s)}`}
+        note={host.clock_error_s === null ? "not measured" : `accurate to ${durationText(host.clock_error_s)}`}
       />
     </dl>
   );
@@ -79,7 +79,7 @@ function HostFigures({ host }: { host: HostDocument }): JSX.Element {
 function About({ host }: { host: HostDocument }): JSX.Element {
   const labels = Object.entries(host.labels);
   return (
-    <Section title="About it">
+    <Section title="About this host">
       <Facts>
         {host.remark === "" ? null : <Fact label="remark">{host.remark}</Fact>}
         {host.cordon_unix_s === null ? null : (
@@ -88,12 +88,12 @@ function About({ host }: { host: HostDocument }): JSX.Element {
             <TimeText at={host.cordon_unix_s} />
           </Fact>
         )}
-        <Fact label="address">{host.address === "" ? "not known" : host.address}</Fact>
-        <Fact label="hardware">{host.hardware === "" ? "not known" : host.hardware}</Fact>
+        <Fact label="address">{host.address === "" ? "unknown" : host.address}</Fact>
+        <Fact label="hardware">{host.hardware === "" ? "unknown" : host.hardware}</Fact>
         <Fact label="joined">
           <TimeText at={host.joined_unix_s} />
         </Fact>
-        {host.is_connected === null ? null : <Fact label="events">{host.is_connected ? "arrive" : "do not arrive"}</Fact>}
+        {host.is_connected === null ? null : <Fact label="events">{host.is_connected ? "received" : "not received"}</Fact>}
         {labels.map(([name, value]) => (
           <Fact key={name} label={name}>
             {value}
@@ -133,12 +133,12 @@ function History({ document }: { document: HostHistoryDocument }): JSX.Element {
                   {round}
                 </a>
               ))}
-              {document.rounds.length > MOST_ROUNDS ? <span class="faint">the newest of {document.rounds.length}</span> : null}
+              {document.rounds.length > MOST_ROUNDS ? <span class="faint">newest of {document.rounds.length}</span> : null}
             </span>
           )}
         </Fact>
-        <Fact label="incidents">
-          <IncidentLinks ids={document.incident_ids} none="none blames it" />
+        <Fact label="culprit in">
+          <IncidentLinks ids={document.incident_ids} none="none" />
         </Fact>
         <Fact label="victim in">
           <IncidentLinks ids={document.victim_incident_ids} none="none" />
@@ -159,7 +159,7 @@ function Detail({ document }: { document: HostHistoryDocument }): JSX.Element {
       </div>
       <Section title="Checks" note={checks.length === 0 ? undefined : <TimeText at={document.checks_unix_s} />}>
         {checks.length === 0 ? (
-          <p class="soft">No report of its checks is kept.</p>
+          <p class="soft">No report of its checks is stored.</p>
         ) : (
           <Table caption={`Checks of ${host.host}`} columns={CHECK_COLUMNS} rows={checks} rowKey={(row) => row.name} />
         )}

@@ -1,4 +1,4 @@
-// All hosts: those that are not in order are found by one click, whatever their number.
+// The table of all hosts, with filters for those that need attention.
 
 import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
@@ -57,7 +57,7 @@ const COLUMNS: readonly Column<HostDocument>[] = [
     key: "score",
     label: "Straggler score",
     isNumber: true,
-    title: "How far its slowest rank is above its peers, in spreads",
+    title: "Robust standard deviations of its slowest rank above its peers",
     sort: (row) => row.straggler_score,
     render: (row) => scoreText(row.straggler_score),
   },
@@ -65,10 +65,10 @@ const COLUMNS: readonly Column<HostDocument>[] = [
     key: "clock",
     label: "Clock",
     isNumber: true,
-    title: "Offset of the host's clock, before the daemon's",
+    title: "Offset of the host's clock from the daemon's",
     sort: (row) => row.clock_offset_s,
     render: (row) => (
-      <span title={row.clock_error_s === null ? undefined : `exact to ${durationText(row.clock_error_s)}`}>
+      <span title={row.clock_error_s === null ? undefined : `accurate to ${durationText(row.clock_error_s)}`}>
         {durationText(row.clock_offset_s)}
       </span>
     ),
@@ -81,7 +81,7 @@ const COLUMNS: readonly Column<HostDocument>[] = [
       row.is_connected === null ? (
         <span class="faint">{"\u2013"}</span>
       ) : row.is_connected ? (
-        "arrive"
+        "received"
       ) : (
         <Badge tone="warning" shape="triangle">
           none
@@ -100,7 +100,7 @@ const COLUMNS: readonly Column<HostDocument>[] = [
 const OF_RUNNING_JOBS = new Set(["step", "last", "median", "events", "hardware"]);
 const RECORDED_COLUMNS = COLUMNS.filter((column) => !OF_RUNNING_JOBS.has(column.key));
 
-/** Return the hosts that a choice leaves. */
+/** Return the hosts that match the filters. */
 export function chosenHosts(hosts: readonly HostDocument[], show: string, text: string): readonly HostDocument[] {
   return hosts.filter((host) => {
     const isShown =
@@ -130,7 +130,7 @@ function Counts({ hosts }: { hosts: readonly HostDocument[] }): JSX.Element {
       <Figure label="Spare" value={count((host) => host.state === "spare")} />
       <Figure label="Need attention" value={count((host) => !host.is_in_order)} />
       <Figure label="Cordoned" value={count((host) => host.cordon_unix_s !== null)} />
-      <Figure label="Not heard of" value={count((host) => host.is_connected === false)} />
+      <Figure label="No events" value={count((host) => host.is_connected === false)} />
     </dl>
   );
 }
@@ -139,8 +139,8 @@ function Found({ document, show, text }: { document: HostsDocument; show: string
   const rows = useMemo(() => chosenHosts(document.hosts, show, text), [document, show, text]);
   if (document.hosts.length === 0) {
     return (
-      <EmptyState title="No host is known" action={<code>megatrain launch CONFIG</code>}>
-        No executor is registered, and no record of the run names one. Hosts appear when they pass their checks and take a lease.
+      <EmptyState title="No hosts" action={<code>megatrain launch CONFIG</code>}>
+        No executor is registered, and no record of the run names a host. Hosts appear when they pass their checks and get a lease.
       </EmptyState>
     );
   }
@@ -150,14 +150,14 @@ function Found({ document, show, text }: { document: HostsDocument; show: string
       {document.thresholds === null ? null : <p class="soft">Straggler score: {thresholdsText(document.thresholds)}.</p>}
       {rows.length === 0 ? (
         <EmptyState
-          title="No host is like that"
+          title="No matching hosts"
           action={
             <button type="button" class="button small" onClick={() => setParams({ show: null, text: null })}>
               Show all {countText(document.hosts.length)}
             </button>
           }
         >
-          The choices above leave none.
+          No host matches the filters above.
         </EmptyState>
       ) : (
         <Table caption="Hosts" columns={job.value?.is_recorded === true ? RECORDED_COLUMNS : COLUMNS} rows={rows} rowKey={(row) => row.host} />
@@ -173,7 +173,7 @@ export function HostList(): JSX.Element {
   return (
     <>
       <ViewHead title="Hosts">
-        <Segmented label="Which hosts" options={SHOWN} value={show} onChange={setShow} />
+        <Segmented label="Filter of hosts" options={SHOWN} value={show} onChange={setShow} />
         <TextField label="Find" value={text} onChange={setText} isSearch placeholder="name or remark" size={16} />
       </ViewHead>
       <Loaded resource={found}>{(document) => <Found document={document} show={show} text={text} />}</Loaded>

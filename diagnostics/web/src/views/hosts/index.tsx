@@ -1,4 +1,4 @@
-// Hosts: all of them in one table, one of them beside it.
+// The list of hosts, or the page of one host.
 
 import type { JSX } from "preact";
 

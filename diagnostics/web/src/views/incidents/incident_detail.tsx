@@ -1,4 +1,4 @@
-// One incident as a war room: what happened, its logs, ranks and heat map, what to do, who was notified; and a text for a ticket.
+// The page of one incident: events, logs, ranks, heat map, runbook and notifications, and a text for a ticket.
 
 import "./incidents.css";
 
@@ -24,7 +24,7 @@ import { RunbookSteps, runbookHref } from "../runbooks/steps";
 import { MomentLogs } from "./moment_logs";
 import { MomentGrid, MomentHeat } from "./moment_pictures";
 import { HostLinks, Lines, StateBadge } from "./parts";
-import { auditOf, InOrder, toldInOrder } from "./story";
+import { auditOf, InOrder, storyInOrder } from "./story";
 import { ticketText, type TicketParts } from "./ticket";
 import { VerdictBody } from "./verdict_detail";
 
@@ -33,10 +33,10 @@ function phaseLabel(name: string): string {
 }
 
 const NOTE_LABELS: Record<string, string> = {
-  check: "checked again", median_step_s: "a step took", num_hosts: "hosts after it", over_unix_s: "over", pairs: "pairs timed",
+  check: "checked again", median_step_s: "median step time", num_hosts: "hosts afterwards", over_unix_s: "ended", pairs: "pairs timed",
 };
 
-/** A figure that the driver keeps with an incident, as people read it. */
+/** A value that the driver stored with an incident, formatted by the unit in its name. */
 function Note({ name, text }: { name: string; text: string }): JSX.Element {
   const value = Number(text);
   if (!name.endsWith("_s") || Number.isNaN(value)) {
@@ -56,7 +56,7 @@ function Recovery({ incident }: { incident: IncidentDocument }): JSX.Element {
   }));
   return (
     <>
-      {parts.length === 0 ? null : <PartsBar caption="Seconds of each phase of the recovery" parts={parts} />}
+      {parts.length === 0 ? null : <PartsBar caption="Duration of each phase of the recovery" parts={parts} />}
       {current === undefined ? null : (
         <p class="lead">
           Now: {phaseLabel(current.name)}
@@ -78,16 +78,16 @@ const failureColumns = (round: number): readonly Column<FailureDocument>[] => [
     label: "Role",
     render: (row) => (
       <Badge tone={row.is_cascade ? "quiet" : "bad"} shape={row.is_cascade ? "ring" : "octagon"}>
-        {row.is_cascade ? "followed" : "root"}
+        {row.is_cascade ? "cascade" : "root"}
       </Badge>
     ),
   },
   { key: "rank", label: "Rank", isNumber: true, render: (row) => <a href={hrefOf("grid", { rank: row.rank, round })}>{row.rank}</a> },
   { key: "host", label: "Host", render: (row) => <a href={hrefOf(["hosts", row.host])}>{row.host}</a> },
   { key: "at", label: "When", render: (row) => <TimeText at={row.at_unix_s} /> },
-  { key: "exit", label: "Ended", render: (row) => row.exit_text },
+  { key: "exit", label: "Exit", render: (row) => row.exit_text },
   { key: "label", label: "Label", render: (row) => row.label },
-  { key: "culprit", label: "Names", render: (row) => row.culprit },
+  { key: "culprit", label: "Culprit", render: (row) => row.culprit },
   { key: "line", label: "Line", className: "wide", render: (row) => <span class="log-text">{row.line}</span> },
 ];
 
@@ -114,8 +114,8 @@ function Failures({ incident }: { incident: IncidentDocument }): JSX.Element | n
 function Costs({ incident }: { incident: IncidentDocument }): JSX.Element {
   return (
     <dl class="figures">
-      <Figure label="Down" value={<Duration seconds={incident.down_s} />} note="from failure to the next step" />
-      <Figure label="Noticed after" value={<Duration seconds={incident.detected_unix_s - incident.began_unix_s} />} note="from failure to knowing" />
+      <Figure label="Downtime" value={<Duration seconds={incident.down_s} />} note="from the failure to the next step" />
+      <Figure label="Detected after" value={<Duration seconds={incident.detected_unix_s - incident.began_unix_s} />} note="from the failure to its detection" />
       <Figure
         label="Steps lost"
         value={countText(incident.steps_lost)}
@@ -128,12 +128,12 @@ function Costs({ incident }: { incident: IncidentDocument }): JSX.Element {
       <Figure
         label="Training time"
         value={percentText(incident.effective_time_ratio)}
-        note="of the job when it was closed"
+        note="of the job when the incident was closed"
       />
       <Figure
         label="Round"
         value={countText(incident.round)}
-        note={incident.next_round === null ? "no later one yet" : `followed by ${incident.next_round}`}
+        note={incident.next_round === null ? "no later round yet" : `followed by ${incident.next_round}`}
       />
     </dl>
   );
@@ -142,14 +142,14 @@ function Costs({ incident }: { incident: IncidentDocument }): JSX.Element {
 function VerdictBehind({ id }: { id: string }): JSX.Element {
   const found = useResource<VerdictDocument>(`verdicts/${encodeURIComponent(id)}`, {}, "incidents");
   return (
-    <Section title="The verdict behind it" tools={<a href={hrefOf(["incidents", "verdicts", id])}>{id}</a>}>
+    <Section title="Verdict" tools={<a href={hrefOf(["incidents", "verdicts", id])}>{id}</a>}>
       <Loaded resource={found}>{(verdict) => <VerdictBody verdict={verdict} />}</Loaded>
     </Section>
   );
 }
 
-/** What can be asked for now, a row of buttons for each host; the reason once where nothing can be. */
-function Asking({ story }: { story: StoryDocument }): JSX.Element | null {
+/** The actions that apply now, a row of buttons for each host; a user who may not act sees the reason once. */
+function Actions({ story }: { story: StoryDocument }): JSX.Element | null {
   const targets = [...new Set(story.actions.map((one) => one.target))];
   if (targets.length === 0) {
     return null;
@@ -178,7 +178,7 @@ function WhatToDo({ incident, names }: { incident: IncidentDocument; names: read
   if (first === undefined) {
     return (
       <Section title="What to do">
-        <p class="soft">Nothing: it happened because somebody wanted it so.</p>
+        <p class="soft">Nothing: this was requested by a user.</p>
       </Section>
     );
   }
@@ -212,7 +212,7 @@ function Happened({ incident, story, audit }: { incident: IncidentDocument; stor
     >
       <div class="stack tight">
         <Loaded resource={story} lines={6}>
-          {(document) => <InOrder list={toldInOrder(document, auditOf(incident, audit))} since={incident.began_unix_s} />}
+          {(document) => <InOrder list={storyInOrder(document, auditOf(incident, audit))} since={incident.began_unix_s} />}
         </Loaded>
         <Recovery incident={incident} />
       </div>
@@ -220,9 +220,9 @@ function Happened({ incident, story, audit }: { incident: IncidentDocument; stor
   );
 }
 
-function WhoWasTold({ story, since }: { story: Resource<StoryDocument>; since: number }): JSX.Element {
+function Notifications({ story, since }: { story: Resource<StoryDocument>; since: number }): JSX.Element {
   return (
-    <Section title="Who was told">
+    <Section title="Notifications">
       <Loaded resource={story} lines={2}>
         {(document) =>
           document.told.length === 0 ? (
@@ -236,7 +236,7 @@ function WhoWasTold({ story, since }: { story: Resource<StoryDocument>; since: n
   );
 }
 
-/** What people wrote that stands in its time. */
+/** Notes written about the time of the incident. */
 function Notes({ notes }: { notes: readonly NoteDocument[] }): JSX.Element | null {
   return notes.length === 0 ? null : (
     <Section title="Notes" tools={<a href={hrefOf("notes")}>all notes</a>}>
@@ -256,19 +256,19 @@ function Notes({ notes }: { notes: readonly NoteDocument[] }): JSX.Element | nul
 
 function WhereAndWho({ incident }: { incident: IncidentDocument }): JSX.Element {
   return (
-    <Section title="Where and who">
+    <Section title="Hosts and ranks">
       <Facts>
         <Fact label="hosts">
-          {incident.hosts.length === 0 ? "none named" : <HostLinks hosts={incident.hosts} most={8} />}
+          {incident.hosts.length === 0 ? "none identified" : <HostLinks hosts={incident.hosts} most={8} />}
         </Fact>
         <Fact label="ranks">
-          {incident.ranks.length === 0 ? "none named" : <a href={hrefOf("grid", { rank: incident.ranks[0], round: incident.round })}>{ranksText(incident.ranks, 10)}</a>}
+          {incident.ranks.length === 0 ? "none identified" : <a href={hrefOf("grid", { rank: incident.ranks[0], round: incident.round })}>{ranksText(incident.ranks, 10)}</a>}
         </Fact>
         <Fact label="round">
           <span class="links">
             <span>{incident.round}</span>
             <a href={hrefOf("timeline", { round: incident.round, first: incident.last_step, last: incident.last_step })}>timeline</a>
-            {incident.next_round === null ? null : <a href={hrefOf("grid", { round: incident.next_round })}>the next: {incident.next_round}</a>}
+            {incident.next_round === null ? null : <a href={hrefOf("grid", { round: incident.next_round })}>next: {incident.next_round}</a>}
           </span>
         </Fact>
         {incident.driver === "" ? null : <Fact label="driver">{incident.driver}</Fact>}
@@ -296,7 +296,7 @@ function Detail({ incident, story, logs, audit, notes }: DetailProps): JSX.Eleme
       <p class="incident-lead">
         <span class="lead">{sentence(incident.reason)}</span>
         <span class="soft">
-          Done about it: <strong>{incident.action}</strong>
+          Action taken: <strong>{incident.action}</strong>
         </span>
       </p>
       <Costs incident={incident} />
@@ -305,10 +305,10 @@ function Detail({ incident, story, logs, audit, notes }: DetailProps): JSX.Eleme
           <MomentLogs incident={incident} logs={logs} />
           <Happened incident={incident} story={story} audit={audit} />
           <Section title="Evidence" note={incident.confidence === "" ? undefined : `confidence: ${incident.confidence}`}>
-            <Lines lines={incident.evidence} none="None is recorded beyond the reason above." />
+            <Lines lines={incident.evidence} none="No evidence is recorded beyond the reason above." />
           </Section>
           <Notes notes={notes} />
-          <WhoWasTold story={story} since={incident.began_unix_s} />
+          <Notifications story={story} since={incident.began_unix_s} />
         </div>
         <div class="stack">
           {incident.round === 0 ? null : (
@@ -356,7 +356,7 @@ export function IncidentDetail({ id }: { id: string }): JSX.Element {
           )
         }
       >
-        {story.data === null ? null : <Asking story={story.data} />}
+        {story.data === null ? null : <Actions story={story.data} />}
         {incident === null ? null : <CopyButton text={() => ticketText(parts(incident))}>Copy for ticket</CopyButton>}
       </ViewHead>
       <Loaded resource={found}>{(one) => <Detail incident={one} story={story} logs={logs} audit={audit.data} notes={notes} />}</Loaded>

@@ -1,4 +1,4 @@
-// All incidents, the newest first, and the verdicts of the diagnosis with what became of each.
+// All incidents, newest first, and the verdicts of the diagnosis with their outcomes.
 
 import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
@@ -20,15 +20,15 @@ const INCIDENT_COLUMNS: readonly Column<IncidentDocument>[] = [
   { key: "state", label: "State", sort: (row) => row.state, render: (row) => <StateBadge state={row.state} /> },
   {
     key: "kind",
-    label: "What",
+    label: "Kind",
     sort: (row) => row.kind_text,
     render: (row) => <a href={hrefOf(["incidents", row.incident_id])}>{row.kind_text}</a>,
   },
-  { key: "where", label: "Where", sort: (row) => row.hosts[0] ?? null, render: (row) => <HostLinks hosts={row.hosts} /> },
+  { key: "where", label: "Hosts", sort: (row) => row.hosts[0] ?? null, render: (row) => <HostLinks hosts={row.hosts} /> },
   { key: "ranks", label: "Ranks", isNumber: true, sort: (row) => row.ranks[0] ?? null, render: (row) => ranksText(row.ranks, 3) },
-  { key: "action", label: "Done about it", sort: (row) => row.action, render: (row) => row.action },
-  { key: "reason", label: "Why", className: "clip", render: (row) => <span title={row.reason}>{row.reason}</span> },
-  { key: "down", label: "Down", isNumber: true, sort: (row) => row.down_s, render: (row) => <Duration seconds={row.down_s} /> },
+  { key: "action", label: "Action taken", sort: (row) => row.action, render: (row) => row.action },
+  { key: "reason", label: "Reason", className: "clip", render: (row) => <span title={row.reason}>{row.reason}</span> },
+  { key: "down", label: "Downtime", isNumber: true, sort: (row) => row.down_s, render: (row) => <Duration seconds={row.down_s} /> },
   {
     key: "lost",
     label: "Steps lost",
@@ -55,7 +55,7 @@ const VERDICT_COLUMNS: readonly Column<VerdictDocument>[] = [
   },
   { key: "hosts", label: "Hosts", sort: (row) => row.hosts[0] ?? null, render: (row) => <HostLinks hosts={row.hosts} /> },
   { key: "confidence", label: "Confidence", sort: (row) => row.confidence, render: (row) => row.confidence },
-  { key: "why", label: "Why", className: "clip", render: (row) => <span title={row.outcome_reason}>{row.outcome_reason}</span> },
+  { key: "why", label: "Reason", className: "clip", render: (row) => <span title={row.outcome_reason}>{row.outcome_reason}</span> },
   { key: "gain", label: "Gain", isNumber: true, sort: (row) => row.gain_s, render: (row) => <Duration seconds={row.gain_s} /> },
   {
     key: "price",
@@ -66,7 +66,7 @@ const VERDICT_COLUMNS: readonly Column<VerdictDocument>[] = [
   },
 ];
 
-/** The columns, with what people wrote about the time of an incident below its reason. */
+/** Return the columns, with notes about the time of an incident below its reason. */
 function columnsWith(notes: readonly NoteDocument[]): readonly Column<IncidentDocument>[] {
   const texts = new Map<string, string[]>();
   for (const note of notes.filter((one) => one.retracted_unix_s === null)) {
@@ -87,7 +87,7 @@ function columnsWith(notes: readonly NoteDocument[]): readonly Column<IncidentDo
       ))}
     </>
   );
-  return INCIDENT_COLUMNS.map((column) => (column.key === "reason" ? { ...column, label: "Why, and notes", render } : column));
+  return INCIDENT_COLUMNS.map((column) => (column.key === "reason" ? { ...column, label: "Reason, notes", render } : column));
 }
 
 function kindsOf(document: IncidentsDocument): { value: string; label: string }[] {
@@ -101,7 +101,7 @@ interface Choices {
   host: string;
 }
 
-/** Return the incidents that a choice leaves; a part of a host's name is enough. */
+/** Return the incidents that match the filters; a part of a host's name is enough. */
 export function chosenIncidents(all: readonly IncidentDocument[], choices: Choices): readonly IncidentDocument[] {
   return all.filter(
     (one) =>
@@ -137,23 +137,23 @@ function Lists({ document, choices }: { document: IncidentsDocument; choices: Ch
             </button>
           }
         >
-          Nothing went wrong then.
+          There were no incidents in this time.
         </EmptyState>
       ) : document.incidents.length === 0 ? (
         <EmptyState title="No incident">
-          Nothing has gone wrong since the job began. A worker that ends, a hang, a lost host or a straggler that is evicted
-          appears here, with what was done about it and what it cost.
+          There were no incidents since the job began. Ended workers, hangs, lost hosts and evicted stragglers are listed here,
+          with the action taken and the cost.
         </EmptyState>
       ) : incidents.length === 0 ? (
         <EmptyState
-          title="No incident is like that"
+          title="No matching incidents"
           action={
             <button type="button" class="button small" onClick={() => setParams({ kind: null, state: null, host: null })}>
               Show all {document.incidents.length}
             </button>
           }
         >
-          The choices above leave none of {document.incidents.length}.
+          None of {document.incidents.length} incidents matches the filters above.
         </EmptyState>
       ) : (
         <Table
@@ -165,7 +165,7 @@ function Lists({ document, choices }: { document: IncidentsDocument; choices: Ch
         />
       )}
       {document.damaged.length === 0 ? null : (
-        <Section title="Damaged records" note={`of ${countOf(document.damaged.length, "incident")} nothing can be read`}>
+        <Section title="Damaged records" note={`${countOf(document.damaged.length, "incident")} cannot be read`}>
           <Facts>
             {document.damaged.map((one) => (
               <Fact key={one.incident_id} label={one.incident_id}>
@@ -175,9 +175,9 @@ function Lists({ document, choices }: { document: IncidentsDocument; choices: Ch
           </Facts>
         </Section>
       )}
-      <Section title="Verdicts of the diagnosis" note="what it found, and what the driver made of it">
+      <Section title="Verdicts of the diagnosis" note="findings, and the decisions of the driver">
         {document.verdicts.length === 0 ? (
-          <p class="soft">None: the diagnosis has accused no host.</p>
+          <p class="soft">No verdicts: the diagnosis has identified no culprit.</p>
         ) : (
           <Table
             caption="Verdicts"
@@ -202,7 +202,7 @@ export function IncidentList(): JSX.Element {
     <>
       <ViewHead title="Incidents" note={found.data === null ? undefined : `${countText(found.data.incidents.length)} in all`}>
         <Select
-          label="What"
+          label="Kind"
           options={found.data === null ? [{ value: "", label: "all" }] : kindsOf(found.data)}
           value={kind}
           onChange={setKind}

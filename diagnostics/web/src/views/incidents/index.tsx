@@ -1,4 +1,4 @@
-// Incidents and verdicts: a list of both, one incident, one verdict; which one is in the path of the route.
+// Incidents and verdicts: the list of both, one incident, or one verdict, depending on the path of the route.
 
 import type { JSX } from "preact";
 

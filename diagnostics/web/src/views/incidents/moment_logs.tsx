@@ -1,4 +1,4 @@
-// The log lines of an incident's moment: the culprit's first, then the others'. A victim's line is never among the culprit's.
+// The log lines around an incident: first those of the culprit, then those of other ranks. They are never mixed.
 
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
@@ -15,7 +15,7 @@ function Lines({ lines, title }: { lines: readonly IncidentLineDocument[]; title
   const zone = clock.value;
   const box = useRef<HTMLDivElement>(null);
   useEffect(() => {
-    // what matters is at the end, or where it is said what happened
+    // scroll to the line that shows the cause, else to the end
     const found = box.current;
     const telling = found?.querySelector<HTMLElement>(".is-telling");
     if (found !== null) {
@@ -39,12 +39,12 @@ function Lines({ lines, title }: { lines: readonly IncidentLineDocument[]; title
   );
 }
 
-function Told({ logs }: { logs: IncidentLogsDocument }): JSX.Element | null {
+function Cause({ logs }: { logs: IncidentLogsDocument }): JSX.Element | null {
   return logs.telling_line === "" ? null : (
     <p class="moment-cause" data-label={logs.label}>
-      The logs say <strong>{logs.label}</strong>
+      Cause in the logs: <strong>{logs.label}</strong>
       {logs.telling_rank === null ? "" : ` (rank ${logs.telling_rank})`}
-      {logs.action === "" ? "" : <span class="faint"> which calls for {logs.action.replaceAll("_", " ")}</span>}:{" "}
+      {logs.action === "" ? "" : <span class="faint">, recommended action: {logs.action.replaceAll("_", " ")}</span>}:{" "}
       <span class="log-text">{logs.telling_line}</span>
     </p>
   );
@@ -54,7 +54,7 @@ function Groups({ logs }: { logs: IncidentLogsDocument }): JSX.Element {
   const isNamed = logs.culprit_text !== "";
   return (
     <div class="stack tight">
-      <Told logs={logs} />
+      <Cause logs={logs} />
       {logs.problem === "" ? null : <p class="soft moment-problem">{sentence(logs.problem)}.</p>}
       {logs.culprit_lines.length === 0 ? null : (
         <div data-lines="culprit">
@@ -64,8 +64,8 @@ function Groups({ logs }: { logs: IncidentLogsDocument }): JSX.Element {
       )}
       {logs.other_lines.length === 0 ? null : (
         <div data-lines="others">
-          <h3>{isNamed ? "The other ranks" : "All ranks; nobody is blamed"}</h3>
-          <Lines lines={logs.other_lines} title="Lines of the other ranks" />
+          <h3>{isNamed ? "Other ranks" : "All ranks; no culprit identified"}</h3>
+          <Lines lines={logs.other_lines} title="Lines of other ranks" />
         </div>
       )}
     </div>
@@ -82,14 +82,14 @@ export function MomentLogs({ incident, logs }: MomentLogsProps): JSX.Element {
   const days = shown.length === 0 ? "" : `, ${daysText(Math.min(...shown), Math.max(...shown), clock.value)}`;
   return (
     <Section
-      title="Log lines at that moment"
+      title="Log lines around the incident"
       note={`round ${incident.round}${days}`}
       tools={
         <>
           {incident.ranks.length === 0 ? null : (
-            <a href={hrefOf("logs", { round: incident.round, ranks: incident.ranks.slice(0, 16).join(",") })}>the culprit's</a>
+            <a href={hrefOf("logs", { round: incident.round, ranks: incident.ranks.slice(0, 16).join(",") })}>lines of the culprit</a>
           )}
-          <a href={hrefOf("logs", { round: incident.round })}>all of the round</a>
+          <a href={hrefOf("logs", { round: incident.round })}>all lines of the round</a>
         </>
       }
     >

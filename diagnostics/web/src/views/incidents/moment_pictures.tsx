@@ -1,4 +1,4 @@
-// The grid of ranks and the heat map of an incident's round, small: each is a link to the whole view of that round.
+// Previews of the grid of ranks and of the heat map of an incident's round; each links to the full view.
 
 import type { ComponentChildren, JSX } from "preact";
 
@@ -28,7 +28,7 @@ interface PreviewProps {
   children: ComponentChildren;
 }
 
-/** A picture that is looked at and not worked with: a click opens the whole view. */
+/** A picture without interaction: a click opens the full view. */
 function Preview({ title, note, href, error, children }: PreviewProps): JSX.Element {
   return (
     <Section title={title} note={note} tools={<a href={href}>open</a>}>
@@ -37,7 +37,7 @@ function Preview({ title, note, href, error, children }: PreviewProps): JSX.Elem
       ) : (
         <div class="preview">
           <div inert>{children}</div>
-          <a class="preview-link" href={href} aria-label={`${title}: open the whole view`} tabIndex={-1} />
+          <a class="preview-link" href={href} aria-label={`${title}: open the full view`} tabIndex={-1} />
         </div>
       )}
     </Section>
@@ -58,7 +58,7 @@ export function MomentGrid({ incident }: { incident: IncidentDocument }): JSX.El
   return (
     <Preview
       title={`Ranks of round ${incident.round}`}
-      note={isRunning ? "as they are now" : "as the round left them"}
+      note={isRunning ? "current state" : "state at the end of the round"}
       href={hrefOf("grid", { round: incident.round, rank: rank ?? incident.ranks[0] })}
       error={error}
     >
@@ -72,7 +72,7 @@ export function MomentGrid({ incident }: { incident: IncidentDocument }): JSX.El
 function stepsNote(picture: HeatPicture | null): string {
   return picture === null || picture.numColumns === 0
     ? OPERATION
-    : `${OPERATION} to peers, steps ${picture.firstStep} to ${picture.lastStep}`;
+    : `${OPERATION} compared with peers, steps ${picture.firstStep} to ${picture.lastStep}`;
 }
 
 export function MomentHeat({ incident }: { incident: IncidentDocument }): JSX.Element {
@@ -84,9 +84,9 @@ export function MomentHeat({ incident }: { incident: IncidentDocument }): JSX.El
   const rank = incident.ranks[0];
   const spot = rank === undefined || last === null ? null : { rank, step: last };
   return (
-    <Preview title="Heat map up to then" note={stepsNote(picture)} href={hrefOf("heat", { round, from: first, to: choice.last, rank, step: last })} error={error}>
+    <Preview title="Heat map before the incident" note={stepsNote(picture)} href={hrefOf("heat", { round, from: first, to: choice.last, rank, step: last })} error={error}>
       {picture === null ? null : picture.numColumns === 0 ? (
-        <p class="soft">Nothing is known of these steps.</p>
+        <p class="soft">No data for these steps.</p>
       ) : (
         <Picture
           picture={picture}

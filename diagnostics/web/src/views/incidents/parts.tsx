@@ -1,4 +1,4 @@
-// What list and detail of incidents and verdicts both show.
+// Components shared by the list and the pages of incidents and verdicts.
 
 import type { JSX } from "preact";
 
@@ -24,13 +24,13 @@ export function StateBadge({ state }: { state: string }): JSX.Element {
 
 const OUTCOMES: Record<string, { tone: Tone; shape: Shape; word: string }> = {
   "acted": { tone: "good", shape: "circle", word: "acted on" },
-  "waiting": { tone: "warning", shape: "triangle", word: "waits for a person" },
+  "waiting": { tone: "warning", shape: "triangle", word: "waiting for a decision" },
   "dry-run": { tone: "quiet", shape: "diamond", word: "would have acted" },
   "declined": { tone: "quiet", shape: "ring", word: "declined" },
   "": { tone: "quiet", shape: "dashes", word: "not decided" },
 };
 
-/** What the driver made of a verdict. */
+/** The driver's outcome of a verdict. */
 export function OutcomeBadge({ outcome }: { outcome: string }): JSX.Element {
   const known = OUTCOMES[outcome] ?? { tone: "quiet" as const, shape: "dashes" as const, word: outcome };
   return (
@@ -53,7 +53,7 @@ export function HostLinks({ hosts, most = 3 }: { hosts: readonly string[]; most?
   );
 }
 
-/** Sentences of evidence, one below the other. */
+/** A list of sentences of evidence. */
 export function Lines({ lines, none }: { lines: readonly string[]; none: string }): JSX.Element {
   if (lines.length === 0) {
     return <p class="soft">{none}</p>;

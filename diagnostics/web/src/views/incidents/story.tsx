@@ -1,4 +1,4 @@
-// What happened in order: fault, decision, recovery, what people asked for; and who was notified.
+// The events of an incident in order: fault, decision, recovery and requests of users; also its notifications.
 
 import type { JSX } from "preact";
 
@@ -9,7 +9,7 @@ import { ShapeIcon, type Shape } from "../../ui/icons";
 
 const AFTER_S = 60;
 
-/** What people asked for, and what was decided, in an incident's time or about what it names. */
+/** Return the requests and decisions during an incident, or about the incident, its verdict or its hosts. */
 export function auditOf(incident: IncidentDocument, audit: AuditDocument | null): readonly AuditEntryDocument[] {
   const ends = incident.down_s === null ? Number.POSITIVE_INFINITY : incident.began_unix_s + incident.down_s + AFTER_S;
   const named = new Set([incident.incident_id, incident.verdict_id].filter((name) => name !== ""));
@@ -21,25 +21,25 @@ export function auditOf(incident: IncidentDocument, audit: AuditDocument | null)
   );
 }
 
-export interface Told {
+export interface StoryEntry {
   at_unix_s: number;
-  what: HappenedDocument["what"] | "asked";
+  what: HappenedDocument["what"] | "requested";
   text: string;
 }
 
-/** All that happened, in order of time; the driver's own decisions appear once, with the incident. */
-export function toldInOrder(story: StoryDocument, audit: readonly AuditEntryDocument[]): readonly Told[] {
-  const asked = audit
+/** Return all events ordered by time. Decisions of the driver come only from the incident, so that none appears twice. */
+export function storyInOrder(story: StoryDocument, audit: readonly AuditEntryDocument[]): readonly StoryEntry[] {
+  const requested = audit
     .filter((entry) => entry.source !== "driver")
     .map((entry) => ({
       at_unix_s: entry.at_unix_s,
-      what: "asked" as const,
-      text: `${entry.actor} asked for ${entry.action} ${entry.target}: ${entry.result}${entry.reason === "" ? "" : ` (${entry.reason})`}`,
+      what: "requested" as const,
+      text: `${entry.actor} requested ${entry.action} ${entry.target}: ${entry.result}${entry.reason === "" ? "" : ` (${entry.reason})`}`,
     }));
-  return [...story.happened, ...asked].sort((a, b) => a.at_unix_s - b.at_unix_s);
+  return [...story.happened, ...requested].sort((a, b) => a.at_unix_s - b.at_unix_s);
 }
 
-const SHAPES: Record<Told["what"], { tone: string; shape: Shape }> = {
+const SHAPES: Record<StoryEntry["what"], { tone: string; shape: Shape }> = {
   "fault": { tone: "bad", shape: "octagon" },
   "noticed": { tone: "warning", shape: "triangle" },
   "verdict": { tone: "warning", shape: "diamond" },
@@ -48,11 +48,11 @@ const SHAPES: Record<Told["what"], { tone: string; shape: Shape }> = {
   "over": { tone: "good", shape: "circle" },
   "told": { tone: "good", shape: "circle" },
   "not-told": { tone: "bad", shape: "octagon" },
-  "asked": { tone: "accent", shape: "diamond" },
+  "requested": { tone: "accent", shape: "diamond" },
 };
 
-/** Things one below the other, each with its moment and how long after the first it was. */
-export function InOrder({ list, since }: { list: readonly Told[]; since: number }): JSX.Element {
+/** A list of events, each with its time and the time since the incident began. */
+export function InOrder({ list, since }: { list: readonly StoryEntry[]; since: number }): JSX.Element {
   const zone = clock.value;
   return (
     <ol class="in-order">

@@ -1,10 +1,10 @@
-// An incident as one block of Markdown for a ticket: complete in itself, times in UTC, links to the page.
+// An incident as one self-contained block of Markdown for a ticket, with times in UTC and links to the page.
 
 import type { AuditEntryDocument, IncidentDocument, IncidentLineDocument, IncidentLogsDocument, NoteDocument, StoryDocument } from "../../api/documents";
 import { hrefOf } from "../../app/location";
 import { clockText, countText, durationText, fullTimeText } from "../../ui/format";
 import { runbookHref } from "../runbooks/steps";
-import { toldInOrder } from "./story";
+import { storyInOrder } from "./story";
 
 const MOST_LINES = 20;
 
@@ -23,7 +23,7 @@ function utc(unixS: number): string {
 }
 
 function cost({ down_s: down, steps_lost: lost, last_step: last, resumed_step: resumed }: IncidentDocument): string {
-  const parts = [down === null ? "not over" : `${durationText(down)} from failure to the next step`];
+  const parts = [down === null ? "not over" : `${durationText(down)} from the failure to the next step`];
   if (lost !== null) {
     parts.push(`${countText(lost)} steps lost (from ${countText(last)} back to ${countText(resumed)})`);
   }
@@ -32,10 +32,10 @@ function cost({ down_s: down, steps_lost: lost, last_step: last, resumed_step: r
 
 function whereText({ hosts, ranks, confidence }: IncidentDocument): string {
   const named = [hosts.join(", "), ranks.length === 0 ? "" : `rank ${ranks.slice(0, 16).join(", ")}`].filter((one) => one !== "");
-  return named.length === 0 ? "nobody is named" : `${named.join(", ")}${confidence === "" ? "" : ` (${confidence})`}`;
+  return named.length === 0 ? "none identified" : `${named.join(", ")}${confidence === "" ? "" : ` (${confidence})`}`;
 }
 
-/** A part with a heading; nothing where it has no lines. */
+/** Return a part with a heading; empty if it has no lines. */
 function part(title: string, lines: readonly string[]): string {
   return lines.length === 0 ? "" : `**${title}**\n${lines.join("\n")}`;
 }
@@ -45,13 +45,13 @@ function fenced(lines: readonly IncidentLineDocument[]): readonly string[] {
     return [];
   }
   const shown = lines.slice(-MOST_LINES).map((one) => `${clockText(one.at_unix_s, "utc")} rank ${one.rank} ${one.line}`);
-  // longer than any fence that a line itself holds
+  // the fence must be longer than any run of backticks in the lines
   const longest = Math.max(2, ...shown.map((line) => Math.max(0, ...(line.match(/`+/g) ?? []).map((run) => run.length))));
   const fence = "`".repeat(longest + 1);
   return [fence, ...shown, fence];
 }
 
-/** Return the text of a ticket. What is not loaded is not in it. */
+/** Return the text of a ticket. Data that is not loaded is omitted. */
 export function ticketText({ incident, story, logs, audit, notes, job, run }: TicketParts): string {
   const address = (href: string): string => new URL(href, document.baseURI).href;
   const followed = incident.next_round === null ? "" : `, followed by round ${incident.next_round}`;
@@ -59,13 +59,13 @@ export function ticketText({ incident, story, logs, audit, notes, job, run }: Ti
     `- job: ${job}, run ${run}`,
     `- round: ${incident.round}${followed}`,
     `- began: ${utc(incident.began_unix_s)}`,
-    `- noticed: ${utc(incident.detected_unix_s)}`,
+    `- detected: ${utc(incident.detected_unix_s)}`,
     `- culprit: ${whereText(incident)}`,
-    `- done about it: ${incident.action}`,
+    `- action taken: ${incident.action}`,
     `- cost: ${cost(incident)}`,
   ];
-  const happened = story === null ? [] : toldInOrder(story, audit).map((one) => `- ${utc(one.at_unix_s)}: ${one.text}`);
-  const told = story === null ? [] : story.told.map((one) => `- ${utc(one.at_unix_s)}: ${one.text}`);
+  const happened = story === null ? [] : storyInOrder(story, audit).map((one) => `- ${utc(one.at_unix_s)}: ${one.text}`);
+  const notifications = story === null ? [] : story.told.map((one) => `- ${utc(one.at_unix_s)}: ${one.text}`);
   const links = [
     `- incident: ${address(hrefOf(["incidents", incident.incident_id], { round: null }))}`,
     `- ranks: ${address(hrefOf("grid", { round: incident.round, rank: incident.ranks[0] }))}`,
@@ -73,7 +73,7 @@ export function ticketText({ incident, story, logs, audit, notes, job, run }: Ti
     `- logs: ${address(hrefOf("logs", { round: incident.round }))}`,
     ...(story?.runbooks ?? []).map((name) => `- runbook: ${address(runbookHref(name, incident.incident_id))}`),
   ];
-  const cause = logs === null || logs.telling_line === "" ? [] : [`- the logs say ${logs.label}: ${logs.telling_line}`];
+  const cause = logs === null || logs.telling_line === "" ? [] : [`- cause in the logs, ${logs.label}: ${logs.telling_line}`];
   return [
     `**Incident ${incident.incident_id} of ${job}: ${incident.kind_text} (${incident.state})**\n${incident.reason}`,
     facts.join("\n"),
@@ -81,9 +81,9 @@ export function ticketText({ incident, story, logs, audit, notes, job, run }: Ti
     part("Notes", notes.map((one) => `- ${one.user}: ${one.text}`)),
     part("Evidence", [...incident.evidence.map((line) => `- ${line}`), ...cause]),
     part(`Log lines of ${logs?.culprit_text ?? ""} (UTC)`, fenced(logs?.culprit_lines ?? [])),
-    part("Log lines of the other ranks (UTC)", fenced(logs?.other_lines ?? [])),
+    part("Log lines of other ranks (UTC)", fenced(logs?.other_lines ?? [])),
     part("Logs", logs === null || logs.problem === "" ? [] : [logs.problem]),
-    part("Who was told", told.length === 0 && story !== null ? [story.why_not_told] : told),
+    part("Notifications", notifications.length === 0 && story !== null ? [story.why_not_told] : notifications),
     part("Links", links),
   ]
     .filter((one) => one !== "")

@@ -1,4 +1,4 @@
-// One verdict: what the diagnosis accuses whom of, on what evidence, and whether acting on it pays.
+// One verdict: the culprit, the cause and the evidence, and whether acting on it is worth its cost.
 
 import type { JSX } from "preact";
 
@@ -15,13 +15,13 @@ import { HostLinks, Lines, OutcomeBadge } from "./parts";
 
 function Economics({ verdict }: { verdict: VerdictDocument }): JSX.Element {
   if (verdict.gain_s <= 0 && verdict.price_s <= 0) {
-    return <p class="soft">{durationText(verdict.gain_s_per_step)} a step would be gained; the driver has not set it against a price.</p>;
+    return <p class="soft">Estimated gain: {durationText(verdict.gain_s_per_step)} per step. The driver has not compared it with a price.</p>;
   }
   return (
     <Bars
-      caption="What acting on it gains, and what it costs"
+      caption="Gain and price of acting on the verdict"
       bars={[
-        { key: "gain", label: "gain until the end", value: verdict.gain_s, text: durationText(verdict.gain_s) },
+        { key: "gain", label: "gain over the rest of the job", value: verdict.gain_s, text: durationText(verdict.gain_s) },
         { key: "price", label: "price of a restart", value: verdict.price_s, text: durationText(verdict.price_s), tone: "quiet" },
       ]}
     />
@@ -36,7 +36,7 @@ export function VerdictBody({ verdict }: { verdict: VerdictDocument }): JSX.Elem
           <OutcomeBadge outcome={verdict.outcome} />
           {verdict.outcome_by === "" ? null : <span class="faint"> by {verdict.outcome_by}</span>}
         </Fact>
-        {verdict.outcome_reason === "" ? null : <Fact label="because">{verdict.outcome_reason}</Fact>}
+        {verdict.outcome_reason === "" ? null : <Fact label="reason">{verdict.outcome_reason}</Fact>}
         <Fact label="cause">{verdict.cause}</Fact>
         <Fact label="confidence">{verdict.confidence}</Fact>
         <Fact label="hosts">
@@ -48,7 +48,7 @@ export function VerdictBody({ verdict }: { verdict: VerdictDocument }): JSX.Elem
             {countText(verdict.first_step)} to {countText(verdict.last_step)} of round {verdict.round}
           </a>
         </Fact>
-        <Fact label="gain a step">
+        <Fact label="gain per step">
           {durationText(verdict.gain_s_per_step)} of {durationText(verdict.step_s)}
         </Fact>
         <Fact label="written">
@@ -75,7 +75,7 @@ export function VerdictDetail({ id }: { id: string }): JSX.Element {
           <a href={hrefOf(["incidents", verdict.incident_id])}>incident {verdict.incident_id}</a>
         )}
       </ViewHead>
-      <Section title="What it says">
+      <Section title="Details">
         <Loaded resource={found}>{(one) => <VerdictBody verdict={one} />}</Loaded>
       </Section>
     </>

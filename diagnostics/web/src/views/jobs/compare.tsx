@@ -1,4 +1,4 @@
-// Runs side by side: where they stand, how they went over the same steps, and in which keys their configurations differ.
+// A comparison of runs: summary, charts over the same steps, and the keys in which their configurations differ.
 
 import "./jobs.css";
 
@@ -19,19 +19,19 @@ const POINTS = 400;
 
 interface Measure {
   label: string;
-  /** How the figure is made: below the label. */
+  /** How the value is computed, shown below the label. */
   note?: string;
   value: (run: ComparedRun) => number | null;
   text: (value: number | null) => string;
-  /** Beside each run but the first: how far it is from that one. */
+  /** Each run but the first also shows its difference from the first. */
   isCompared?: boolean;
 }
 
-function measures(told: CompareDocument): readonly Measure[] {
+function measures(comparison: CompareDocument): readonly Measure[] {
   return [
     {
-      label: told.common_step === null ? "Loss" : `Loss up to step ${countText(told.common_step)}`,
-      note: "median of the newest 20 steps that all have done",
+      label: comparison.common_step === null ? "Loss" : `Loss up to step ${countText(comparison.common_step)}`,
+      note: "median of the newest 20 steps that all runs have completed",
       value: (run) => run.common_loss,
       text: (value) => numberText(value, 4),
       isCompared: true,
@@ -43,7 +43,7 @@ function measures(told: CompareDocument): readonly Measure[] {
     { label: "Ranks", value: (run) => run.num_ranks, text: countText },
     { label: "Incidents", value: (run) => run.num_incidents, text: countText },
     { label: "Training time", note: "in steps that count", value: (run) => run.training_s, text: durationText },
-    { label: "Training time of all time", note: "MegaScale sec. 6.3", value: (run) => run.effective_time_ratio, text: percentText },
+    { label: "Training time / total time", note: "MegaScale sec. 6.3", value: (run) => run.effective_time_ratio, text: percentText },
   ];
 }
 
@@ -56,10 +56,10 @@ function Difference({ value, first }: { value: number | null; first: number | nu
   return <span class="faint compare-difference">{text}</span>;
 }
 
-function RunHeads({ told }: { told: CompareDocument }): JSX.Element {
+function RunHeads({ comparison }: { comparison: CompareDocument }): JSX.Element {
   return (
     <>
-      {told.runs.map((run, index) => (
+      {comparison.runs.map((run, index) => (
         <th key={run.name} scope="col" class="number">
           <LineKey index={index} /> <a href={pageOf(run.name)}>{run.name}</a>
         </th>
@@ -68,30 +68,30 @@ function RunHeads({ told }: { told: CompareDocument }): JSX.Element {
   );
 }
 
-function Summary({ told }: { told: CompareDocument }): JSX.Element {
+function Summary({ comparison }: { comparison: CompareDocument }): JSX.Element {
   return (
-    <Section title="In short" note="percentages: against the first">
+    <Section title="Summary" note="percentages: difference from the first run">
       <TableBox>
         <table class="compare">
           <caption class="visually-hidden">Measures by run</caption>
           <thead>
             <tr>
               <td />
-              <RunHeads told={told} />
+              <RunHeads comparison={comparison} />
             </tr>
           </thead>
           <tbody>
-            {measures(told).map((measure) => (
+            {measures(comparison).map((measure) => (
               <tr key={measure.label} data-measure={measure.label}>
                 <th scope="row">
                   {measure.label}
                   {measure.note === undefined ? null : <span class="line faint compare-note">{measure.note}</span>}
                 </th>
-                {told.runs.map((run, index) => (
+                {comparison.runs.map((run, index) => (
                   <td key={run.name} class="number" data-column={run.name}>
                     {measure.text(measure.value(run))}
-                    {index > 0 && measure.isCompared === true && told.runs[0] !== undefined ? (
-                      <Difference value={measure.value(run)} first={measure.value(told.runs[0])} />
+                    {index > 0 && measure.isCompared === true && comparison.runs[0] !== undefined ? (
+                      <Difference value={measure.value(run)} first={measure.value(comparison.runs[0])} />
                     ) : null}
                   </td>
                 ))}
@@ -104,12 +104,12 @@ function Summary({ told }: { told: CompareDocument }): JSX.Element {
   );
 }
 
-function Configurations({ told }: { told: CompareDocument }): JSX.Element {
+function Configurations({ comparison }: { comparison: CompareDocument }): JSX.Element {
   return (
-    <Section title="Configuration" note={told.num_same === 0 ? undefined : `${countOf(told.num_same, "other key")} are the same, defaults too`}>
-      {told.differences.length === 0 ? (
-        <EmptyState title={told.num_same > 0 ? "No key differs" : "Nothing to compare"}>
-          {told.num_same > 0 ? "Both were launched with the same configuration." : "The configuration of fewer than two of them is known."}
+    <Section title="Configuration" note={comparison.num_same === 0 ? undefined : `${countOf(comparison.num_same, "other key")} identical, including defaults`}>
+      {comparison.differences.length === 0 ? (
+        <EmptyState title={comparison.num_same > 0 ? "No differences" : "Nothing to compare"}>
+          {comparison.num_same > 0 ? "The runs have the same configuration." : "The configurations of fewer than two of these runs are known."}
         </EmptyState>
       ) : (
         <TableBox>
@@ -118,18 +118,18 @@ function Configurations({ told }: { told: CompareDocument }): JSX.Element {
             <thead>
               <tr>
                 <th scope="col">Key</th>
-                <RunHeads told={told} />
+                <RunHeads comparison={comparison} />
               </tr>
             </thead>
             <tbody>
-              {told.differences.map((one) => (
+              {comparison.differences.map((one) => (
                 <tr key={one.key}>
                   <th scope="row">
                     <code>{one.key}</code>
                   </th>
                   {one.values.map((value, index) => (
-                    <td key={told.runs[index]?.name} class="number" data-column={told.runs[index]?.name}>
-                      {value === null ? <span class="faint">not known</span> : <code>{value}</code>}
+                    <td key={comparison.runs[index]?.name} class="number" data-column={comparison.runs[index]?.name}>
+                      {value === null ? <span class="faint">unknown</span> : <code>{value}</code>}
                     </td>
                   ))}
                 </tr>
@@ -144,47 +144,47 @@ function Configurations({ told }: { told: CompareDocument }): JSX.Element {
 
 const zoom = (begin: number | null, end: number | null): void => setParams({ begin, end }, { isNewEntry: true });
 
-function Charts({ told }: { told: CompareDocument }): JSX.Element {
+function Charts({ comparison }: { comparison: CompareDocument }): JSX.Element {
   const [scale, setScale] = useParam("loss", "linear");
   const isLog = scale === "log";
-  const shared = { steps: told.step, names: told.runs.map((run) => run.name), onZoom: zoom };
-  const hasMfu = told.runs.some((run) => run.median_mfu !== null);
+  const shared = { steps: comparison.step, names: comparison.runs.map((run) => run.name), onZoom: zoom };
+  const hasMfu = comparison.runs.some((run) => run.median_mfu !== null);
   const log: ComponentChildren = <Switch label="log" isOn={isLog} onChange={(isOn) => setScale(isOn ? "log" : "linear")} />;
   return (
     <div class="charts">
-      <Lines {...shared} title="Loss" tools={log} values={told.runs.map((run) => run.loss)} text={(value) => numberText(value, 4)} isLog={isLog} />
-      <Lines {...shared} title="Step time" values={told.runs.map((run) => run.step_s)} text={durationText} fromZero />
-      <Lines {...shared} title="Tokens per s" values={told.runs.map((run) => run.tokens_per_s)} text={largeText} fromZero />
-      {hasMfu ? <Lines {...shared} title="MFU" values={told.runs.map((run) => run.mfu)} text={percentText} fromZero /> : null}
+      <Lines {...shared} title="Loss" tools={log} values={comparison.runs.map((run) => run.loss)} text={(value) => numberText(value, 4)} isLog={isLog} />
+      <Lines {...shared} title="Step time" values={comparison.runs.map((run) => run.step_s)} text={durationText} fromZero />
+      <Lines {...shared} title="Tokens per s" values={comparison.runs.map((run) => run.tokens_per_s)} text={largeText} fromZero />
+      {hasMfu ? <Lines {...shared} title="MFU" values={comparison.runs.map((run) => run.mfu)} text={percentText} fromZero /> : null}
     </div>
   );
 }
 
-function Notes({ told, isZoomed }: { told: CompareDocument; isZoomed: boolean }): JSX.Element {
-  const sampled = told.runs.filter((run) => run.is_sampled).map((run) => run.name);
+function Notes({ comparison, isZoomed }: { comparison: CompareDocument; isZoomed: boolean }): JSX.Element {
+  const sampled = comparison.runs.filter((run) => run.is_sampled).map((run) => run.name);
   return (
     <>
       {isZoomed ? (
         <p class="zoom-line">
           <span class="faint">
-            Steps {countText(told.step[0])} to {countText(told.step[told.step.length - 1])} are shown.
+            Showing steps {countText(comparison.step[0])} to {countText(comparison.step[comparison.step.length - 1])}.
           </span>{" "}
           <button type="button" class="button small" onClick={() => zoom(null, null)}>
             Show all
           </button>
         </p>
       ) : null}
-      {told.runs.flatMap((run) =>
+      {comparison.runs.flatMap((run) =>
         run.problems.map((problem) => (
           <p key={`${run.name} ${problem}`} class="stale-line">
             {run.name}: {sentence(problem)}
           </p>
         )),
       )}
-      {told.stride > 1 || sampled.length > 0 ? (
+      {comparison.stride > 1 || sampled.length > 0 ? (
         <p class="faint">
-          {told.stride > 1 ? `A point is the median of ${countText(told.stride)} steps; drag to look closer. ` : ""}
-          {sampled.length > 0 ? `Of ${sampled.join(" and ")} evenly spread steps were read, not all.` : ""}
+          {comparison.stride > 1 ? `Each point is the median of ${countText(comparison.stride)} steps; drag to zoom in. ` : ""}
+          {sampled.length > 0 ? `Only a sample of evenly spaced steps was read of ${sampled.join(" and ")}.` : ""}
         </p>
       ) : null}
     </>
@@ -211,13 +211,13 @@ export function CompareView({ names }: { names: string }): JSX.Element {
         </button>
       </ViewHead>
       <Loaded resource={found} lines={12}>
-        {(told) => (
+        {(comparison) => (
           <>
-            <Notes told={told} isZoomed={begin !== null || end !== null} />
-            <Charts told={told} />
+            <Notes comparison={comparison} isZoomed={begin !== null || end !== null} />
+            <Charts comparison={comparison} />
             <div class="columns">
-              <Summary told={told} />
-              <Configurations told={told} />
+              <Summary comparison={comparison} />
+              <Configurations comparison={comparison} />
             </div>
           </>
         )}

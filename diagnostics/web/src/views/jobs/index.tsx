@@ -1,4 +1,4 @@
-// All jobs, those that need somebody first: each in a row that leads to its page. Two to four are chosen to be compared.
+// The list of all jobs, by default those in trouble first. Each row links to the job's page; two to four jobs can be compared.
 
 import "./jobs.css";
 
@@ -21,22 +21,22 @@ const ORDERS = [
   { value: "name", label: "name" },
 ];
 
-/** How many there are of each kind, and the way to them. */
-function Kinds({ told, chosen }: { told: JobsDocument | null; chosen: string }): JSX.Element {
-  const counts = told?.counts;
+/** The number of jobs of each health level, as filters. */
+function Kinds({ list, chosen }: { list: JobsDocument | null; chosen: string }): JSX.Element {
+  const counts = list?.counts;
   const all = counts === undefined ? null : counts.red + counts.amber + counts.green + counts.ended;
   const options = [
     { value: "", label: `all ${countText(all)}` },
-    { value: "red", label: `red ${countText(counts?.red)}`, title: "They do not train, or lose what they train" },
-    { value: "amber", label: `amber ${countText(counts?.amber)}`, title: "They need a look today" },
-    { value: "green", label: `green ${countText(counts?.green)}`, title: "No problem is known" },
-    { value: "ended", label: `ended ${countText(counts?.ended)}`, title: "Those that failed within a day are red" },
+    { value: "red", label: `red ${countText(counts?.red)}`, title: "Jobs that do not train, or that lose progress" },
+    { value: "amber", label: `amber ${countText(counts?.amber)}`, title: "Jobs that need attention today" },
+    { value: "green", label: `green ${countText(counts?.green)}`, title: "Jobs without known problems" },
+    { value: "ended", label: `ended ${countText(counts?.ended)}`, title: "Jobs that ended; jobs that failed within the last day are red" },
   ];
-  return <Segmented label="Which jobs" options={options} value={chosen} onChange={(value) => setParams({ trouble: value, page: null })} />;
+  return <Segmented label="Filter of jobs" options={options} value={chosen} onChange={(value) => setParams({ trouble: value, page: null })} />;
 }
 
-function Pages({ told, first }: { told: JobsDocument; first: number }): JSX.Element | null {
-  if (told.num_found <= PAGE) {
+function Pages({ list, first }: { list: JobsDocument; first: number }): JSX.Element | null {
+  if (list.num_found <= PAGE) {
     return null;
   }
   const go = (page: number): void => {
@@ -50,9 +50,9 @@ function Pages({ told, first }: { told: JobsDocument; first: number }): JSX.Elem
         Previous
       </button>
       <span class="soft">
-        {countText(first + 1)} to {countText(first + told.jobs.length)} of {countText(told.num_found)}
+        {countText(first + 1)} to {countText(first + list.jobs.length)} of {countText(list.num_found)}
       </span>
-      <button type="button" class="button small" disabled={first + PAGE >= told.num_found} onClick={() => go(page + 1)}>
+      <button type="button" class="button small" disabled={first + PAGE >= list.num_found} onClick={() => go(page + 1)}>
         Next
       </button>
     </nav>
@@ -66,7 +66,7 @@ function Compare({ picked }: { picked: readonly string[] }): JSX.Element {
       type="button"
       class={isEnough ? "button primary" : "button"}
       disabled={!isEnough}
-      title={isEnough ? picked.join(", ") : `Choose two to ${MOST_COMPARED} jobs by the boxes at the left`}
+      title={isEnough ? picked.join(", ") : `Select two to ${MOST_COMPARED} jobs with the checkboxes at the left`}
       onClick={() => setParams({ compare: picked.join(",") }, { isNewEntry: true })}
     >
       {picked.length === 0 ? "Compare" : `Compare ${picked.length}`}
@@ -74,25 +74,25 @@ function Compare({ picked }: { picked: readonly string[] }): JSX.Element {
   );
 }
 
-function None({ told }: { told: JobsDocument }): JSX.Element {
-  const { red, amber, green, ended } = told.counts;
+function None({ list }: { list: JobsDocument }): JSX.Element {
+  const { red, amber, green, ended } = list.counts;
   if (red + amber + green + ended > 0) {
     return (
       <EmptyState
-        title="No job is like that"
+        title="No matching jobs"
         action={
           <button type="button" class="button small" onClick={() => setParams({ trouble: null, text: null, page: null })}>
             Show all
           </button>
         }
       >
-        The choices above leave none.
+        No job matches the filters above.
       </EmptyState>
     );
   }
   return (
-    <EmptyState title="No job is there yet" action={<code>megatrain launch CONFIG</code>}>
-      {told.runs_directory === "" ? "etcd knows no job." : `No directory in ${told.runs_directory} is one that a run wrote.`} A job
+    <EmptyState title="No jobs yet" action={<code>megatrain launch CONFIG</code>}>
+      {list.runs_directory === "" ? "etcd contains no job." : `${list.runs_directory} contains no run directory.`} A job
       appears here a few seconds after its launch.
     </EmptyState>
   );
@@ -114,7 +114,7 @@ export function JobsView(): JSX.Element {
   return (
     <>
       <ViewHead title="Jobs">
-        <Kinds told={found.data} chosen={trouble} />
+        <Kinds list={found.data} chosen={trouble} />
         <TextField
           label="Find"
           value={text}
@@ -127,19 +127,19 @@ export function JobsView(): JSX.Element {
         <Compare picked={picked} />
       </ViewHead>
       <Loaded resource={found} lines={12}>
-        {(told) => (
+        {(list) => (
           <>
-            {told.problems.map((problem) => (
+            {list.problems.map((problem) => (
               <p key={problem} class="stale-line">
                 {problem}
               </p>
             ))}
-            {told.jobs.length === 0 ? (
-              <None told={told} />
+            {list.jobs.length === 0 ? (
+              <None list={list} />
             ) : (
-              <JobTable rows={told.jobs} picked={picked} choose={choose} />
+              <JobTable rows={list.jobs} picked={picked} choose={choose} />
             )}
-            <Pages told={told} first={first} />
+            <Pages list={list} first={first} />
           </>
         )}
       </Loaded>

@@ -1,4 +1,4 @@
-// Lines of several runs over one axis of steps, drawn by uPlot. Each run has a colour and a pattern of its own.
+// A chart of several runs over steps, drawn by uPlot. Each run has its own colour and dash pattern.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -14,7 +14,7 @@ const SYNC = "runs";
 const LABEL_REM = 0.6875;
 const LINE_WIDTH = 1.75;
 
-/** The sign of a run: its colour and its pattern. */
+/** The legend symbol of a run: its colour and dash pattern. */
 export function LineKey({ index }: { index: number }): JSX.Element {
   const dashes = DASHES[index % DASHES.length] ?? [];
   return (
@@ -29,7 +29,7 @@ interface LinesProps {
   tools?: ComponentChildren;
   steps: readonly number[];
   names: readonly string[];
-  /** By run; null is a gap. */
+  /** Values by run; null: no value at this step. */
   values: readonly (readonly (number | null)[])[];
   text: (value: number) => string;
   isLog?: boolean;
@@ -88,7 +88,7 @@ function optionsOf(box: HTMLElement, names: readonly string[], look: Look): uPlo
         dash: [...(DASHES[index % DASHES.length] ?? [])],
         width: LINE_WIDTH,
         points: { show: false },
-        // a run has fewer steps than the axis
+        // a run may not have all steps of the axis
         spanGaps: true,
       })),
     ],

@@ -1,4 +1,4 @@
-// The rows of the list. Where the columns do not fit, each row becomes a block with the same facts.
+// The table of jobs. If the columns do not fit, each row becomes a block with the same content.
 
 import type { ComponentChildren, JSX } from "preact";
 
@@ -11,7 +11,7 @@ import { Age } from "../../ui/figures";
 import { countOf, countText, durationText, numberText, percentText } from "../../ui/format";
 import type { Shape } from "../../ui/icons";
 
-/** A job that ended badly keeps its sign wherever it stands. */
+/** Return the badge of a job. An ended job that failed keeps the shape of a failure. */
 function signOf(row: JobRow): { tone: Tone; shape: Shape } {
   if (row.level === "red") {
     return { tone: row.trouble === "ended" ? "quiet" : "bad", shape: "octagon" };
@@ -59,7 +59,7 @@ function Name({ row }: { row: JobRow }): JSX.Element {
         <>
           {" "}
           <a href={row.url} rel="noreferrer">
-            its own page
+            its own dashboard
           </a>
         </>
       ) : null}
@@ -95,7 +95,7 @@ function Progress({ row }: { row: JobRow }): JSX.Element {
   );
 }
 
-/** A figure, and below it in small what belongs to it. */
+/** A value, with small text below it. */
 function Pair({ value, below }: { value: ComponentChildren; below: ComponentChildren }): JSX.Element {
   return (
     <>
@@ -148,20 +148,20 @@ const CELLS: readonly Cell[] = [
   {
     label: "Loss",
     className: "job-loss",
-    title: "Over the steps; the figure is the median of the newest twenty",
+    title: "Over steps; the number is the median of the newest 20 steps",
     render: (row) => <Line values={row.loss_line} label={`Loss of ${row.name}`} text={numberText(row.loss)} />,
   },
   {
     label: "Step time",
     className: "job-step-time",
-    title: "Over the steps; the figure is the median of the newest twenty",
+    title: "Over steps; the number is the median of the newest 20 steps",
     render: (row) => <Line values={row.step_s_line} label={`Step time of ${row.name}`} text={durationText(row.step_s)} />,
   },
-  { label: "Step", className: "number job-step", title: "And what is left at this pace", render: (row) => <Progress row={row} /> },
+  { label: "Step", className: "number job-step", title: "Completed steps, and the remaining time at the current pace", render: (row) => <Progress row={row} /> },
   {
     label: "Training time",
     className: "number",
-    title: "In steps that count; and its part of all time since the job began (MegaScale sec. 6.3)",
+    title: "Time in steps that count, and its share of all time since the job began (MegaScale sec. 6.3)",
     render: (row) => <Pair value={durationText(row.training_s)} below={row.effective_time_ratio === null ? "" : percentText(row.effective_time_ratio)} />,
   },
   {

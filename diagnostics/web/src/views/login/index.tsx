@@ -1,4 +1,4 @@
-// The server wants to know who asks: a token is pasted, and the browser keeps a cookie that no script can read.
+// The sign-in page: the user pastes a token, and the browser stores a cookie that scripts cannot read.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
@@ -27,7 +27,7 @@ export function LoginView(): JSX.Element {
         }}
       >
         <h1>megatrain</h1>
-        <p class="soft">This dashboard asks who you are. Paste the token of a viewer or an operator.</p>
+        <p class="soft">This dashboard requires a token. Paste the token of a viewer or an operator.</p>
         <label class="field">
           <span>Token</span>
           <input
@@ -38,7 +38,7 @@ export function LoginView(): JSX.Element {
             value={token}
             onInput={(event) => setToken(event.currentTarget.value)}
           />
-          <span class="hint">It lies in the file that the dashboard was started with; whoever runs the job can read it.</span>
+          <span class="hint">The token is in the token file of the dashboard, which the user who runs the job can read.</span>
         </label>
         {problem === "" ? null : (
           <p class="outcome tone-bad" role="alert">

@@ -1,9 +1,9 @@
-// What the logs say of a failure: the root before what followed from it.
+// Causes of a failure found in the logs: the root cause first, then failures that follow from it.
 
 import type { JSX } from "preact";
 
 import type { Resource } from "../../api/resource";
-import type { LogCauseDocument, LogVerdictDocument } from "../../api/documents";
+import type { LogCauseDocument, LogCausesDocument } from "../../api/documents";
 import { hrefOf } from "../../app/location";
 import { Badge } from "../../ui/badge";
 import { TimeText } from "../../ui/figures";
@@ -18,7 +18,7 @@ const COLUMNS: readonly Column<LogCauseDocument>[] = [
     label: "Role",
     render: (row) => (
       <Badge tone={row.role === "follows" ? "quiet" : "bad"} shape={row.role === "root" ? "octagon" : row.role === "cause" ? "diamond" : "ring"}>
-        {row.role === "follows" ? "followed" : row.role}
+        {row.role === "follows" ? "cascade" : row.role}
       </Badge>
     ),
   },
@@ -26,15 +26,15 @@ const COLUMNS: readonly Column<LogCauseDocument>[] = [
   { key: "host", label: "Host", render: (row) => <a href={hrefOf(["hosts", row.host])}>{row.host}</a> },
   { key: "at", label: "When", render: (row) => <TimeText at={row.at_unix_s === 0 ? null : row.at_unix_s} /> },
   { key: "label", label: "Label", render: (row) => <span title={`rule ${row.rule}`}>{row.label}</span> },
-  { key: "action", label: "Way out", render: (row) => row.action.replaceAll("_", " ") },
+  { key: "action", label: "Recommended action", render: (row) => row.action.replaceAll("_", " ") },
   { key: "line", label: "Line", className: "clip", render: (row) => <span class="log-text" title={row.line}>{row.line}</span> },
 ];
 
-export function Causes({ resource }: { resource: Resource<LogVerdictDocument> }): JSX.Element {
-  const told = resource.data;
-  const note = told === null ? undefined : `${countOf(told.num_lines, "line")} of ${countOf(told.num_ranks, "rank")} read`;
+export function Causes({ resource }: { resource: Resource<LogCausesDocument> }): JSX.Element {
+  const summary = resource.data;
+  const note = summary === null ? undefined : `${countOf(summary.num_lines, "line")} of ${countOf(summary.num_ranks, "rank")} read`;
   return (
-    <Section title="What broke first" note={note}>
+    <Section title="Root cause" note={note}>
       <Loaded resource={resource} lines={2} none="No failure found in the log">
         {(verdict) =>
           verdict.causes.length === 0 ? (
@@ -42,18 +42,18 @@ export function Causes({ resource }: { resource: Resource<LogVerdictDocument> })
           ) : (
             <div class="stack tight">
               <p class="reading">
-                <strong>{verdict.root_text === "" ? "Nobody is named" : verdict.root_text}</strong>: {verdict.label}
-                {verdict.action === "" ? null : <span class="soft">; way out: {verdict.action.replaceAll("_", " ")}</span>}
+                <strong>{verdict.root_text === "" ? "No culprit identified" : verdict.root_text}</strong>: {verdict.label}
+                {verdict.action === "" ? null : <span class="soft">; recommended action: {verdict.action.replaceAll("_", " ")}</span>}
                 {verdict.incident_id === "" ? null : (
                   <>
                     {"; "}
-                    <a href={hrefOf(["incidents", verdict.incident_id])}>as its incident says</a>
+                    <a href={hrefOf(["incidents", verdict.incident_id])}>incident {verdict.incident_id}</a>
                   </>
                 )}
               </p>
               {verdict.reason === "" ? null : <p class="soft reading">{sentence(verdict.reason)}</p>}
               <Table
-                caption="Causes found in the logs, the root first"
+                caption="Causes found in the logs, root cause first"
                 columns={COLUMNS}
                 rows={verdict.causes}
                 rowKey={(row) => `${row.rank} ${row.at_unix_s} ${row.line}`}

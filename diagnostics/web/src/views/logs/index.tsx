@@ -1,9 +1,9 @@
-// Logs of all ranks: what broke first, and a search over every line.
+// Logs of all ranks: the causes of failures, and a search over all lines.
 
 import type { JSX } from "preact";
 
 import { useResource } from "../../api/resource";
-import type { LogLinesDocument, LogVerdictDocument } from "../../api/documents";
+import type { LogLinesDocument, LogCausesDocument } from "../../api/documents";
 import { shownRound } from "../../app/job";
 import { setParams, useParam } from "../../app/location";
 import { isWholeRun, rangeQuery } from "../../app/range";
@@ -55,11 +55,11 @@ function Search(): JSX.Element {
         </>
       }
     >
-      <Loaded resource={found} lines={16} none="No line is recorded">
+      <Loaded resource={found} lines={16} none="No log lines">
         {(document) =>
           document.lines.length === 0 ? (
             <EmptyState
-              title={isNarrowed ? "No line is like that" : "No line is recorded"}
+              title={isNarrowed ? "No matching lines" : "No log lines"}
               action={
                 isNarrowed ? (
                   <button
@@ -74,7 +74,7 @@ function Search(): JSX.Element {
             >
               {isNarrowed
                 ? `${countText(document.num_searched)} lines of round ${document.round}${isWholeRun.value ? "" : " in this range"} were searched.`
-                : "Workers write to their logs when they start, warn or fail; the streamer of each host sends those lines."}
+                : "Workers log lines when they start, warn or fail; the streamer of each host sends these lines."}
             </EmptyState>
           ) : (
             <LineList lines={document.lines} isFollowing={isFollowing} query={isRegex === "yes" ? "" : query} />
@@ -87,7 +87,7 @@ function Search(): JSX.Element {
 
 export function LogsView(): JSX.Element {
   const number = shownRound.value?.number ?? null;
-  const causes = useResource<LogVerdictDocument>("logs/causes", { round: number }, "logs");
+  const causes = useResource<LogCausesDocument>("logs/causes", { round: number }, "logs");
   return (
     <>
       <ViewHead title="Logs" note={number === null ? undefined : `round ${number}`}>

@@ -1,4 +1,4 @@
-// Lines of logs, only those in sight in the document. A line is text, never markup, whatever a rank writes into it.
+// The list of log lines; only visible ones are in the document. Lines are always rendered as text, never as markup.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -17,22 +17,22 @@ const WARNING = /\bwarn(ing)?\b/i;
 interface LineListProps {
   lines: readonly LogLineDocument[];
   isFollowing: boolean;
-  /** Marked where it is found; empty: nothing is. */
+  /** Occurrences are highlighted; empty: none. */
   query: string;
 }
 
-/** Return the text with each place of the query marked. */
+/** Return the text with each occurrence of the query highlighted. */
 export function marked(text: string, query: string): ComponentChildren {
   if (query === "") {
     return text;
   }
   const parts: ComponentChildren[] = [];
   const lower = text.toLowerCase();
-  const wanted = query.toLowerCase();
+  const lowerQuery = query.toLowerCase();
   let from = 0;
-  for (let at = lower.indexOf(wanted); at >= 0; at = lower.indexOf(wanted, from)) {
-    parts.push(text.slice(from, at), <mark key={at}>{text.slice(at, at + wanted.length)}</mark>);
-    from = at + wanted.length;
+  for (let at = lower.indexOf(lowerQuery); at >= 0; at = lower.indexOf(lowerQuery, from)) {
+    parts.push(text.slice(from, at), <mark key={at}>{text.slice(at, at + lowerQuery.length)}</mark>);
+    from = at + lowerQuery.length;
   }
   parts.push(text.slice(from));
   return parts;
@@ -109,14 +109,14 @@ export function LineList({ lines, isFollowing, query }: LineListProps): JSX.Elem
         <span>{clock.value === "utc" ? "UTC" : "local time"}</span>
         <span class="log-rank">rank</span>
         <span class="log-host">host</span>
-        <span>line, of {daysText(lines[0]?.at_unix_s ?? 0, lines.at(-1)?.at_unix_s ?? 0, clock.value)}</span>
+        <span>line, {daysText(lines[0]?.at_unix_s ?? 0, lines.at(-1)?.at_unix_s ?? 0, clock.value)}</span>
       </div>
       <div
         class="log-box"
         ref={box}
         tabIndex={0}
         role="region"
-        aria-label="Lines of the logs"
+        aria-label="Log lines"
         onKeyDown={(event) => {
           const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
           if (by !== undefined && event.target === event.currentTarget) {
@@ -143,7 +143,7 @@ export function LineList({ lines, isFollowing, query }: LineListProps): JSX.Elem
       </div>
       <div class="log-foot">
         {chosen === null ? (
-          <span class="faint">A click on a line, or the arrow keys, show all of it.</span>
+          <span class="faint">Click a line, or use the arrow keys, to show it in full.</span>
         ) : (
           <pre class="log-text">{chosen.line}</pre>
         )}

@@ -1,4 +1,4 @@
-// What people wrote on the run, and how its configuration changed: what explains a bend in a curve.
+// Notes of users on the run, and changes of its configuration, which may explain changes in the charts.
 
 import "./notes.css";
 
@@ -22,7 +22,7 @@ function Place({ note }: { note: NoteDocument }): JSX.Element {
 
 function columnsOf(canWrite: boolean, retract: (note: NoteDocument) => void): readonly Column<NoteDocument>[] {
   return [
-    { key: "place", label: "Where", render: (row) => <Place note={row} /> },
+    { key: "place", label: "Step or time", render: (row) => <Place note={row} /> },
     {
       key: "text",
       label: "Note",
@@ -74,8 +74,8 @@ function Notes({ resource }: { resource: Resource<NotesDocument> }): JSX.Element
         {(document) =>
           document.notes.length === 0 ? (
             <EmptyState title={isWholeRun.value ? "No note yet" : "No note in this range"}>
-              A note says what no record knows: a learning rate that was lowered, a switch that was replaced. It shows on the charts,
-              at incidents of its time, and in exports. <code>megatrain annotate</code> writes one too.
+              A note records events that the system does not see, such as a replaced switch. Notes are shown on charts, at incidents
+              of that time, and in exports. <code>megatrain annotate</code> adds notes too.
             </EmptyState>
           ) : (
             <Table
@@ -107,14 +107,14 @@ function Notes({ resource }: { resource: Resource<NotesDocument> }): JSX.Element
 const KEY_COLUMNS: readonly Column<ChangedKeyDocument>[] = [
   { key: "key", label: "Key", render: (row) => <code>{row.key}</code> },
   { key: "before", label: "Before", render: (row) => <code>{row.before === "" ? "\u2013" : row.before}</code> },
-  { key: "after", label: "Since", className: "wide", render: (row) => <code>{row.after === "" ? "\u2013" : row.after}</code> },
+  { key: "after", label: "After", className: "wide", render: (row) => <code>{row.after === "" ? "\u2013" : row.after}</code> },
 ];
 
 function Change({ change, isOpen }: { change: ConfigChangeDocument; isOpen: boolean }): JSX.Element {
   return (
     <details class="config-change" open={isOpen}>
       <summary>
-        Round {countText(change.round)}, from step {countText(change.first_step)} on: {countOf(change.keys.length, "key")} changed,{" "}
+        Round {countText(change.round)}, from step {countText(change.first_step)}: {countOf(change.keys.length, "key")} changed,{" "}
         <TimeText at={change.at_unix_s} />
       </summary>
       <Table caption={`Configuration of round ${change.round}`} columns={KEY_COLUMNS} rows={change.keys} rowKey={(row) => row.key} />
@@ -139,7 +139,7 @@ export function NotesView(): JSX.Element {
         )}
       </ViewHead>
       <Notes resource={notes} />
-      <Section title="Changes of the configuration" note="rounds that began with another one than the round before">
+      <Section title="Changes of the configuration" note="rounds whose configuration differs from the previous round's">
         <Loaded resource={marks} lines={2}>
           {(document) =>
             document.changes.length === 0 ? (

@@ -1,4 +1,4 @@
-// Writing a note, and taking one back. Nothing is changed or removed: both stay in the audit.
+// Dialogs that add and retract a note. Notes are never edited or deleted; both operations are recorded in the audit.
 
 import type { JSX } from "preact";
 import { useRef, useState } from "preact/hooks";
@@ -17,9 +17,9 @@ interface TextProps {
   title: string;
   label: string;
   verb: string;
-  /** Below the text: where it stands. */
+  /** Content below the text field. */
   children?: JSX.Element;
-  /** Send it; returns why it cannot be sent. */
+  /** Send the text; returns the error, empty on success. */
   write: (text: string, key: string) => Promise<string>;
   onClose: (isDone: boolean) => void;
 }
@@ -101,9 +101,9 @@ export function NoteDialog({ onClose }: { onClose: (isDone: boolean) => void }):
     return posted("notes", { text, step: isStep ? Number(bound) : null, at_unix_s: at, idempotency_key: key });
   };
   return (
-    <TextDialog title="Add a note" label="What happened? Everybody who may look reads it." verb="Add" write={write} onClose={onClose}>
+    <TextDialog title="Add a note" label="What happened? All viewers can read this." verb="Add" write={write} onClose={onClose}>
       <label class="field">
-        <span>Where: a step, or a time ({clock.value === "utc" ? "UTC" : "of this machine"})</span>
+        <span>Where: a step, or a time ({clock.value === "utc" ? "UTC" : "local time"})</span>
         <input type="text" value={place} placeholder="empty: now" autocomplete="off" onInput={(event) => setPlace(event.currentTarget.value)} />
       </label>
     </TextDialog>
@@ -115,7 +115,7 @@ export function RetractionDialog({ note, onClose }: { note: NoteDocument; onClos
     posted(`notes/${note.note_id}/retraction`, { reason: text, idempotency_key: key });
   return (
     <TextDialog title="Retract a note" label={`Why is it wrong? "${note.text}"`} verb="Retract" write={write} onClose={onClose}>
-      <p class="soft">It goes from charts and incidents, and stays in the audit.</p>
+      <p class="soft">The note is removed from charts and incidents, and stays in the audit.</p>
     </TextDialog>
   );
 }

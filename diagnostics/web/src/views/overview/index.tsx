@@ -1,4 +1,4 @@
-// The three questions first; then what the system does by itself, and how training went.
+// The overview: the three main questions, key figures, the next automatic action, and charts.
 
 import "./overview.css";
 
@@ -11,23 +11,23 @@ import { ViewHead } from "../../ui/section";
 import { ErrorState, Skeleton } from "../../ui/states";
 import { ActionBar } from "../actions/action_bar";
 import { KeyFigures } from "./key_figures";
-import { LastIncident, NextAction, Trust } from "./what_next";
+import { DataGaps, LastIncident, NextAction } from "./what_next";
 import { Questions } from "./questions";
 import { SeriesCharts } from "./series_charts";
 
 const JOB_ACTIONS = ["checkpoint", "restart", "stop", "diag-on", "diag-off"] as const;
 
-function Answer({ told }: { told: OverviewDocument }): JSX.Element {
+function Answer({ status }: { status: OverviewDocument }): JSX.Element {
   const incidents = useResource<IncidentsDocument>("incidents", {}, "incidents");
   const all = incidents.data?.incidents ?? [];
   return (
     <>
-      <Questions told={told} />
-      <KeyFigures told={told} />
+      <Questions status={status} />
+      <KeyFigures status={status} />
       <div class="columns three">
-        <NextAction told={told} />
-        <LastIncident incident={all[0] ?? null} num={told.num_incidents} isKnown={incidents.data !== null} />
-        <Trust told={told} />
+        <NextAction status={status} />
+        <LastIncident incident={all[0] ?? null} num={status.num_incidents} isKnown={incidents.data !== null} />
+        <DataGaps status={status} />
       </div>
       <SeriesCharts />
     </>
@@ -35,14 +35,14 @@ function Answer({ told }: { told: OverviewDocument }): JSX.Element {
 }
 
 export function OverviewView(): JSX.Element {
-  const told = overview.value;
+  const status = overview.value;
   return (
     <>
       <ViewHead title="Overview" note={job.value?.run_directory}>
         <ActionBar kinds={JOB_ACTIONS} target="" />
       </ViewHead>
-      {told !== null ? (
-        <Answer told={told} />
+      {status !== null ? (
+        <Answer status={status} />
       ) : overviewError.value === null ? (
         <Skeleton lines={10} />
       ) : (

@@ -1,4 +1,4 @@
-// The other figures of the job, in one row below the three questions.
+// Key figures of the job, in one row below the three questions.
 
 import type { JSX } from "preact";
 
@@ -8,8 +8,8 @@ import { nowS } from "../../ui/clocked";
 import { Figure } from "../../ui/figures";
 import { ageText, countText, largeText, numberText } from "../../ui/format";
 
-function hostsNote(told: OverviewDocument): string {
-  const { spare, cordoned, unfit, lost } = told.hosts;
+function hostsNote(status: OverviewDocument): string {
+  const { spare, cordoned, unfit, lost } = status.hosts;
   const parts = [`${countText(spare)} spare`];
   if (cordoned > 0) {
     parts.push(`${countText(cordoned)} cordoned`);
@@ -23,34 +23,34 @@ function hostsNote(told: OverviewDocument): string {
   return parts.join(", ");
 }
 
-export function KeyFigures({ told }: { told: OverviewDocument }): JSX.Element {
-  const { checkpoint } = told;
+export function KeyFigures({ status }: { status: OverviewDocument }): JSX.Element {
+  const { checkpoint } = status;
   const written = checkpoint?.written_unix_s ?? null;
   return (
     <dl class="figures six">
       <Figure
         label="Last checkpoint"
         value={checkpoint === null ? "none" : <a href={hrefOf("checkpoints")}>step {countText(checkpoint.step)}</a>}
-        note={checkpoint === null ? "nothing to go back to" : written === null ? "" : ageText(nowS.value - written)}
+        note={checkpoint === null ? "a restart would begin at step 0" : written === null ? "" : ageText(nowS.value - written)}
       />
       <Figure
         label="Hosts training"
         value={
           <a href={hrefOf("hosts")}>
-            {countText(told.hosts.training)}
-            <span class="faint"> / {countText(told.hosts.total)}</span>
+            {countText(status.hosts.training)}
+            <span class="faint"> / {countText(status.hosts.total)}</span>
           </a>
         }
-        note={hostsNote(told)}
+        note={hostsNote(status)}
       />
       <Figure
         label="Open incidents"
-        value={<a href={hrefOf("incidents", { state: "open" })}>{countText(told.num_open_incidents)}</a>}
-        note={`${countText(told.num_incidents)} in all`}
+        value={<a href={hrefOf("incidents", { state: "open" })}>{countText(status.num_open_incidents)}</a>}
+        note={`${countText(status.num_incidents)} in all`}
       />
-      <Figure label="Loss" value={numberText(told.loss, 4)} />
-      <Figure label="Gradient norm" value={numberText(told.grad_norm)} />
-      <Figure label="Tokens" value={largeText(told.tokens)} note="those done again counted once" />
+      <Figure label="Loss" value={numberText(status.loss, 4)} />
+      <Figure label="Gradient norm" value={numberText(status.grad_norm)} />
+      <Figure label="Tokens" value={largeText(status.tokens)} note="repeated steps counted once" />
     </dl>
   );
 }

@@ -1,5 +1,5 @@
-// What everybody asks who opens the page, in this order: is it healthy, is it fast, when does it end. The first answer
-// has every reason why it is not healthy.
+// The three main questions: is the job healthy, is it fast, when does it end. The first answer lists all reasons why it is not
+// healthy.
 
 import type { ComponentChildren, JSX } from "preact";
 
@@ -14,10 +14,10 @@ import { Reasons } from "./reasons";
 
 const ANSWERS: Record<Health, string> = {
   good: "Yes",
-  warning: "It needs a look",
+  warning: "Needs attention",
   bad: "No",
-  over: "It is over",
-  unknown: "Not known",
+  over: "The job has ended",
+  unknown: "Unknown",
 };
 
 interface QuestionProps {
@@ -37,8 +37,8 @@ function Question({ text, answer, className = "", children }: QuestionProps): JS
   );
 }
 
-function Healthy({ told }: { told: OverviewDocument }): JSX.Element {
-  const health = healthOf(told);
+function Healthy({ status }: { status: OverviewDocument }): JSX.Element {
+  const health = healthOf(status);
   const { tone, shape } = HEALTH[health];
   return (
     <Question
@@ -51,40 +51,40 @@ function Healthy({ told }: { told: OverviewDocument }): JSX.Element {
       }
     >
       <p class="soft reading">
-        {sentence(told.headline)}
-        {told.since_unix_s === null ? null : (
+        {sentence(status.headline)}
+        {status.since_unix_s === null ? null : (
           <span class="faint">
-            , since <TimeText at={told.since_unix_s} />
+            , since <TimeText at={status.since_unix_s} />
           </span>
         )}
       </p>
-      <Reasons told={told} />
+      <Reasons status={status} />
     </Question>
   );
 }
 
-function Fast({ told }: { told: OverviewDocument }): JSX.Element {
-  const hasMfu = told.mfu !== null;
+function Fast({ status }: { status: OverviewDocument }): JSX.Element {
+  const hasMfu = status.mfu !== null;
   return (
     <Question
       text="Is it fast?"
       answer={
         hasMfu ? (
-          <span title="FLOPs of the model, nothing for recomputation, by the peak of the hardware">
-            {percentText(told.mfu)} <span class="question-unit">MFU</span>
+          <span title="FLOPs of the model without recomputation, divided by the peak FLOPs of the hardware">
+            {percentText(status.mfu)} <span class="question-unit">MFU</span>
           </span>
         ) : (
           <span>
-            {largeText(told.tokens_per_s)} <span class="question-unit">tokens/s</span>
+            {largeText(status.tokens_per_s)} <span class="question-unit">tokens/s</span>
           </span>
         )
       }
     >
       <dl class="question-facts">
-        {hasMfu ? <Row label="tokens per s">{largeText(told.tokens_per_s)}</Row> : null}
-        <Row label="a step takes">{durationText(told.step_s)}</Row>
-        <Row label="training time" title="Time in steps that count, by all time since the job began (MegaScale sec. 6.3)">
-          {percentText(told.effective_time_ratio)} <span class="faint">last hour {percentText(told.effective_time_ratio_last_hour)}</span>
+        {hasMfu ? <Row label="tokens per s">{largeText(status.tokens_per_s)}</Row> : null}
+        <Row label="step time">{durationText(status.step_s)}</Row>
+        <Row label="training time" title="Time in steps that count, divided by all time since the job began (MegaScale sec. 6.3)">
+          {percentText(status.effective_time_ratio)} <span class="faint">last hour {percentText(status.effective_time_ratio_last_hour)}</span>
         </Row>
       </dl>
     </Question>
@@ -100,29 +100,29 @@ function Row({ label, title, children }: { label: string; title?: string; childr
   );
 }
 
-function Ends({ told }: { told: OverviewDocument }): JSX.Element {
+function Ends({ status }: { status: OverviewDocument }): JSX.Element {
   const step = shownStep.value;
-  const progress = step === null || told.train_steps === null ? null : Math.min(1, step / told.train_steps);
-  const ends = told.remaining_s === null ? null : told.at_unix_s + told.remaining_s;
+  const progress = step === null || status.train_steps === null ? null : Math.min(1, step / status.train_steps);
+  const ends = status.remaining_s === null ? null : status.at_unix_s + status.remaining_s;
   return (
     <Question
       text="When does it end?"
       answer={
-        healthOf(told) === "over" ? "It has ended" : told.remaining_s === null ? "Not known" : <>in {durationText(told.remaining_s)}</>
+        healthOf(status) === "over" ? "It has ended" : status.remaining_s === null ? "Unknown" : <>in {durationText(status.remaining_s)}</>
       }
     >
       <dl class="question-facts">
         {ends === null ? null : (
-          <Row label="at this pace on">{minuteText(ends, clock.value)}</Row>
+          <Row label="estimated end">{minuteText(ends, clock.value)}</Row>
         )}
         <Row label="step">
           <span data-figure="step">{countText(step)}</span>{" "}
           <span class="faint">
-            {told.train_steps === null ? "without end" : `of ${countText(told.train_steps)}, ${percentText(progress)}`}
+            {status.train_steps === null ? "no limit" : `of ${countText(status.train_steps)}, ${percentText(progress)}`}
           </span>
         </Row>
         <Row label="last step">
-          <Age at={told.last_step_unix_s} />
+          <Age at={status.last_step_unix_s} />
         </Row>
       </dl>
       {progress === null ? null : (
@@ -134,12 +134,12 @@ function Ends({ told }: { told: OverviewDocument }): JSX.Element {
   );
 }
 
-export function Questions({ told }: { told: OverviewDocument }): JSX.Element {
+export function Questions({ status }: { status: OverviewDocument }): JSX.Element {
   return (
     <div class="questions">
-      <Healthy told={told} />
-      <Fast told={told} />
-      <Ends told={told} />
+      <Healthy status={status} />
+      <Fast status={status} />
+      <Ends status={status} />
     </div>
   );
 }

@@ -1,4 +1,4 @@
-// Why the job is not healthy, what is red first: each with a way to the view that explains it, and the runbook for it.
+// The reasons why the job is not healthy, red ones first, each with links to hosts, ranks and logs, and to its runbook.
 
 import type { JSX } from "preact";
 
@@ -61,24 +61,24 @@ function Reason({ reason }: { reason: ReasonDocument }): JSX.Element {
 
 const CALM: Partial<Record<Health, string>> = {
   good: "No problem is known.",
-  over: "The job is over; what follows is its history.",
+  over: "The job has ended. This page shows its history.",
 };
 
-export function Reasons({ told }: { told: OverviewDocument }): JSX.Element {
+export function Reasons({ status }: { status: OverviewDocument }): JSX.Element {
   return (
-    <section class="reasons" aria-label="Reasons" data-num-reasons={told.reasons.length}>
-      {told.reasons.length === 0 ? (
-        <p class="calm">{CALM[healthOf(told)] ?? told.headline}</p>
+    <section class="reasons" aria-label="Reasons" data-num-reasons={status.reasons.length}>
+      {status.reasons.length === 0 ? (
+        <p class="calm">{CALM[healthOf(status)] ?? status.headline}</p>
       ) : (
         <ul>
-          {told.reasons.map((reason) => (
+          {status.reasons.map((reason) => (
             <Reason key={`${reason.code} ${reason.text}`} reason={reason} />
           ))}
         </ul>
       )}
-      {told.open_incident === "" ? null : (
+      {status.open_incident === "" ? null : (
         <p class="reason-more">
-          <a href={hrefOf(["incidents", told.open_incident])}>What the system does about it: incident {told.open_incident}</a>
+          <a href={hrefOf(["incidents", status.open_incident])}>Current recovery: incident {status.open_incident}</a>
         </p>
       )}
     </section>

@@ -1,4 +1,4 @@
-// Loss, step time, throughput and gradient norm over steps or over time, with what happened as marks.
+// Charts of loss, step time, throughput and gradient norm over steps or time, with marks for events.
 
 import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
@@ -28,7 +28,7 @@ function Charts({ series, marks }: { series: SeriesDocument; marks: readonly Mar
   const [scale, setScale] = useParam("loss", "linear");
   const [rate, setRate] = useParam("rate", "tokens");
   const over = axis.value;
-  // a live job that trains no more leaves the end of the picture empty
+  // the time axis of a live job ends now, so that a job that has stopped leaves an empty part
   const endS = job.value?.is_recorded === true || over === "step" ? null : recentS.value;
   const across = useMemo(() => acrossOf(series, over, endS), [series, over, endS]);
   const hasMfu = series.mfu.some((value) => value !== null);
@@ -52,7 +52,7 @@ function Charts({ series, marks }: { series: SeriesDocument; marks: readonly Mar
       <Chart
         {...shared}
         title="Step time"
-        note={series.stride > 1 ? `range of ${countText(series.stride)} steps a point` : undefined}
+        note={series.stride > 1 ? `range of ${countText(series.stride)} steps per point` : undefined}
         values={series.step_s}
         low={series.step_s_low}
         high={series.step_s_high}
@@ -93,7 +93,7 @@ const MARK_COLUMNS: readonly Column<MarkDocument>[] = [
   },
 ];
 
-/** The marks as a list: what the signs above the charts say to those who point at them. */
+/** The marks as a table, with the same texts as the tooltips of the symbols above the charts. */
 function MarkList({ marks }: { marks: readonly MarkDocument[] }): JSX.Element {
   return (
     <details class="mark-list">
@@ -118,7 +118,7 @@ export function SeriesCharts(): JSX.Element {
   const shown = useMemo(() => marks.filter((mark) => !hiddenText.split(",").includes(mark.kind)), [marks, hiddenText]);
   const hidden = hiddenText === "" ? [] : hiddenText.split(",");
   return (
-    <section aria-label="Course of the training">
+    <section aria-label="Training charts">
       {marks.length === 0 ? null : (
         <MarkLegend marks={marks} hidden={hidden} onChange={(next) => setHidden(next.join(","))} />
       )}
@@ -128,8 +128,8 @@ export function SeriesCharts(): JSX.Element {
             <Charts series={document} marks={shown} />
           ) : isWholeRun.value ? (
             <EmptyState title="No step is recorded yet">
-              Loss, step time and throughput appear here with the first step that all ranks complete. Starting takes a minute or
-              two: processes, model, checkpoint.
+              Charts appear after the first step that all ranks complete. Starting processes, building the model and loading the
+              checkpoint takes a minute or two.
             </EmptyState>
           ) : (
             <EmptyState
@@ -140,7 +140,7 @@ export function SeriesCharts(): JSX.Element {
                 </button>
               }
             >
-              Nothing was trained then, or its records have expired.
+              Nothing was trained in this range, or its records have expired.
             </EmptyState>
           )
         }

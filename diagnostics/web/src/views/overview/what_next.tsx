@@ -1,4 +1,4 @@
-// What happens next by itself, what was done last, and whether what is shown can be believed.
+// The next automatic action, the last incident, and gaps in the recorded data.
 
 import type { JSX } from "preact";
 
@@ -14,10 +14,10 @@ import { StateBadge } from "../incidents/parts";
 
 const VERDICT_ACTIONS = ["approve", "dismiss"] as const;
 
-export function NextAction({ told }: { told: OverviewDocument }): JSX.Element {
-  const { what, why, verdict_id: verdictId } = told.next_action;
+export function NextAction({ status }: { status: OverviewDocument }): JSX.Element {
+  const { what, why, verdict_id: verdictId } = status.next_action;
   return (
-    <Section title="What happens next by itself">
+    <Section title="Next automatic action">
       <div class="stack tight">
         <p class="lead">{sentence(what)}</p>
         <p class="soft reading">{sentence(why)}</p>
@@ -45,9 +45,9 @@ export function LastIncident({ incident, num, isKnown }: LastIncidentProps): JSX
     return (
       <Section title="Last incident" tools={tools}>
         {isKnown ? (
-          <p class="soft">Nothing has gone wrong since the job began.</p>
+          <p class="soft">No incident since the job began.</p>
         ) : (
-          <p class="faint">Not known yet.</p>
+          <p class="faint">Not loaded yet.</p>
         )}
       </Section>
     );
@@ -66,7 +66,7 @@ export function LastIncident({ incident, num, isKnown }: LastIncidentProps): JSX
           <Fact label="began">
             <TimeText at={incident.began_unix_s} />
           </Fact>
-          <Fact label="done about it">{incident.action}</Fact>
+          <Fact label="action taken">{incident.action}</Fact>
           <Fact label="cost">
             <Duration seconds={incident.down_s} />
             {incident.steps_lost === null ? "" : `, ${countOf(incident.steps_lost, "step")} lost`}
@@ -77,24 +77,24 @@ export function LastIncident({ incident, num, isKnown }: LastIncidentProps): JSX
   );
 }
 
-/** A dashboard that hears only half is worse than none if it does not say so. */
-export function Trust({ told }: { told: OverviewDocument }): JSX.Element {
-  const { diagnosis } = told;
+/** Gaps in the recorded data: a dead daemon, silent ranks, dropped events and unusable records. */
+export function DataGaps({ status }: { status: OverviewDocument }): JSX.Element {
+  const { diagnosis } = status;
   const isWhole =
     diagnosis.is_daemon_alive !== false &&
     diagnosis.num_silent_ranks === 0 &&
     diagnosis.rows_dropped + diagnosis.rows_refused === 0 &&
     diagnosis.problems.length === 0;
   return (
-    <Section title="What the records leave out">
+    <Section title="Gaps in the data">
       {isWhole ? (
         <p class="soft">
-          Nothing{diagnosis.is_daemon_alive === null ? "." : ": the daemon hears every rank."}
+          None{diagnosis.is_daemon_alive === null ? "." : ": the daemon receives data from every rank."}
         </p>
       ) : (
         <div class="stack tight">
           <Facts>
-            {diagnosis.is_daemon_alive === false ? <Fact label="daemon">does not run: nothing new is recorded</Fact> : null}
+            {diagnosis.is_daemon_alive === false ? <Fact label="daemon">not running: no new data is recorded</Fact> : null}
             {diagnosis.num_silent_ranks > 0 ? (
               <Fact label="silent">
                 {countOf(diagnosis.num_silent_ranks, "rank")}:{" "}
@@ -102,12 +102,12 @@ export function Trust({ told }: { told: OverviewDocument }): JSX.Element {
               </Fact>
             ) : null}
             {diagnosis.rows_dropped > 0 ? (
-              <Fact label="dropped">{countOf(diagnosis.rows_dropped, "event")}: hosts sent more than was taken</Fact>
+              <Fact label="dropped">{countOf(diagnosis.rows_dropped, "event")}: hosts sent more than was accepted</Fact>
             ) : null}
             {diagnosis.rows_refused > 0 ? <Fact label="refused">{countOf(diagnosis.rows_refused, "event")}</Fact> : null}
           </Facts>
           {diagnosis.problems.length === 0 ? null : (
-            <EmptyState title="Records that cannot be used">
+            <EmptyState title="Unusable records">
               {diagnosis.problems.map((problem) => (
                 <span key={problem} class="line">
                   {problem}

@@ -1,4 +1,4 @@
-// The runbooks: all of them, or one as steps; with an incident its commands name that incident's host.
+// The list of runbooks, or one runbook as steps. For an incident the commands contain the names from that incident.
 
 import type { JSX } from "preact";
 
@@ -14,11 +14,11 @@ function RunbookList(): JSX.Element {
   const found = useResource<RunbooksDocument>("runbooks");
   return (
     <>
-      <ViewHead title="Runbooks" note="what to do, with this job's names in the commands" />
+      <ViewHead title="Runbooks" note="commands contain the names of this job" />
       <Loaded resource={found}>
         {({ runbooks }) =>
           runbooks.length === 0 ? (
-            <EmptyState title="No runbook">They are not in this installation; the project has them in docs/runbooks.</EmptyState>
+            <EmptyState title="No runbooks">This installation contains no runbooks. They are in docs/runbooks of the project.</EmptyState>
           ) : (
             <ul class="runbook-list">
               {runbooks.map((one) => (

@@ -1,4 +1,4 @@
-// A runbook as numbered steps: words, tables, and commands with a button that copies each.
+// A runbook as numbered steps: text, tables, and commands with copy buttons.
 
 import "./runbooks.css";
 
@@ -8,7 +8,7 @@ import type { RunbookBlockDocument, RunbookDocument, RunbookStepDocument, TextDo
 import { hrefOf } from "../../app/location";
 import { CopyButton } from "../../ui/controls";
 
-/** Return the link to a runbook, "health.md#recovering"; `own` is the one that a bare "#part" is of. */
+/** Return the link to a runbook, "health.md#recovering"; `own` is the runbook that contains a bare "#part". */
 export function runbookHref(target: string, incident: string, own = ""): string {
   const [name = "", step] = target.split("#");
   return hrefOf(["runbooks", name === "" ? own : name], { round: null, incident, step });
@@ -35,7 +35,7 @@ function Texts({ texts, runbook }: About & { texts: readonly TextDocument[] }): 
             );
           case "document":
             return (
-              <span key={index} class="document-name" title={`In the project's ${one.target}`}>
+              <span key={index} class="document-name" title={`See ${one.target} of the project`}>
                 {one.text}
               </span>
             );
@@ -58,7 +58,7 @@ function Commands({ block }: { block: RunbookBlockDocument }): JSX.Element {
       ))}
       {block.example === "" ? null : (
         <details class="example">
-          <summary>What that answers, of another job</summary>
+          <summary>Example output from another job</summary>
           <pre tabIndex={0}>{block.example}</pre>
         </details>
       )}
@@ -107,7 +107,7 @@ function Block({ block, runbook }: About & { block: RunbookBlockDocument }): JSX
 }
 
 interface StepsProps extends About {
-  /** The anchor of the step that is open; null: the first one is. */
+  /** The anchor of the step that is expanded; null: the first one. */
   open: string | null;
 }
 

@@ -1,4 +1,4 @@
-// The findings: who, since when, how sure, on what evidence.
+// The findings: host or ranks, steps, confidence and evidence.
 
 import type { JSX } from "preact";
 
@@ -40,7 +40,7 @@ function Finding({ finding, number }: { finding: FindingDocument; number: number
     <li class={finding.is_over ? "finding is-faint" : "finding"}>
       <div class="finding-head">
         <Badge tone={known.tone} shape={known.shape} title={`confidence ${finding.confidence}`}>
-          {finding.confidence === "insufficient" ? "not sure" : `${finding.confidence} confidence`}
+          {finding.confidence === "insufficient" ? "insufficient evidence" : `${finding.confidence} confidence`}
         </Badge>
         <strong>{placeText(finding)}</strong>
         <span>cause: {finding.cause}</span>
@@ -49,19 +49,19 @@ function Finding({ finding, number }: { finding: FindingDocument; number: number
       </div>
       <dl class="finding-figures">
         <div>
-          <dt title="excess: the time of its own that its peers, who do the same work, do not need">a step longer than peers</dt>
+          <dt title="time per step beyond that of its peers, which do the same work (excess)">excess per step</dt>
           <dd>
             {durationText(finding.excess_s)} <span class="faint">{percentText(finding.excess)}</span>
           </dd>
         </div>
         <div>
-          <dt title="what a step gains where it is as fast as its peers">a step would gain</dt>
+          <dt title="how much shorter a step would be if it were as fast as its peers">possible gain per step</dt>
           <dd>
             {durationText(finding.gain_s)} <span class="faint">of {durationText(finding.step_s)}</span>
           </dd>
         </div>
         <div>
-          <dt title="robust standard deviations above its peers; a straggler has at least diagnostics.straggler_score">spreads above peers</dt>
+          <dt title="robust standard deviations above its peers; a straggler has at least diagnostics.straggler_score">score</dt>
           <dd>{scoreText(finding.score)}</dd>
         </div>
         <div>
@@ -79,7 +79,7 @@ function Finding({ finding, number }: { finding: FindingDocument; number: number
           </dd>
         </div>
         <div>
-          <dt>keeps waiting</dt>
+          <dt>victims</dt>
           <dd>{countOf(finding.num_victims, "rank")}</dd>
         </div>
       </dl>
@@ -97,14 +97,14 @@ export function Findings({ document }: { document: StragglersDocument }): JSX.El
     document.first_step === null
       ? undefined
       : `steps ${countText(document.first_step)} to ${countText(document.last_step)}, ${
-          document.source === "daemon" ? "as the daemon judged them" : "computed from the records"
+          document.source === "daemon" ? "judged by the daemon" : "computed from the records"
         }`;
   return (
     <Section title="Findings" note={note}>
       <p class="lead reading">{sentence(document.headline)}</p>
       {document.is_enough ? null : (
         <p class="soft reading">
-          Not enough is recorded for a judgement: {countOf(document.num_steps, "step")} so far. It comes by itself with more steps.
+          Not enough steps are recorded for a judgement: {countOf(document.num_steps, "step")} so far. Findings appear after more steps.
         </p>
       )}
       {document.findings.length === 0 ? null : (
@@ -119,7 +119,7 @@ export function Findings({ document }: { document: StragglersDocument }): JSX.El
         </ul>
       )}
       {document.silent_ranks.length === 0 ? null : (
-        <p class="soft">Nothing came from ranks {ranksText(document.silent_ranks, 10)}: they are not judged.</p>
+        <p class="soft">No data from ranks {ranksText(document.silent_ranks, 10)}: they are not judged.</p>
       )}
       {document.unjudged_ranks.length === 0 ? null : (
         <p class="soft">Ranks {ranksText(document.unjudged_ranks, 10)} have no peers that do the same work: they are not judged.</p>

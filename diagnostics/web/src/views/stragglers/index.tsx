@@ -1,4 +1,4 @@
-// Who makes the job slow and why, what the time goes into, and what each way out would gain and cost.
+// Stragglers with causes, the breakdown of lost time, and the gain and price of possible actions.
 
 import type { JSX } from "preact";
 
@@ -25,9 +25,9 @@ export function StragglersView(): JSX.Element {
     return (
       <>
         <ViewHead title="Stragglers and what-if" />
-        <EmptyState title="No round has told of its steps yet">
-          Stragglers are found by comparing ranks that do the same work, over some tens of steps. They appear here when the first
-          steps are recorded.
+        <EmptyState title="No steps recorded yet">
+          Stragglers are detected by comparing ranks that do the same work, over some tens of steps. Findings appear here after the
+          first steps are recorded.
         </EmptyState>
       </>
     );
@@ -37,7 +37,7 @@ export function StragglersView(): JSX.Element {
       <ViewHead title="Stragglers and what-if" note={`round ${number}`}>
         <RoundSelect />
       </ViewHead>
-      <Loaded resource={stragglers} none="Nothing can be judged yet">
+      <Loaded resource={stragglers} none="No judgement yet">
         {(document) => (
           <>
             <Findings document={document} />

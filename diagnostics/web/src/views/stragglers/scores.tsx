@@ -1,4 +1,4 @@
-// The hosts by straggler score: who is next to be looked at.
+// Hosts ordered by straggler score.
 
 import type { JSX } from "preact";
 
@@ -21,11 +21,11 @@ export function Scores({ document }: { document: StragglersDocument }): JSX.Elem
     ...(least !== null && one.score >= least ? { tone: "warning" as const } : {}),
   }));
   return (
-    <Section title="Hosts by straggler score" note={`spreads (robust standard deviations) above their peers; ${thresholdsText(document.thresholds)}`}>
+    <Section title="Hosts by straggler score" note={`robust standard deviations above their peers; ${thresholdsText(document.thresholds)}`}>
       {bars.length === 0 ? (
         <p class="soft">No host has a score yet.</p>
       ) : (
-        <Bars caption="Straggler score of hosts, the highest first" bars={bars} atLeast={least ?? 0} />
+        <Bars caption="Straggler score of hosts, highest first" bars={bars} atLeast={least ?? 0} />
       )}
     </Section>
   );

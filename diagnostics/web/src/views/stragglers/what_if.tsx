@@ -1,5 +1,5 @@
-// How much longer a step takes than one whose like operations all take their typical time, by what it comes from; and what
-// each way out would gain over the rest of the job, set against its price.
+// The slowdown of a step compared with one in which all similar operations take their typical time, broken down by source; and
+// the gain of each possible action over the rest of the job, with its price.
 
 import type { JSX } from "preact";
 
@@ -43,12 +43,12 @@ function WhereFrom({ document }: { document: WhatIfDocument }): JSX.Element {
   const parts = [...partsBy(document, by)].sort((a, b) => b.slowdown - a.slowdown).slice(0, MOST_PARTS);
   return (
     <Section
-      title="Where it comes from"
-      note="how much longer a step takes for this alone, were all else typical"
+      title="Sources of the slowdown"
+      note="how much longer a step takes because of each source alone, if all else were typical"
       tools={<Segmented label="Parts" options={BY} value={by} onChange={setBy} />}
     >
       {parts.length === 0 ? (
-        <p class="soft">Nothing of this kind is known for these steps.</p>
+        <p class="soft">No data of this kind for these steps.</p>
       ) : (
         <Bars
           caption={`Slowdown by ${by}`}
@@ -64,7 +64,7 @@ function WhereFrom({ document }: { document: WhatIfDocument }): JSX.Element {
 const ACTION_COLUMNS: readonly Column<ActionBalance>[] = [
   {
     key: "action",
-    label: "Way out",
+    label: "Action",
     className: "wide",
     render: (row) => (
       <>
@@ -75,19 +75,19 @@ const ACTION_COLUMNS: readonly Column<ActionBalance>[] = [
   },
   {
     key: "step",
-    label: "Gain a step",
+    label: "Gain per step",
     isNumber: true,
     sort: (row) => row.gain_s_per_step,
     render: (row) => <Duration seconds={row.gain_s_per_step} />,
   },
-  { key: "gain", label: "Gain to the end", isNumber: true, sort: (row) => row.gain_s, render: (row) => <Duration seconds={row.gain_s} /> },
+  { key: "gain", label: "Total gain", isNumber: true, sort: (row) => row.gain_s, render: (row) => <Duration seconds={row.gain_s} /> },
   { key: "price", label: "Price", isNumber: true, sort: (row) => row.price_s, render: (row) => <Duration seconds={row.price_s} /> },
   {
     key: "worth",
     label: "Worth it",
     render: (row) =>
       row.is_worth_it === null ? (
-        <span class="faint">{row.price_s === 0 ? "" : "not known"}</span>
+        <span class="faint">{row.price_s === 0 ? "" : "unknown"}</span>
       ) : (
         <Badge tone={row.is_worth_it ? "good" : "quiet"} shape={row.is_worth_it ? "circle" : "ring"}>
           {row.is_worth_it ? "yes" : "no"}
@@ -96,7 +96,7 @@ const ACTION_COLUMNS: readonly Column<ActionBalance>[] = [
   },
 ];
 
-/** "8.3 % longer" of a slowdown of 1.083. */
+/** Return a slowdown as text: 1.083 -> "8.3 % longer". */
 function longerText(slowdown: number): string {
   return slowdown <= 1.0005 ? "not longer" : `${percentText(slowdown - 1)} longer`;
 }
@@ -109,42 +109,42 @@ function Totals({ document }: { document: WhatIfDocument }): JSX.Element {
       <Figure
         label="Longer than typical"
         value={percentText(Math.max(0, document.slowdown - 1))}
-        note={`a step takes ${durationText(document.replayed_s)}, typical is ${durationText(document.ideal_s)}`}
-        title={`S = ${timesText(document.slowdown)}: a step played again with every operation as long as it was, over the same with every operation as long as its like are; pauses between operations are in neither`}
+        note={`replayed step ${durationText(document.replayed_s)}, typical step ${durationText(document.ideal_s)}`}
+        title={`S = ${timesText(document.slowdown)}: a step replayed with measured operations, divided by one replayed with typical operations; pauses between operations are excluded from both`}
       />
       <Figure
         label="Lost to stragglers"
         value={percentText(document.waste)}
-        note="of the time of a step"
-        title="1 - 1/S: the part of a step in which ranks wait for those that are slower than their like"
+        note="of the step time"
+        title="1 - 1/S: the share of a step in which ranks wait for slower ones"
       />
-      <Figure label="Measured step" value={durationText(document.measured_s)} note="with the pauses" />
+      <Figure label="Measured step" value={durationText(document.measured_s)} note="including pauses" />
       <Figure
         label="By slowest ranks"
         value={percentText(Math.max(0, document.m_w))}
-        note={rank === undefined ? "" : <a href={hrefOf("grid", { rank, round })}>of what is lost: {document.worst_ranks.length === 1 ? "rank" : "ranks"} {ranksText(document.worst_ranks, 4)}</a>}
-        title="M_W: the part of what is lost that would come back, were the slowest 3 % of the ranks typical"
+        note={rank === undefined ? "" : <a href={hrefOf("grid", { rank, round })}>of the lost time: {document.worst_ranks.length === 1 ? "rank" : "ranks"} {ranksText(document.worst_ranks, 4)}</a>}
+        title="M_W: the share of the lost time that would be regained if the slowest 3 % of the ranks were typical"
       />
       {document.by_stage.length > 1 && (
         <Figure
           label="By the last stage"
           value={percentText(Math.max(0, document.m_s))}
-          note="of what is lost"
-          title="M_S: the part of what is lost that would come back, were the last pipeline stage typical"
+          note="of the lost time"
+          title="M_S: the share of the lost time that would be regained if the last pipeline stage were typical"
         />
       )}
       <Figure
-        label="By launching"
+        label="By kernel launches"
         value={percentText(Math.max(0, document.launch_slowdown - 1))}
-        note="longer: kernels start late"
-        title="how much longer a step takes because operations begin later than what they wait for has ended"
+        note="longer because kernels start late"
+        title="how much longer a step takes because operations start later than their dependencies end"
       />
       <Figure
-        label="From step to step"
+        label="By step"
         value={<Sparkline values={document.slowdown_by_step} label="Slowdown by step" />}
         note={
           <a href={hrefOf("timeline", { first: document.steps[0], last: document.steps[0], round })}>
-            {countOf(document.steps.length, "step")} in full, from {countText(document.steps[0])}
+            {countOf(document.steps.length, "full step")}, from {countText(document.steps[0])}
           </a>
         }
       />
@@ -156,14 +156,14 @@ function Found({ document }: { document: WhatIfDocument }): JSX.Element {
   if (document.steps.length === 0) {
     return (
       <EmptyState
-        title="No step is recorded in full"
+        title="No fully recorded steps"
         action={
           <>
-            Ask for them: <code>megatrain diag on</code>
+            To record steps: <code>megatrain diag on</code>
           </>
         }
       >
-        What-if needs every span of a step. One step in diagnostics.sample_period is recorded so; the first has not come yet.
+        What-if needs all spans of a step. One step in diagnostics.sample_period is recorded in full; the first is still to come.
       </EmptyState>
     );
   }
@@ -172,12 +172,12 @@ function Found({ document }: { document: WhatIfDocument }): JSX.Element {
       <Totals document={document} />
       {document.advice === "" ? null : <p class="lead reading">{document.advice}</p>}
       <WhereFrom document={document} />
-      <Section title="Ways out" note="gain over the rest of the job against the price">
+      <Section title="Possible actions" note="gain over the rest of the job, compared with the price">
         {document.actions.length === 0 ? (
-          <p class="soft">Nothing is known that would make the job faster.</p>
+          <p class="soft">No known action would make the job faster.</p>
         ) : (
           <Table
-            caption="Ways out"
+            caption="Possible actions"
             columns={ACTION_COLUMNS}
             rows={document.actions}
             rowKey={(row) => `${row.action} ${row.target}`}
@@ -199,8 +199,8 @@ function Found({ document }: { document: WhatIfDocument }): JSX.Element {
 export function WhatIf({ resource }: { resource: Resource<WhatIfDocument> }): JSX.Element {
   return (
     <div class="stack">
-      <Section title="What if all were typical?">
-        <Loaded resource={resource} none="No step is recorded in full">
+      <Section title="Slowdown by stragglers (what-if)">
+        <Loaded resource={resource} none="No fully recorded steps">
           {(document) => (
             <div class="stack">
               <Found document={document} />

@@ -10,7 +10,7 @@ import { paintTimeline, type Painted, type TimelineScratch } from "../../canvas/
 import type { IdealPicture, TimelinePicture } from "../../canvas/timeline-picture";
 import { Gestures, type Moves } from "./gestures";
 import { moveByKey, neighbour } from "./keys";
-import { partOfUrl } from "./question";
+import { partOfUrl } from "./query";
 import { timelineStyle, useScene } from "./scene";
 
 const NUM_TIMES = 240;
@@ -28,11 +28,11 @@ interface ChartProps {
   setHovered: (slice: number) => void;
   fromNs: number | null;
   toNs: number | null;
-  /** The rank that the reader came for. */
+  /** The rank to scroll to, from the URL. */
   rank: number | null;
 }
 
-/** Tell on the canvas what was drawn and how long that took, for whoever measures it. */
+/** Store on the canvas element what was drawn and how long that took, for measurements. */
 function note(canvas: HTMLCanvasElement, times: number[], tookMs: number, painted: Painted, camera: Camera): void {
   times.push(tookMs);
   if (times.length > NUM_TIMES) {
@@ -85,7 +85,7 @@ export function Chart(props: ChartProps): JSX.Element {
     paint();
   }, [scene, size]);
   useEffect(() => {
-    // a link, or the back button, may name another part of the same timeline; what was dragged is there already
+    // a link or the back button may select another part; after a drag the camera already shows the part in the URL
     const [from, to] = partOfUrl();
     const fromNs = from ?? 0;
     const toNs = to ?? camera.endNs;

@@ -1,4 +1,4 @@
-// What the slice under the cursor is.
+// Details of the slice at the cursor.
 
 import type { JSX } from "preact";
 
@@ -17,7 +17,7 @@ export function rankText(picture: TimelinePicture, rank: number): string {
   return `rank ${rank}   ${at}${host === "" ? "" : `   ${host}`}`;
 }
 
-/** The slice in a sentence, for those who do not see it. */
+/** Return the slice as a sentence, for screen readers. */
 export function sliceText(picture: TimelinePicture, slice: number): string {
   const rank = rankOfLine(picture, lineOfSlice(picture, slice));
   const micro = picture.microbatch[slice] ?? -1;
@@ -35,7 +35,7 @@ export function Details({ picture, ideal, slice }: DetailsProps): JSX.Element {
   if (slice < 0 || slice >= picture.numSlices) {
     return (
       <p class="picture-readout faint">
-        Wheel or + and - zoom, drag or Shift with arrows moves, arrows go from slice to slice. Shift with the wheel scrolls.
+        Mouse wheel or + and - to zoom, drag or Shift + arrow keys to move, arrow keys to select a slice, Shift + wheel to scroll.
       </p>
     );
   }
@@ -65,8 +65,8 @@ export function Details({ picture, ideal, slice }: DetailsProps): JSX.Element {
         </span>
       ) : null}
       {ideal !== null && ideal.isCritical[slice] === 1 ? <strong>on the critical path</strong> : null}
-      {(flags & IS_OPEN) !== 0 ? <strong>it has not ended</strong> : null}
-      {(flags & HAS_FAILED) !== 0 ? <strong>it failed</strong> : null}
+      {(flags & IS_OPEN) !== 0 ? <strong>still open</strong> : null}
+      {(flags & HAS_FAILED) !== 0 ? <strong>failed</strong> : null}
       <span class="faint">record {picture.sequence[slice]}</span>
     </p>
   );

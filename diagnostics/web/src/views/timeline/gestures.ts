@@ -1,4 +1,4 @@
-// Pointer and wheel on the timeline: drag moves, two fingers and the wheel zoom, a click chooses.
+// Pointer and wheel on the timeline: drag to move, pinch or wheel to zoom, click to select.
 
 import { TIMELINE_LEFT, type Camera } from "../../canvas/timeline-camera";
 
@@ -13,7 +13,7 @@ interface Point {
   y: number;
 }
 
-/** What becomes of a gesture. */
+/** Callbacks for gestures. */
 export interface Moves {
   moved: () => void;
   clicked: (x: number, y: number) => void;

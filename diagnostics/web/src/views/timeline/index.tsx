@@ -1,4 +1,4 @@
-// The timeline: what ranks did in a step, slice by slice, and what it would have been without stragglers.
+// The timeline: the operations of ranks in a step, slice by slice, and the ideal without stragglers.
 
 import "./timeline.css";
 
@@ -23,33 +23,33 @@ import { Chart } from "./chart";
 import { Details, sliceText } from "./details";
 import { Legend } from "./legend";
 import { openInPerfetto } from "./perfetto";
-import { slicesQuery, useTimelineChoice, type TimelineChoice } from "./question";
+import { slicesQuery, useTimelineChoice, type TimelineChoice } from "./query";
 import { useArrays } from "./slices";
 
-const NO_PERFETTO = "No Perfetto is set for this dashboard ([dashboard] perfetto_url). Download the trace and open it in one.";
+const NO_PERFETTO = "No Perfetto is configured for this dashboard ([dashboard] perfetto_url). Download the trace and open it in Perfetto.";
 
 function Handover({ choice }: { choice: TimelineChoice }): JSX.Element {
-  const [said, setSaid] = useState("");
+  const [message, setMessage] = useState("");
   const traceUrl = apiUrl("timeline/trace.json.gz", slicesQuery(choice));
   const perfettoUrl = job.value?.perfetto_url ?? "";
   const open = async (): Promise<void> => {
     if (perfettoUrl === "") {
-      setSaid(NO_PERFETTO);
+      setMessage(NO_PERFETTO);
       return;
     }
-    setSaid("Handing the trace to Perfetto\u2026");
+    setMessage("Sending the trace to Perfetto\u2026");
     try {
       await openInPerfetto(perfettoUrl, traceUrl, `${job.value?.job ?? "megatrain"} steps ${choice.first ?? "newest"}`);
-      setSaid("");
+      setMessage("");
     } catch (error) {
-      setSaid(error instanceof Error ? error.message : String(error));
+      setMessage(error instanceof Error ? error.message : String(error));
     }
   };
   return (
     <>
-      {said === "" ? null : (
+      {message === "" ? null : (
         <span class="section-note" role="status">
-          {said}
+          {message}
         </span>
       )}
       <button type="button" class="button small" onClick={() => void open()}>
@@ -68,7 +68,7 @@ interface StepsProps {
   shown: number | null;
 }
 
-/** Which step: only those that were recorded in full can be drawn. */
+/** Selects the step; only fully recorded steps can be drawn. */
 function StepChoice({ steps, shown }: StepsProps): JSX.Element {
   const known = steps?.steps ?? [];
   const options = [...known].reverse().map((one) => ({
@@ -135,7 +135,7 @@ function SearchLine({ picture, search, matches, cursor, setCursor }: SearchProps
             Next
           </button>
           <span class="section-note" role="status" data-testid="timeline-matches">
-            {matches.length === 0 ? "nothing found" : `${place >= 0 ? `${countText(place + 1)} of ` : ""}${countText(matches.length)}`}
+            {matches.length === 0 ? "no match" : `${place >= 0 ? `${countText(place + 1)} of ` : ""}${countText(matches.length)}`}
           </span>
         </>
       )}
@@ -148,11 +148,11 @@ function IdealNote({ ideal, isPending }: { ideal: IdealPicture | null; isPending
     return isPending ? <span class="section-note">replaying the step{"\u2026"}</span> : null;
   }
   if (ideal.idealS === null) {
-    return <span class="section-note tone-warning">No ideal: {ideal.problem}</span>;
+    return <span class="section-note tone-warning">Ideal not available: {ideal.problem}</span>;
   }
   const replayed = ideal.replayedS.length === 0 ? null : ideal.replayedS.reduce((sum, one) => sum + one, 0) / ideal.replayedS.length;
   return (
-    <span class="section-note" title="the step replayed as measured, against all operations at their ideal time; their ratio is S">
+    <span class="section-note" title="the step replayed as measured, compared with all operations at their ideal time; the ratio is S">
       replayed {durationText(replayed)}, without stragglers {durationText(ideal.idealS)}
       {replayed === null ? "" : `: ${timesText(replayed / ideal.idealS)} the time`}
     </span>
@@ -179,13 +179,13 @@ function Shown({ picture, choice, steps }: ShownProps): JSX.Element {
   const all = countText(picture.numSlices);
   return (
     <>
-      <div class="picture-controls" role="group" aria-label="What is shown">
+      <div class="picture-controls" role="group" aria-label="Display options">
         <StepChoice steps={steps} shown={picture.firstStep} />
         <TextField label="ranks" value={choice.ranks} onChange={(value) => setParams({ ranks: value })} placeholder="0:7,16" size={12} />
         <SearchLine picture={picture} search={choice.search} matches={matches} cursor={cursor} setCursor={setCursor} />
-        <Switch label="arrows" isOn={choice.hasFlows} onChange={(isOn) => setParams({ flows: isOn ? null : 0 })} title="from send to receive" />
-        <Switch label="ideal" isOn={choice.hasIdeal} onChange={(isOn) => setParams({ ideal: isOn ? 1 : null })} title="below each line, where its slices would be without stragglers" />
-        <Switch label="critical path" isOn={choice.hasCritical} onChange={(isOn) => setParams({ critical: isOn ? 1 : null })} title="what the step waited for, outlined" />
+        <Switch label="arrows" isOn={choice.hasFlows} onChange={(isOn) => setParams({ flows: isOn ? null : 0 })} title="arrows from send to receive" />
+        <Switch label="ideal" isOn={choice.hasIdeal} onChange={(isOn) => setParams({ ideal: isOn ? 1 : null })} title="show below each line where its slices would be without stragglers" />
+        <Switch label="critical path" isOn={choice.hasCritical} onChange={(isOn) => setParams({ critical: isOn ? 1 : null })} title="outline the slices that determined the length of the step" />
         {wantsIdeal ? <IdealNote ideal={ideal.data} isPending={ideal.isPending} /> : null}
       </div>
       <Legend picture={picture} />
@@ -248,7 +248,7 @@ export function TimelineView(): JSX.Element {
       {picture !== null ? <Shown picture={picture} choice={choice} steps={steps.data} /> : null}
       {isMissing ? (
         <EmptyState
-          title={asked === null ? "No step was recorded in full" : `Step ${asked} was not recorded span by span`}
+          title={asked === null ? "No fully recorded steps" : `Step ${asked} was not recorded in full`}
           action={
             other === null ? (
               <code>megatrain diag set --help</code>
@@ -259,13 +259,13 @@ export function TimelineView(): JSX.Element {
         >
           {asked === null || other === null
             ? error.message
-            : "One step in diagnostics.sample_period is recorded span by span. Of the others the sums are known, which the heat map shows."}
+            : "One step in diagnostics.sample_period is recorded in full. The heat map shows the totals of the other steps."}
         </EmptyState>
       ) : null}
       {error !== null && !isMissing ? <ErrorState error={error} onRetry={slices.reload} /> : null}
       {error !== null && choice.ranks !== "" ? (
         <button type="button" class="button" onClick={() => setParams({ ranks: null })}>
-          Draw the ranks that are drawn by default
+          Show the default ranks
         </button>
       ) : null}
       {picture === null && error === null ? <Skeleton lines={14} /> : null}

@@ -1,4 +1,4 @@
-// Keys on the timeline: arrows go from slice to slice, with Shift they move the view; plus and minus zoom.
+// Keys on the timeline: arrows select the next slice, or move the view with Shift; plus and minus zoom.
 
 import type { Camera } from "../../canvas/timeline-camera";
 import { lineOfSlice, sliceAt, type TimelinePicture } from "../../canvas/timeline-picture";
@@ -26,7 +26,7 @@ export function neighbour(picture: TimelinePicture, slice: number, key: string):
   return slice;
 }
 
-/** Move the view as a key asks; returns whether the key means that. */
+/** Move the view for a key; returns whether the key has such a function. */
 export function moveByKey(camera: Camera, key: string, isShift: boolean, aroundNs: number): boolean {
   const moves: Record<string, () => void> = {
     "+": () => camera.zoom(KEY_ZOOM, aroundNs),

@@ -1,4 +1,4 @@
-// The colours of the slices, and the letters that stand on them.
+// The legend: colours of slices, and the letters drawn on them.
 
 import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
@@ -15,7 +15,7 @@ export function Legend({ picture }: { picture: TimelinePicture }): JSX.Element {
     [picture],
   );
   return (
-    <ul class="picture-key" aria-label="what the colours and letters mean" data-testid="timeline-legend">
+    <ul class="picture-key" aria-label="Legend of colours and letters" data-testid="timeline-legend">
       {names
         .filter((name) => name !== "")
         .map((name) => (

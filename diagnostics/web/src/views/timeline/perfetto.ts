@@ -1,15 +1,15 @@
-// "Open in Perfetto": a window of the site's own Perfetto is opened and, once it answers, given the trace.
-// Perfetto is told by its protocol: it answers "PONG" to "PING", and takes {perfetto: {buffer, title}}.
+// "Open in Perfetto": opens a window of the configured Perfetto and sends it the trace once it answers. Perfetto's protocol:
+// it answers "PONG" to "PING", and accepts {perfetto: {buffer, title}}.
 
 const PING_MS = 100;
 const PATIENCE_MS = 20_000;
 
-/** Open a trace. Resolves when it was handed over; throws an Error with a sentence where it could not be. */
+/** Open a trace. Resolves when it has been sent; throws an Error with a readable message on failure. */
 export async function openInPerfetto(perfettoUrl: string, traceUrl: string, title: string): Promise<void> {
   const origin = new URL(perfettoUrl, window.location.href).origin;
   const opened = window.open(perfettoUrl, "_blank");
   if (opened === null) {
-    throw new Error("The browser did not open a window: allow this page to open windows, or download the trace.");
+    throw new Error("The browser blocked the new window. Allow pop-ups for this page, or download the trace.");
   }
   const trace = fetch(traceUrl, { credentials: "same-origin" }).then((answer) => {
     if (!answer.ok) {
@@ -37,7 +37,7 @@ function answered(opened: Window, origin: string): Promise<void> {
     const timer = window.setInterval(() => {
       if (Date.now() - began > PATIENCE_MS || opened.closed) {
         finish();
-        reject(new Error(`Perfetto at ${origin} does not answer: is the address right? The trace can be downloaded.`));
+        reject(new Error(`Perfetto at ${origin} does not answer. Check [dashboard] perfetto_url, or download the trace.`));
         return;
       }
       opened.postMessage("PING", origin);

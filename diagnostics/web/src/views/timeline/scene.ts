@@ -1,4 +1,4 @@
-// What the timeline's canvas shows, made anew only when a choice changes.
+// The scene of the timeline's canvas, computed only when a selection changes.
 
 import { useMemo } from "preact/hooks";
 
@@ -6,7 +6,7 @@ import { shownTheme, token } from "../../app/preferences";
 import { tripleOfHex } from "../../canvas/colours";
 import { fontOf } from "../../canvas/surface";
 import { linesWithIdeal, placeLines, type IdealPicture, type TimelinePicture } from "../../canvas/timeline-picture";
-import { timelineColours, TIMELINE_FONT_PX, type TimelineScene, type TimelineStyle } from "../../canvas/timeline-painter";
+import { timelineColours, TIMELINE_FONT_PX, type TimelineScene, type TimelineStyle } from "../../canvas/timeline-scene";
 import { rankText } from "./details";
 
 export function timelineStyle(element: HTMLElement): TimelineStyle {
@@ -29,7 +29,7 @@ interface Choice {
   hasIdeal: boolean;
   hasCritical: boolean;
   hasFlows: boolean;
-  /** 1 for each slice that a search found; null: nothing is looked for. */
+  /** 1 for each slice that matches the search; null: no search. */
   found: Uint8Array | null;
   cursor: number;
 }

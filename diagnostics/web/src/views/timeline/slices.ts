@@ -1,4 +1,4 @@
-// The slices and their ideals, asked for when the question changes.
+// Reads slices and ideals when the query changes.
 
 import { useEffect, useState } from "preact/hooks";
 
@@ -12,7 +12,7 @@ export interface Loaded<T> {
   isPending: boolean;
 }
 
-/** Return what a path answers, read by `read`, once that is wanted. What was recorded does not change. */
+/** Return the answer of a path, decoded by `read`, while `isWanted`. Recorded steps do not change, so it is read once. */
 export function useArrays<T>(
   path: string, query: Query, read: (arrays: Arrays) => T, isWanted: boolean,
 ): Loaded<T> & { reload: () => void } {
@@ -40,7 +40,7 @@ export function useArrays<T>(
       },
     );
     return () => stop.abort();
-    // the key stands for path and query
+    // the key contains path and query
   }, [key, era, round]);
   const isMine = isWanted && held.key === key;
   return {

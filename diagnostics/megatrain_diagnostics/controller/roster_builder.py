@@ -1,0 +1,74 @@
+"""The ranks of the newest round, while their rows arrive in parts."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+
+from megatrain_diagnostics.events.roster import Roster, make_roster
+from megatrain_diagnostics.events.tables import (
+    Groups,
+    Ranks,
+    Spans,
+    StepTotals,
+    Values,
+    columns_of,
+    from_columns,
+    joined,
+    select,
+)
+
+OfRanks = TypeVar("OfRanks", Spans, StepTotals, Values)
+
+
+class RosterBuilder:
+    """Holds rows only of the newest round; of each rank, only the newest rows."""
+
+    def __init__(self) -> None:
+        self.newest = -1
+        """Number of the newest round; -1: none is known."""
+        self._ranks = _no_ranks()
+        self._groups = _no_groups()
+
+    def add(self, table: Ranks | Groups) -> bool:
+        """Add rows, and return whether they begin a newer round."""
+        if isinstance(table, Groups):
+            self._groups = joined(Groups, [self._groups, select(table, table.round >= self.newest)])
+            self._groups = select(self._groups, _last_of(self._groups.rank, self._groups.group))
+            return False
+        if not len(table.round):
+            return False
+        newest = int(table.round.max())
+        is_new = newest > self.newest
+        if is_new:
+            self.newest = newest
+            self._ranks = _no_ranks()
+            self._groups = select(self._groups, self._groups.round == newest)
+        self._ranks = joined(Ranks, [self._ranks, select(table, table.round == self.newest)])
+        self._ranks = select(self._ranks, _last_of(self._ranks.rank, np.zeros_like(self._ranks.rank)))
+        return is_new
+
+    def roster(self) -> Roster:
+        """Return the roster. Raises: DataError where ranks disagree about the layout."""
+        return make_roster(self._ranks, self._groups, self.newest)
+
+    def of_newest(self, table: OfRanks) -> OfRanks:
+        """Return the rows of the newest round."""
+        rows = table.round == self.newest
+        return table if rows.all() else select(table, rows)
+
+
+def _last_of(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the places of the last row of each pair, in order."""
+    keys = first.astype(np.int64) << 32 | second.astype(np.int64)
+    _, places = np.unique(keys[::-1], return_index=True)
+    return np.sort(len(keys) - 1 - places)
+
+
+def _no_ranks() -> Ranks:
+    return from_columns(Ranks, {name: [] for name in columns_of(Ranks)})
+
+
+def _no_groups() -> Groups:
+    return from_columns(Groups, {name: [] for name in columns_of(Groups)})

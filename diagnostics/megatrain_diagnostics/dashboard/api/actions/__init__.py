@@ -1,0 +1,1 @@
+"""Actions that an operator requests."""

@@ -1,0 +1,1 @@
+"""The audit: what the driver did after verdicts, and what people requested."""

@@ -1,0 +1,1 @@
+"""The readings of the GPUs and network links of a host."""

@@ -1,0 +1,1 @@
+"""The state of each host, and what keeps it from training."""

@@ -1,0 +1,1 @@
+"""Incidents: what went wrong, what was done about it, and what it cost."""

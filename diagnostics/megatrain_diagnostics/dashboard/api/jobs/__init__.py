@@ -1,0 +1,1 @@
+"""All jobs, those in trouble first."""

@@ -1,0 +1,1 @@
+"""The stream that reports which responses are new."""

@@ -1,0 +1,1 @@
+"""Log lines of all ranks, and the failures that they show."""

@@ -1,0 +1,1 @@
+"""Notes that people write on a run."""

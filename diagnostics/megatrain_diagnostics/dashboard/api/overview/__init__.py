@@ -1,0 +1,1 @@
+"""The health of the job, its speed, and when it ends."""

@@ -1,0 +1,14 @@
+"""Logging in."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from megatrain_diagnostics.dashboard.responses.document import Document
+
+
+class SessionDocument(Document):
+    """The response of POST /session."""
+
+    role: Literal["viewer", "operator"]
+    ends_unix_s: int

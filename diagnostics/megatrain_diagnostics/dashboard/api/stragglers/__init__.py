@@ -1,0 +1,1 @@
+"""The stragglers of the job, and what they cost."""

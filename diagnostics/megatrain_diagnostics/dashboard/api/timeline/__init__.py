@@ -1,0 +1,1 @@
+"""The timeline: the operations of chosen ranks during some steps."""

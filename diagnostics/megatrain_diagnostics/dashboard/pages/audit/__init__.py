@@ -1,1 +1,0 @@
-"""What was done after verdicts, and what people asked for through the page."""

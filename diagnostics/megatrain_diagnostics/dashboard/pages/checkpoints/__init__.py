@@ -1,1 +1,0 @@
-"""The checkpoints of a run, and what keeping them costs."""

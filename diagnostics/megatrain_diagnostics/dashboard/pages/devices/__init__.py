@@ -1,1 +1,0 @@
-"""What the GPUs and network links of a host say."""

@@ -1,1 +1,0 @@
-"""The heat map: ranks or hosts down, steps across."""

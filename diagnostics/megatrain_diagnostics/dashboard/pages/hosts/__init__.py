@@ -1,1 +1,0 @@
-"""What each host does, and what keeps it from training."""

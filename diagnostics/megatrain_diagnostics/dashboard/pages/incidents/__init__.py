@@ -1,1 +1,0 @@
-"""What went wrong, what was done about it, what it cost."""

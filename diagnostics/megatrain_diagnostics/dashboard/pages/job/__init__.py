@@ -1,1 +1,0 @@
-"""Who the job is, and what the asking person may do with it."""

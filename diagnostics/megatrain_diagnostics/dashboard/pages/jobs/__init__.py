@@ -1,1 +1,0 @@
-"""All jobs, by trouble."""

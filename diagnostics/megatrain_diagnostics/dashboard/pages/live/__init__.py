@@ -1,1 +1,0 @@
-"""Which answers are new."""

@@ -1,1 +1,0 @@
-"""Log lines of all ranks, and what they say of a failure."""

@@ -1,1 +1,0 @@
-"""Notes that people put on a run."""

@@ -1,1 +1,0 @@
-"""How the job is, how fast it is, and when it ends."""

@@ -1,1 +1,0 @@
-"""The runbooks of docs/runbooks as pages, their commands filled in for this job."""

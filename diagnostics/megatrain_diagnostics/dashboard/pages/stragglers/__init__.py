@@ -1,1 +1,0 @@
-"""Who makes the job slow, and what that costs."""

@@ -1,1 +1,0 @@
-"""The operations of chosen ranks over the time of some steps."""

@@ -1,0 +1,60 @@
+"""The base class of all documents, the document of a refusal, and documents that several others contain."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from megatrain.contracts.layout import AXES, Layout
+
+
+class Document(BaseModel):
+    """Immutable. NaN and infinity are rejected, because JSON does not have them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ErrorDocument(Document):
+    """The body of every refusal."""
+
+    error: str
+    """A code for programs: unauthorized, forbidden, not-found, bad-request, too-large, too-many, unavailable or
+    conflict."""
+    text: str
+    """A sentence for people: what was found, the rule, and a hint."""
+
+
+class AxisDocument(Document):
+    """An axis of the mesh. The place of a rank along it is rank // stride % size."""
+
+    name: str
+    word: str
+    """The word that people use for a place along the axis."""
+    size: int
+    stride: int
+
+
+class LayoutDocument(Document):
+    """How the ranks are laid out: the axes that describe a layout, in their order (contracts/layout.py)."""
+
+    axes: tuple[AxisDocument, ...]
+    world_size: int
+
+
+def layout_document(layout: Layout) -> LayoutDocument:
+    """Return the document of a layout."""
+    axes = tuple(
+        AxisDocument(name=axis.name, word=axis.word or axis.name, size=layout.size(axis.name),
+                     stride=layout.stride(axis.name))
+        for axis in AXES if axis.name in layout.axes
+    )  # fmt: skip
+    return LayoutDocument(axes=axes, world_size=layout.world_size)
+
+
+class ThresholdsDocument(Document):
+    """The values from which on a rank is a straggler; all three must be reached."""
+
+    excess: float
+    """The rank's time above its peers, as a fraction of the compute time of its stage."""
+    score: float
+    num_steps: int
+    """The number of steps in which the rank must exceed the other two."""

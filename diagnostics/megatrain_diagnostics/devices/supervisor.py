@@ -1,0 +1,146 @@
+"""The supervisor of the program that reads a host's devices: restarts it, and takes its samples.
+
+States: reading (lines arrive); silent (none arrived within the deadline: the program is killed, and no other one is
+started until the kernel has ended it); between two lives a pause. No caller waits for it: `take` and `trouble` answer
+at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.record import decode
+from megatrain.programs.child_process import ChildProcess
+from megatrain_diagnostics.devices.sample import HostSample
+
+_logger = logging.getLogger(__name__)
+DEADLINE_S = 30.0
+"""Added to the interval: NVML may take ten seconds to open where no daemon keeps the driver loaded."""
+_POLL_S = 0.5
+_PAUSE_S = 10.0
+_LONGEST_PAUSE_S = 600.0
+_MAX_WAITING = 64
+_MAX_BYTES = 1 << 20
+"""Size of a line: 64 GPUs and as many interfaces take 60 kB."""
+
+
+class DeviceSupervisor:
+    """Runs until `close`. `interval_s`: time between two readings."""
+
+    def __init__(
+        self,
+        interval_s: float,
+        dcgm_url: str = "",
+        *,
+        deadline_s: float = DEADLINE_S,
+        pause_s: float = _PAUSE_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        flags = ["--interval-s", f"{interval_s:g}", *(["--dcgm-url", dcgm_url] if dcgm_url else [])]
+        self._words: Sequence[str] = [sys.executable, "-m", "megatrain_diagnostics.devices", *flags]
+        self._deadline_s, self._pause_s, self._environment = interval_s + deadline_s, pause_s, environment
+        self._waiting: deque[HostSample] = deque(maxlen=_MAX_WAITING)
+        self._newest: HostSample | None = None
+        self._trouble = ""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="devices of the host", daemon=True)
+        self._thread.start()
+
+    @property
+    def newest(self) -> HostSample | None:
+        return self._newest
+
+    @property
+    def trouble(self) -> str:
+        """Why there are no samples; empty while there are."""
+        return self._trouble
+
+    def take(self) -> list[HostSample]:
+        """Return the samples since the last call."""
+        found = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._waiting.popleft())
+        return found
+
+    def close(self) -> None:
+        """End the program. A program that the kernel cannot end is left behind."""
+        self._closed.set()
+        self._thread.join(2 * _POLL_S + 1.0)
+
+    def _run(self) -> None:
+        pause_s = self._pause_s
+        while not self._closed.is_set():
+            began = time.monotonic()
+            why = self._live()
+            if self._closed.is_set():
+                return
+            self._warn(why)
+            if time.monotonic() - began > _LONGEST_PAUSE_S:
+                pause_s = self._pause_s
+            self._closed.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _live(self) -> str:
+        """Run the program until it ends, is silent, or is no longer wanted; return the reason."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            child = ChildProcess(self._words, environment=self._environment, output=write_end)
+        except OSError as error:
+            return f"the program that reads devices cannot be started: {error}"
+        finally:
+            os.close(write_end)
+        try:
+            return self._listen(read_end)
+        finally:
+            os.close(read_end)
+            child.send(signal.SIGKILL)
+            while child.wait(_POLL_S) is None:
+                if self._closed.is_set():
+                    break
+                self._warn(
+                    "the program that reads devices hangs in the GPU driver and cannot be ended: reboot the host"
+                )
+
+    def _listen(self, read_end: int) -> str:
+        deadline, rest = time.monotonic() + self._deadline_s, b""
+        while not self._closed.is_set():
+            if not select.select([read_end], [], [], _POLL_S)[0]:
+                if time.monotonic() > deadline:
+                    return f"the GPU driver has not answered for {self._deadline_s:.0f} s"
+                continue
+            chunk = os.read(read_end, 1 << 16)
+            if not chunk:
+                return "the program that reads devices has ended"
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _MAX_BYTES:
+                return "the program that reads devices printed an overlong line"
+            for line in lines:
+                self._take(line)
+                deadline = time.monotonic() + self._deadline_s
+        return ""
+
+    def _take(self, line: bytes) -> None:
+        try:
+            sample = decode(HostSample, line, "a sample of the devices")
+        except CoordinationError as error:
+            self._warn(str(error))
+            return
+        self._waiting.append(sample)
+        self._newest = sample
+        self._trouble = sample.driver.error
+
+    def _warn(self, why: str) -> None:
+        if why != self._trouble:
+            _logger.warning("device telemetry has stopped: %s", why)
+        self._trouble = why

@@ -1,0 +1,50 @@
+"""Sends a request to the driver, and shows its progress at the terminal."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+from megatrain.commands.printing import print_note
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.rounds import JobEnd
+from megatrain.coordination.client import EtcdClient
+from megatrain.jobs.send_request import GONE_S, Gone, RefusedError, checked, news_of
+
+_GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
+
+
+def wait_for_answer(
+    client: EtcdClient,
+    keys: JobKeys,
+    request: JobRequest,
+    *,
+    timeout_s: float,
+    is_waiting: bool = True,
+    gone_s: float = GONE_S,
+) -> Answer:
+    """Send a request and return the driver's last answer; with `is_waiting` off, its first.
+
+    Earlier answers go to stderr. Raises: RefusedError with the driver's reason; CoordinationError.
+    """
+    answer: Answer | None = None
+    with closing(news_of(client, keys, request, timeout_s=timeout_s, gone_s=gone_s)) as all_news:
+        for news in all_news:
+            if isinstance(news, Answer):
+                answer = checked(news)
+                if news.is_done or not is_waiting:
+                    return news
+                print_note(news.text)
+            elif isinstance(news, JobEnd):
+                text = f"the job has ended with exit code {news.exit_code}: {news.reason}"
+                if request.kind is not RequestKind.STOP or news.exit_code not in _GOOD_ENDS:
+                    raise RefusedError(text)
+                return Answer(request.request_id, True, True, text, news.created_unix_s)
+            elif isinstance(news, Gone):
+                if request.kind is RequestKind.STOP and answer is not None:
+                    text = f"{answer.text}; the job's etcd has gone since then, as it does when a job has ended"
+                    return Answer(request.request_id, True, True, text, time.time())
+                print_note(f"etcd does not answer, still waiting: {news.reason}")
+    raise AssertionError("news_of ends by raising")

@@ -1,0 +1,250 @@
+"""Hosts of a live round that are not registered: dead, cut off, or only without a lease (ADR 0036). Pure.
+
+A vanished lease proves nothing while steps are completed. Proof is a port that refuses, or another session of the
+executor. A second sign is a stall, a failure, or that no step is completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import HostPhase
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.formatting.quantities import count_text
+from megatrain_launcher.driver.actions import Alarm, Decision, DriverAction, OpenIncident
+from megatrain_launcher.driver.breaking import (
+    break_round,
+    broken_incident,
+    probes_for,
+    stall_began,
+    stall_sentence,
+    stalled_hosts,
+)
+from megatrain_launcher.driver.fences import gone_by
+from megatrain_launcher.driver.incidents import OVER_NOTE, median_step_s, new_incident
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.responses import HOLD
+from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.executor.liveness import Vitality
+
+_SLOW_STEPS = 3
+"""A host without a lease is evicted if no step is completed for this many times the median step."""
+_TOLERATED_S = 1.0
+"""After an outage of etcd, hosts register again one after the other; for this long that is no incident."""
+_MIN_HOSTS = 3
+"""With fewer hosts, the fraction of lost leases says nothing about etcd."""
+_MANY = 2
+"""If fewer hosts are missing, etcd is never taken for the cause."""
+_MAX_HOLDS = 20
+"""This many holds of a round get their own incidents; later ones are only logged, because a lease may flap for days."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Hosts of a round that are not registered. `dead`: those that are proven dead, with the proof."""
+
+    gone: tuple[RoundHost, ...]
+    dead: Mapping[str, str]
+
+
+def absent_of(state: ClusterState, round_: Round) -> Absent:
+    """Return the hosts of a round that are missing, except those that had finished before they left."""
+    gone: list[RoundHost] = []
+    dead: dict[str, str] = {}
+    for part in round_.hosts:
+        if state.is_registered(part) or _is_done(state, round_, part):
+            continue
+        proof = state.proof_of_death(part)
+        if proof:
+            dead[part.host] = proof
+        else:
+            gone.append(part)
+    return Absent(tuple(gone), dead)
+
+
+def respond_to_deaths(now: float, state: ClusterState, round_: Round, dead: Mapping[str, str]) -> Decision:
+    """Halt a round that has hosts which are certainly dead."""
+    began = min(state.gone_since(part) for part in round_.hosts if part.host in dead)
+    incident = broken_incident(
+        now, state, round_, IncidentKind.HOST_LOST, began, tuple(dead.values()), hosts=tuple(dead)
+    )  # fmt: skip
+    return break_round(now, round_, incident)
+
+
+def respond_to_vanished(
+    now: float, state: ClusterState, policy: Policy, round_: Round, gone: tuple[RoundHost, ...]
+) -> Decision:
+    """Respond to unregistered hosts without a proof of death: evict on a second sign, else hold or wait."""
+    names = tuple(part.host for part in gone)
+    began = min(state.gone_since(part) for part in gone)
+    probes = probes_for(now, state, gone)
+    sign = _second_sign(now, state, policy, round_, gone, began)
+    if sign:
+        evidence = (*(f"{name} is lost; its lease is gone" for name in names[:8]), *sign)
+        # a host that is cut off stops the others' steps long before its lease ends
+        began = min((began, *(stall_began(state, host, now) for host in stalled_hosts(state, round_))))
+        incident = broken_incident(now, state, round_, IncidentKind.HOST_LOST, began, evidence, hosts=names)
+        return break_round(now, round_, incident)
+    if now - began < _TOLERATED_S:
+        return Decision(probes, f"{', '.join(names[:8])}: lease gone a moment ago")
+    if _are_too_many(policy, round_, gone):
+        return _hold(
+            now, state, round_, names, began, probes, "the loss of so many leases at once points to etcd or its network"
+        )
+    if _advanced_at(state, round_, gone, began) > began + _TOLERATED_S:
+        return _hold(now, state, round_, names, began, probes, "training goes on without their leases")
+    # a host that is frozen still accepts connections: until a stall would have been reported, that shows nothing
+    if all(_is_alive(state, part) for part in gone) and now - began > _silence_limit_s(state, policy, round_):
+        return _hold(now, state, round_, names, began, probes, "they answer, and no host reports a stall")
+    return Decision(probes, f"{', '.join(names[:8])}: lease gone; waiting for a second sign before a host is evicted")
+
+
+def _second_sign(
+    now: float, state: ClusterState, policy: Policy, round_: Round, gone: tuple[RoundHost, ...], began: float
+) -> tuple[str, ...]:
+    """Return a sign besides the lease that the hosts are lost; empty if they may still train."""
+    stalled = stalled_hosts(state, round_)
+    if stalled:
+        return tuple(stall_sentence(state, host) for host in stalled[:4])
+    waited_s = now - began
+    others = _others(round_, gone)
+    if not others:
+        until = max(gone_by(state, policy, round_, part, state.gone_since(part)) for part in gone)
+        return (f"no host of the round is reachable for {waited_s:.0f} s",) if now > until else ()
+    saved = [part.host for part in others if _exit_code_of(state, round_, part) == ExitCode.SAVED_AND_STOPPED]
+    if saved:
+        # all ranks agree on such a stop, and no known host or person has asked for it
+        return (f"{', '.join(saved[:8])}: the workers were asked to save and stop, and did so",)
+    if _are_too_many(policy, round_, gone) or all(_is_alive(state, part) for part in gone):
+        # a host that has finished its work reports no stalls any more
+        is_waiting = all(_is_done(state, round_, part) for part in others)
+        until = max(gone_by(state, policy, round_, part, state.gone_since(part)) for part in gone)
+        is_over = is_waiting and now > until
+        return (f"all others are done and wait for {waited_s:.0f} s",) if is_over else ()
+    limit_s = _silence_limit_s(state, policy, round_)
+    silent_s = now - _advanced_at(state, round_, gone, began)
+    return (f"no step was completed for {silent_s:.1f} s (limit {limit_s:.1f} s)",) if silent_s > limit_s else ()
+
+
+def _silence_limit_s(state: ClusterState, policy: Policy, round_: Round) -> float:
+    """Return for how long steps may continue unreported: statuses come at intervals."""
+    return policy.status_interval_s + max(policy.hang_floor_s, _SLOW_STEPS * (median_step_s(state, round_) or 0.0))
+
+
+def _are_too_many(policy: Policy, round_: Round, gone: tuple[RoundHost, ...]) -> bool:
+    most = policy.max_vanished_fraction * len(round_.hosts)
+    return len(round_.hosts) >= _MIN_HOSTS and len(gone) >= _MANY and len(gone) > most
+
+
+def _advanced_at(state: ClusterState, round_: Round, gone: tuple[RoundHost, ...], began: float) -> float:
+    """Return when one of the remaining hosts was last seen to complete a step."""
+    return max((state.advanced_at.get(part.host, began) for part in _others(round_, gone)), default=began)
+
+
+def _others(round_: Round, gone: tuple[RoundHost, ...]) -> list[RoundHost]:
+    names = {part.host for part in gone}
+    return [part for part in round_.hosts if part.host not in names]
+
+
+def _is_done(state: ClusterState, round_: Round, part: RoundHost) -> bool:
+    status = state.status_of(part, round_.number)
+    return status is not None and status.phase is HostPhase.DONE
+
+
+def _exit_code_of(state: ClusterState, round_: Round, part: RoundHost) -> int | None:
+    status = state.status_of(part, round_.number)
+    return None if status is None or status.phase is not HostPhase.DONE else status.exit_code
+
+
+def _is_alive(state: ClusterState, part: RoundHost) -> bool:
+    found = state.probes.get(part.host)
+    return found is not None and found.session == part.session and found.vitality is Vitality.ALIVE
+
+
+def _hold(
+    now: float,
+    state: ClusterState,
+    round_: Round,
+    names: tuple[str, ...],
+    began: float,
+    probes: tuple[DriverAction, ...],
+    why: str,
+) -> Decision:
+    gone = f"{_part_of(names, round_)} {'is' if len(names) == 1 else 'are'} not registered"
+    reason = f"held: {gone} ({', '.join(names[:8])}), but {why}"
+    actions: tuple[DriverAction, ...] = (*probes, Alarm("control-plane", reason))
+    if open_hold(state, round_) is None and len(_holds(state, round_)) < _MAX_HOLDS:
+        incident = new_incident(
+            now, state, IncidentKind.CONTROL_PLANE, round_=round_, began=began, reason=reason, action=HOLD
+        )  # fmt: skip
+        evidence = tuple(f"{name} is lost; its lease is gone" for name in names[:12])
+        held = replace(incident, state=IncidentState.HELD, culprit_hosts=names[:32], evidence=evidence)
+        actions = (OpenIncident(held), *actions)
+    return Decision(actions, reason)
+
+
+def _part_of(names: tuple[str, ...], round_: Round) -> str:
+    return f"{len(names)} of {count_text(len(round_.hosts), 'host')}"
+
+
+def hold_of_returned(now: float, state: ClusterState, round_: Round) -> tuple[OpenIncident, ...]:
+    """Return an incident for leases that were lost and regained while no driver could open one: every loss is
+    recorded.
+    """
+    names = _returned(state, round_)
+    if not names or len(_holds(state, round_)) >= _MAX_HOLDS:
+        return ()
+    lost = f"{_part_of(names, round_)} lost {'its lease' if len(names) == 1 else 'their leases'}"
+    reason = f"held: {lost} ({', '.join(names[:8])}) and registered again; training went on"
+    incident = new_incident(
+        now, state, IncidentKind.CONTROL_PLANE, round_=round_, began=now, reason=reason, action=HOLD
+    )  # fmt: skip
+    evidence = tuple(f"{name} is registered again with the same session" for name in names[:12])
+    return (
+        OpenIncident(
+            replace(
+                incident,
+                state=IncidentState.HELD,
+                culprit_hosts=names[:32],
+                evidence=evidence,
+                notes={**incident.notes, OVER_NOTE: f"{now:.3f}"},
+            )
+        ),
+    )
+
+
+def _returned(state: ClusterState, round_: Round) -> tuple[str, ...]:
+    """Return the hosts that lost and regained their leases since the last hold of the round was recorded.
+
+    Their registration is newer than the round and newer than every record of its holds.
+    """
+    keys = state.keys
+    written = state.seen.get(keys.round(round_.number))
+    if written is None:
+        return ()
+    holds = (
+        state.seen[key].mod_revision
+        for one in _holds(state, round_)
+        if (key := keys.incident(one.incident_id)) in state.seen
+    )
+    last_recorded = max((written.create_revision, *holds))
+    return tuple(
+        part.host
+        for part in round_.hosts
+        if state.is_registered(part)
+        and (seen := state.seen.get(keys.host(part.host))) is not None
+        and seen.create_revision > last_recorded
+    )
+
+
+def open_hold(state: ClusterState, round_: Round) -> Incident | None:
+    """Return the round's hold that is not over."""
+    return next((incident for incident in _holds(state, round_) if OVER_NOTE not in incident.notes), None)
+
+
+def _holds(state: ClusterState, round_: Round) -> list[Incident]:
+    kind, number = IncidentKind.CONTROL_PLANE, round_.number
+    return [incident for incident in state.incidents.values() if incident.kind is kind and incident.round == number]

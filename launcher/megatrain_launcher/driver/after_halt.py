@@ -1,0 +1,358 @@
+"""From a halted round to the next one: wait until its workers are gone, respond to the incident, form a round. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from megatrain.contracts.exit_codes import ExitCode, end_text
+from megatrain.contracts.host_records import HostPhase, RankFailure
+from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Rollback, Round, RoundHost
+from megatrain.failures.culprit import is_victim
+from megatrain_launcher.driver.actions import (
+    CordonHost,
+    Decision,
+    DriverAction,
+    EndJob,
+    SendCommand,
+    UpdateIncident,
+    WriteRound,
+)
+from megatrain_launcher.driver.breaking import most_informative, probes_for
+from megatrain_launcher.driver.fences import gone_by, grace_s
+from megatrain_launcher.driver.forming import eligible, form
+from megatrain_launcher.driver.incidents import (
+    CHECK_NOTE,
+    EXIT_CODE_NOTE,
+    PAIRS_NOTE,
+    as_ended,
+    history_of,
+    last_step,
+    no_earlier,
+    statuses_in,
+)
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.requests import asked_to_stop
+from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, respond
+from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.verdict_actions import cordon_removals
+from megatrain_launcher.executor.order_delivery import orders_lost_within_s
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The progress of a halt. The state of a host decides which fields list it:
+
+    it reported that its workers are gone     none
+    waited for                                pending; unreachable too, if the halt may not have reached it
+    registered, but did not stop in time      fenced, left_out
+    proven dead                               fenced, left_out, lost
+    no lease, and its deadlines have passed   fenced, left_out, lost, vanished
+
+    The keys of `fenced` are sessions, those of the other mappings are hosts.
+    """
+
+    pending: tuple[RoundHost, ...]
+    unreachable: Mapping[str, float]
+    """Unreachable hosts among the awaited ones, and until when their workers may live."""
+    fenced: Mapping[str, str]
+    """Sessions that are not waited for, and why. They are in no later round."""
+    lost: Mapping[str, str]
+    """Hosts that are certainly gone, with the evidence."""
+    left_out: Mapping[str, str]
+    """Hosts that may be missing in the next round, and why."""
+    vanished: tuple[str, ...]
+    """Lost hosts without a proof of death. They count as gone because their deadlines have passed."""
+    over_at: float
+    """When the last deadline passed; from then on the next round waits for hosts."""
+
+
+def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, halt: Halt) -> Decision:
+    """Return what to do now that a round is halted and no newer one is written."""
+    is_old = state.is_of_older_launch(round_)  # what broke the earlier launch does not apply to this one
+    incident = None if is_old else state.incidents.get(halt.incident)
+    since = state.since(state.keys.halt(round_.number), now)
+    stopping = stopping_of(now, state, policy, round_, halt, since)
+    if stopping.pending:
+        return Decision(probes_for(now, state, stopping.pending), _waiting_text(now, round_, stopping))
+    done = None if is_old else _done_code(state, round_)
+    if done is not None:
+        return _end(now, state, incident, done, "training is done", round_, is_recovered=True)
+    is_stopping_job = incident is not None and incident.kind is IncidentKind.REQUEST and incident.action == STOP
+    asked = None if is_stopping_job else asked_to_stop(state)
+    if asked is not None:
+        known = _completed(now, state, round_, incident) if incident is not None else None
+        return _end(now, state, known, asked.exit_code, f"{asked.by} asked for {asked.kind}", round_)
+    if incident is None:
+        return form(
+            now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,
+            since=stopping.over_at, reason="the job begins" if is_old else halt.reason, vanished=stopping.vanished,
+        )  # fmt: skip
+    if incident.moments.halted is not None:
+        return _form(now, state, policy, round_, stopping, incident, since, ())
+    return _respond(now, state, policy, round_, stopping, incident, since)
+
+
+def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, halt: Halt, since: float) -> Stopping:
+    """Return which hosts of a halted round are still waited for, and which are not, with the reasons."""
+    timeout_s = policy.stop_timeout_s + (grace_s(state, policy, round_) if halt.is_saving else 0.0)
+    pending: list[RoundHost] = []
+    unreachable: dict[str, float] = {}
+    over_at = since
+    fenced: dict[str, str] = {}
+    lost: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    vanished: list[str] = []
+    for part in round_.hosts:
+        proof = state.proof_of_death(part)
+        if state.has_left_round(part, round_.number):
+            continue
+        if proof:
+            fenced[part.session] = lost[part.host] = left_out[part.host] = proof
+            continue
+        until = _wait_until(state, policy, round_, part, since, timeout_s, is_saving=halt.is_saving)
+        over_at = max(over_at, until)
+        if until >= now:
+            pending.append(part)
+            if until > since + timeout_s or not state.is_registered(part):
+                unreachable[part.host] = until
+        elif state.is_registered(part):
+            fenced[part.session] = f"{part.host} did not stop its workers within {now - since:.0f} s"
+            left_out[part.host] = fenced[part.session]
+        else:
+            why = f"{part.host} is lost; its lease is gone"
+            fenced[part.session] = lost[part.host] = left_out[part.host] = why
+            vanished.append(part.host)
+    return Stopping(tuple(pending), unreachable, fenced, lost, left_out, tuple(vanished), over_at)
+
+
+def _wait_until(
+    state: ClusterState,
+    policy: Policy,
+    round_: Round,
+    part: RoundHost,
+    since: float,
+    timeout_s: float,
+    *,
+    is_saving: bool,
+) -> float:
+    """Return until when to wait for a host that has not reported that its workers are gone.
+
+    A host that has killed its workers and only waits for the kernel to end them runs none of their code any more. Any
+    other host may not have received the halt; it then obeys its deadlines, counted from the end of its lease or its
+    last status.
+    """
+    if not state.is_registered(part):
+        until = gone_by(state, policy, round_, part, state.gone_since(part))
+        # it may have asked its workers to save before it was cut off
+        return max(until, since + timeout_s) if is_saving else until
+    status = state.status_of(part, round_.number)
+    if status is not None and status.phase is HostPhase.STOPPING:
+        return since + timeout_s
+    return max(
+        since + timeout_s, gone_by(state, policy, round_, part, since + orders_lost_within_s(policy.lease_ttl_s))
+    )
+
+
+def _waiting_text(now: float, round_: Round, stopping: Stopping) -> str:
+    names = ", ".join(part.host for part in stopping.pending[:8])
+    text = f"round {round_.number} is halted: waiting for {names} to stop"
+    if not stopping.unreachable:
+        return text
+    left_s = max(stopping.unreachable.values()) - now
+    unreachable = ", ".join(sorted(stopping.unreachable)[:8])
+    return f"{text}; {unreachable} cannot be reached, and its workers end within {left_s:.0f} s"
+
+
+def _done_code(state: ClusterState, round_: Round) -> int | None:
+    """Return the job's exit code if all hosts had finished their training when they were halted."""
+    found = statuses_in(state, round_)
+    is_done = len(found) == len(round_.hosts) and all(
+        status.phase is HostPhase.DONE and status.exit_code == ExitCode.OK for status in found
+    )
+    return int(ExitCode.OK) if is_done else None
+
+
+def _respond(
+    now: float,
+    state: ClusterState,
+    policy: Policy,
+    round_: Round,
+    stopping: Stopping,
+    incident: Incident,
+    since: float,
+) -> Decision:
+    """Choose the response to the incident. Called when all reports about it have arrived."""
+    failures = _failures_of(state, round_, incident)
+    incident = _completed(now, state, round_, incident)
+    if incident.kind is IncidentKind.NUMERICS and incident.action == STOP:
+        return _end(now, state, incident, int(ExitCode.NON_FINITE), incident.reason, round_)
+    if incident.kind in (IncidentKind.REQUEST, IncidentKind.STRAGGLER, IncidentKind.NUMERICS):
+        if incident.action == STOP:
+            unsaved = _unsaved(failures)
+            if unsaved:
+                reason = f"{incident.reason}, but not all workers saved: {unsaved[0]}"
+                incident = replace(incident, reason=reason, evidence=(*incident.evidence, *unsaved)[:16])
+            return _end(now, state, incident, _code_of_saving(state, round_, incident), incident.reason, round_)
+        return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident),))
+    host_of = {rank: part.host for part in round_.hosts for rank in _ranks_of(part)}
+    fit = eligible(now, state, policy, round_).available
+    facts = Facts(
+        kind=incident.kind,
+        round=round_.number,
+        failures=failures,
+        host_of=host_of,
+        lost={**dict.fromkeys(_lost_before(incident), "its lease is gone"), **stopping.lost},
+        suspects=_suspects(state, round_, incident, {host_of[one.rank] for one in failures if one.rank in host_of}),
+        suspect_ranks=incident.culprit_ranks,
+        sign=next(iter(incident.evidence), ""),
+        last_step=incident.last_step,
+        stop_reason=next((f"{one.host}: {one.last_error}" for one in statuses_in(state, round_) if one.last_error), ""),
+        fit=frozenset(host for host, record in fit.items() if record.session not in stopping.fenced),
+    )
+    response = respond(facts, history_of(state, incident), policy, now)
+    incident = _answered(incident, response, stopping, len(failures))
+    if response.action in (STOP, REQUEUE):
+        return _end(now, state, incident, response.exit_code, response.reason, round_)
+    actions: tuple[DriverAction, ...] = ()
+    if response.is_cordoned:
+        cordons = [Cordon(host, response.reason, "driver", now, incident.incident_id) for host in response.cordoned]
+        actions += tuple(map(CordonHost, cordons))
+        state = replace(state, cordons={**state.cordons, **{one.host: one for one in cordons}})
+    if response.needs_pair_tests and policy.has_pair_checks:
+        incident = replace(incident, notes={**incident.notes, PAIRS_NOTE: "yes"})
+    if response.needs_health_check:
+        incident = replace(incident, notes={**incident.notes, CHECK_NOTE: ",".join(response.culprit_hosts)})
+        command = HostCommand(
+            state.next_command, "check", response.culprit_hosts, incident.incident_id, created_unix_s=now
+        )
+        actions += (SendCommand(command),)
+    state = replace(state, incidents={**state.incidents, incident.incident_id: incident})
+    return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident), *actions))
+
+
+def _form(
+    now: float,
+    state: ClusterState,
+    policy: Policy,
+    round_: Round,
+    stopping: Stopping,
+    incident: Incident,
+    since: float,
+    actions: tuple[DriverAction, ...],
+) -> Decision:
+    formed = form(
+        now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,
+        incident=incident, since=stopping.over_at, reason=incident.reason, vanished=stopping.vanished,
+    )  # fmt: skip
+    if not any(isinstance(one, WriteRound) for one in formed.actions):
+        actions = (*actions, *cordon_removals(now, state, policy, round_, incident, since))
+    # an incident that forming advances is written only once
+    later = {one.incident.incident_id for one in formed.actions if isinstance(one, UpdateIncident)}
+    kept = (one for one in actions if not (isinstance(one, UpdateIncident) and one.incident.incident_id in later))
+    return Decision((*kept, *formed.actions), formed.reason)
+
+
+def _failures_of(state: ClusterState, round_: Round, incident: Incident) -> tuple[RankFailure, ...]:
+    """Return how ranks of a round ended, earliest first, including the reports that arrived while it was stopping."""
+    failures = {failure.rank: failure for failure in incident.failures}
+    failures.update(state.failures.get(round_.number, {}))
+    known = (one for one in failures.values() if 0 <= one.rank < round_.world_size)
+    return tuple(sorted(known, key=lambda one: one.at_unix_s))
+
+
+def _completed(now: float, state: ClusterState, round_: Round, incident: Incident) -> Incident:
+    """Return the incident with the reports that arrived while the round was stopping; a judged incident is
+    unchanged.
+    """
+    if incident.moments.halted is not None:
+        return incident
+    steps = [step for step in (incident.last_step, last_step(state, round_)) if step is not None]
+    return replace(
+        incident,
+        failures=most_informative(_failures_of(state, round_, incident)),
+        last_step=max(steps, default=None),
+        moments=replace(incident.moments, halted=no_earlier(now, incident.moments)),
+    )
+
+
+def _lost_before(incident: Incident) -> tuple[str, ...]:
+    return incident.culprit_hosts if incident.kind is IncidentKind.HOST_LOST else ()
+
+
+def _suspects(state: ClusterState, round_: Round, incident: Incident, victims: set[str]) -> tuple[str, ...]:
+    """Return the hosts that a hang's evidence points at, or the peers to which victims lost the connection.
+
+    `victims`: hosts by name.
+    """
+    if incident.kind is IncidentKind.HANG:
+        return incident.culprit_hosts
+    by_address = {part.address: part.host for part in round_.hosts} | {part.host: part.host for part in round_.hosts}
+    named = {
+        by_address[address]
+        for status in statuses_in(state, round_)
+        for address in status.lost_hosts
+        if address in by_address
+    }
+    return tuple(sorted(named - victims))
+
+
+def _answered(incident: Incident, response: Response, stopping: Stopping, num_failures: int) -> Incident:
+    known = (sentence for sentence in incident.evidence if sentence not in response.reason)
+    sentences = [response.reason, *known, *stopping.lost.values(), *stopping.left_out.values()]
+    if num_failures > len(incident.failures):
+        sentences.insert(1, f"{num_failures} workers ended; these {len(incident.failures)} are the most informative")
+    kind = response.kind if incident.kind is IncidentKind.FAILURE else incident.kind
+    rollback = None if response.rollback is None else Rollback(incident.incident_id, *response.rollback)
+    return replace(
+        incident,
+        rollback=rollback,
+        kind=kind,
+        action=response.action,
+        reason=response.reason,
+        label=response.label,
+        culprit_hosts=response.culprit_hosts or incident.culprit_hosts,
+        culprit_ranks=response.culprit_ranks or incident.culprit_ranks,
+        evidence=tuple(dict.fromkeys(sentences))[:16],
+    )
+
+
+def _unsaved(failures: Sequence[RankFailure]) -> tuple[str, ...]:
+    """Return the failures of workers that were asked to save and did not, the likely cause first."""
+    bad = [one for one in failures if one.exit_code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)]
+    ordered = sorted(bad, key=lambda one: (is_victim(one), one.at_unix_s, one.rank))
+    return tuple(
+        f"rank {one.rank} {end_text(one.exit_code)}{f': {one.line.strip()}' if one.line else ''}" for one in ordered
+    )
+
+
+def _code_of_saving(state: ClusterState, round_: Round, incident: Incident) -> int:
+    """Return the exit code of a job that was asked to stop: the requested one, unless workers failed meanwhile."""
+    codes = [failure.exit_code for failure in state.failures.get(round_.number, {}).values()]
+    bad = [code for code in codes if code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)]
+    if not bad:
+        asked = incident.notes.get(EXIT_CODE_NOTE, "")
+        return int(asked) if asked.isdigit() else int(ExitCode.OK)
+    return next((code for code in bad if code > 0), int(ExitCode.FAILURE))
+
+
+def _end(
+    now: float,
+    state: ClusterState,
+    incident: Incident | None,
+    code: int,
+    reason: str,
+    round_: Round,
+    *,
+    is_recovered: bool = False,
+) -> Decision:
+    open_ = {one.incident_id: one for one in state.open_incidents()}
+    if incident is not None and incident.incident_id in open_:
+        open_[incident.incident_id] = incident
+    closed = tuple(UpdateIncident(as_ended(one, is_recovered=is_recovered)) for one in open_.values())
+    return Decision((*closed, EndJob(JobEnd(code, reason, now, round_.number))), reason)
+
+
+def _ranks_of(part: RoundHost) -> range:
+    return range(part.first_rank, part.first_rank + part.num_workers)

@@ -1,0 +1,135 @@
+"""What to do about a round that trains: nothing, hold, ask for evidence, end the job, or halt it. Pure.
+
+A broken round is halted at once. The response is chosen when its workers are gone, because all reports about it have
+arrived then (`after_halt`). Only the culprit of a hang is sought before the halt, because a killed process gives no
+more evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import HostPhase, RankFailure
+from megatrain.contracts.incident import IncidentKind
+from megatrain.contracts.rounds import JobEnd, Round
+from megatrain.failures.culprit import is_victim
+from megatrain.formatting.quantities import count_text
+from megatrain.jobs.incident_phrases import rank_and_end
+from megatrain_launcher.driver.absent_hosts import (
+    absent_of,
+    hold_of_returned,
+    open_hold,
+    respond_to_deaths,
+    respond_to_vanished,
+)
+from megatrain_launcher.driver.actions import Decision, DriverAction, EndJob, UpdateIncident
+from megatrain_launcher.driver.breaking import break_round, broken_incident, halt, probes_for, stalled_hosts
+from megatrain_launcher.driver.forming import eligible
+from megatrain_launcher.driver.incidents import OVER_NOTE, as_ended, statuses_in
+from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
+from megatrain_launcher.driver.stalls import respond_to_stall
+from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.unsaved import unsaved
+
+_BROKEN_PHASES = (HostPhase.FAILED, HostPhase.STOPPED, HostPhase.PARKED)
+_GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
+
+
+def decide_live_round(now: float, state: ClusterState, policy: Policy, round_: Round) -> Decision:
+    """Return what to do now that a round is live."""
+    if _is_left_over(state, round_):
+        reason = f"round {round_.number} belongs to an earlier launch"
+        return Decision((halt(now, round_, reason),), reason)
+    decision = _broken(now, state, round_) or _over(now, state, round_)
+    if decision is not None:
+        return decision
+    absent = absent_of(state, round_)
+    if absent.dead:
+        return respond_to_deaths(now, state, round_, absent.dead)
+    if absent.gone:
+        return respond_to_vanished(now, state, policy, round_, absent.gone)
+    stalled = stalled_hosts(state, round_)
+    if stalled:
+        return respond_to_stall(now, state, policy, round_, stalled)
+    return _steady(now, state, policy, round_)
+
+
+def failures_of(state: ClusterState, round_: Round) -> tuple[RankFailure, ...]:
+    """Return how ranks of a round ended, earliest first."""
+    found = state.failures.get(round_.number, {}).values()
+    return tuple(sorted((one for one in found if 0 <= one.rank < round_.world_size), key=lambda one: one.at_unix_s))
+
+
+def _is_left_over(state: ClusterState, round_: Round) -> bool:
+    """Return whether a round is left over from an earlier launch of the same job that was killed as a whole."""
+    return state.is_of_older_launch(round_) and not any(state.is_registered(part) for part in round_.hosts)
+
+
+def _broken(now: float, state: ClusterState, round_: Round) -> Decision | None:
+    """Halt a round if one of its hosts reports that it no longer trains."""
+    failures = failures_of(state, round_)
+    idle = {
+        status.host: status.last_error or "its workers are gone"
+        for status in statuses_in(state, round_)
+        if status.phase in _BROKEN_PHASES
+        or (status.phase is HostPhase.DONE and (status.exit_code or 0) not in _GOOD_ENDS)
+    }
+    if not failures and not idle:
+        return None
+    causes_first = sorted(failures, key=is_victim)
+    evidence = tuple(_end_text(failure, round_) for failure in causes_first[:8])
+    evidence = evidence or tuple(f"{host} reports: {error}" for host, error in idle.items())[:8]
+    began = failures[0].at_unix_s if failures else now
+    incident = broken_incident(now, state, round_, IncidentKind.FAILURE, began, evidence, failures=failures)
+    decision = break_round(now, round_, incident)
+    # the failure may have begun on a host that sent no report: its executor can be dead long before its lease
+    not_yet_idle = [part for part in round_.hosts if part.host not in idle]
+    return replace(decision, actions=(*decision.actions, *probes_for(now, state, not_yet_idle)))
+
+
+def _end_text(failure: RankFailure, round_: Round) -> str:
+    hosts = (part.host for part in round_.hosts if 0 <= failure.rank - part.first_rank < part.num_workers)
+    text = rank_and_end(failure, next(hosts, None))
+    return f"{text}, a victim" if is_victim(failure) else text
+
+
+def _over(now: float, state: ClusterState, round_: Round) -> Decision | None:
+    """End the job when all hosts are done."""
+    found = statuses_in(state, round_)
+    if len(found) < len(round_.hosts) or any(status.phase is not HostPhase.DONE for status in found):
+        return None
+    is_saved = any(status.exit_code == ExitCode.SAVED_AND_STOPPED for status in found)
+    code = ExitCode.SAVED_AND_STOPPED if is_saved else ExitCode.OK
+    reason = "the workers were asked to stop, and saved" if is_saved else "training is done"
+    closed = tuple(UpdateIncident(as_ended(one, is_recovered=True)) for one in state.open_incidents())
+    end = EndJob(JobEnd(int(code), reason, now, round_.number))
+    return Decision((*closed, halt(now, round_, reason), end), reason)
+
+
+def _steady(now: float, state: ClusterState, policy: Policy, round_: Round) -> Decision:
+    """Nothing is wrong: end a hold, or take in hosts that are missing for the best layout."""
+    held = open_hold(state, round_)
+    over: tuple[DriverAction, ...] = hold_of_returned(now, state, round_)
+    if held is not None:
+        over = (UpdateIncident(replace(held, notes={**held.notes, OVER_NOTE: f"{now:.3f}"})),)
+    num_running = sum(1 for status in statuses_in(state, round_) if status.phase is HostPhase.RUNNING)
+    text = f"round {round_.number} trains on {count_text(len(round_.hosts), 'host')}"
+    if num_running < len(round_.hosts):
+        text = f"round {round_.number} begins: {num_running} of {count_text(len(round_.hosts), 'host')} in training"
+    if num_running < len(round_.hosts) or len(round_.hosts) >= max(policy.feasible_counts):
+        return Decision(over, text)
+    names = {part.host for part in round_.hosts}
+    waiting = [
+        name
+        for name in eligible(now, state, policy, round_).available
+        if name not in names and now - state.since(state.keys.host(name), now) >= GROW_AFTER_S
+    ]
+    count = policy.best_count(len(round_.hosts) + len(waiting))
+    if count <= len(round_.hosts):
+        return Decision(over, text)
+    reason = f"{', '.join(sorted(waiting)[:8])} can take part: {len(round_.hosts)} -> {count} hosts"
+    at_risk = unsaved(state, round_)
+    if at_risk:
+        return Decision(over, f"{text}; {reason}, once storage accepts checkpoints again: {at_risk}")
+    return Decision((*over, halt(now, round_, reason, is_saving=True)), reason)

@@ -1,0 +1,230 @@
+"""The rules by which a verdict is acted on, waits for a person, is only noted, or is declined. Pure.
+
+In their order: is the verdict current; is it certain; does storage accept checkpoints; is the host the cause; would
+other hosts suffice; does it pay; is it within the limits; and does the configuration allow it ([diagnostics] eviction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictKind
+from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.contracts.rounds import MAX_SKIPPED_STEPS, Round
+from megatrain.formatting.lists import names_text
+from megatrain.formatting.quantities import count_text, seconds_text
+from megatrain.jobs.restart_budget import HOUR_S
+from megatrain_launcher.driver.economy import balance_of
+from megatrain_launcher.driver.forming import eligible
+from megatrain_launcher.driver.incidents import last_step
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.responses import rollbacks_since
+from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.unsaved import unsaved
+
+_HANG_S = 60.0
+"""How long after a verdict on a hang the driver may detect the hang itself."""
+_MAX_HOSTS = 32
+"""How many hosts one verdict may evict: more are no stragglers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The outcome of a verdict; `kind` None: nothing yet. `is_stopping`: the job has rolled back too often."""
+
+    kind: OutcomeKind | None
+    reason: str
+    gain_s: float = 0.0
+    price_s: float = 0.0
+    hosts: tuple[str, ...] = ()
+    num_after: int = 0
+    """How many hosts the next round must have."""
+    is_stopping: bool = False
+
+
+def outcome_of(
+    now: float, state: ClusterState, policy: Policy, verdict: HostVerdict, *, is_approved: bool = False
+) -> Judgement:
+    """Return the outcome of a verdict.
+
+    `is_approved`: a person approved it, so its gain does not matter. Limits still apply; `host evict` has none.
+    """
+    if verdict.kind is VerdictKind.HANG:
+        return _of_hang(now, state, verdict)
+    problem = _why_outdated(state, verdict) or _why_uncertain(verdict) or _equal_verdict(state, verdict)
+    if problem:
+        return _declined(problem)
+    opened = state.open_incidents()
+    if opened:
+        return Judgement(None, f"incident {opened[0].incident_id} is open")
+    round_ = state.round
+    assert round_ is not None
+    at_risk = unsaved(state, round_)
+    if at_risk:
+        return Judgement(None, f"{at_risk}; the round is not ended until storage accepts it")
+    if verdict.kind is VerdictKind.NUMERICS:
+        return _of_numerics(now, state, policy, round_, verdict, is_approved=is_approved)
+    return _of_straggler(now, state, policy, round_, verdict, is_approved=is_approved)
+
+
+def number_of_round(state: ClusterState) -> int | None:
+    """Return the number of the live round, None where there is none."""
+    round_ = state.round
+    return None if round_ is None or round_.number in state.halts else round_.number
+
+
+def _declined(reason: str) -> Judgement:
+    return Judgement(OutcomeKind.DECLINED, reason)
+
+
+def _allowed(policy: Policy, judged: Judgement, *, is_approved: bool) -> Judgement:
+    """Return a judgement to act, as far as the configuration lets the driver act without approval."""
+    if policy.eviction == "automatic" or is_approved:
+        return judged
+    if policy.eviction == "approval":
+        kind, prefix = OutcomeKind.WAITING, "waits for a person"
+    else:
+        kind, prefix = OutcomeKind.DRY_RUN, "diagnostics.eviction is dry-run: nothing is done"
+    return Judgement(kind, f"{prefix}: {judged.reason}", judged.gain_s, judged.price_s, judged.hosts)
+
+
+def _why_outdated(state: ClusterState, verdict: HostVerdict) -> str:
+    """Return why a verdict does not apply to the job as it is now; empty if it does.
+
+    Revisions of etcd decide the order of events, because the clock of a daemon may be wrong by hours.
+    """
+    round_ = state.round
+    if round_ is None:
+        return "there is no round"
+    if verdict.round != round_.number:
+        return f"it is about round {verdict.round}, now there is round {round_.number}"
+    if round_.number in state.halts:
+        return f"round {round_.number} is over: {state.halts[round_.number].reason}"
+    own = state.seen.get(state.keys.verdict(verdict.verdict_id))
+    begun = state.seen.get(state.keys.round(round_.number))
+    if own is not None and begun is not None and own.create_revision < begun.create_revision:
+        return f"it was written before round {round_.number} began"
+    return ""
+
+
+def _why_uncertain(verdict: HostVerdict) -> str:
+    if verdict.confidence is not VerdictConfidence.HIGH:
+        return f"its confidence is {verdict.confidence}: it is shown, but never acted upon"
+    return ""
+
+
+def _equal_verdict(state: ClusterState, verdict: HostVerdict) -> str:
+    """Return an earlier verdict with the same content for this round; one that a rule declined may be repeated."""
+    for outcome in state.outcomes.values():
+        other = state.verdicts.get(outcome.verdict_id)
+        if other is None or other.verdict_id == verdict.verdict_id or _gist(other) != _gist(verdict):
+            continue
+        if outcome.kind is not OutcomeKind.DECLINED or outcome.by:
+            return f"verdict {other.verdict_id} has the same content, and is {outcome.kind}"
+    return ""
+
+
+def _gist(verdict: HostVerdict) -> tuple[VerdictKind, int, frozenset[str]]:
+    return verdict.kind, verdict.round, frozenset(verdict.hosts)
+
+
+def _of_straggler(
+    now: float, state: ClusterState, policy: Policy, round_: Round, verdict: HostVerdict, *, is_approved: bool
+) -> Judgement:
+    hosts = tuple(dict.fromkeys(verdict.hosts))
+    problem = _why_no_eviction(round_, verdict, hosts)
+    if problem:
+        return _declined(problem)
+    spares = _spares(now, state, policy, round_)
+    num_after = policy.best_count(min(len(round_.hosts), len(round_.hosts) - len(hosts) + len(spares)))
+    if not num_after:
+        least = min(policy.feasible_counts)
+        return _declined(
+            f"the job cannot go on without {names_text(hosts)}: {_spares_text(spares)}, and it needs {least} hosts"
+        )
+    balance = balance_of(state, policy, round_, verdict, len(hosts), len(spares))
+    if not balance.is_worth_it and not is_approved:
+        return Judgement(OutcomeKind.DECLINED, f"it does not pay: {balance.text}", balance.gain_s, balance.price_s)
+    evicted = sum(len(one.culprit_hosts) for one in _evictions_since(state, now - HOUR_S))
+    if evicted + len(hosts) > policy.evictions_per_hour:
+        reason = (
+            f"{evicted} of {count_text(policy.evictions_per_hour, 'host')} were evicted as stragglers within an "
+            "hour already (diagnostics.evictions_per_hour)"
+        )
+        return Judgement(OutcomeKind.DECLINED, reason, balance.gain_s, balance.price_s)
+    reason = f"{names_text(hosts)}: slow by its {verdict.cause}; {balance.text}; {_spares_text(spares)}"
+    judged = Judgement(OutcomeKind.ACTED, reason, balance.gain_s, balance.price_s, hosts, num_after)
+    return _allowed(policy, judged, is_approved=is_approved)
+
+
+def _why_no_eviction(round_: Round, verdict: HostVerdict, hosts: Sequence[str]) -> str:
+    """Return why no eviction can follow from a verdict, at any cost; empty if one can."""
+    if not verdict.cause.is_of_host:
+        return f"its cause is {verdict.cause}: another host in its place would not be faster"
+    if not hosts:
+        return "it names no host"
+    if len(hosts) > _MAX_HOSTS:
+        return f"it names {len(hosts)} hosts, and no more than {_MAX_HOSTS} are evicted at once"
+    names = {part.host for part in round_.hosts}
+    strangers = [host for host in hosts if host not in names]
+    if strangers:
+        return f"{names_text(strangers)} is not in round {round_.number}"
+    if verdict.gain_s_per_step <= 0 or (verdict.step_s is not None and verdict.gain_s_per_step >= verdict.step_s):
+        step = "a step" if verdict.step_s is None else f"a step of {seconds_text(verdict.step_s)}"
+        gain = f"it would gain {verdict.gain_s_per_step:g} s of {step}"
+        return f"{gain}: expected more than 0 s and less than the whole step"
+    return ""
+
+
+def _spares(now: float, state: ClusterState, policy: Policy, round_: Round) -> tuple[str, ...]:
+    names = {part.host for part in round_.hosts}
+    return tuple(host for host in eligible(now, state, policy, round_).available if host not in names)
+
+
+def _spares_text(spares: Sequence[str]) -> str:
+    return f"spare: {names_text(spares)}" if spares else "no spare is available"
+
+
+def _evictions_since(state: ClusterState, moment: float) -> list[Incident]:
+    found = (one for one in state.incidents.values() if one.kind is IncidentKind.STRAGGLER)
+    return [one for one in found if one.moments.detected >= moment]
+
+
+def _of_numerics(
+    now: float, state: ClusterState, policy: Policy, round_: Round, verdict: HostVerdict, *, is_approved: bool
+) -> Judgement:
+    to_step, first, last = verdict.rollback_to, verdict.skip_from, verdict.skip_to
+    if to_step is None or first is None or last is None:
+        return _declined("rollback_to, skip_from and skip_to are not all given: the step to go back to is unknown")
+    done = last_step(state, round_)
+    reached = max(done or 0, last + 1)
+    if not (0 <= to_step <= first <= last < policy.train_steps and last - first < MAX_SKIPPED_STEPS):
+        return _declined(
+            f"it would go back to step {to_step} and leave out steps {first} to {last}: expected steps in this order, "
+            f"before step {policy.train_steps}, and at most {MAX_SKIPPED_STEPS} of them"
+        )
+    if policy.max_rollbacks == 0:
+        return _declined("diagnostics.max_rollbacks=0: the job never goes back by itself")
+    num_back = len(rollbacks_since(state.incidents.values(), now - HOUR_S))
+    what = names_text(verdict.evidence[:1]) or "loss or gradients went wrong"
+    if num_back >= policy.max_rollbacks:
+        reason = (
+            f"{what}; the job went back {count_text(num_back, 'time')} within an hour already "
+            f"(diagnostics.max_rollbacks={policy.max_rollbacks})"
+        )
+        return _allowed(policy, Judgement(OutcomeKind.ACTED, reason, is_stopping=True), is_approved=is_approved)
+    reason = (
+        f"{what}; back to step {to_step} or before, from step {reached}, without the batches of steps {first}-{last}"
+    )
+    return _allowed(policy, Judgement(OutcomeKind.ACTED, reason), is_approved=is_approved)
+
+
+def _of_hang(now: float, state: ClusterState, verdict: HostVerdict) -> Judgement:
+    """The driver responds to hangs itself; a verdict only adds evidence."""
+    if any(one.kind is IncidentKind.HANG and one.round == verdict.round for one in state.incidents.values()):
+        return Judgement(OutcomeKind.ACTED, "its evidence is kept with the incident")
+    waited_s = now - state.since(state.keys.verdict(verdict.verdict_id), now)
+    if number_of_round(state) == verdict.round and waited_s < _HANG_S:
+        return Judgement(None, "the driver has not seen the hang yet")
+    return _declined("the driver handles hangs itself, and saw none in this round")

@@ -1,0 +1,70 @@
+"""Checks continuously whether a job can resume from its newest committed checkpoint, before a resume is needed.
+
+A thread checks only manifests and file sizes, and only on the driver: there may be many files, and storage may be slow.
+Checkpoints behind a URL are not checked, because each check would cost requests.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from megatrain.config.config import Config
+from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.resume_point import resume_point
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.restarting_thread import RestartingThread
+
+_POLL_S = 5.0
+_REST = 20.0
+"""The pause between two checks, as a multiple of a check's duration, to limit the load on storage."""
+
+
+def local_checkpoints(config: Config, run: RunDirectory) -> Path | None:
+    """Return where a run's checkpoints are on a file system, None if they are behind a URL."""
+    location = config.checkpoint.directory or str(run.checkpoints)
+    return None if "://" in location else Path(location).absolute()
+
+
+class ResumePointWatch:
+    """Checks while it is entered and `is_driving`."""
+
+    def __init__(
+        self, checkpoints: Path | None, is_driving: Callable[[], bool] = lambda: True, *, poll_s: float = _POLL_S
+    ) -> None:
+        self._checkpoints, self._is_driving, self._poll_s = checkpoints, is_driving, poll_s
+        self._seen = self._damage = ""
+        self._closed = threading.Event()
+        self._thread: RestartingThread | None = None
+
+    @property
+    def damage(self) -> str:
+        """Why a job would not resume from the newest committed checkpoint, and from which instead; empty if it would.
+
+        Two consecutive checks must agree: while a checkpoint is being removed, it looks damaged.
+        """
+        return self._damage
+
+    def __enter__(self) -> Self:
+        self._closed.clear()
+        if self._checkpoints is not None:
+            location = LocalLocation(self._checkpoints)
+            self._thread = RestartingThread("checkpoint watch", lambda: self._run(location), self._closed)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()  # unresponsive storage must not delay the end
+
+    def _run(self, checkpoints: LocalLocation) -> None:
+        pause_s = self._poll_s
+        while not self._closed.wait(pause_s):
+            began_s = time.monotonic()
+            before, self._seen = self._seen, resume_point(checkpoints).damage if self._is_driving() else ""
+            self._damage = self._seen if self._seen == before else ""
+            pause_s = max(self._poll_s, _REST * (time.monotonic() - began_s))

@@ -1,0 +1,184 @@
+"""The thread that manages the executor itself: a new session after fencing, whether orders arrive, and stopping.
+
+It checks whenever orders or the lease change, and twice a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_requests import JobRequest, RequestKind
+from megatrain.contracts.record import encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lease_keeper import LeaseState
+from megatrain.coordination.restarting_thread import RestartingThread
+from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
+from megatrain_launcher.executor.liveness import LivenessPort
+from megatrain_launcher.executor.membership import FitnessCheck, Membership
+from megatrain_launcher.executor.order_delivery import OrderDelivery
+from megatrain_launcher.executor.order_state import OrderState
+from megatrain_launcher.executor.settings import new_session
+from megatrain_launcher.executor.stopping import StopAction, StopView, next_stop_action
+
+_logger = logging.getLogger(__name__)
+_POLL_S = 0.5
+_ASK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorControlParts:
+    client: EtcdClient
+    keys: JobKeys
+    host: str
+    orders: OrderState
+    membership: Membership
+    liveness: LivenessPort
+    state: HostStatusBuilder
+    delivery: OrderDelivery
+    on_stop: Callable[[], None]
+    """Called when the workers have a new order to obey."""
+
+
+@dataclass(slots=True)
+class _Stop:
+    """A requested stop, and its progress. Times are monotonic."""
+
+    reason: str
+    began: float
+    has_trained: bool
+    asked: float | None = None
+    saved_here: float | None = None
+    idle_since: float | None = None
+
+
+class ExecutorControl:
+    """Runs until `close`. `stop` and `kill` may be called from a signal handler."""
+
+    def __init__(self, parts: ExecutorControlParts) -> None:
+        self._parts = parts
+        self._stop_reason = ""
+        self._kill_reason = ""
+        self._stop: _Stop | None = None
+        self._wake = threading.Event()
+        self._closed = threading.Event()
+        self._thread = RestartingThread("executor control", self._run, self._closed)
+
+    @property
+    def stop_reason(self) -> str:
+        """Why this executor stops; empty without a request to stop."""
+        return self._kill_reason or self._stop_reason
+
+    @property
+    def was_killed(self) -> bool:
+        return bool(self._kill_reason)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def stop(self, reason: str) -> None:
+        """Make the job save and stop, at the next check. Takes no lock."""
+        self._stop_reason = self._stop_reason or reason
+
+    def kill(self, reason: str) -> None:
+        """Kill the workers of this host, and leave. Takes no lock."""
+        self._kill_reason = reason
+
+    def close(self) -> None:
+        self._closed.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._poll()
+            self._wake.wait(_POLL_S)
+            self._wake.clear()
+
+    def _poll(self) -> None:
+        parts = self._parts
+        session = new_session()
+        if parts.orders.begin_session(session):
+            _logger.warning("the job went on without host %s, which returns as session %s", parts.host, session)
+            parts.liveness.session = session
+            parts.state.begin_session()
+            parts.membership.begin_session(session)
+        self._check_order_delivery()
+        if parts.membership.replaced:
+            parts.orders.leave(parts.membership.replaced)
+        elif self._kill_reason:
+            parts.orders.leave(self._kill_reason)
+            parts.on_stop()
+        elif self._stop_reason:
+            self._continue_stop()
+
+    def _check_order_delivery(self) -> None:
+        orders, membership = self._parts.orders, self._parts.membership
+        is_held = membership.keeper.state is LeaseState.HELD
+        reason = self._parts.delivery.poll(
+            time.monotonic(), orders.unconfirmed_s, orders.trouble, is_lease_held=is_held
+        )  # fmt: skip
+        if membership.set_unfit_reason(FitnessCheck.ORDERS, reason):
+            if reason:
+                _logger.error("this host is not fit to take part: %s", reason)
+            else:
+                _logger.info("this host receives its orders again")
+
+    def _continue_stop(self) -> None:
+        view, now = self._parts.orders.view(), time.monotonic()
+        if self._stop is None:
+            _logger.warning("host %s stops: %s", self._parts.host, self._stop_reason)
+            self._stop = _Stop(self._stop_reason, now, has_trained=bool(view.taken))
+        stop = self._stop
+        if view.taken:
+            stop.has_trained, stop.idle_since = True, None
+        elif stop.idle_since is None:
+            stop.idle_since = now
+
+        def since(moment: float | None) -> float | None:
+            return None if moment is None else moment - stop.began
+
+        action = next_stop_action(
+            StopView(
+                is_training=bool(view.taken),
+                has_trained=stop.has_trained,
+                is_halted=self._parts.orders.is_halted(view.taken),
+                asked_at_s=since(stop.asked),
+                saved_here_at_s=since(stop.saved_here),
+                idle_since_s=since(stop.idle_since),
+                now_s=now - stop.began,
+            )
+        )
+        match action:
+            case StopAction.ASK_DRIVER:
+                stop.asked = now
+                self._ask_driver(stop)
+            case StopAction.SAVE_HERE:
+                stop.saved_here = now
+                self._parts.orders.save_and_stop(f"{stop.reason}, and no driver answers")
+                self._parts.on_stop()
+            case StopAction.LEAVE:
+                self._parts.orders.leave(stop.reason)
+            case StopAction.WAIT:
+                pass
+
+    def _ask_driver(self, stop: _Stop) -> None:
+        request_id = f"stop-{self._parts.host}-{secrets.token_hex(4)}"
+        request = JobRequest(
+            request_id, RequestKind.STOP, by=f"executor@{self._parts.host}", created_unix_s=time.time(),
+            reason=stop.reason, exit_code=ExitCode.SAVED_AND_STOPPED,
+        )  # fmt: skip
+        try:
+            self._parts.client.put(self._parts.keys.request(request_id), encode(request), deadline_s=_ASK_S)
+        except CoordinationError as error:
+            _logger.warning("the request to stop the job cannot be sent: %s", error)
+            self._parts.orders.save_and_stop(f"{stop.reason}, and etcd is out of reach")
+            stop.saved_here = time.monotonic()
+            self._parts.on_stop()

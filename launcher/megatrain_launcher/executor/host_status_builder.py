@@ -1,0 +1,292 @@
+"""The host's status, built from the reports of its agent, its black boxes and its orders; the status writer reads it.
+
+The agent's thread reports the ends of workers. The progress thread reports the contents of their black boxes. Only
+`status` makes a HostStatus of this: the phase follows from facts and is never stored.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, RankFailure, Stall
+from megatrain.failures.culprit import first_of
+from megatrain.failures.verdict import Verdict
+from megatrain_launcher.executor.order_state import OrdersView
+from megatrain_launcher.executor.progress import HostProgress
+from megatrain_launcher.interfaces import Assignment, WorkerEnd
+
+_CLEAN = (int(ExitCode.OK), int(ExitCode.SAVED_AND_STOPPED))
+_MAX_FAILURES = 64
+_MAX_LINE = 400
+_PEER = "peer "
+
+
+@dataclass(slots=True)
+class _RoundState:
+    """What is known of the round whose workers this host has, or had last."""
+
+    assignment: Assignment
+    pids: dict[int, int] = field(default_factory=dict)
+    started_unix_s: float | None = None
+    ends: dict[int, WorkerEnd] = field(default_factory=dict)
+    """By local rank; only of workers that ended by themselves."""
+    progress: HostProgress | None = None
+    stall: Stall | None = None
+    is_stopping: bool = False
+    is_stopped: bool = False
+    fenced: str = ""
+    alarm: str = ""
+    """A line in a live rank's log that indicates a failure."""
+
+    @property
+    def number(self) -> int:
+        return self.assignment.round.number
+
+    @property
+    def failed(self) -> list[WorkerEnd]:
+        return sorted((end for end in self.ends.values() if end.exit_code not in _CLEAN), key=lambda end: end.at_unix_s)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.ends) == self.assignment.part.num_workers and not self.failed
+
+    def alive(self) -> list[int]:
+        """Return the local ranks that have a process."""
+        return [] if self.is_stopped else [rank for rank in self.pids if rank not in self.ends]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The workers that are running now; the progress thread follows them."""
+
+    assignment: Assignment
+    pids: Mapping[int, int]
+    started_unix_s: float
+
+
+class HostStatusBuilder:
+    """Implements the reporting half of `interfaces.WorkerListener`. Any thread may call the methods.
+
+    `on_change` is called after each change that must be published at once.
+    """
+
+    def __init__(self, host: str, on_change: Callable[[], None] = lambda: None) -> None:
+        self._host = host
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._round: _RoundState | None = None
+        self._obeyed_command = 0
+
+    def begin_session(self) -> None:
+        """Forget the round of the earlier session: none of its workers runs any more."""
+        with self._lock:
+            self._round = None
+        self._on_change()
+
+    def workers_started(self, assignment: Assignment, pids: Mapping[int, int]) -> None:
+        with self._lock:
+            self._round = _RoundState(assignment, dict(pids), time.time())
+        self._on_change()
+
+    def worker_ended(self, assignment: Assignment, end: WorkerEnd) -> None:
+        """Enter the end of a worker; a later report of the same end, with its log read, replaces the first."""
+        with self._lock:
+            self._at(assignment).ends[end.local_rank] = end
+        self._on_change()
+
+    def workers_stopping(self, assignment: Assignment) -> None:
+        with self._lock:
+            self._at(assignment).is_stopping = True
+        self._on_change()
+
+    def workers_stopped(self, assignment: Assignment) -> None:
+        with self._lock:
+            self._at(assignment).is_stopped = True
+        self._on_change()
+
+    def set_progress(self, number: int, progress: HostProgress) -> None:
+        """Enter the content of a round's black boxes; it is published at once only if a milestone was reached."""
+        with self._lock:
+            if self._round is None or self._round.number != number:
+                return
+            before = self._round.progress
+            self._round.progress = progress = _with_steps(progress, before)
+        if before is None or (before.milestones, before.has_stepped) != (progress.milestones, progress.has_stepped):
+            self._on_change()
+
+    def set_last_steps(self, number: int, progress: HostProgress) -> None:
+        """Enter the ranks' progress after the last write to their black boxes.
+
+        The previous reading may be a step old. The limit on restarts without progress compares last steps.
+        """
+        with self._lock:
+            known = self._round
+            if known is None or known.number != number:
+                return
+            before = known.progress or HostProgress(Milestones(started_unix_s=known.started_unix_s))
+            resumed = progress.resumed_step if before.resumed_step is None else before.resumed_step
+            known.progress = replace(_with_steps(before, progress), resumed_step=resumed)
+
+    def set_stall(self, number: int, stall: Stall | None) -> bool:
+        """Enter a stall of a round, or its end (None); return whether that changed the stall."""
+        with self._lock:
+            if self._round is None or self._round.number != number:
+                return False
+            before = self._round.stall
+            if (before is None) == (stall is None) and (stall is None or before is None or before.ranks == stall.ranks):
+                return False
+            self._round.stall = stall
+        self._on_change()
+        return True
+
+    def set_alarm(self, number: int, rank: int, verdict: Verdict) -> None:
+        """Enter the finding in the log of a rank that still lives."""
+        with self._lock:
+            if self._round is not None and self._round.number == number:
+                self._round.alarm = f"rank {rank}: {verdict.line}"[:_MAX_LINE]
+        self._on_change()
+
+    def set_fenced(self, number: int, reason: str) -> None:
+        with self._lock:
+            if self._round is not None and self._round.number == number:
+                self._round.fenced = reason
+        self._on_change()
+
+    def set_obeyed(self, number: int) -> None:
+        with self._lock:
+            if number == self._obeyed_command:
+                return
+            self._obeyed_command = number
+        self._on_change()
+
+    def running(self) -> Running | None:
+        """Return the workers that run now; None if there are none, or if they are being stopped."""
+        with self._lock:
+            known = self._round
+            if known is None or known.is_stopping or known.is_stopped or known.started_unix_s is None:
+                return None
+            return Running(known.assignment, dict(known.pids), known.started_unix_s)
+
+    def is_broken(self, number: int) -> bool:
+        """Return whether a round did not end normally: then its remains are evidence."""
+        with self._lock:
+            known = self._round
+            return known is not None and known.number == number and not known.is_done
+
+    def status(self, session: str, orders: OrdersView, trouble: str) -> HostStatus:
+        """Return this host's current status. The caller must have read the orders before, not after."""
+        with self._lock:
+            known = self._round
+            if known is None or (orders.taken > known.number):
+                return self._idle_status(session, orders, trouble)
+            if known.is_stopped and orders.taken != known.number and orders.newest_halt > known.number:
+                return self._idle_status(session, orders, trouble)
+            return self._round_status(known, session, orders, trouble)
+
+    def _idle_status(self, session: str, orders: OrdersView, trouble: str) -> HostStatus:
+        """The status without workers: before the first round, between rounds, or before workers start."""
+        phase, number = HostPhase.PARKED, orders.newest_halt
+        if orders.taken:
+            phase, number = HostPhase.STARTING, orders.taken
+        elif number and orders.named_in == number:
+            phase = HostPhase.STOPPED
+        return HostStatus(
+            self._host, session, phase, round=number, obeyed_command=self._obeyed_command, trouble=trouble
+        )
+
+    def _round_status(self, known: _RoundState, session: str, orders: OrdersView, trouble: str) -> HostStatus:
+        progress = known.progress or HostProgress(Milestones(started_unix_s=known.started_unix_s))
+        codes = [end.exit_code for end in known.ends.values()]
+        return HostStatus(
+            host=self._host,
+            session=session,
+            phase=_phase(known, progress, is_halted=orders.newest_halt >= known.number),
+            round=known.number,
+            alive_ranks=_bitmap(known.alive()),
+            min_step=progress.min_step,
+            max_step=progress.max_step,
+            resumed_step=progress.resumed_step,
+            last_step_unix_s=progress.last_step_unix_s,
+            median_step_s=progress.median_step_s,
+            interval_s=progress.interval_s,
+            stop_s=progress.stop_s,
+            save_interval_s=progress.save_interval_s,
+            step_phase=progress.step_phase,
+            exit_code=max(codes) if known.is_done else None,
+            milestones=progress.milestones,
+            failures=tuple(_failure(end) for end in known.failed[:_MAX_FAILURES]),
+            stall=known.stall,
+            obeyed_command=self._obeyed_command,
+            lost_hosts=_lost_hosts(known),
+            last_error=known.fenced or _last_error(known),
+            trouble=trouble,
+        )
+
+    def _at(self, assignment: Assignment) -> _RoundState:
+        """Return what is known of this round; a round whose workers never started is entered here."""
+        if self._round is None or self._round.number != assignment.round.number:
+            self._round = _RoundState(assignment)
+        return self._round
+
+
+def _phase(known: _RoundState, progress: HostProgress, *, is_halted: bool) -> HostPhase:
+    # workers that this host asked to save and stop have not finished their training
+    is_done = known.is_done and not known.fenced
+    if known.is_stopped and not is_done:
+        return HostPhase.STOPPED if is_halted else HostPhase.FAILED
+    if is_done:
+        return HostPhase.DONE
+    if known.failed:
+        return HostPhase.FAILED
+    if known.is_stopping:
+        return HostPhase.STOPPING
+    return HostPhase.RUNNING if progress.has_stepped else HostPhase.STARTING
+
+
+def _with_steps(progress: HostProgress, other: HostProgress | None) -> HostProgress:
+    """Return progress with the steps of another poll if that poll saw more: steps of a round never decrease."""
+    if other is None:
+        return progress
+    return replace(
+        progress,
+        min_step=_later(progress.min_step, other.min_step),
+        max_step=_later(progress.max_step, other.max_step),
+    )
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return max((step for step in (one, other) if step is not None), default=None)
+
+
+def _bitmap(local_ranks: list[int]) -> str:
+    return f"{sum(1 << rank for rank in local_ranks):x}" if local_ranks else ""
+
+
+def _failure(end: WorkerEnd) -> RankFailure:
+    log_verdict = end.log_verdict
+    return RankFailure(
+        rank=end.rank,
+        exit_code=end.exit_code,
+        at_unix_s=end.at_unix_s,
+        label="" if log_verdict is None else log_verdict.label.value,
+        action="" if log_verdict is None else log_verdict.action.value,
+        is_cascade=log_verdict is not None and log_verdict.is_cascade,
+        culprit="" if log_verdict is None else log_verdict.culprit or "",
+        line=(end.line or ("" if log_verdict is None else log_verdict.line))[:_MAX_LINE],
+    )
+
+
+def _lost_hosts(known: _RoundState) -> tuple[str, ...]:
+    """Return the addresses of peers that the logs of cascades name."""
+    verdicts = [end.log_verdict for end in known.failed]
+    culprits = [one.culprit or "" for one in verdicts if one is not None and one.is_cascade]
+    return tuple(dict.fromkeys(text.removeprefix(_PEER) for text in culprits if text.startswith(_PEER)))
+
+
+def _last_error(known: _RoundState) -> str:
+    first = first_of([_failure(end) for end in known.failed])
+    return known.alarm if first is None else first.line

@@ -1,0 +1,337 @@
+"""The driver's orders, as this host receives them: rounds, halts, commands, the end of the job.
+
+Three watches feed one state under one lock: one of `rounds/`, one of `halts/`, and one of the adjacent keys
+`commands/`, `deadlines/`, `diag/` and `end`. The agent waits in `next_assignment`; from the moment it returns until the
+agent comes back, the round counts as taken, so that a host never reports STOPPED for a round that it is about to start.
+Local reasons (this host was fenced, the executor is being stopped) are orders too.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from megatrain.contracts.diag_records import DiagSettings
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.job_keys import JobKeys, key_number
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round, RoundDeadlines
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.follower import Follower
+from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent
+from megatrain.coordination.wire import KeyRange, KeyValue
+from megatrain_launcher.interfaces import Assignment
+
+_logger = logging.getLogger(__name__)
+_POLL_S = 0.05
+"""Pause between two checks whether orders are confirmed again: a confirmation does not notify the condition."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersView:
+    """The orders at one moment. `taken`: the round that this host is starting, running or stopping, 0 for none."""
+
+    taken: int
+    newest: Round | None
+    newest_halt: int
+    """The highest number of a round that was halted, 0 for none."""
+    named_in: int
+    """The newest round that named this session of the host, 0 for none."""
+    end: JobEnd | None
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalStop:
+    """A round that this host stops by itself; number 0: none."""
+
+    number: int = 0
+    reason: str = ""
+    is_saving: bool = False
+
+
+class OrderState:
+    """Follows the orders for one host. Implements `interfaces.Orders`; any thread may call the methods.
+
+    `on_change` is called after each change, by the watching threads: it must be quick and must not raise.
+    `max_unconfirmed_s`: no round is handed out while orders may have been missed for longer. Such a round may be
+    halted already: its driver no longer waits for this host.
+    """
+
+    def __init__(
+        self,
+        keys: JobKeys,
+        host: str,
+        session: str,
+        on_change: Callable[[], None] = lambda: None,
+        *,
+        max_unconfirmed_s: float = math.inf,
+    ) -> None:
+        self._keys = keys
+        self._host = host
+        self._session = session
+        self._on_change = on_change
+        self._max_unconfirmed_s = max_unconfirmed_s
+        self._changed = threading.Condition()
+        self._rounds: dict[int, Round] = {}
+        self._halts: dict[int, Halt] = {}
+        self._deadlines: dict[int, RoundDeadlines] = {}
+        self._commands: dict[int, HostCommand] = {}
+        self._end: JobEnd | None = None
+        self._diag_settings: DiagSettings | None = None
+        self._named = 0
+        """The newest round that named this session, 0 for none."""
+        self._taken = 0
+        self._leave_reason = ""
+        self._local_stop = _LocalStop()
+        self._save_reason = ""
+        self._closed = threading.Event()
+        self._followers: list[Follower] = []
+
+    def follow(self, client: EtcdClient) -> None:
+        """Begin to follow the orders in etcd."""
+        keys = self._keys
+        rest = KeyRange(keys.directory("commands").encode(), keys.directory("evidence").encode())
+        ranges = [KeyRange.prefix(keys.directory("rounds")), KeyRange.prefix(keys.directory("halts")), rest]
+        self._followers = [Follower(client, one, partial(self.take, keys=one)) for one in ranges]
+
+    def close(self) -> None:
+        """Stop following; a thread that waits for an assignment returns."""
+        self.leave(self._leave_reason or "the executor ends")
+        for follower in self._followers:
+            follower.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def trouble(self) -> str:
+        """Why orders may not arrive at the moment; empty if they do."""
+        return next((follower.trouble for follower in self._followers if follower.trouble), "")
+
+    @property
+    def unconfirmed_s(self) -> float:
+        """For how many seconds orders may have been missed."""
+        return max((follower.unconfirmed_s for follower in self._followers), default=0.0)
+
+    def next_assignment(self, after: int) -> Assignment | None:
+        """Wait for a round with a number above `after` that names this host; None: leave, the job is over."""
+        with self._changed:
+            self._taken = 0
+            self._changed.notify_all()
+        self._on_change()
+        with self._changed:
+            while True:
+                if self._end is not None or self._leave_reason:
+                    return None
+                assignment = self._offered(after)
+                if assignment is None:
+                    self._changed.wait()
+                elif self.unconfirmed_s > self._max_unconfirmed_s:
+                    self._changed.wait(_POLL_S)
+                else:
+                    self._taken = assignment.round.number
+                    break
+        self._on_change()
+        return assignment
+
+    def stop_reason(self, number: int) -> str:
+        """Return why the workers of a round must be stopped now; empty while they may run."""
+        with self._changed:
+            halt = self._halts.get(number)
+            newest = max(self._rounds, default=0)
+            if self._local_stop.number == number:
+                return self._local_stop.reason
+            if halt is not None:
+                return halt.reason or f"round {number} was halted"
+            if self._end is not None:
+                return f"the job is over: {self._end.reason}"
+            if newest > number:
+                return f"round {newest} has begun"
+            return self._leave_reason or self._save_reason
+
+    def is_saving(self, number: int) -> bool:
+        """Return whether workers of that round are to be asked to save and stop instead of being killed.
+
+        A halt without a save, or a newer round, ends this host's wait for their save: no other host waits for it.
+        """
+        with self._changed:
+            if self._end is not None or self._leave_reason or max(self._rounds, default=0) > number:
+                return False
+            halt = self._halts.get(number)
+            if halt is not None and not halt.is_saving:
+                return False
+            if self._local_stop.number == number:
+                return self._local_stop.is_saving
+            return halt is not None or bool(self._save_reason)
+
+    def view(self) -> OrdersView:
+        with self._changed:
+            newest = self._rounds[max(self._rounds)] if self._rounds else None
+            return OrdersView(self._taken, newest, max(self._halts, default=0), self._named, self._end)
+
+    def is_halted(self, number: int) -> bool:
+        with self._changed:
+            return number in self._halts
+
+    def commands_after(self, number: int) -> tuple[HostCommand, ...]:
+        """Return the commands to this host with higher numbers, in their order."""
+        with self._changed:
+            found = [command for command in self._commands.values() if command.number > number]
+        mine = [command for command in found if not command.hosts or self._host in command.hosts]
+        return tuple(sorted(mine, key=lambda command: command.number))
+
+    def begin_session(self, session: str) -> bool:
+        """Take a new session if the job continued without the old one and none of its workers is left here.
+
+        Return whether that was so; from then on only rounds that name the new session apply to this host.
+        """
+        with self._changed:
+            newest = self._rounds[max(self._rounds)] if self._rounds else None
+            if self._taken or not needs_new_session(self._host, self._session, self._named, newest):
+                return False
+            self._session, self._named = session, 0
+            return True
+
+    def diag_settings(self) -> DiagSettings | None:
+        """Return what the ranks are to record; None if it was never set."""
+        with self._changed:
+            return self._diag_settings
+
+    def published_deadlines(self, number: int) -> RoundDeadlines:
+        """Return the deadlines that the driver published for a round between steps and for a stop; zeros if it
+        published none.
+        """
+        with self._changed:
+            return self._deadlines.get(number, RoundDeadlines(number))
+
+    def stop_round(self, number: int, reason: str, *, is_saving: bool = False) -> None:
+        """Order the workers of one round to be killed, or to save and stop, for a local reason of this host."""
+        with self._changed:
+            self._local_stop = _LocalStop(number, reason, is_saving)
+            self._changed.notify_all()
+        self._on_change()
+
+    def save_and_stop(self, reason: str) -> None:
+        """Order the workers to save and stop without an order of the driver."""
+        with self._changed:
+            self._save_reason = reason
+            self._changed.notify_all()
+
+    def leave(self, reason: str) -> None:
+        """Order the workers to be killed and the agent to return."""
+        with self._changed:
+            self._leave_reason = reason
+            self._changed.notify_all()
+        self._on_change()
+
+    def wait_for(self, is_met: Callable[[OrdersView], bool], timeout_s: float) -> bool:
+        """Wait until the orders meet a condition; return whether it did in time. `is_met` must be quick."""
+        with self._changed:
+            return self._changed.wait_for(lambda: is_met(self.view()), timeout_s)
+
+    def take(self, event: WatchEvent, keys: KeyRange) -> None:
+        """Enter the events of a watch of `keys`. Unreadable values are logged and skipped."""
+        with self._changed:
+            match event:
+                case Snapshot(items=items):
+                    self._forget(keys)
+                    for item in items:
+                        self._put(item)
+                case Changes(changes=changes):
+                    for change in changes:
+                        self._change(change)
+            self._changed.notify_all()
+        self._on_change()
+
+    def _offered(self, after: int) -> Assignment | None:
+        number = max(self._rounds, default=0)
+        if number <= after or number in self._halts or self._local_stop.number == number or self._save_reason:
+            return None
+        part = self._rounds[number].part_of(self._host, self._session)
+        return None if part is None else Assignment(self._rounds[number], part)
+
+    def _change(self, change: Change) -> None:
+        if change.kind is ChangeKind.PUT:
+            self._put(change.item)
+            return
+        match self._keys.parts(change.item.key.decode(errors="replace")):
+            case (name, text) if (number := key_number(text)) is not None and name in self._tables():
+                self._tables()[name].pop(number, None)
+            case ("end",):
+                self._end = None
+            case ("diag", "settings"):
+                self._diag_settings = None
+
+    def _put(self, item: KeyValue) -> None:
+        key = item.key.decode(errors="replace")
+        try:
+            match self._keys.parts(key):
+                case ("rounds", text):
+                    found = _of_its_key(decode(Round, item.value, key), text, key)
+                    self._rounds[found.number] = found
+                    if found.part_of(self._host, self._session) is not None:
+                        self._named = max(self._named, found.number)
+                case ("halts", text):
+                    halt = _of_its_key(decode(Halt, item.value, key), text, key)
+                    self._halts[halt.number] = halt
+                case ("deadlines", text):
+                    deadlines = _of_its_key(decode(RoundDeadlines, item.value, key), text, key)
+                    self._deadlines[deadlines.number] = deadlines
+                case ("commands", text):
+                    command = _of_its_key(decode(HostCommand, item.value, key), text, key)
+                    self._commands[command.number] = command
+                case ("end",):
+                    self._end = decode(JobEnd, item.value, key)
+                case ("diag", "settings"):
+                    self._diag_settings = decode(DiagSettings, item.value, key)
+        except CoordinationError as error:
+            _logger.error("an order cannot be read: %s", error)
+
+    def _forget(self, keys: KeyRange) -> None:
+        """Forget what a snapshot of `keys` replaces."""
+        for name, table in self._tables().items():
+            if keys.start <= self._keys.directory(name).encode() < keys.end:
+                table.clear()
+        if keys.start <= self._keys.end.encode() < keys.end:
+            self._end = None
+        if keys.start <= self._keys.diag_settings.encode() < keys.end:
+            self._diag_settings = None
+
+    def _tables(self) -> dict[str, dict[int, Any]]:
+        return {
+            "rounds": self._rounds,
+            "halts": self._halts,
+            "deadlines": self._deadlines,
+            "commands": self._commands,
+        }
+
+
+_Numbered = TypeVar("_Numbered", Round, Halt, RoundDeadlines, HostCommand)
+
+
+def _of_its_key(record: _Numbered, text: str, key: str) -> _Numbered:
+    """Return a record whose number is that of its key. Raises: CoordinationError for any other."""
+    if record.number != key_number(text):
+        raise CoordinationError(f"{key}: number={record.number}; expected that of the key")
+    return record
+
+
+def needs_new_session(host: str, session: str, named_in: int, newest: Round | None) -> bool:
+    """Return whether the job has continued without this session of the host, once its workers are gone.
+
+    `named_in`: the newest round that named this session, 0 for none.
+    """
+    if newest is None or named_in == 0:
+        return False
+    return newest.number > named_in and newest.part_of(host, session) is None

@@ -1,0 +1,144 @@
+"""Which host runs the programs of a job: the one whose driver is elected, or the one that the configuration names.
+
+Leadership decides which host begins. A host that has begun continues through an outage of etcd, in which no host leads,
+and ends when etcd names another leader, or when its executor ends. So two hosts never run them for long, and an
+outage stops neither page nor daemon. Two daemons never write at once: the lock of the event store prevents it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.rounds import JobRecord
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.election import Election
+from megatrain.coordination.restarting_thread import RestartingThread
+from megatrain.coordination.wire import KeyRange
+from megatrain_launcher.executor.dashboard_notice import reported_dashboard
+from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
+from megatrain_launcher.executor.launch_mark import why_not_shared
+
+_logger = logging.getLogger(__name__)
+_POLL_S = 0.5
+_DRAIN_TIMEOUT_S = 10.0
+"""How long hosts that leave a finished job may take to send what they have streamed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRunnerParts:
+    """What a program runner uses. `leading` is set while this host's driver is elected."""
+
+    client: EtcdClient
+    keys: JobKeys
+    name: str
+    """The name with which this host's driver campaigns."""
+    leading: threading.Event
+    programs: Callable[[], AbstractContextManager[None]]
+    """Runs the programs while it is entered."""
+    why_incomplete: Callable[[threading.Event], str] = lambda closed: ""
+    """Returns what is missing where they run; checks for a while, but not after the event is set."""
+
+
+class ProgramRunner:
+    """Runs the programs of the job while this host must, until `close`."""
+
+    def __init__(self, parts: ProgramRunnerParts) -> None:
+        self._parts = parts
+        self._closed = threading.Event()
+        self._why_incomplete = ""
+        self._thread = RestartingThread("runner of the job's programs", self._run, self._closed)
+
+    @property
+    def trouble(self) -> str:
+        """Why the programs on this host cannot work; empty if they can."""
+        return self._thread.trouble or self._why_incomplete
+
+    def close(self) -> None:
+        """End the programs; those of a finished job first receive what its hosts still send."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(_POLL_S):
+            if self._parts.leading.is_set() and not self._is_job_over():
+                self._run_programs()
+
+    def _run_programs(self) -> None:
+        parts = self._parts
+        with ExitStack() as running:
+            running.enter_context(parts.programs())
+            running.callback(self._forget_trouble)
+            _logger.info("host %s runs the diagnosis of job %s", parts.name, parts.keys.job)
+            self._why_incomplete = parts.why_incomplete(self._closed)
+            if self._why_incomplete:
+                _logger.warning("%s", self._why_incomplete)
+            while not self._closed.wait(_POLL_S):
+                if not parts.leading.is_set() and self._is_led_by_another_host():
+                    _logger.info("another host drives job %s and runs its diagnosis", parts.keys.job)
+                    return
+            if self._is_job_over():
+                self._wait_for_other_hosts()
+
+    def _forget_trouble(self) -> None:
+        self._why_incomplete = ""
+
+    def _is_job_over(self) -> bool:
+        try:
+            return self._parts.client.get(self._parts.keys.end) is not None
+        except CoordinationError:
+            return False
+
+    def _is_led_by_another_host(self) -> bool:
+        """Return whether another host is known to lead a job that continues; while etcd is unavailable none is."""
+        try:
+            leader = Election(self._parts.client, self._parts.keys.election).leader()
+        except CoordinationError:
+            return False
+        return leader is not None and leader.value != self._parts.name.encode() and not self._is_job_over()
+
+    def _wait_for_other_hosts(self) -> None:
+        """Wait for the other hosts: each leaves when its streamer has sent all its data."""
+        parts = self._parts
+        own, deadline = parts.keys.host(parts.name).encode(), time.monotonic() + _DRAIN_TIMEOUT_S
+        hosts = KeyRange.prefix(parts.keys.directory("hosts"))
+        while time.monotonic() < deadline:
+            try:
+                items = parts.client.read_all(hosts, has_values=False).items
+            except CoordinationError:
+                return
+            if all(item.key == own for item in items):
+                return
+            time.sleep(_POLL_S)
+
+
+def start_program_runner(
+    settings: ProgramSettings, host: str, client: EtcdClient, record: JobRecord, leading: threading.Event
+) -> ProgramRunner | None:
+    """Have a host run the programs of its job when it must; None if the configuration names another host.
+
+    `host`: the name with which its driver campaigns; `leading` is set while that driver is elected.
+    """
+    keys, named = JobKeys(record.job), settings.config.diagnostics.daemon_host
+    if named and named != host:
+        return None
+    if named:
+        leading = threading.Event()
+        leading.set()
+
+    @contextmanager
+    def programs() -> Iterator[None]:
+        with reported_dashboard(settings.etcd, keys, _logger.info), running_programs(settings, _logger.warning):
+            yield
+
+    def why_incomplete(closed: threading.Event) -> str:
+        return why_not_shared(RunDirectory(settings.run), record, host, closed)
+
+    return ProgramRunner(ProgramRunnerParts(client, keys, host, leading, programs, why_incomplete))

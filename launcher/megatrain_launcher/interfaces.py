@@ -1,0 +1,67 @@
+"""The two interfaces of the agent: `Orders` says what it must do, `WorkerListener` receives what happens to workers.
+
+The executor implements both (`OrderState`, `WorkerEvents`). The agent knows only the interfaces and the records that
+pass through them, so it runs without etcd in tests, with stand-ins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from megatrain.contracts.rounds import Round, RoundDeadlines, RoundHost
+from megatrain.failures.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """This host's part in a round."""
+
+    round: Round
+    part: RoundHost
+
+
+class Orders(Protocol):
+    """What the agent follows. Methods may be called from any thread."""
+
+    def next_assignment(self, after: int) -> Assignment | None:
+        """Wait for a round with a number above `after` that names this host; None: leave, the job is over."""
+
+    def stop_reason(self, number: int) -> str:
+        """Return why the workers of a round must be stopped now; empty while they may run."""
+
+    def is_saving(self, number: int) -> bool:
+        """Return whether workers of that round are to be asked to save and stop instead of being killed."""
+
+    def published_deadlines(self, number: int) -> RoundDeadlines:
+        """Return the published deadlines of that round: the time between steps, and for a stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnd:
+    """How a worker ended. `exit_code` is negative for a signal; `log_verdict` is None if its log names no failure."""
+
+    local_rank: int
+    rank: int
+    pid: int
+    exit_code: int
+    at_unix_s: float
+    log_verdict: Verdict | None
+    line: str = ""
+    """The line of its log that decided."""
+
+
+class WorkerListener(Protocol):
+    """Callbacks for the ends of workers. The agent's thread calls them; none may block for long."""
+
+    def workers_started(self, assignment: Assignment, pids: dict[int, int]) -> None:
+        """The workers of a round were forked; `pids` by local rank."""
+
+    def worker_ended(self, assignment: Assignment, end: WorkerEnd) -> None:
+        """A worker ended by itself. Called at once, before the other workers are stopped."""
+
+    def workers_stopping(self, assignment: Assignment) -> None:
+        """Keep what exists only while the processes live; then they are killed."""
+
+    def workers_stopped(self, assignment: Assignment) -> None:
+        """No process of the round is left on this host."""

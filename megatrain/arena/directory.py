@@ -1,0 +1,222 @@
+"""The directory of an arena, on tmpfs: its file names, and how processes create, enter and remove it.
+
+Workers write slots (slot_layout.py) and plans (plans.py) into it, one writer process copies the slots to storage, and a
+launcher may read it. /dev/shm is world-writable, so an arena is used only if no other user can write to its directory:
+then no other user can have put a file or a link into it. Every process in an arena holds one of its locks (locks.py),
+and only a process that has both locks removes it. No other module knows the names of its files.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatrain.arena.locks import HeldLock, create_wake, hold_alone, hold_shared, wake
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.own_files import NotOwnError, check_own_directory, make_own_directory
+from megatrain.contracts.run_directory import safe_name
+
+_SLOT_NAME = re.compile(r"(rank|copy)-([0-9]{5,})\.slot-([0-9])")
+_PREFIX = "megatrain-arena1."
+_NUM_JOIN_ATTEMPTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """A slot as its file name describes it. A copy came from the host of `rank`."""
+
+    path: Path
+    rank: int
+    slot: int
+    is_copy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """The file names in an arena's directory."""
+
+    root: Path
+
+    def slot(self, rank: int, slot: int) -> Path:
+        return self.root / f"rank-{rank:05d}.slot-{slot}"
+
+    def copy(self, rank: int, slot: int) -> Path:
+        """This host's copy of a slot of another host's rank."""
+        return self.root / f"copy-{rank:05d}.slot-{slot}"
+
+    def slots(self) -> list[SlotFile]:
+        """Return the existing slots and copies.
+
+        Raises: CheckpointError when the directory cannot be listed; MissingFileError when it does not exist.
+        """
+        try:
+            names = sorted(os.listdir(self.root))
+        except FileNotFoundError as error:
+            raise MissingFileError(f"{self.root}: the arena is gone") from error
+        except OSError as error:
+            raise CheckpointError(f"{self.root}: the arena cannot be listed: {error.strerror}") from error
+        matches = [match for match in map(_SLOT_NAME.fullmatch, names) if match is not None]
+        return [SlotFile(self.root / m[0], int(m[2]), int(m[3]), m[1] == "copy") for m in matches]
+
+    @property
+    def host_plan(self) -> Path:
+        return self.root / "host.json"
+
+    def rank_plan(self, rank: int) -> Path:
+        return self.root / f"plan-{rank:05d}.json"
+
+    def metadata(self, round_number: int) -> Path:
+        """The `.metadata` of the checkpoints of a round, in the arena of the host of rank 0."""
+        return self.root / f"metadata-r{round_number:06d}.bin"
+
+    def index(self, round_number: int) -> Path:
+        """The index of the checkpoints of a round, in the arena of the host of rank 0."""
+        return self.root / f"index-r{round_number:06d}.json"
+
+    @property
+    def writer_status(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def wake(self) -> Path:
+        return self.root / "wake"
+
+    @property
+    def writer_lock(self) -> Path:
+        """The writer process holds it exclusively."""
+        return self.root / "writer.lock"
+
+    @property
+    def workers_lock(self) -> Path:
+        """The workers share it."""
+        return self.root / "workers.lock"
+
+
+def arena_path(directory: Path, job: str, branch: str, checkpoints: str, host: str = "") -> Path:
+    """Return the directory of a job's arena. `checkpoints` identifies the location of its checkpoints and the run.
+
+    `host`: the launcher's name for the host, when one machine acts as several hosts.
+    """
+    # A dot separates the parts and occurs in none of them.
+    location = hashlib.sha256(checkpoints.encode()).hexdigest()[:8]
+    names = [safe_name(job), safe_name(branch), location, *([safe_name(host)] if host else [])]
+    return directory / (_PREFIX + ".".join(names))
+
+
+def find_arenas(directory: Path) -> list[Arena]:
+    """Return this user's arenas of all jobs in a directory. Empty when there is no such directory."""
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        if name.startswith(_PREFIX):
+            with suppress(CheckpointError):
+                found.append(open_arena(directory / name))
+    return found
+
+
+def create_arena(path: Path) -> Arena:
+    """Create an arena's directory, or open an existing one. This takes no lock; `join_arena` does.
+
+    Raises: CheckpointError when it cannot be created, or when another user may write to it.
+    """
+    try:
+        make_own_directory(path)
+    except NotOwnError as error:
+        raise _not_ours(error) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: the arena cannot be created: {error.strerror}; name another checkpoint.arena_directory"
+        ) from error
+    return open_arena(path)
+
+
+def open_arena(path: Path) -> Arena:
+    """Return the arena in a directory that only this user can write to.
+
+    Raises: MissingFileError when it does not exist; CheckpointError when another user may have written to it.
+    """
+    try:
+        check_own_directory(path)
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{path}: there is no arena") from error
+    except NotOwnError as error:
+        raise _not_ours(error) from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: the arena cannot be accessed: {error.strerror}") from error
+    return Arena(path)
+
+
+def _not_ours(error: NotOwnError) -> CheckpointError:
+    return CheckpointError(
+        f"{error.filename}: {error.strerror}; its content may belong to another user. Remove it, or name another "
+        "checkpoint.arena_directory"
+    )
+
+
+def join_arena(path: Path) -> tuple[Arena, HeldLock]:
+    """Enter an arena as a worker, creating it if necessary. No process removes it while the lock is held.
+
+    Raises: CheckpointError as `create_arena` does.
+    """
+    for _ in range(_NUM_JOIN_ATTEMPTS):
+        try:
+            arena = create_arena(path)
+            lock = hold_shared(arena.workers_lock)
+            if lock is not None:
+                create_wake(arena.wake)
+                return arena, lock
+        except MissingFileError:
+            # Another process is removing the old arena.
+            continue
+    raise CheckpointError(f"{path}: the arena was removed {_NUM_JOIN_ATTEMPTS} times while it was being created")
+
+
+def remove_arena(path: Path, writer_lock: HeldLock | None = None) -> bool:
+    """Remove an arena that no process uses. Returns whether it is gone. A writer passes the lock that it holds.
+
+    Raises: CheckpointError when another user may write to it, or when it cannot be removed.
+    """
+    try:
+        arena = open_arena(path)
+    except MissingFileError:
+        return True
+    workers_lock = hold_alone(arena.workers_lock)
+    if workers_lock is None:
+        return not path.exists()
+    with workers_lock:
+        writer_lock = writer_lock or hold_alone(arena.writer_lock)
+        if writer_lock is None:
+            return False
+        with writer_lock:
+            _remove_content(arena)
+    return True
+
+
+def _remove_content(arena: Arena) -> None:
+    try:
+        for name in sorted(set(os.listdir(arena.root)) - {arena.writer_lock.name, arena.workers_lock.name}):
+            (arena.root / name).unlink(missing_ok=True)
+        # The workers' lock last: while its file exists, a process that wants to join waits for us.
+        arena.writer_lock.unlink(missing_ok=True)
+        arena.workers_lock.unlink(missing_ok=True)
+        try:
+            arena.root.rmdir()
+        except OSError as error:
+            # Another process joined in the meantime and now owns the directory.
+            if error.errno != errno.ENOTEMPTY:
+                raise
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or arena.root}: cannot be removed: {error.strerror}") from error
+
+
+def wake_writer(arena: Arena) -> bool:
+    """Wake the arena's writer. Returns whether there is one. Never waits and never raises."""
+    return wake(arena.wake)

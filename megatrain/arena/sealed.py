@@ -1,0 +1,71 @@
+"""Find the sealed snapshots of an arena, which are the ones that count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatrain.arena.directory import Arena, SlotFile
+from megatrain.arena.slot_file import SlotReader
+from megatrain.arena.slot_layout import SealedSnapshot, SlotHeader, SlotWords
+from megatrain.contracts.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSlot:
+    """A slot with a whole snapshot, as its file name, its header and its words describe it."""
+
+    file: SlotFile
+    header: SlotHeader
+    words: SlotWords
+    snapshot: SealedSnapshot
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    @property
+    def rank(self) -> int:
+        return self.file.rank
+
+
+def sealed_slots(arena: Arena, *, is_copy: bool = False) -> list[SealedSlot]:
+    """Return the slots with a whole snapshot: those of this host's ranks, or with `is_copy` the copies for others.
+
+    It leaves out a slot that is damaged, being written or just removed.
+    Raises: CheckpointError when the directory cannot be listed.
+    """
+    found = []
+    for file in arena.slots():
+        if file.is_copy != is_copy:
+            continue
+        with suppress(CheckpointError), SlotReader(file.path) as reader:
+            header, words = reader.header, reader.words()
+            if (header.rank, header.slot) == (file.rank, file.slot) and words.sealed is not None:
+                found.append(SealedSlot(file, header, words, words.sealed))
+    return found
+
+
+def sealed_by_rank(arena: Arena, *, is_copy: bool = False) -> dict[int, list[SealedSnapshot]]:
+    """Return the sealed snapshots in the slots of this host's ranks, or in the copies for others, oldest first.
+
+    Raises: CheckpointError when the directory cannot be listed.
+    """
+    found: dict[int, list[SealedSnapshot]] = {}
+    for slot in sealed_slots(arena, is_copy=is_copy):
+        found[slot.rank] = sorted([*found.get(slot.rank, []), slot.snapshot])
+    return found
+
+
+def sealed_steps(arena: Arena, ranks: Sequence[int]) -> list[int]:
+    """Return the steps for which each of `ranks`, the ranks of this host, has a sealed snapshot; ascending.
+
+    Raises: CheckpointError when the directory cannot be listed.
+    """
+    by_rank = sealed_by_rank(arena)
+    common = set(by_rank.get(ranks[0], []))
+    for rank in ranks[1:]:
+        common &= set(by_rank.get(rank, []))
+    return sorted({snapshot.step for snapshot in common})

@@ -1,0 +1,80 @@
+"""Verify a whole checkpoint: every file by its digest, and the index against the items."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+from megatrain.checkpoint.checked_files import TorchNeededError, find_stored
+from megatrain.checkpoint.data_file import is_data_file, read_trailer, verify_file
+from megatrain.contracts.checkpoint_files import (
+    INDEX_NAME,
+    METADATA_NAME,
+    commit_problem,
+    manifest_location,
+    read_manifest,
+)
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.location import Location
+from megatrain.contracts.manifest import Manifest
+
+_NUM_THREADS = 4
+"""Files that are verified at the same time: hashing releases the interpreter lock."""
+
+
+def verify_checkpoint(directory: Location, *, job: str | None = None, branch: str | None = None) -> list[str]:
+    """Read a whole checkpoint and return its problems, each naming file and byte. An intact checkpoint has none.
+
+    `job` and `branch`, when given, must be the checkpoint's own. An unreadable file is a problem too. Memory: a few
+    blocks of 8 MiB, and the trailers.
+    Raises: TorchNeededError, which does not mean that a file is damaged.
+    """
+    try:
+        manifest = read_manifest(directory, job=job, branch=branch)
+        not_committed = commit_problem(directory)
+    except CheckpointError as error:
+        return [str(error)]
+    problems = [not_committed] if not_committed is not None else []
+    names = sorted(manifest.files)
+    given_up = Event()
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        try:
+            found = list(
+                pool.map(lambda name: verify_file(directory / name, manifest.files[name], given_up.is_set), names)
+            )
+        except BaseException:
+            given_up.set()  # an interrupt must not wait until files of many gigabytes are read
+            raise
+    problems += [problem for of_file in found for problem in of_file]
+    damaged = {name for name, of_file in zip(names, found, strict=True) if of_file}
+    return problems + _index_problems(directory, manifest, damaged)
+
+
+def _index_problems(directory: Location, manifest: Manifest, damaged: Set[str]) -> list[str]:
+    """Return the mismatches between the index and the files. `damaged` files are reported already."""
+    files, index, metadata = manifest.files, manifest.name_of(INDEX_NAME), manifest.name_of(METADATA_NAME)
+    if metadata not in files:
+        return [f"{manifest_location(directory)}: does not list {metadata}"]
+    if {index, metadata} & damaged:
+        return []
+    location = directory / (index if index in files else metadata)
+    try:
+        ranges_by_file = find_stored(directory, manifest).ranges_by_file()
+        problems = [
+            f"{location}: names {name}, which the manifest does not list" for name in ranges_by_file.keys() - files
+        ]
+        for name in (ranges_by_file.keys() & files) - damaged:
+            size, has_items = files[name].size, is_data_file(files[name])
+            items = read_trailer(directory / name, size).items if has_items else ()
+            known = {(item.offset, item.length) for item in items}
+            for offset, length in ranges_by_file[name]:
+                if (offset, length) not in known if has_items else offset + length > size:
+                    problems.append(
+                        f"{location}: names bytes {offset} to {offset + length} of {name}, which are not an item"
+                    )
+    except TorchNeededError:
+        raise
+    except CheckpointError as error:
+        return [str(error)]
+    return sorted(problems)

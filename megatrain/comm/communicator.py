@@ -1,0 +1,127 @@
+"""The interface of a group of several ranks to a communication library, with one implementation per library.
+
+NcclCommunicator (nccl.py) runs exchanges on streams of the GPU, GlooCommunicator (gloo.py) in threads on CPUs, and
+DryCommunicator (dry.py) needs no peers. Each defines what the library does for an exchange (a Transfer), and `submit`
+decides when. Records and errors are made in one place for all libraries (exchange.py).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from megatrain.comm.exchange import Exchange, Pending, Transfer, Work
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+class Communicator(ABC):
+    """The exchanges of one group. Tensors are contiguous; peers and roots are global ranks.
+
+    `timeout` bounds an exchange. `connects_at_first_message`: two ranks of a link connect at the first message between
+    them, not when the group is created (link_warmup.py).
+    """
+
+    connects_at_first_message = False
+
+    def __init__(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Bound every later exchange."""
+        self.timeout = timeout
+
+    @abstractmethod
+    def all_gather(self, x: Tensor, out: Tensor) -> Transfer:
+        """Join every rank's `x` in group order. Shapes: x [n, ...], out [size * n, ...]; x may be this rank's slice of
+        out."""
+
+    @abstractmethod
+    def reduce_scatter(self, x: Tensor, out: Tensor, *, sums_in_fp32: bool) -> Transfer:
+        """Sum `x` and keep this rank's slice. Shapes: x [size * n, ...], out [n, ...]; out may be that slice of x.
+
+        sums_in_fp32: half precision is summed in fp32 and rounded at most once.
+        """
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor, *, maximum: bool) -> Transfer:
+        """Sum `x`, or take its maximum, in place."""
+
+    @abstractmethod
+    def broadcast(self, x: Tensor, root: int) -> Transfer:
+        """Fill `x` with the `x` of `root`."""
+
+    @abstractmethod
+    def gather(self, x: Tensor, out: list[Tensor] | None, root: int) -> Transfer:
+        """Fill `out` with every rank's `x` in group order. Only `root` has `out`."""
+
+    @abstractmethod
+    def send(self, x: Tensor, peer: int) -> Transfer:
+        """Send `x`."""
+
+    @abstractmethod
+    def receive(self, x: Tensor, peer: int) -> Transfer:
+        """Fill `x`."""
+
+    @abstractmethod
+    def submit(self, result: Tensor, exchange: Exchange) -> Pending:
+        """Start `exchange`, which fills `result`, now or when its turn comes.
+
+        Raises: CommunicationError if it cannot be started; the Pending raises later errors.
+        """
+
+
+class ProcessGroupCommunicator(Communicator):
+    """What is the same for all libraries that torch drives through a process group."""
+
+    is_asynchronous = True
+    """Whether a collective runs beside the caller and returns a Work."""
+
+    def __init__(self, process_group: dist.ProcessGroup, timeout: timedelta) -> None:
+        super().__init__(timeout)
+        self.process_group = process_group
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        super().set_timeout(timeout)
+        dist.distributed_c10d._set_pg_timeout(timeout, self.process_group)
+
+    def all_reduce(self, x: Tensor, *, maximum: bool) -> Transfer:
+        op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+        return Transfer(lambda: dist.all_reduce(x, op, group=self.process_group, async_op=self.is_asynchronous))
+
+    def broadcast(self, x: Tensor, root: int) -> Transfer:
+        return Transfer(lambda: dist.broadcast(x, root, group=self.process_group, async_op=self.is_asynchronous))
+
+    def gather(self, x: Tensor, out: list[Tensor] | None, root: int) -> Transfer:
+        return Transfer(lambda: dist.gather(x, out, root, group=self.process_group, async_op=self.is_asynchronous))
+
+
+def summed_parts(x: Tensor, out: Tensor, size: int, exchange_parts: Callable[[Tensor], Work | None]) -> Transfer:
+    """Return a reduce-scatter in which this rank itself sums all ranks' parts, in rank order; half precision is summed
+    in fp32 and rounded once.
+
+    exchange_parts: starts filling its argument, which has the shape of `x`, with every rank's part for this rank.
+    """
+    arrived: list[Tensor] = []
+
+    def sum_up() -> None:
+        first, *others = arrived.pop().chunk(size)
+        total = first.float() if first.dtype in HALF else first
+        for part in others:
+            total.add_(part)
+        out.copy_(total)
+
+    return Transfer(
+        lambda: exchange_parts(arrived[0]), prepare=lambda: arrived.append(torch.empty_like(x)), then=sum_up
+    )
+
+
+def is_same_memory(a: Tensor, b: Tensor) -> bool:
+    """Return whether two contiguous tensors begin at the same offset of the same storage. Addresses cannot be compared:
+    on the meta device all are 0."""
+    return a.untyped_storage() is b.untyped_storage() and a.storage_offset() == b.storage_offset()

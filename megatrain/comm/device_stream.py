@@ -1,0 +1,116 @@
+"""Streams of a GPU beside compute. Exchanges run on them one after another, in the order of submission.
+
+They are ours, not those inside of torch's process groups: a collective that is not asynchronous runs on the current
+stream (ProcessGroupNCCL, torch 2.8 and later). So events around it time the exchange and nothing else, and several
+groups can share a stream. Messages are an exception: torch has a stream of its own for each pair of ranks. Ours waits
+for it, so that it has the same order and the same ends (ADR 0060).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+import torch
+
+from megatrain.contracts.layout import HOLDERS_INFIX, REPLICAS
+
+
+class Mark(Protocol):
+    """A point of a stream, like torch.cuda.Event."""
+
+    def wait(self) -> None:
+        """Make the current stream wait until the device has reached this point."""
+
+    def query(self) -> bool:
+        """Return whether the device has reached this point."""
+
+
+class DeviceStream(Protocol):
+    """A stream beside compute."""
+
+    def after_compute(self) -> AbstractContextManager[None]:
+        """Let the stream wait for the current one, and be the current one within."""
+
+    def mark(self) -> Mark:
+        """Return the point after everything that was launched on this stream so far."""
+
+
+class CudaStream:
+    """A stream of the current GPU. is_urgent: its kernels go before those of other streams."""
+
+    def __init__(self, *, is_urgent: bool) -> None:
+        self._stream = torch.cuda.Stream(priority=-1 if is_urgent else 0)
+
+    @contextmanager
+    def after_compute(self) -> Iterator[None]:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> Mark:
+        return self._stream.record_event()
+
+
+class NoStream:
+    """Stands for a stream where nothing is transferred."""
+
+    def __init__(self, *, is_urgent: bool) -> None:
+        pass
+
+    def after_compute(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def mark(self) -> Mark:
+        return _Reached()
+
+
+class _Reached:
+    def wait(self) -> None:
+        """Return at once."""
+
+    def query(self) -> bool:
+        return True
+
+
+class NewStream(Protocol):
+    """Makes a stream."""
+
+    def __call__(self, *, is_urgent: bool) -> DeviceStream: ...
+
+
+class DeviceStreams:
+    """The streams of a rank, made at first use.
+
+    Few streams: the hardware has 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise, and streams that share one
+    wait for each other. Groups share a stream if all their members use them in the same order and at different times.
+    """
+
+    def __init__(self, new_stream: NewStream = CudaStream) -> None:
+        self._new_stream = new_stream
+        self._streams: dict[str, DeviceStream] = {}
+
+    def of(self, group: str, link: str = "") -> DeviceStream:
+        """Return the stream of a group's collectives, or of one of its links."""
+        name = f"{group} {link}" if link else stream_name(group)
+        if name not in self._streams:
+            self._streams[name] = self._new_stream(is_urgent=is_urgent(group))
+        return self._streams[name]
+
+
+def stream_name(group: str) -> str:
+    """Return the name of the stream of a group's collectives.
+
+    Three streams serve all groups: what travels between replicas, what the next kernel of the same stage waits for, and
+    what stages exchange at the end of a step.
+    """
+    axis = group.partition(HOLDERS_INFIX)[0]
+    if axis in REPLICAS:
+        return "replicas"
+    return "stages" if axis in ("pp", "embedding") else axis
+
+
+def is_urgent(group: str) -> bool:
+    """Return whether the exchanges of the group go before those that travel between replicas."""
+    return group.partition(HOLDERS_INFIX)[0] not in REPLICAS

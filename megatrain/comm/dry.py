@@ -1,0 +1,112 @@
+"""Groups without peers: one process runs the exchanges of a rank of any world. For planning and offline work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from megatrain.comm.communicator import Communicator
+from megatrain.comm.device_stream import DeviceStreams, NoStream
+from megatrain.comm.exchange import Exchange, ExchangeRunner, Pending, Transfer, Work
+from megatrain.comm.gloo import GlooCommunicator
+from megatrain.comm.group import Group
+from megatrain.comm.group_plan import PlannedGroup
+from megatrain.comm.lanes import AwaitedLane
+from megatrain.comm.mesh import Mesh, build_mesh
+from megatrain.comm.nccl import NcclCommunicator
+from megatrain.contracts.layout import Holders, Layout
+from megatrain.telemetry.black_box_writer import BlackBoxWriter
+from megatrain.telemetry.recorder import Recorder
+
+
+class DryCommunicator(Communicator):
+    """Another communicator's exchanges with their shapes, memory and order, but without the transfer."""
+
+    def __init__(self, like: Communicator) -> None:
+        super().__init__(like.timeout)
+        self._like = like
+
+    def all_gather(self, x: Tensor, out: Tensor) -> Transfer:
+        return self._like.all_gather(x, out)
+
+    def reduce_scatter(self, x: Tensor, out: Tensor, *, sums_in_fp32: bool) -> Transfer:
+        return self._like.reduce_scatter(x, out, sums_in_fp32=sums_in_fp32)
+
+    def all_reduce(self, x: Tensor, *, maximum: bool) -> Transfer:
+        return self._like.all_reduce(x, maximum=maximum)
+
+    def broadcast(self, x: Tensor, root: int) -> Transfer:
+        return self._like.broadcast(x, root)
+
+    def gather(self, x: Tensor, out: list[Tensor] | None, root: int) -> Transfer:
+        return self._like.gather(x, out, root)
+
+    def send(self, x: Tensor, peer: int) -> Transfer:
+        return self._like.send(x, peer)
+
+    def receive(self, x: Tensor, peer: int) -> Transfer:
+        return self._like.receive(x, peer)
+
+    def submit(self, result: Tensor, exchange: Exchange) -> Pending:
+        # the reference to the transfer keeps the tensor that it would send in memory until the exchange has ended
+        skipped = replace(exchange.transfer, start=partial(_skip, exchange.transfer))
+        return self._like.submit(result, replace(exchange, transfer=skipped))
+
+
+def _skip(_: Transfer) -> Work:
+    return _Nothing()
+
+
+class _Nothing:
+    """The Work of an exchange that transfers nothing."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def dry_group(group: Group, recorder: Recorder, device_type: str, *, is_awaited_later: bool) -> Group:
+    """Return `group` without its peers, with the exchanges that it would have on `device_type`.
+
+    is_awaited_later: callers start its exchanges first and wait for them later; on CPUs two are then under way at a
+    time.
+    """
+    if group.size == 1:
+        return group
+    planned = PlannedGroup(group.name, group.ranks)
+    communicator = _communicator(planned, group.rank, recorder, device_type, is_awaited_later=is_awaited_later)
+    return replace(group, communicator=communicator, num_calls=0)
+
+
+@contextmanager
+def dry_mesh(
+    layout: Layout, rank: int, *, has_wrap_links: bool = False, holders: Sequence[Holders] = ()
+) -> Iterator[Mesh]:
+    """Yield the mesh of `rank` in the whole world, without peers."""
+    recorder = Recorder(BlackBoxWriter.anonymous())
+
+    def connect(planned: PlannedGroup) -> Communicator:
+        return _communicator(planned, planned.ranks.index(rank), recorder, "cpu", is_awaited_later=False)
+
+    yield build_mesh(
+        layout, rank, torch.device("cpu"), recorder, connect, has_wrap_links=has_wrap_links, holders=holders
+    )
+
+
+def _communicator(
+    planned: PlannedGroup, index: int, recorder: Recorder, device_type: str, *, is_awaited_later: bool
+) -> DryCommunicator:
+    runner, nobody, no_time = ExchangeRunner(recorder), ProcessGroup(index, len(planned.ranks)), timedelta()
+    if device_type == "cuda":
+        return DryCommunicator(NcclCommunicator(runner, planned.name, nobody, no_time, DeviceStreams(NoStream)))
+    new_lane = (lambda _: AwaitedLane()) if is_awaited_later else None
+    return DryCommunicator(GlooCommunicator(runner, planned, nobody, no_time, new_lane))

@@ -1,0 +1,183 @@
+"""One exchange of a rank, and the runner of all exchanges, which records them, starts them and names their failures.
+
+A group or a channel describes its exchange and submits it to its communicator (communicator.py). The communicator of
+each library decides when an exchange starts and which thread waits for its end: nccl.py and gloo.py.
+Source: MegaScale sec. 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from megatrain.comm.device_stream import DeviceStream
+from megatrain.contracts.errors import CommunicationError
+from megatrain.contracts.operations import Operation
+from megatrain.telemetry.recorder import Recorder
+
+
+class Work(Protocol):
+    """What a library returns for an operation that it has started, like torch's dist.Work."""
+
+    def wait(self) -> object:
+        """Block until the end, or make the device's stream wait for it."""
+
+    def is_completed(self) -> bool:
+        """Whether it has ended; False where the library does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What a library does for one exchange."""
+
+    start: Callable[[], Work | None]
+    """Launches it; returns None where it runs on the current stream of the device."""
+    prepare: Callable[[], None] | None = None
+    """Allocates memory for what arrives, before the start."""
+    then: Callable[[], None] | None = None
+    """Makes the result from what has arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One collective, send or receive of this rank."""
+
+    operation: Operation
+    group: int
+    """The number of the group in the black box."""
+    num_bytes: int
+    transfer: Transfer
+    failure: Callable[[Exception], CommunicationError]
+    """Names this rank's operation and the ranks involved."""
+    chunk: int = -1
+    microbatch: int = -1
+    link: str = ""
+    """Of a send or receive: its direction and peer, such as "to-3". Messages of one link keep their order."""
+
+
+class Pending:
+    """An exchange under way. `wait` blocks until `result` may be used; a second wait costs nothing."""
+
+    __slots__ = ("_finish", "_is_completed", "result")
+
+    def __init__(
+        self, result: Tensor, finish: Callable[[], None] | None = None, is_completed: Callable[[], bool] | None = None
+    ) -> None:
+        """finish: blocks until the end; None where there is nothing to wait for. Without is_completed, `is_done` does
+        not see the end before `wait`."""
+        self.result = result
+        self._finish = finish
+        self._is_completed = is_completed
+
+    def wait(self) -> Tensor:
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+        return self.result
+
+    def is_done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._finish is None or (self._is_completed is not None and self._is_completed())
+
+
+class ExchangeRunner:
+    """Runs all exchanges of a rank: records them, starts them and names their failures.
+
+    before: called with each exchange right before it starts. Tests use it to delay exchanges or to make them fail.
+    """
+
+    def __init__(self, recorder: Recorder, before: Callable[[Exchange], None] | None = None) -> None:
+        self.recorder = recorder
+        self._before = before
+
+    @property
+    def starts_at_once(self) -> bool:
+        """Whether the submitting thread may start an exchange itself: not where `before` may delay it."""
+        return self._before is None
+
+    def submit(self, result: Tensor, exchange: Exchange) -> Pending:
+        """Start `exchange`, which fills `result`, now. The caller waits for its end.
+
+        Raises: CommunicationError if it cannot be started; the Pending raises later errors.
+        """
+        token = self.begin_span(exchange)
+        work = self.start(exchange)
+        self.recorder.launched(token)
+
+        def finish() -> None:
+            self.recorder.await_end(token)
+            self.finish(exchange, work, token)
+
+        return Pending(result, finish, work.is_completed)
+
+    def submit_on(self, stream: DeviceStream, result: Tensor, exchange: Exchange) -> Pending:
+        """Launch `exchange`, which fills `result`, on `stream`. Waiting for it makes the compute stream wait.
+
+        The memory of the exchange belongs to the compute stream. So the Pending keeps it until the compute stream has
+        been told to wait. On the device the span begins when `stream` gets to the exchange, and ends when it has passed
+        it.
+        Raises: CommunicationError if it cannot be launched.
+        """
+        self._prepare(exchange)
+        with stream.after_compute():
+            token = self.begin_span(exchange)
+            work = self._launch(exchange)
+            if work is not None:
+                work.wait()
+            self.recorder.launched(token)
+            end = stream.mark()
+
+        def finish() -> None:
+            self.recorder.await_end(token)
+            end.wait()
+            if exchange.transfer.then is not None:
+                exchange.transfer.then()
+            self.recorder.end(token)
+
+        return Pending(result, finish, end.query)
+
+    def begin_span(self, exchange: Exchange, *, is_watched: bool = False) -> int:
+        """Open the span of `exchange` and return the span's token. is_watched: a dedicated thread ends the span."""
+        return self.recorder.begin(
+            exchange.operation,
+            chunk=exchange.chunk,
+            microbatch=exchange.microbatch,
+            num_bytes=exchange.num_bytes,
+            group=exchange.group,
+            is_watched=is_watched,
+        )
+
+    def start(self, exchange: Exchange) -> Work:
+        """Start `exchange`. Raises: CommunicationError."""
+        self._prepare(exchange)
+        work = self._launch(exchange)
+        assert work is not None, "without a device each exchange has a Work"
+        return work
+
+    def _prepare(self, exchange: Exchange) -> None:
+        if self._before is not None:
+            self._before(exchange)
+        if exchange.transfer.prepare is not None:
+            exchange.transfer.prepare()
+
+    def _launch(self, exchange: Exchange) -> Work | None:
+        try:
+            return exchange.transfer.start()
+        except torch.OutOfMemoryError:
+            raise  # no peer caused it
+        except RuntimeError as error:
+            raise exchange.failure(error) from error
+
+    def finish(self, exchange: Exchange, work: Work, token: int) -> None:
+        """Wait for the end of `exchange`. Raises: CommunicationError."""
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise exchange.failure(error) from error
+        if exchange.transfer.then is not None:
+            exchange.transfer.then()
+        self.recorder.end(token)

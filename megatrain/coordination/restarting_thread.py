@@ -1,0 +1,66 @@
+"""A thread that its program needs: a failure is reported, and the thread restarts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from megatrain.contracts.errors import CoordinationError
+
+_logger = logging.getLogger(__name__)
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 8.0
+_WELL_S = 10.0
+"""After this long without a failure, an earlier failure counts as overcome."""
+
+
+class RestartingThread:
+    """Calls `run` until it returns, or until `closed` is set; calls it again after a failure and a growing pause."""
+
+    def __init__(self, name: str, run: Callable[[], None], closed: threading.Event) -> None:
+        self._name = name
+        self._run = run
+        self._closed = closed
+        self._trouble = ""
+        self._well_at = 0.0
+        self._thread = threading.Thread(target=self._run_until_closed, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """The last failure; empty if there was none, or it was overcome."""
+        return self._trouble if time.monotonic() < self._well_at else ""
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread."""
+        return threading.current_thread() is self._thread
+
+    def join(self, timeout_s: float | None = None) -> None:
+        self._thread.join(timeout_s)
+
+    def _run_until_closed(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._run()
+            except Exception as error:  # its work stops for a moment, and that must be reported
+                earlier_trouble = self.trouble
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if earlier_trouble else _FIRST_PAUSE_S
+                self._trouble = f"{self._name} failed: {_reason(error)}"
+                self._well_at = time.monotonic() + pause_s + _WELL_S
+                if self._trouble != earlier_trouble:  # once: it may fail for the same reason for hours
+                    is_expected = isinstance(error, CoordinationError)
+                    _logger.error("%s; it starts again", self._trouble, exc_info=not is_expected)
+            if self._closed.wait(pause_s):
+                return
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, CoordinationError) else f"{type(error).__name__}: {error}"

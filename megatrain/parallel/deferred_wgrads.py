@@ -1,0 +1,61 @@
+"""Decides when wgrads run: when backward reaches them, or deferred.
+
+A wgrad is the product that computes a weight's gradient. No dgrad (the gradient of an input) waits for it, so a
+pipeline may defer it to a time when it would be idle. Backward then keeps the two factors of each product, by
+micro-batch. Deferred wgrads run in the order in which backward reached them, so sums get the same addends in the same
+order.
+Source: Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+Product = Callable[[], None]
+
+
+class DeferredWgrads:
+    """The wgrads that one backward deferred."""
+
+    def __init__(self) -> None:
+        self._products: deque[Product] = deque()
+
+    def add(self, product: Product) -> None:
+        self._products.append(product)
+
+    def __len__(self) -> int:
+        return len(self._products)
+
+    def carry_out(self) -> None:
+        """Run the products, and release the factors of each as soon as it has run."""
+        with torch.no_grad():
+            while self._products:
+                self._products.popleft()()
+
+
+class Wgrads:
+    """Decides when the wgrads of one chunk run."""
+
+    def __init__(self) -> None:
+        self._deferred: DeferredWgrads | None = None
+
+    def run(self, product: Product) -> None:
+        """Run `product` now, or collect it for later if deferring() is active."""
+        if self._deferred is None:
+            product()
+        else:
+            self._deferred.add(product)
+
+    @contextmanager
+    def deferring(self) -> Iterator[DeferredWgrads]:
+        """Collect the products that a backward in this context reaches, instead of running them."""
+        assert self._deferred is None, "one backward runs at a time"
+        self._deferred = DeferredWgrads()
+        try:
+            yield self._deferred
+        finally:
+            self._deferred = None

@@ -1,0 +1,105 @@
+"""The spans whose work a device does: from their launch until the device has ended them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from time import monotonic_ns
+
+from megatrain.contracts.black_box_layout import Word
+from megatrain.contracts.black_box_values import RecordFlag
+from megatrain.telemetry.timers import DeviceTimer, DeviceTimes, Lane
+
+OpenSpan = tuple[int, int, int, int, int, int]
+"""Start, operation number, bytes, group, collective_sequence, index of the record's first word."""
+DEVICE_POSITION = RecordFlag.DEVICE_BEGUN | RecordFlag.DEVICE_AWAITED
+_FOLLOW_AFTER_NS = 1_000_000_000
+"""A step loop that has not looked for so long for what the device has done may be stuck."""
+
+
+class DeviceSpans:
+    """Times spans on the device.
+
+    words: of the black box. unlaunched: the spans whose work the host still launches, by token. change_flags: adds
+    flags to the record of (token, index of its first word). end: called with each span that has ended, and its times.
+    """
+
+    def __init__(
+        self,
+        timer: DeviceTimer,
+        words: memoryview,
+        unlaunched: Mapping[int, OpenSpan],
+        change_flags: Callable[[int, int, RecordFlag], None],
+        end: Callable[[OpenSpan, DeviceTimes], None],
+    ) -> None:
+        self._timer = timer
+        self._words = words
+        self._unlaunched = unlaunched
+        self._change_flags = change_flags
+        self._end = end
+        self._launched: dict[int, OpenSpan] = {}
+        self._resolving = threading.Lock()
+        self._looked_ns = 0
+        self._closed = threading.Event()
+        self._follower: threading.Thread | None = None
+
+    def start(self, token: int, number: int, group: int) -> None:
+        """Note that the work of this span is launched from here on, on the current stream."""
+        self._timer.start(token, (number, group))
+
+    def launched(self, token: int, span: OpenSpan) -> bool:
+        """Note that all work of this span is launched. Return whether the device times it."""
+        self._launched[token] = span
+        if self._timer.stop(token):
+            self.resolve((span[1], span[3]))
+            return True
+        self._launched.pop(token)
+        return False
+
+    def get(self, token: int) -> OpenSpan | None:
+        """Return a span that was launched and has not ended, or None."""
+        return self._launched.get(token)
+
+    def wait(self, token: int) -> None:
+        """Note that the current stream waits from here on for the end of a launched span."""
+        self._timer.wait(token)
+
+    def resolve(self, lane: Lane | None = None) -> None:
+        """Record what the device has ended; never waits for the device, nor for a thread that does the same."""
+        if not self._resolving.acquire(blocking=False):
+            return
+        try:
+            self._looked_ns = monotonic_ns()
+            for times in self._timer.resolved(lane):
+                self._end(self._launched.pop(times.token), times)
+        finally:
+            self._resolving.release()
+
+    def start_following(self) -> None:
+        """Start a thread that follows the device, so that it is seen even while the step loop is stuck."""
+        self._follower = threading.Thread(target=self._follow_until_closed, name="device-follower", daemon=True)
+        self._follower.start()
+
+    def follow(self) -> None:
+        """Record for watchers how far the device is."""
+        now = monotonic_ns()
+        self.resolve()
+        for token, has_begun, is_awaited in self._timer.reached():
+            span = self._launched.get(token) or self._unlaunched.get(token)
+            if span is not None:
+                flags = RecordFlag.DEVICE_BEGUN if has_begun else RecordFlag.NONE
+                self._change_flags(token, span[5], flags | RecordFlag.DEVICE_AWAITED if is_awaited else flags)
+        self._words[Word.DEVICE_SEEN_NS] = now
+
+    def close(self) -> None:
+        """Record what the device has ended, and stop following it."""
+        self._closed.set()
+        if self._follower is not None:
+            # a driver that hangs holds up the query of an event, and must not hold up the end of the process
+            self._follower.join(timeout=_FOLLOW_AFTER_NS / 1e9)
+        self.resolve()
+
+    def _follow_until_closed(self) -> None:
+        while not self._closed.wait(_FOLLOW_AFTER_NS / 1e9):
+            if monotonic_ns() - self._looked_ns >= _FOLLOW_AFTER_NS:
+                self.follow()

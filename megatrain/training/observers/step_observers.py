@@ -1,0 +1,48 @@
+"""The observers of a worker, in the order in which the step loop calls them."""
+
+from __future__ import annotations
+
+from megatrain.config.config import Config
+from megatrain.reporting import Reporter
+from megatrain.telemetry.recorder import Recorder
+from megatrain.training.observers.device_memory import device_memory
+from megatrain.training.observers.exchange_timeouts import ExchangeTimeouts
+from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
+from megatrain.training.observers.heartbeat import Heartbeat
+from megatrain.training.observers.overlap_watch import OverlapWatch
+from megatrain.training.observers.profiler import StepProfiler
+from megatrain.training.observers.step_observer import StepObserver
+from megatrain.training.observers.step_reports import StepReports
+from megatrain.training.observers.step_values import StepValues
+from megatrain.training.observers.stop_notice import StopNotice
+from megatrain.training.rank_model import RankModel
+
+
+def step_observers(
+    config: Config,
+    rank_model: RankModel,
+    recorder: Recorder,
+    reporter: Reporter | None,
+    profiler: StepProfiler,
+    garbage: PlannedGarbageCollection,
+) -> tuple[StepObserver, ...]:
+    """Return the observers of a worker. The heartbeat comes before the observers that read a step's totals, because it
+    completes the totals.
+
+    reporter: None on all ranks except the reporting rank. profiler, garbage: the caller closes them.
+    """
+    memory, layout = device_memory(rank_model.device), rank_model.mesh.layout
+    reports = [] if reporter is None else [
+        StepReports(reporter, recorder, memory, seq_len=config.model.seq_len, world_size=layout.world_size)
+    ]  # fmt: skip
+    return (
+        ExchangeTimeouts(rank_model.mesh, config.runtime),
+        Heartbeat(recorder),
+        OverlapWatch(config, layout, recorder.step_summary),
+        StopNotice(config.runtime.save_grace_s, recorder.progress),
+        StepValues(config, rank_model, recorder, memory),
+        profiler,
+        *reports,
+        garbage,
+        memory,
+    )

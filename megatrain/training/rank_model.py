@@ -1,0 +1,151 @@
+"""Assemble one rank's part of the job: model chunks, tensor plan, buckets, pipeline, optimizer.
+
+The model is built on the meta device and cut before it gets memory, so no rank ever holds more than its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+import torch
+
+from megatrain.checkpoint.load import FP8_HISTORY
+from megatrain.checkpoint.ownership import SavedShard
+from megatrain.chunk_builder import BuiltChunk, build_chunks, hidden_shape, pipeline_input
+from megatrain.comm import Mesh
+from megatrain.config.config import Config
+from megatrain.contracts.layout import STAGES
+from megatrain.model import initialise_
+from megatrain.model.fp8 import Fp8Scales
+from megatrain.ops.precision import DTYPES
+from megatrain.optim import ShardedOptimizer
+from megatrain.parallel.boxes import Box
+from megatrain.parallel.data_parallel import ChunkDataParallel
+from megatrain.parallel.graphed_chunk import Capture, CudaGraphCapture, GraphedChunk
+from megatrain.parallel.offload import CudaCopies, ImmediateCopies
+from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
+from megatrain.parallel.placement import ShardHolders
+from megatrain.parallel.sharding import FlatShard
+from megatrain.telemetry.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class RankModel:
+    """One rank's part of the model and its shards of the optimizer."""
+
+    config: Config
+    mesh: Mesh
+    device: torch.device
+    pipeline: Pipeline
+    data_parallel: tuple[ChunkDataParallel, ...]
+    optimizer: ShardedOptimizer
+    fp8_scales: tuple[Fp8Scales, ...] = ()
+
+    def initialise(self) -> None:
+        """Draw the initial weights. Every rank draws its own shards; the numbers are the same in every layout."""
+        for kind, shard, _ in self.optimizer.flat_shards():
+            if kind == "master":
+                initialise_(
+                    shard.tensor,
+                    shard.name,
+                    self.config.model,
+                    self.config.train.seed,
+                    shard.global_shape,
+                    shard.box.offsets,
+                )
+        self.optimizer.copy_to_parameters()
+
+    def saved_shards(self) -> list[SavedShard]:
+        """Return all state of this rank in the form of a checkpoint, including state that other ranks hold too."""
+        saved = [SavedShard(kind, shard) for _, state in self.optimizer.states for kind, shard in state.flat_shards()]
+        return saved + self._saved_histories()
+
+    def _saved_histories(self) -> list[SavedShard]:
+        """Return the histories of the FP8 scales, which are the same on all ranks of a stage."""
+        count = self.mesh.layout.stride(STAGES)
+        holders = ShardHolders("stage", self.mesh.rank % count, count)
+        saved = []
+        for scales in self.fp8_scales:
+            for name, history in scales.histories():
+                shape = tuple(history.shape)
+                shard = FlatShard(name, shape, Box((0, 0), shape), history, holders)
+                saved.append(SavedShard(FP8_HISTORY, shard))
+        return saved
+
+    def refresh_derived_state(self) -> None:
+        """Update everything that is derived from the state, after a checkpoint was read into it."""
+        self.optimizer.copy_to_parameters()
+        for scales in self.fp8_scales:
+            scales.scaling.refresh()
+
+    def advance_fp8_scales(self) -> None:
+        """End a step of delayed scaling: all ranks of a stage continue with the largest magnitudes of any of them.
+
+        Communication: a maximum of one number per slot over the stage.
+        """
+        for scales in self.fp8_scales:
+            self.mesh.reduce_over_stage(scales.scaling.collected_P, maximum=True)
+            scales.scaling.advance()
+
+    def pipeline_input(self, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
+                       document_SB: torch.Tensor | None) -> PipelineInput:  # fmt: skip
+        """Return the pipeline's input on this rank's device for a micro-batch on the CPU."""
+        return pipeline_input(self.mesh.tp, self.device, tokens_SB, labels_SB, sample_B, document_SB)
+
+    def set_training(self, is_training: bool) -> None:
+        """Switch dropout on or off."""
+        for chunk in self.pipeline.chunks:
+            chunk.module.train(is_training)
+
+
+def build_rank_model(
+    config: Config, mesh: Mesh, recorder: Recorder, device: torch.device, capture: Capture | None = None
+) -> RankModel:
+    """Build this rank's chunks, pipeline and optimizer. Weights are zero until they are initialised or loaded.
+
+    capture: records micro-batches as CUDA graphs; None: what `capture_of` returns.
+    """
+    capture = capture or capture_of(config, device)
+    built = build_chunks(config, mesh, device, CudaCopies(device) if device.type == "cuda" else ImmediateCopies())
+    chunks = [_as_trained(config, chunk, capture) for chunk in built]
+    pipeline = Pipeline(
+        mesh,
+        chunks,
+        recorder,
+        hidden_shape=hidden_shape(config, mesh.layout.tp_size),
+        dtype=DTYPES[config.train.precision],
+        device=device,
+    )
+    data_parallel = tuple(chunk.data_parallel for chunk in built)
+    optimizer = ShardedOptimizer(data_parallel, config.optimizer, mesh)
+    scales = tuple(chunk.fp8_scales for chunk in built if chunk.fp8_scales is not None)
+    return RankModel(config, mesh, device, pipeline, data_parallel, optimizer, scales)
+
+
+def capture_of(config: Config, device: torch.device) -> Capture | None:
+    """Return the capture that records micro-batches as CUDA graphs; None without kernels.cuda_graphs or a GPU."""
+    return CudaGraphCapture() if config.kernels.cuda_graphs and device.type == "cuda" else None
+
+
+def _as_trained(config: Config, chunk: BuiltChunk, capture: Capture | None) -> PipelineChunk:
+    """Return the chunk as the pipeline runs it; with `capture` it replays the CUDA graphs of recorded micro-batches.
+
+    A replay runs no hook when a gradient is written or a parameter is used, so overlap by bucket works only without it.
+    """
+    plain = chunk.pipeline_chunk
+    if capture is None:
+        if config.parallel.overlaps_by_bucket:
+            plain.data_parallel.overlap_by_bucket(chunk.meta.module)
+        return plain
+    graphs = GraphedChunk(plain.forward, plain.data_parallel, capture, lambda: _decisions(chunk))
+    return replace(plain, graphs=graphs)
+
+
+def _decisions(chunk: BuiltChunk) -> Hashable:
+    """Return the values that change during training and on which the model's Python code branches.
+
+    A graph is recorded for each combination of them: docs/adr/0029.
+    """
+    scales = chunk.fp8_scales
+    return chunk.meta.module.training, scales is not None and scales.scaling.is_primed

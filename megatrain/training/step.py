@@ -1,0 +1,118 @@
+"""One optimizer step: forward and backward of all micro-batches, reduction, clipping, update.
+
+Every rank divides the loss of a token by the number of label tokens in the GLOBAL batch before backward, so neither the
+layout nor accumulation changes a gradient's scale. A step is skipped if its loss or gradient norm is not finite. All
+ranks have the same loss and norm, so they agree without another collective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+
+from megatrain.contracts.operations import Operation
+from megatrain.parallel.pipeline import PipelineInput
+from megatrain.schedule import Schedule
+from megatrain.telemetry.recorder import Recorder
+from megatrain.training.rank_model import RankModel
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests to the step loop: those of one rank, or of all ranks together."""
+
+    stop: bool = False
+    checkpoint: bool = False
+    """The executor asks for a checkpoint."""
+    is_interval_over: bool = False
+    """The next checkpoint by time is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """The result of a step, the same on all ranks. `loss` is in nats per label token; `agreed` has the requests of all
+    ranks.
+    """
+
+    loss: float
+    grad_norm: float
+    is_skipped: bool
+    agreed: Requests
+
+
+def train_step(
+    rank_model: RankModel,
+    schedule: Schedule,
+    inputs: Sequence[PipelineInput],
+    *,
+    num_label_tokens: int,
+    lr: float,
+    grad_clip: float,
+    requests: Callable[[], Requests] = Requests,
+    recorder: Recorder,
+    check_replicas: Callable[[], None] | None = None,
+) -> StepOutcome:
+    """Train on one global batch. `inputs` are the micro-batches of this rank's pipeline.
+
+    num_label_tokens: the count in these micro-batches. grad_clip: the largest gradient norm, 0 for no limit.
+    requests: returns the requests to this rank. Called at the end of backward, before the ranks agree and update.
+    check_replicas: called when the step has used the parameters and has not changed them yet.
+    Communication: all exchanges of the step. Returns when this rank's shards are updated and the gathers at the start
+    of the schedule have started; they overlap with the fetching of the next batch. A skipped step does neither.
+    """
+    mesh = rank_model.mesh
+    # filled on the device: a copy from the host would wait until the device has done the step before
+    token_count = torch.full((1,), float(num_label_tokens), dtype=torch.float64, device=rank_model.device)
+    counted = mesh.dp.all_reduce(token_count, Operation.DP_ALL_REDUCE)
+    for chunk in rank_model.data_parallel:
+        chunk.start_step()
+    # a batch without labels has no loss; a count of 1 avoids a division by zero
+    loss_sum = rank_model.pipeline.train(schedule, inputs, lambda: 1.0 / counted.wait().clamp(min=1.0)[0])
+    for chunk in rank_model.data_parallel:
+        chunk.finish_reduce()
+    if check_replicas is not None:
+        check_replicas()
+
+    with recorder.span(Operation.CLIP):
+        # every tp rank of the last stage has the same loss; one of them contributes it
+        contributes = mesh.is_last_stage and mesh.tp.rank == 0
+        contributed = torch.stack(
+            [rank_model.optimizer.gradient_square_sum(), loss_sum if contributes else torch.zeros_like(loss_sum)]
+        )
+        contributed.tolist()  # wait for the device, so that a request that arrives during the step still counts
+        is_late = any(chunk.has_late_gradients for chunk in rank_model.data_parallel)
+        flags = _on_device([float(is_late), *map(float, astuple(requests()))], contributed)
+        summed = mesh.sum_over_all(torch.cat([contributed, flags]))
+        total_tokens, square_sum, loss_total, num_late, *asked = torch.cat([counted.wait(), summed]).tolist()
+        if num_late > 0.0:
+            square_sum = _add_late_gradients(rank_model)
+    grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
+    loss = loss_total / max(total_tokens, 1)
+    is_skipped = not (math.isfinite(grad_norm) and math.isfinite(loss))
+    rank_model.advance_fp8_scales()  # before the parameters' gathers: its collective would queue behind them
+    if not is_skipped:
+        with recorder.span(Operation.OPTIMIZER):
+            rank_model.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
+        rank_model.pipeline.start_initial_gathers(schedule)
+    return StepOutcome(loss, grad_norm, is_skipped, Requests(*(count > 0.0 for count in asked)))
+
+
+def _on_device(values: list[float], like: torch.Tensor) -> torch.Tensor:
+    """Return numbers of the host on the device of `like`, in its dtype. The host does not wait for the copy."""
+    found = torch.tensor(values, dtype=like.dtype)
+    return found.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else found
+
+
+def _add_late_gradients(rank_model: RankModel) -> float:
+    """Add gradients that ranks wrote after the reduction of their bucket to the shards. Return the squared norm of the
+    whole gradient."""
+    for chunk in rank_model.data_parallel:
+        chunk.reduce_late_gradients()
+    return rank_model.mesh.sum_over_all(rank_model.optimizer.gradient_square_sum().reshape(1)).item()
+
+
+def _clip_scale(grad_norm: float, grad_clip: float) -> float:
+    return min(1.0, grad_clip / (grad_norm + 1e-6)) if grad_clip > 0.0 else 1.0

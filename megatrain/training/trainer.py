@@ -1,0 +1,213 @@
+"""The step loop: the order of a run. Other modules contain the step itself, its observers, saves and evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from time import perf_counter
+
+from megatrain.checkpoint.continuation import TrainingProgress
+from megatrain.checkpoint.job import JobCheckpoints
+from megatrain.config.batch import batches_from
+from megatrain.config.config import Config
+from megatrain.contracts.black_box_values import Phase
+from megatrain.contracts.errors import NonFiniteError
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.sample_ranges import SampleRanges, position_after
+from megatrain.data.prefetch import Prefetcher
+from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.formatting.quantities import bytes_text
+from megatrain.optim import learning_rate
+from megatrain.reporting import Reporter
+from megatrain.telemetry.recorder import Recorder
+from megatrain.training.evaluation import Evaluations, Validation
+from megatrain.training.observers.step_observer import CompletedStep, StepObserver
+from megatrain.training.phases import Phases
+from megatrain.training.rank_model import RankModel
+from megatrain.training.replica_check import ReplicaCheck
+from megatrain.training.saving import Saving
+from megatrain.training.step import Requests, StepOutcome, train_step
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerParts:
+    """The parts that the loop drives, built by worker.py. `reporter` is None on all ranks except the reporting rank."""
+
+    config: Config
+    rank_model: RankModel
+    reader: BatchReader
+    validation: Validation | None
+    checkpoints: JobCheckpoints
+    recorder: Recorder
+    observers: Sequence[StepObserver]
+    reporter: Reporter | None
+    is_stop_requested: Callable[[], bool]
+    extend_grace: Callable[[float], None]
+    """Lets the watchdog's grace period begin this many seconds from now at the earliest; see Watchdog.extend."""
+
+
+class Trainer:
+    """Trains from the step of the checkpoint to the last step, or until all ranks agree to stop."""
+
+    def __init__(self, parts: TrainerParts) -> None:
+        config, mesh = parts.config, parts.rank_model.mesh
+        self._parts = parts
+        self._config = config
+        self._progress = TrainingProgress()
+        self._excluded_samples: SampleRanges = ()
+        """Samples that the job leaves out since a rollback."""
+        self._num_skipped_in_a_row = 0
+        self._phases = Phases(mesh, parts.recorder, parts.extend_grace, config.runtime.step_timeout_s)
+        self._saving = Saving(
+            config, parts.checkpoints, parts.recorder, self._phases, parts.reporter, decides_timed_saves=mesh.rank == 0
+        )
+        self._evaluations = Evaluations(parts.rank_model, parts.validation, self._phases, parts.reporter)
+        self._replica_check = self._make_replica_check()
+        self.is_stopped = False
+        """Whether training ended early because of a request."""
+
+    @property
+    def step(self) -> int:
+        """The number of completed steps."""
+        return self._progress.step
+
+    def load(self) -> None:
+        """Draw the initial weights, or load the checkpoint from which training continues."""
+        rank_model, checkpoints = self._parts.rank_model, self._parts.checkpoints
+        started = perf_counter()
+        with self._phases.enter(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT_LOAD):
+            restored = checkpoints.restore()
+        self._excluded_samples = checkpoints.skipped
+        if restored is None:
+            rank_model.initialise()
+            self._note(f"initial weights drawn with train.seed={self._config.train.seed}")
+            return
+        self._progress = restored.continuation.progress
+        rank_model.optimizer.num_updates = self._progress.num_updates
+        rank_model.refresh_derived_state()
+        self._saving.note_loaded(self.step)
+        for note in (*restored.notes, *restored.continuation.notes):
+            self._note(note)
+        self._note(
+            f"resumed at step {self.step} from {restored.source} in {perf_counter() - started:.2f} s "
+            f"({bytes_text(restored.bytes_read)} read by rank 0)"
+        )
+
+    def train(self) -> None:
+        """Run the step loop.
+
+        Raises: NonFiniteError after train.max_skipped_steps skipped steps in a row; ReplicaError when replicas have
+        different parameters (train.checksum_interval); DataError, CheckpointError, CommunicationError from the parts.
+        """
+        config, recorder, observers = self._config, self._parts.recorder, self._parts.observers
+        if self.step >= config.train.steps:
+            self._note(f"nothing to do: {self.step} steps are done, train.steps={config.train.steps}")
+        self._saving.ensure_writer_runs()
+        self._parts.rank_model.set_training(True)
+        with Prefetcher(self._read_step, self._plan(), config.data.prefetch) as batches:
+            while self.step < config.train.steps and not self.is_stopped:
+                started = perf_counter()
+                for observer in observers:
+                    observer.before_step(self.step)
+                with recorder.span(Operation.DATA_WAIT):
+                    batch = batches.next()
+                with recorder.span(Operation.STEP):
+                    outcome = self._train_step(batch)
+                done = self._complete(batch, outcome, perf_counter() - started)
+                for observer in observers:
+                    self._note(observer.after_step(done))
+                self._check_skips(outcome)
+                self.is_stopped = outcome.agreed.stop and self.step < config.train.steps
+                self._saving.after_step(
+                    self._progress, outcome.agreed, is_stopped=self.is_stopped, is_skipping=outcome.is_skipped
+                )
+                if not self.is_stopped:
+                    self._evaluations.after_step(self.step)
+        recorder.set_phase(Phase.STOPPING)
+        for chunk in self._parts.rank_model.data_parallel:
+            chunk.finish_gather()  # no group may be destroyed while an exchange is under way in it
+        self._saving.finish(self.step)
+
+    def _plan(self) -> Iterator[tuple[int, int]]:
+        """Return (cursor, global batch size) of every remaining step."""
+        batches = batches_from(self._config.batch, self._progress.consumed_samples, self._excluded_samples)
+        return islice(batches, max(0, self._config.train.steps - self.step))
+
+    def _read_step(self, cursor: int, global_batch_size: int) -> StepBatch:
+        mesh = self._parts.rank_model.mesh
+        return self._parts.reader.read_step(
+            cursor,
+            global_batch_size,
+            mesh.coordinate["dp"],
+            mesh.layout.dp_size,
+            self._config.batch.micro_batch_size,
+            self._excluded_samples,
+        )
+
+    def _train_step(self, batch: StepBatch) -> StepOutcome:
+        config, rank_model = self._config, self._parts.rank_model
+        schedule = config.parallel.build_schedule(len(batch.microbatches))
+        inputs = [
+            rank_model.pipeline_input(micro.tokens_SB, micro.labels_SB, micro.sample_B, micro.document_SB)
+            for micro in batch.microbatches
+        ]
+        return train_step(
+            rank_model,
+            schedule,
+            inputs,
+            num_label_tokens=batch.num_label_tokens,
+            lr=self._lr(self.step),
+            grad_clip=config.optimizer.grad_clip,
+            requests=self._requests,
+            recorder=self._parts.recorder,
+            check_replicas=self._check_of(self.step + 1),
+        )
+
+    def _complete(self, batch: StepBatch, outcome: StepOutcome, duration_s: float) -> CompletedStep:
+        """Count the step. A skipped step counts too: its samples are consumed, and the learning rate advances."""
+        before = self._progress
+        self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if outcome.is_skipped else 0
+        self._progress = TrainingProgress(
+            step=before.step + 1,
+            consumed_samples=position_after(before.consumed_samples, batch.global_batch_size, self._excluded_samples),
+            consumed_tokens=before.consumed_tokens + batch.global_batch_size * self._config.model.seq_len,
+            num_updates=self._parts.rank_model.optimizer.num_updates,
+            num_skipped=before.num_skipped + outcome.is_skipped,
+        )
+        return CompletedStep(before.step, batch, outcome, self._progress, self._lr(before.step), duration_s)
+
+    def _check_skips(self, outcome: StepOutcome) -> None:
+        count = self._num_skipped_in_a_row
+        if outcome.is_skipped and count >= self._config.train.max_skipped_steps:
+            raise NonFiniteError(
+                f"loss={outcome.loss} and gradient norm={outcome.grad_norm} at step {self.step}: not finite for "
+                f"{count} steps in a row (train.max_skipped_steps); lower optimizer.lr or use an older checkpoint"
+            )
+
+    def _requests(self) -> Requests:
+        """Return the requests to this rank."""
+        return Requests(
+            stop=self._parts.is_stop_requested(),
+            checkpoint=self._saving.is_requested(),
+            is_interval_over=self._saving.is_interval_over(),
+        )
+
+    def _make_replica_check(self) -> ReplicaCheck | None:
+        interval, has_replicas = self._config.train.checksum_interval, self._parts.rank_model.mesh.layout.has_replicas
+        if interval and not has_replicas:
+            self._note(f"train.checksum_interval={interval}: no rank has a replica to compare with")
+        return ReplicaCheck(interval, self._parts.rank_model) if interval and has_replicas else None
+
+    def _check_of(self, step: int) -> Callable[[], None] | None:
+        """Return the function that compares the replicas in this step, or None if no check is due."""
+        check = self._replica_check
+        return partial(check.check, step) if check is not None and check.is_due(step) else None
+
+    def _lr(self, step: int) -> float:
+        return learning_rate(self._config.optimizer, step, self._config.resolved_lr_decay_steps)
+
+    def _note(self, text: str) -> None:
+        if text and self._parts.reporter is not None:
+            self._parts.reporter.note(text)

@@ -1,0 +1,97 @@
+"""What ranks tell each other on host memory: plans, agreements, in every kind of layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from megatrain.comm import create_mesh, join, open_rendezvous
+from megatrain.comm.cpu_groups import gather_json_in
+from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.layout import REPLICAS, Layout
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.process import Process
+from megatrain.telemetry.recorder import open_recorder
+from tests.helpers.rank_pool import RankPool
+from tests.helpers.rank_protocol import RankContext
+
+LAYOUTS = [
+    Layout(tp_size=2, pp_size=2, dp_size=2),
+    Layout(pp_size=4, dp_size=2),
+    Layout(tp_size=8),
+    Layout(dp_size=3),
+    Layout(),
+    Layout(pp_size=2, cp_size=2, tp_size=2, ep_size=2),
+    Layout(dp_size=2, cp_size=2, tp_size=2, ep_size=4),
+]
+
+
+def plan_of(rank: int) -> dict[str, Any]:
+    """Return something whose length differs by rank."""
+    return {"rank": rank, "items": [[rank, "caf\u00e9"]] * (rank * 37)}
+
+
+def replicas_of(layout: Layout) -> set[tuple[str, ...]]:
+    """Return the axes along which each axis's ranks and those beside them hold the same."""
+    return {layout.replica_axes(axis) for axis in REPLICAS if axis in layout.axes}
+
+
+def talk(context: RankContext, layout: Layout) -> dict[str, Any]:
+    rank, world_size = context.rank, layout.world_size
+    if world_size > 1:
+        process = Process(rank, world_size, rank, world_size, 0, context.init_method)
+        join(open_rendezvous(process, job="talk", timeout_s=20))
+    recorder = open_recorder(
+        Identity("talk", "main", 0, rank, layout, 1, "host"), directory="", run_key="", num_records=256
+    )
+    mesh = create_mesh(layout, rank, torch.device("cpu"), recorder, timeout_s=20)
+    cpu_groups = mesh.cpu_groups
+    return {
+        "gathered": cpu_groups.gather_json(rank, plan_of(rank)),
+        "broadcast": cpu_groups.broadcast_json(plan_of(5) if rank == 0 else None),
+        "nothing": cpu_groups.broadcast_json(None),
+        "minimum": cpu_groups.minimum([rank, -rank, 7]),
+        "all": cpu_groups.all_agree(True),
+        "one refuses": cpu_groups.all_agree(rank != world_size - 1),
+        "in dp": gather_json_in(cpu_groups.dp, plan_of(rank)),
+        "along": {
+            axes: cpu_groups.all_gather(axes, torch.tensor([rank, -rank]), Operation.CHECKSUM)
+            for axes in replicas_of(layout)
+        },
+        "dp ranks": cpu_groups.dp.ranks,
+        "num_calls": cpu_groups.num_calls,
+        "sum": mesh.sum_over_all(torch.tensor([float(rank)])).item(),
+    }
+
+
+@pytest.mark.slow(
+    kept=[
+        "pp_size=1 dp_size=1 tp_size=1",
+        "pp_size=1 dp_size=3 tp_size=1",
+        "pp_size=1 dp_size=1 tp_size=8",
+        "pp_size=4 dp_size=2 tp_size=1",
+    ]
+)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_ranks_exchange_values_on_host_memory(layout: Layout, rank_pool: RankPool) -> None:
+    world_size = layout.world_size
+    answers = rank_pool.run(talk, world_size, layout)
+
+    assert [answer["gathered"] for answer in answers] == [
+        [plan_of(rank) for rank in range(world_size)],
+        *([None] * (world_size - 1)),
+    ]
+    for rank, answer in enumerate(answers):
+        assert answer["along"] == {
+            axes: [(member, -member) for member in layout.ranks_along(rank, *axes)] for axes in replicas_of(layout)
+        }
+        assert answer["broadcast"] == plan_of(5)
+        assert answer["nothing"] is None
+        assert answer["minimum"] == [0, 1 - world_size, 7]
+        assert answer["all"]
+        assert answer["sum"] == sum(range(world_size))
+        assert not answer["one refuses"]
+        assert answer["in dp"] == [plan_of(rank) for rank in answer["dp ranks"]]
+        assert (answer["num_calls"] > 0) == (world_size > 1)

@@ -1,0 +1,339 @@
+"""Every fault of the list, and how it is reported: `megatrain status`, the page, /metrics and a webhook say the same.
+
+Each row breaks a job of two hosts and a spare. What all must say is level and reasons, within two seconds of the
+moment at which the job itself knows: when the driver has noticed, by its own record, or when etcd has it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.diag_records import DaemonRecord, DashboardRecord
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.record import decode
+from megatrain_launcher.commands.status import StatusCode
+from megatrain_launcher.notify.topics import SETTLED_S
+from tests.helpers.health_answers import EVERYBODY, HealthViews, ask_status
+from tests.helpers.http_receiver import HttpReceiver
+from tests.helpers.job_under_launch import make_launched_job
+from tests.helpers.paced_launch import paced_launch
+from tests.helpers.paced_train import Pace, PaceDirectory
+from tests.helpers.processes import descendants, words_of
+from tests.helpers.recovery_checks import HOSTS, Running, running_job
+from tests.helpers.small_disk import SmallDisk, small_disk
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SPARE = "host-2"
+START_S = 180.0
+REPORT_S = 120.0
+"""For a fault to show itself at all: a frozen daemon counts as silent when its lease is over, and is reported later."""
+AGREE_S = 2.0
+STEP_S = 3.0
+DISK_BYTES = 64 << 20
+TTL_S = 8
+SETTINGS: dict[str, dict[str, Any]] = {
+    "train": {"steps": 1_000_000},
+    "dashboard": {"port": 0},
+    "diagnostics": {"daemon_metrics_port": 0},
+    "recovery": {
+        "lease_ttl_s": TTL_S, "lease_renew_s": 2.0, "hang_floor_s": 2.0, "status_interval_s": 0.5,
+        "restarts_per_hour": 100, "hangs_per_hour": 100, "host_failures_per_hour": 100,
+    },
+}  # fmt: skip
+
+
+@dataclass
+class Broken:
+    """A job under test, the places that report on it, and what a row needs of its surroundings."""
+
+    running: Running
+    views: HealthViews
+    hook: HttpReceiver
+    disk: SmallDisk | None
+    frozen: list[int] = field(default_factory=list)
+    kept: bytes = b""
+    """Of a file that was damaged."""
+
+    def topics(self, beginning: str, stage: str) -> list[tuple[float, dict[str, Any]]]:
+        """Return what the webhook received, and when."""
+        told = [(one.at_unix_s, topic) for one in self.hook.posted for topic in one.document["topics"]]
+        return [(at, one) for at, one in told if one["topic"].startswith(beginning) and one["stage"] == stage]
+
+    def names(self, beginning: str, stage: str) -> set[str]:
+        return {topic["topic"] for _, topic in self.topics(beginning, stage)}
+
+    def newest_step(self) -> int:
+        return max((record["step"] for record in self.running.launched.step_records()), default=0)
+
+    def pid_of(self, module: str) -> int:
+        """Return the process of the daemon or the page."""
+        for pid in descendants(self.running.launched.executors[self.running.view.driver()].pid):
+            if module.encode() in words_of(pid):
+                return pid
+        raise AssertionError(f"nobody runs {module}")
+
+    def freeze(self, pids: Sequence[int]) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        self.frozen.extend(pids)
+
+    def thaw(self) -> None:
+        for pid in self.frozen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+Act = Callable[[Broken], object]
+
+
+def kill_two_ranks(job: Broken) -> None:
+    """The second one ends as the round begins that answers the end of the first."""
+    job.running.faults.fail_at(0, 2, "kill", "load")
+    job.running.faults.fail_at(3, job.newest_step() + 5, "kill")
+
+
+def kill_program(module: str, key: str, kind: type[DaemonRecord] | type[DashboardRecord]) -> Act:
+    """Kill a program of the job, and wait for its next life."""
+
+    def strike(job: Broken) -> None:
+        def session() -> str:
+            item = job.running.view.client.get(getattr(job.running.view.keys, key))
+            return "" if item is None else decode(kind, item.value, key).session
+
+        before = session()
+        os.kill(job.pid_of(module), signal.SIGKILL)
+        wait_until(lambda: session() not in ("", before), f"the next life of {module}", START_S)
+
+    return strike
+
+
+def freeze_host(job: Broken) -> None:
+    """Stop all that a host has; its writer has left the family."""
+    host = job.running.other_than_driver()
+    executor = job.running.launched.executors[host].pid
+    job.freeze([executor, *descendants(executor), *job.running.writers(host)])
+
+
+def branch_file(job: Broken) -> Path:
+    return job.running.job.files.checkpoints / "main" / "BRANCH"
+
+
+def damage(job: Broken) -> None:
+    job.kept = branch_file(job).read_bytes()
+    branch_file(job).write_bytes(b"\0" * 64)
+
+
+def mend_damage(job: Broken) -> None:
+    branch_file(job).write_bytes(job.kept)
+
+
+def disk_of(job: Broken) -> SmallDisk:
+    assert job.disk is not None
+    return job.disk
+
+
+def start_etcd(job: Broken) -> None:
+    job.running.etcd.members[0].start()
+    job.running.etcd.wait_ready()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A row. `code`: of a reason that all must tell; empty: they all stay green, it mends itself or was wanted."""
+
+    strike: Act
+    code: str = ""
+    topic: str = ""
+    """What the webhook receives: the beginning of a topic's name; empty: nothing."""
+    settles: bool = False
+    """Recoveries pass through this reason, so it is notified only when it has lasted."""
+    who: Sequence[str] = EVERYBODY
+    """The places that report; the page and the daemon live and die with the driver's host."""
+    mend: Act = lambda job: None
+    pace_s: float = 0.05
+    ends: bool = False
+    """The job ends by it, and is reported as ended."""
+    is_reported_for_long: bool = False
+    """Also when it is mended: for ten minutes."""
+    has_disk: bool = False
+
+
+def strike_rank(rank: int, kind: str) -> Act:
+    return lambda job: job.running.faults.fail_at(rank, job.newest_step() + 5, kind)
+
+
+DAEMON, PAGE = "megatrain_diagnostics.daemon", "megatrain_diagnostics.dashboard"
+FAULTS = {
+    "two ranks within three seconds": Fault(kill_two_ranks, "recovering", "incident/"),
+    "a rank is stopped": Fault(strike_rank(2, "stop"), "recovering", "incident/"),
+    "an executor is killed": Fault(
+        lambda job: job.running.kill_host(job.running.other_than_driver()), "recovering", "incident/"
+    ),
+    "the driver's host is lost": Fault(
+        lambda job: job.running.kill_host(job.running.view.driver()), "recovering", "incident/", who=("status",)
+    ),
+    "a host is frozen": Fault(freeze_host, "recovering", "incident/", mend=Broken.thaw),
+    "etcd is killed": Fault(
+        lambda job: job.running.etcd.members[0].kill(), "unreachable", mend=start_etcd
+    ),
+    "the daemon is killed": Fault(kill_program(DAEMON, "daemon", DaemonRecord)),
+    "the daemon is frozen": Fault(
+        lambda job: job.freeze([job.pid_of(DAEMON)]), "daemon-silent", "health/daemon-silent", settles=True,
+        who=("status", "page"), mend=Broken.thaw,
+    ),
+    "the page is killed": Fault(kill_program(PAGE, "dashboard", DashboardRecord)),
+    "the disk of the checkpoints is full": Fault(
+        lambda job: disk_of(job).fill(), "saves-fail", "health/saves-fail", has_disk=True,
+        mend=lambda job: disk_of(job).free_space(),
+    ),
+    "the checkpoints are removed": Fault(
+        lambda job: shutil.rmtree(job.running.job.files.checkpoints), "directory-removed",
+        "health/directory-removed", is_reported_for_long=True,
+    ),
+    "a file of the checkpoints is damaged": Fault(damage, "saves-fail", "health/saves-fail", mend=mend_damage),
+    "SIGTERM during a long step": Fault(
+        lambda job: job.running.launched.executors[HOSTS[0]].send_signal(signal.SIGTERM), "requested", pace_s=STEP_S,
+        ends=True,
+    ),
+}  # fmt: skip
+
+
+@contextmanager
+def broken_job(root: Path, fault: Fault) -> Iterator[Broken]:
+    """Launch a job with daemon, page and a webhook, and wait until all of them say that it is well."""
+    with ExitStack() as stack:
+        disk = stack.enter_context(small_disk(root / "disk", DISK_BYTES)) if fault.has_disk else None
+        hook = stack.enter_context(HttpReceiver())
+        place = {} if disk is None else {"checkpoint": {"directory": str(disk.path / "checkpoints")}}
+        running = stack.enter_context(
+            running_job(
+                root / "job", SETTINGS, place, {"webhook": {"url": f"{hook.url}/hook"}}, spare=SPARE,
+                pace_s=fault.pace_s, has_daemon=True, enter=() if disk is None else disk.enter(),
+            )
+        )  # fmt: skip
+        views = HealthViews(running.view, running.etcd.urls)
+        job = Broken(running, views, hook, disk)
+        stack.callback(job.thaw)
+        running.launched.wait_for_step(12 if fault.pace_s < 1.0 else 2, START_S)
+        views.wait_for(lambda: views.agreement("", 0.0) is not None, "everybody to be green", START_S)
+        yield job
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_everybody_tells_the_same_of_a_fault(name: str, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    with broken_job(tmp_path, fault) as job:
+        struck = time.time()
+        fault.strike(job)
+        after = reported_after(job, fault, struck)
+        print(f"{name}: " + ", ".join(f"{who} {late_s:.2f} s" for who, late_s in after.items()))
+        limits = dict.fromkeys(EVERYBODY, AGREE_S) | {"webhook": AGREE_S + (SETTLED_S if fault.settles else 0.0)}
+        assert not {who: late_s for who, late_s in after.items() if late_s > limits[who]}
+        fault.mend(job)
+        if fault.ends:
+            check_end(job)
+        elif not fault.is_reported_for_long:
+            check_mended(job, fault)
+        if not fault.topic:
+            assert job.hook.posted == [], "nothing that somebody has to know"
+
+
+def reported_after(job: Broken, fault: Fault, struck: float) -> dict[str, float]:
+    """Return how many seconds after the job itself knew of a fault each place reported it, all of them the same."""
+    views, since = job.views, struck if fault.code else time.time()
+    views.wait_for(lambda: views.agreement(fault.code, since, fault.who) is not None, "all to agree", REPORT_S)
+    agreed = views.agreement(fault.code, since, fault.who)
+    assert agreed is not None
+    known = {"unreachable": struck, "": since}.get(fault.code, agreed["status"])
+    if fault.topic.startswith("incident/"):
+        known = job.running.view.incidents()[0].moments.detected  # when the driver noticed, by its own record
+    if fault.topic:
+        views.wait_for(lambda: bool(job.topics(fault.topic, "open")), "the webhook to be told", REPORT_S)
+        agreed["webhook"], topic = job.topics(fault.topic, "open")[0]
+        check_topic(job, topic, fault)
+    return {who: at - known for who, at in agreed.items()}
+
+
+def check_end(job: Broken) -> None:
+    """Check that all hosts have saved and stopped, and that this is what is reported."""
+    launched, view = job.running.launched, job.running.view
+    assert {launched.finish(host, START_S) for host in launched.executors} == {ExitCode.SAVED_AND_STOPPED}
+    code, answer = ask_status(view.keys.job, "--rdzv-endpoint", ",".join(job.running.etcd.urls))
+    assert code == StatusCode.ENDED
+    assert (answer["state"], answer["health"]["level"]) == ("saved and stopped", "green")
+
+
+def check_mended(job: Broken, fault: Fault) -> None:
+    """Wait until all say that it is over; the culprit in the webhook's last message is that of the incident."""
+    mended = time.time()
+    job.views.wait_for(lambda: job.views.agreement("", mended) is not None, "everybody to be green", START_S)
+    begun = job.names(fault.topic, "open")
+    wait_until(lambda: job.names(fault.topic, "closed") >= begun, "the webhook to be told the end", START_S)
+    for _, topic in job.topics(fault.topic, "closed"):
+        check_topic(job, topic, fault)
+
+
+def check_topic(job: Broken, topic: dict[str, Any], fault: Fault) -> None:
+    """Check that the webhook received what the others say: the same level, and the incident's culprit."""
+    if not fault.topic.startswith("incident/"):
+        assert topic["level"] in {told.level for _, told in job.views.heard["status"] if fault.code in told.codes}
+        return
+    (incident,) = [one for one in job.running.view.incidents() if topic["topic"].endswith(one.incident_id)]
+    assert (topic["level"], topic["hosts"], topic["ranks"]) == (
+        "amber", list(incident.culprit_hosts), list(incident.culprit_ranks),
+    )  # fmt: skip
+    if topic["stage"] == "closed":
+        assert topic["step"] == incident.last_step
+        assert incident.reason[:100] in topic["what"]
+        assert (f"{incident.steps_lost} step" in topic["lost"]) is (incident.steps_lost is not None)
+
+
+def test_a_launch_that_is_killed_is_reported_from_its_directory(tmp_path: Path) -> None:
+    """The launcher takes etcd, page and daemon along: `megatrain status` is what is left, and always answers."""
+    job = make_launched_job(tmp_path, 1_000_000, {"checkpoint": {"interval": 20}, "dashboard": {"port": 0}})
+    pace = PaceDirectory(tmp_path / "pace", Pace(forward_s=0.005, backward_s=0.01))
+    run = job.files.root
+    assert ask_status(str(run / "coordination" / "never"))[0] == StatusCode.NEVER_STARTED
+    with paced_launch(job, pace, 1, tmp_path / "launch.log") as launch:
+        wait_until(lambda: any((job.files.checkpoints / "main").glob("step-*/COMMIT")), "a checkpoint", START_S)
+        family = descendants(launch.pid)
+
+        # an etcd that hangs must not hold up the answer
+        (etcd,) = [pid for pid in family if Path(f"/proc/{pid}/comm").read_text().strip() == "etcd"]
+        os.kill(etcd, signal.SIGSTOP)
+        began_s = time.monotonic()
+        code, told = ask_status(str(run))
+        answered_s = time.monotonic() - began_s
+        assert (code, told["kind"]) == (StatusCode.UNREACHABLE, "unreachable"), told
+        assert told["checkpoint_step"] >= 20
+        assert answered_s < AGREE_S
+
+        for pid in (launch.pid, *family):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        launch.wait()
+        began_s = time.monotonic()
+        code, told = ask_status(str(run))
+        print(f"the launcher is killed: status {time.monotonic() - began_s:.2f} s, with a hung etcd {answered_s:.2f} s")
+        assert (code, told["kind"], told["exit_code"]) == (StatusCode.KILLED, "killed", None)
+        assert f"process {launch.pid} on" in told["headline"]
+    # as people call it
+    done = subprocess.run(
+        [sys.executable, "-m", "megatrain", "status", str(run)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, "killed" in done.stdout) == (StatusCode.KILLED, True)

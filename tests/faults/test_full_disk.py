@@ -1,0 +1,68 @@
+"""A disk that fills up between the writes of two hosts: the host that has stored its part does not hold training up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.checkpoint_files import COMMIT_NAME, committed_steps, step_of
+from megatrain.contracts.location import LocalLocation
+from tests.helpers.recovery_checks import Running, running_job
+from tests.helpers.small_disk import small_disk
+from tests.helpers.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+DISK_BYTES = 64 << 20
+INTERVAL = 10
+START_S = 120.0
+FILES_S = 60.0
+TRAINS_ON_S = 60.0
+"""Much less than runtime.checkpoint_timeout_s, for which a writer would wait for another host."""
+
+
+def newest_step(running: Running) -> int:
+    return max((record["step"] for record in running.launched.step_records()), default=0)
+
+
+def half_stored(branch: Path, index: int) -> list[int]:
+    """Return the steps whose data all hosts but that of `index` have stored, and that are not committed."""
+    found = []
+    for directory in branch.glob("step-*"):
+        names = {path.name for path in directory.iterdir()}
+        done = [name for name in names if name.endswith(".done")]
+        if done and not any(name.endswith(f"-{index:05d}.done") for name in done) and COMMIT_NAME not in names:
+            found.append(step_of(directory.name))
+    return [step for step in found if step is not None]
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["the host that commits", "the other host"])
+def test_a_disk_fills_up_after_one_host_has_stored_its_part(index: int, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        place = {"checkpoint": {"directory": str(disk.path / "checkpoints"), "interval": INTERVAL}}
+        changes = {"train": {"steps": 1_000_000}}
+        with running_job(tmp_path / "job", place, changes, enter=disk.enter()) as running:
+            branch = disk.seen / "checkpoints/main"
+            running.launched.wait_for_step(INTERVAL + 2, START_S)
+            (round_,) = running.view.rounds()
+            (writer,) = running.writers(round_.hosts[index].host)
+            os.kill(writer, signal.SIGSTOP)
+            try:
+                wait_until(lambda: bool(half_stored(branch, index)), "the other host's part", FILES_S)
+                (failing,) = half_stored(branch, index)
+                disk.fill()
+            finally:
+                os.kill(writer, signal.SIGCONT)
+
+            running.launched.wait_for_step(newest_step(running) + 4 * INTERVAL, TRAINS_ON_S)
+            assert len(running.view.rounds()) == 1
+            disk.free_space()
+
+            def later() -> list[int]:
+                return [step for step in committed_steps(LocalLocation(branch)) if step > failing]
+
+            wait_until(lambda: bool(later()), "a later checkpoint", FILES_S)
+            assert failing not in committed_steps(LocalLocation(branch))

@@ -1,0 +1,116 @@
+"""Storage of a host that does not answer: training waits, no rank counts as hung, and it goes on with the same losses.
+
+A frozen checkpoint writer stands for the storage: the ranks see the same, snapshots that are not stored.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.incident import IncidentKind, IncidentState
+from megatrain.contracts.rounds import Cordon
+from megatrain.failures.verdict import Label
+from megatrain.jobs.assessment import assess
+from megatrain.jobs.health import ReasonCode
+from megatrain.jobs.snapshot import read_job
+from tests.helpers.recovery_checks import HOSTS, Running, running_job
+from tests.helpers.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+INTERVAL = 10
+START_S = 90.0
+SHOWN_S = 90.0
+"""Half a minute after the last step, and the status interval."""
+
+
+def changes(timeout_s: float) -> dict[str, dict[str, Any]]:
+    return {
+        "checkpoint": {"interval": INTERVAL},
+        "recovery": {"hang_floor_s": 2.0},
+        "runtime": {"checkpoint_timeout_s": timeout_s},
+    }
+
+
+def writer_log(running: Running) -> str:
+    path = running.job.files.logs / "checkpoint-writer.log"
+    return path.read_text() if path.exists() else ""
+
+
+def started_writers(running: Running) -> dict[str, int]:
+    """Return the processes of the hosts' checkpoint writers, as their log names them."""
+    found = re.findall(r"checkpoint writer (\d+): writer of \S+\.(host-\d) started", writer_log(running))
+    return {host: int(pid) for pid, host in found}
+
+
+@contextmanager
+def storage_hangs(running: Running, hosts: tuple[str, ...]) -> Iterator[None]:
+    """Freeze the checkpoint writers of hosts before the first snapshot is stored."""
+    wait_until(lambda: set(hosts) <= set(started_writers(running)), "the writers", START_S)
+    writers = [started_writers(running)[host] for host in hosts]
+    for pid in writers:
+        os.kill(pid, signal.SIGSTOP)
+    assert "committed" not in writer_log(running)
+    try:
+        yield
+    finally:
+        for pid in writers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def test_ranks_that_wait_for_storage_do_not_hang(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
+    with running_job(tmp_path, changes(200.0)) as running:
+
+        def waits_in_a_snapshot() -> bool:
+            job = read_job(running.view.client, running.view.keys)
+            reasons = assess(job, time.time()).health.reasons
+            assert ReasonCode.STEP_LATE not in [one.code for one in reasons]
+            return any(one.code is ReasonCode.SAVE_LATE and "waits in a snapshot" in one.text for one in reasons)
+
+        with storage_hangs(running, HOSTS[1:]):
+            wait_until(waits_in_a_snapshot, "the reason", SHOWN_S)
+        assert running.finish() == 0
+        assert running.view.incidents() == []
+        assert len(running.view.rounds()) == 1
+        assert running.launched.losses() == undisturbed_losses
+        running.check_nothing_left()
+
+
+def test_one_host_whose_storage_never_answers_costs_a_checkpoint(
+    tmp_path: Path, undisturbed_losses: dict[int, float]
+) -> None:
+    """The others' writers give up its snapshots after half of the limit, and training goes on without them."""
+    with running_job(tmp_path, changes(20.0)) as running:
+        with storage_hangs(running, HOSTS[1:]):
+            running.launched.wait_for_step(3 * INTERVAL + 1, START_S)
+            assert f"step {INTERVAL}: not saved" in writer_log(running)
+        assert running.finish() == 0
+        assert running.view.incidents() == []
+        assert running.launched.losses() == undisturbed_losses
+        running.check_nothing_left()
+
+
+def test_storage_that_no_host_can_write_breaks_the_round_and_blames_no_host(
+    tmp_path: Path, undisturbed_losses: dict[int, float]
+) -> None:
+    with running_job(tmp_path, changes(8.0)) as running:
+        with storage_hangs(running, HOSTS):
+            wait_until(lambda: len(running.view.rounds()) == 2, "the next round", START_S)
+        assert running.finish() == 0
+        incident = running.only_incident()
+        assert (incident.kind, incident.state) == (IncidentKind.FAILURE, IncidentState.RECOVERED)
+        assert (incident.label, incident.action) == (Label.STORAGE, "restart")
+        assert "its snapshot is not in storage after 8 s" in incident.reason
+        assert running.view.all("cordons", Cordon) == []
+        assert running.launched.losses() == undisturbed_losses
+        running.check_nothing_left()

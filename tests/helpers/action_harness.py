@@ -1,0 +1,89 @@
+"""A handler of action requests on a fake backend, with a clock that tests set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.action_log import (
+    ActionLog,
+)
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_verdict import (
+    Cause,
+    HostVerdict,
+    OutcomeKind,
+    VerdictConfidence,
+    VerdictKind,
+    VerdictOutcome,
+)
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain_diagnostics.dashboard.actions.backend import Outcome
+from megatrain_diagnostics.dashboard.actions.document import ActionAnswer, ActionRequest
+from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
+from megatrain_diagnostics.dashboard.responses.errors import RefusalError
+from megatrain_diagnostics.dashboard.security.roles import Caller, Proof, Role
+from tests.helpers.launched_job import NOW_S, make_snapshot
+
+ADA = Caller("ada", Role.OPERATOR, Proof.PROXY, "10.0.0.7")
+BOB = Caller("bob", Role.OPERATOR, Proof.PROXY, "10.0.0.8")
+
+VERDICT = HostVerdict(
+    verdict_id="v-1", kind=VerdictKind.STRAGGLER, round=2, cause=Cause.COMPUTE, confidence=VerdictConfidence.HIGH,
+    created_unix_s=NOW_S, by="d1", hosts=("host-2",),
+)  # fmt: skip
+WAITING = VerdictOutcome("v-1", OutcomeKind.WAITING, "gains 300 s for 60 s", "host-1", NOW_S)
+
+
+def request_of(kind: str = "checkpoint", target: str = "", key: str = "key-00000001", **changed: Any) -> ActionRequest:
+    given = {
+        "kind": kind, "target": target, "reason": "before maintenance", "confirmation": "demo", "idempotency_key": key,
+    }  # fmt: skip
+    return ActionRequest(**{**given, **changed})
+
+
+@dataclass
+class FakeBackend:
+    """Carries out nothing, and remembers what it was asked for."""
+
+    snapshot: JobSnapshot = field(default_factory=make_snapshot)
+    outcome: Outcome = field(default_factory=lambda: Outcome(is_accepted=True, is_done=False, text="being done"))
+    done: list[tuple[ActionRequest, str]] = field(default_factory=list)
+    trouble: str = ""
+    before: Callable[[], None] = lambda: None
+
+    def read_snapshot(self) -> JobSnapshot:
+        if self.trouble:
+            raise CoordinationError(self.trouble)
+        return self.snapshot
+
+    def carry_out(self, request: ActionRequest, by: str) -> Outcome:
+        self.before()
+        self.done.append((request, by))
+        return self.outcome
+
+
+class ActionHarness:
+    """A handler of action requests on a fake backend, with a clock that tests set."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now_s = NOW_S
+        self.backend = FakeBackend()
+        self.handler = self.opened()
+
+    def opened(self) -> ActionHandler:
+        self.log = ActionLog(self.path)
+        return ActionHandler(self.backend, self.log, clock=lambda: self.now_s)
+
+    def take(self, *words: Any, caller: Caller = ADA, **changed: Any) -> ActionAnswer:
+        return self.handler.take(request_of(*words, **changed), caller)
+
+    def refused(self, *words: Any, **changed: Any) -> RefusalError:
+        with pytest.raises(RefusalError) as refusal:
+            self.take(*words, **changed)
+        return refusal.value

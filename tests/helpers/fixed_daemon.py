@@ -1,0 +1,26 @@
+"""A DaemonFinder without etcd."""
+
+from __future__ import annotations
+
+import threading
+
+from megatrain.contracts.diag_records import DaemonRecord
+
+
+class FixedDaemon:
+    """A record that somebody else knows, and may replace."""
+
+    def __init__(self, record: DaemonRecord | None) -> None:
+        self._record = record
+        self._changed = threading.Event()
+
+    def replace(self, record: DaemonRecord | None) -> None:
+        self._record = record
+        self._changed.set()
+
+    def find(self) -> DaemonRecord | None:
+        return self._record
+
+    def wait(self, timeout_s: float) -> None:
+        self._changed.wait(timeout_s)
+        self._changed.clear()

@@ -1,0 +1,142 @@
+"""What each place that reports a job's health says, and when: `megatrain status`, the page, and /metrics."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from megatrain.cli import main
+from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.record import decode
+from megatrain_launcher.commands.status import StatusCode
+from tests.helpers.job_under_launch import JobView
+from tests.helpers.waiting import wait_until
+
+EVERYBODY = ("status", "page", "metrics")
+_ANSWER_S = 1.0
+_LATE_ADDITIONS = frozenset({"disk-filling", "step-late", "save-late"})
+"""What a crowded machine, or its disk, may add to any answer."""
+_LIVE = (StatusCode.GREEN, StatusCode.AMBER, StatusCode.RED)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthAnswer:
+    """One answer: a level, and the codes of the reasons for it."""
+
+    level: str
+    codes: frozenset[str]
+
+    @classmethod
+    def of(cls, level: str, codes: Sequence[str]) -> HealthAnswer:
+        kept = frozenset(codes) - _LATE_ADDITIONS
+        return cls(level if kept else "green", kept)
+
+
+GREEN = HealthAnswer("green", frozenset())
+UNREACHABLE = HealthAnswer("red", frozenset({"unreachable"}))
+
+
+def ask_status(*words: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code of `megatrain status`, and what it prints as JSON: nothing where it only complains."""
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(io.StringIO()):
+        code = main(["status", *words, "--json"])
+    return code, json.loads(said.getvalue()) if said.getvalue() else {}
+
+
+class HealthViews:
+    """Asks by the means that people have, and keeps what was answered when (unix seconds)."""
+
+    def __init__(self, view: JobView, urls: Sequence[str]) -> None:
+        self._view = view
+        self._words = (view.keys.job, "--rdzv-endpoint", ",".join(urls))
+        self._page = self._metrics = ""
+        self.state = ""
+        """What the job does, by the newest answer of `megatrain status`."""
+        self.heard: dict[str, list[tuple[float, HealthAnswer]]] = {who: [] for who in EVERYBODY}
+
+    def wait_for(self, is_met: Callable[[], bool], what: str, deadline_s: float) -> None:
+        """Ask all places again and again until a condition is met.
+
+        `megatrain status` takes a second where etcd is away: nobody else's answer is late because of that.
+        """
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            status = pool.submit(self._ask, "status", self._status)
+
+            def asked() -> bool:
+                nonlocal status
+                self._ask("page", self._overview)
+                self._ask("metrics", self._health_metric)
+                if status.done():
+                    status.result()
+                    if is_met():
+                        return True
+                    status = pool.submit(self._ask, "status", self._status)
+                return is_met()
+
+            try:
+                wait_until(asked, what, deadline_s)
+            except TimeoutError as error:
+                newest = {who: heard[-3:] for who, heard in self.heard.items()}
+                raise TimeoutError(f"{error}; the newest answers: {newest}") from None
+
+    def _ask(self, who: str, answer: Callable[[], HealthAnswer]) -> None:
+        """Ask one place once. One that does not answer has said nothing."""
+        with suppress(OSError, ValueError, CoordinationError):  # not there, or gone in the middle of its answer
+            told = answer()
+            self.heard[who].append((time.time(), told))
+
+    def agreement(self, code: str, since_unix_s: float, who: Sequence[str] = EVERYBODY) -> dict[str, float] | None:
+        """Return when each of `who` said one and the same answer, None while they have not.
+
+        code: of a reason that is among others in that answer; empty: it is green.
+        """
+        first: list[dict[HealthAnswer, float]] = []
+        for name in who:
+            said = [(at, told) for at, told in self.heard[name] if at >= since_unix_s]
+            wanted = [(at, told) for at, told in said if (code in told.codes if code else told == GREEN)]
+            first.append({told: at for at, told in reversed(wanted)})
+        common = set(first[0]).intersection(*first[1:])
+        if not common:
+            return None
+        soonest = min(common, key=lambda told: max(times[told] for times in first))
+        return {name: times[soonest] for name, times in zip(who, first, strict=True)}
+
+    def _status(self) -> HealthAnswer:
+        code, answer = ask_status(*self._words)
+        if code == StatusCode.UNREACHABLE:
+            return UNREACHABLE
+        self.state = answer["state"]
+        health = answer["health"]
+        if code in _LIVE:
+            assert code == {"green": 0, "amber": 3, "red": 4}[health["level"]]
+            self._page = answer["dashboard_url"] or ""
+            item = self._view.client.get(self._view.keys.daemon)
+            port = 0 if item is None else decode(DaemonRecord, item.value, self._view.keys.daemon).metrics_port
+            self._metrics = f"http://127.0.0.1:{port}/metrics" if port else ""
+        return HealthAnswer.of(health["level"], [one["code"] for one in health["reasons"]])
+
+    def _overview(self) -> HealthAnswer:
+        answer = json.loads(_got(f"{self._page}api/v1/overview"))
+        return HealthAnswer.of(answer["level"], [one["code"] for one in answer["reasons"]])
+
+    def _health_metric(self) -> HealthAnswer:
+        text = _got(self._metrics)
+        (level,) = re.findall(r'^megatrain_job_health\{.*level="(\w+)"\} 1', text, re.MULTILINE)
+        return HealthAnswer.of(
+            level, re.findall(r'^megatrain_job_health_reasons\{.*code="([\w-]+)"', text, re.MULTILINE)
+        )
+
+
+def _got(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=_ANSWER_S) as answer:
+        return str(answer.read().decode())

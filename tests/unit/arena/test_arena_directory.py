@@ -1,0 +1,115 @@
+"""The arena's directory: its name, ours alone, found again."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from megatrain.arena.directory import Arena, arena_path, create_arena, join_arena, open_arena, remove_arena
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return arena_path(tmp_path, "demo", "main", "/runs/demo/checkpoints")
+
+
+def test_names_are_those_that_were_agreed(path: Path) -> None:
+    arena = Arena(path)
+    assert path.name == "megatrain-arena1.demo.main.964080e6"
+    names = (
+        arena.slot(3, 0), arena.copy(7, 1), arena.host_plan, arena.rank_plan(3), arena.metadata(2), arena.index(2),
+        arena.writer_status, arena.wake, arena.writer_lock, arena.workers_lock,
+    )  # fmt: skip
+    assert [name.relative_to(path).as_posix() for name in names] == [
+        "rank-00003.slot-0", "copy-00007.slot-1", "host.json", "plan-00003.json", "metadata-r000002.bin",
+        "index-r000002.json",         "status.json", "wake", "writer.lock", "workers.lock",
+    ]  # fmt: skip
+
+
+def test_arenas_of_different_jobs_never_meet(tmp_path: Path) -> None:
+    names = ["a", "a.b", "a/b", "../a", "", "a" * 300, "tr\u00e4um"]
+    paths = {arena_path(tmp_path, job, branch, place) for job in names for branch in names for place in ("x", "y")}
+    assert len(paths) == 2 * len(names) ** 2
+    for path in paths:
+        assert path.parent == tmp_path
+        assert re.fullmatch(r"megatrain-arena1\.[\w-]+\.[\w-]+\.[0-9a-f]{8}", path.name, re.ASCII)
+
+
+def test_an_arena_is_made_and_found_again(path: Path) -> None:
+    with pytest.raises(MissingFileError, match="there is no arena"):
+        open_arena(path)
+    for _ in range(2):
+        assert create_arena(path) == open_arena(path) == Arena(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_the_mask_of_the_process_makes_no_difference(path: Path) -> None:
+    for mask in (0, 0o077):
+        before = os.umask(mask)
+        try:
+            arena, lock = join_arena(path)
+            with lock:
+                assert stat.S_IMODE(path.stat().st_mode) == 0o700
+                for file in (arena.wake, arena.workers_lock):
+                    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        finally:
+            os.umask(before)
+        assert remove_arena(path)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o750, 0o701, 0o705, 0o500])
+def test_a_directory_that_others_may_use_is_refused(path: Path, mode: int) -> None:
+    path.mkdir()
+    path.chmod(mode)
+    for use in (open_arena, create_arena, join_arena, remove_arena):
+        with pytest.raises(CheckpointError, match=rf"{path}: has mode {mode:o}, expected 700; its content may belong"):
+            use(path)
+    assert list(path.iterdir()) == []
+
+
+def test_a_link_is_refused(path: Path, tmp_path: Path) -> None:
+    victim = create_arena(tmp_path / "victim").root
+    (victim / "file").write_text("")
+    path.symlink_to(victim)
+    for use in (open_arena, create_arena, join_arena, remove_arena):
+        with pytest.raises(CheckpointError, match=r": is a symbolic link; .*name another checkpoint\.arena_directory"):
+            use(path)
+    assert [file.name for file in victim.iterdir()] == ["file"]
+
+
+def test_a_file_is_refused(path: Path) -> None:
+    path.write_text("")
+    for use in (open_arena, create_arena, remove_arena):
+        with pytest.raises(CheckpointError, match=": is not a directory;"):
+            use(path)
+
+
+def test_a_directory_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_arena(path)
+    ours = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: ours + 1)
+    for use in (open_arena, create_arena, join_arena, remove_arena):
+        with pytest.raises(CheckpointError, match=f"belongs to user {ours}, and this is user {ours + 1}"):
+            use(path)
+
+
+def test_a_place_where_anybody_may_replace_the_arena_is_refused(tmp_path: Path) -> None:
+    open_place = tmp_path / "open"
+    open_place.mkdir()
+    open_place.chmod(0o777)
+    with pytest.raises(CheckpointError, match=r"open: anybody may replace files in it \(mode 777, not sticky\)"):
+        create_arena(open_place / "arena")
+    open_place.chmod(0o1777)
+    create_arena(open_place / "arena")
+
+
+def test_an_arena_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"gone/arena: the arena cannot be created: No such file.*arena_dir"):
+        create_arena(tmp_path / "gone" / "arena")
+    with pytest.raises(CheckpointError, match="the arena cannot be created: File name too long"):
+        join_arena(tmp_path / ("a" * 300))

@@ -1,0 +1,363 @@
+"""Who is in an arena: locks that go with their process, writers that are woken, removal only when no process is
+left."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.arena import directory, locks
+from megatrain.arena.directory import Arena, arena_path, create_arena, join_arena, remove_arena, wake_writer
+from megatrain.arena.locks import WakeReader, create_wake, hold_alone, hold_shared, is_held
+from megatrain.contracts.errors import CheckpointError
+from tests.helpers.checkpoint_tree import crash_at
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 50.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return arena_path(tmp_path, "demo", "main", "/runs/demo/checkpoints")
+
+
+@contextmanager
+def other_process(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Run Python beside us until the end of the block; it has said one line when the block begins."""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+JOIN = """
+import sys
+from pathlib import Path
+from megatrain.arena.directory import join_arena
+arena, lock = join_arena(Path(sys.argv[1]))
+print("in", flush=True)
+sys.stdin.read()
+"""
+WRITE = """
+import sys
+from pathlib import Path
+from megatrain.arena.directory import open_arena
+from megatrain.arena.locks import hold_alone
+lock = hold_alone(open_arena(Path(sys.argv[1])).writer_lock)
+print("writing" if lock else "another", flush=True)
+sys.stdin.read()
+"""
+
+
+# Locks
+
+
+def test_workers_share_their_lock_and_the_writer_has_its_own(path: Path) -> None:
+    arena, lock = join_arena(path)
+    assert is_held(arena.workers_lock)
+    _, second = join_arena(path)
+    lock.release()
+    lock.release()
+    assert is_held(arena.workers_lock)
+    second.release()
+    assert not is_held(arena.workers_lock)
+    assert not is_held(arena.writer_lock)
+    writer = hold_alone(arena.writer_lock)
+    assert writer is not None
+    assert is_held(arena.writer_lock)
+    assert hold_alone(arena.writer_lock) is None
+    assert not is_held(arena.workers_lock)
+    writer.release()
+    assert hold_alone(arena.writer_lock) is not None
+
+
+def test_a_lock_goes_with_its_process(path: Path) -> None:
+    arena = create_arena(path)
+    with other_process(JOIN, path), other_process(WRITE, path):
+        assert is_held(arena.workers_lock)
+        assert hold_alone(arena.writer_lock) is None
+        with other_process(WRITE, path) as second:
+            assert second.poll() is None
+    assert not is_held(arena.workers_lock)
+    assert not is_held(arena.writer_lock)
+
+
+@pytest.mark.parametrize("use", [hold_alone, is_held])
+def test_whoever_only_asks_looks_like_no_holder(
+    path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], Any]
+) -> None:
+    """To ask is to have the lock for a moment: that must neither look like a writer nor keep one out."""
+    arena = create_arena(path)
+    asker = os.open(arena.writer_lock, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(asker, fcntl.LOCK_EX)
+        pauses: list[float] = []
+
+        def be_done(pause_s: float) -> None:
+            pauses.append(pause_s)
+            fcntl.flock(asker, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(locks.time, "sleep", be_done)
+        found = use(arena.writer_lock)
+        assert len(pauses) == 1
+        assert found is False if use is is_held else found is not None
+    finally:
+        os.close(asker)
+
+
+def test_a_lock_that_is_not_there_is_not_held(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / "gone")
+    assert not is_held(tmp_path / "gone" / "lock")
+    assert hold_alone(tmp_path / "gone" / "lock") is None
+    assert hold_shared(tmp_path / "gone" / "lock") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    for use in (is_held, hold_alone, hold_shared):
+        with pytest.raises(CheckpointError, match="link: the lock cannot be opened: Too many levels of symbolic links"):
+            use(tmp_path / "link")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_lock_on_a_file_that_was_removed_counts_for_nothing(tmp_path: Path) -> None:
+    """One waits for a lock while its holder removes the file: the lock it then gets is no longer of that name."""
+    path = tmp_path / "lock"
+    holder = hold_alone(path)
+    assert holder is not None
+    found: list[Any] = []
+    waiter = threading.Thread(target=lambda: found.append(hold_shared(path)))
+    waiter.start()
+    try:
+        wait_until(lambda: num_waiting(path) == 1, "somebody who waits for the lock", DEADLINE_S)
+        path.unlink()
+    finally:
+        holder.release()
+        waiter.join()
+    assert found == [None]
+    path.write_text("")
+    again = hold_shared(path)
+    assert again is not None
+    again.release()
+
+
+def num_waiting(path: Path) -> int:
+    """Return how many wait for a lock, as the kernel tells it; 1 where it does not tell."""
+    locks = Path("/proc/locks")
+    if not locks.exists():
+        return 1
+    inode = str(path.stat().st_ino)
+    return sum(1 for line in locks.read_text().splitlines() if "->" in line and f":{inode} " in line)
+
+
+# Removal
+
+
+def test_an_arena_that_somebody_is_in_is_not_removed(path: Path) -> None:
+    arena, lock = join_arena(path)
+    arena.host_plan.write_text("{}")
+    assert not remove_arena(path)
+    lock.release()
+    with other_process(WRITE, path):
+        assert not remove_arena(path)
+    assert arena.host_plan.exists()
+    assert remove_arena(path)
+    assert not path.exists()
+    assert remove_arena(path)
+
+
+def test_a_writer_removes_its_own_arena(path: Path) -> None:
+    arena, workers = join_arena(path)
+    for name in ("rank-00000.slot-0", "status.json", ".status.json.0123abcd.tmp"):
+        (arena.root / name).write_text("")
+    writer = hold_alone(arena.writer_lock)
+    assert writer is not None
+    assert not remove_arena(path, writer)
+    assert hold_alone(arena.writer_lock) is None
+    workers.release()
+    assert remove_arena(path, writer)
+    assert not path.exists()
+
+
+def test_what_is_no_file_is_not_removed(path: Path) -> None:
+    arena = create_arena(path)
+    (path / "more").mkdir()
+    (path / "more" / "file").write_text("")
+    with pytest.raises(CheckpointError, match=f"{path}/more: cannot be removed: "):
+        remove_arena(path)
+    assert (path / "more" / "file").exists()
+    assert not is_held(arena.workers_lock)
+
+
+def test_links_in_an_arena_are_removed_and_not_followed(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("")
+    create_arena(path)
+    (path / "rank-00000.slot-0").symlink_to(tmp_path / "precious")
+    assert remove_arena(path)
+    assert (tmp_path / "precious").exists()
+
+
+REMOVE = "from pathlib import Path; from megatrain.arena.directory import remove_arena"
+
+
+@pytest.mark.slow(kept=["4"])
+@pytest.mark.parametrize("number", range(8))
+def test_a_removal_that_is_cut_short_is_finished_by_the_next(path: Path, number: int) -> None:
+    arena, lock = join_arena(path)
+    for slot in range(2):
+        arena.slot(0, slot).write_text("")
+    lock.release()
+    crash_at(number, REMOVE, f"remove_arena(Path({str(path)!r}))")
+    if path.exists():
+        # The workers' lock goes last: whoever wants to join waits until nothing more is taken away.
+        assert arena.workers_lock.exists() or list(path.iterdir()) == []
+        arena, lock = join_arena(path)
+        assert not remove_arena(path)
+        lock.release()
+    assert remove_arena(path)
+    assert not path.exists()
+
+
+def test_who_joins_in_the_last_moment_of_a_removal_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_arena(path)
+    remove_directory = Path.rmdir
+    joined: list[Any] = []
+
+    def join_first(directory: Path) -> None:
+        joined.append(join_arena(path))
+        remove_directory(directory)
+
+    monkeypatch.setattr(Path, "rmdir", join_first)
+    assert remove_arena(path)
+    ((arena, lock),) = joined
+    assert sorted(file.name for file in path.iterdir()) == ["wake", "workers.lock"]
+    assert is_held(arena.workers_lock)
+    lock.release()
+
+
+def test_who_joins_while_the_directory_goes_makes_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_directory, hold = Path.mkdir, hold_shared
+    moments = ["made by another and gone", "gone before the lock", "removed under the lock"]
+
+    def make(directory: Path, mode: int) -> None:
+        if moments[0].startswith("made"):
+            moments.pop(0)
+            raise FileExistsError
+        make_directory(directory, mode=mode)
+
+    def hold_what_goes(lock_path: Path) -> Any:
+        if moments[0].startswith("gone"):
+            path.rmdir()
+        elif moments[0].startswith("removed"):
+            assert remove_arena(path)
+        moments.pop(0)
+        return hold(lock_path)
+
+    monkeypatch.setattr(Path, "mkdir", make)
+    monkeypatch.setattr(directory, "hold_shared", hold_what_goes)
+    moments.append("undisturbed")
+    arena, lock = join_arena(path)
+    assert moments == []
+    assert is_held(arena.workers_lock)
+    lock.release()
+
+
+CHURN = """
+import os, sys
+from pathlib import Path
+from megatrain.arena.directory import join_arena, remove_arena
+print("ready", flush=True)
+sys.stdin.readline()
+path, role, num_rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+for number in range(num_rounds):
+    if role == "remover":
+        remove_arena(path)
+        continue
+    arena, lock = join_arena(path)
+    file = arena.slot(os.getpid(), 0)
+    file.write_text(str(number))
+    # Nobody may take away what is ours while we are in.
+    for _ in range(3):
+        assert file.read_text() == str(number)
+        assert arena.workers_lock.exists() and arena.wake.exists()
+    lock.release()
+"""
+
+
+@pytest.mark.slow
+def test_joining_and_removing_at_the_same_time(path: Path) -> None:
+    roles = (("worker", 200), ("worker", 200), ("remover", 500), ("remover", 500))
+    with ExitStack() as stack:
+        processes = [stack.enter_context(other_process(CHURN, path, *role)) for role in roles]
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        assert [process.wait(DEADLINE_S) for process in processes] == [0] * 4
+    assert remove_arena(path)
+
+
+# Waking
+
+
+def test_a_writer_is_woken(path: Path) -> None:
+    arena, lock = join_arena(path)
+    assert not wake_writer(arena)
+    with WakeReader(arena.wake) as reader:
+        assert not reader.wait(0)
+        for _ in range(3):
+            assert wake_writer(arena)
+        assert reader.wait(DEADLINE_S)
+        # Three at once are one: it looks at everything then.
+        assert not reader.wait(0)
+        waker = threading.Timer(0.05, wake_writer, [arena])
+        waker.start()
+        assert reader.wait(DEADLINE_S)
+        waker.join()
+    assert not wake_writer(arena)
+    lock.release()
+
+
+def test_a_full_fifo_neither_blocks_nor_fails(path: Path) -> None:
+    arena, lock = join_arena(path)
+    with WakeReader(arena.wake) as reader:
+        fcntl.fcntl(reader._file, fcntl.F_SETPIPE_SZ, 4096)
+        assert all(wake_writer(arena) for _ in range(5000))
+        assert reader.wait(0)
+        assert not reader.wait(0)
+    lock.release()
+
+
+def test_waking_never_raises(path: Path, tmp_path: Path) -> None:
+    arena = create_arena(path)
+    assert not wake_writer(arena)
+    arena.wake.write_text("precious")
+    assert not wake_writer(arena)
+    assert arena.wake.read_text() == "precious"
+    with pytest.raises(CheckpointError, match="wake: is not a FIFO"):
+        create_wake(arena.wake)
+    assert not wake_writer(Arena(tmp_path / "gone"))
+    with pytest.raises(CheckpointError, match="the FIFO cannot be opened"):
+        WakeReader(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match="the FIFO cannot be created"):
+        create_wake(tmp_path / "gone" / "wake")

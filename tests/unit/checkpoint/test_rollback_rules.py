@@ -1,0 +1,109 @@
+"""What a rollback goes back to and which samples it leaves out; and how a worker learns of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from megatrain.checkpoint.continuation import TrainingProgress
+from megatrain.checkpoint.rollback import pending_rollback, rollback_start, samples_to_skip
+from megatrain.checkpoint.start import StartingPoint, StorageCandidate
+from megatrain.config.batch import BatchConfig
+from megatrain.config.checkpoint import CheckpointConfig
+from megatrain.contracts.errors import CheckpointError, TopologyError
+from megatrain.contracts.process import ROLLBACK_VARIABLE, process_from_environment
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import MAX_SKIPPED_STEPS, Rollback
+from megatrain.contracts.sample_ranges import SampleRanges
+
+BACK = Rollback("incident-1", 40, 41, 43)
+BATCH = BatchConfig(global_batch_size=8)
+WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+def start(*steps: int, is_own: bool = True, rollbacks: tuple[str, ...] = ()) -> StartingPoint:
+    found = tuple(StorageCandidate("main", step, f"step-{step}", is_own) for step in steps)
+    return StartingPoint("main", 0.0, found, 1, (), (), rollbacks)
+
+
+def test_a_rollback_is_pending_until_the_lineage_has_it() -> None:
+    assert pending_rollback(None, start(50)) is None
+    assert pending_rollback(BACK, start(50)) == BACK
+    assert pending_rollback(BACK, start(50, rollbacks=("incident-0",))) == BACK
+    assert pending_rollback(BACK, start(50, rollbacks=("incident-2", "incident-1"))) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval", "expected"),
+    [((50, 40, 30), 10, [40, 30]), ((50, 41), 50, []), ((39,), 10, [39]), ((), 10, []), ((), 0, [])],
+)
+def test_what_a_job_may_go_back_to(steps: tuple[int, ...], interval: int, expected: list[int]) -> None:
+    found = rollback_start(start(*steps), BACK, CheckpointConfig(interval=interval))
+    assert [one.step for one in found.candidates] == expected
+
+
+@pytest.mark.parametrize(
+    "settings", [CheckpointConfig(interval=40), CheckpointConfig(), CheckpointConfig(interval=50, load="x")]
+)
+def test_what_was_removed_is_not_taken_for_a_beginning(settings: CheckpointConfig) -> None:
+    with pytest.raises(CheckpointError, match="after step 40, and the oldest checkpoint left is of step 50; keep more"):
+        rollback_start(start(60, 50), BACK, settings)
+
+
+def test_another_runs_checkpoint_is_before_all_that_this_run_did() -> None:
+    assert [one.step for one in rollback_start(start(900, is_own=False), BACK, CheckpointConfig()).candidates] == [900]
+
+
+@pytest.mark.parametrize(
+    ("progress", "skipped", "expected"),
+    [
+        (TrainingProgress(40, 320), (), (328, 352)),
+        (TrainingProgress(41, 328), (), (328, 352)),
+        (TrainingProgress(0, 0), (), (328, 352)),
+        # samples that were left out before have moved all later steps
+        (TrainingProgress(0, 0), ((0, 16),), (344, 368)),
+        (TrainingProgress(40, 320), ((322, 330),), (336, 360)),
+        # a batch that lies around them is left out as a whole
+        (TrainingProgress(40, 320), ((340, 350),), (328, 362)),
+    ],
+)
+def test_the_samples_of_steps(progress: TrainingProgress, skipped: SampleRanges, expected: tuple[int, int]) -> None:
+    assert samples_to_skip(BACK, progress, BATCH, skipped) == (expected,)
+
+
+def test_the_samples_of_steps_in_a_ramp_up() -> None:
+    ramp = BatchConfig(global_batch_size=8, rampup_start=2, rampup_increment=2, rampup_samples=24)
+    # batches of 2, 2, 2, 2, 4, 4, 6, 6 (24 consumed after 7), 8
+    cursors = [0, 2, 4, 6, 8, 12, 16, 22, 28, 36]
+    for first in range(8):
+        back = Rollback("i", first, first, first + 1)
+        assert samples_to_skip(back, TrainingProgress(), ramp, ()) == ((cursors[first], cursors[first + 2]),)
+
+
+def test_a_job_beyond_the_steps_cannot_leave_them_out() -> None:
+    with pytest.raises(CheckpointError, match="step 42 is after step 41"):
+        samples_to_skip(BACK, TrainingProgress(42, 336), BATCH, ())
+
+
+@pytest.mark.parametrize("steps", [(-1, 0, 0), (5, 4, 6), (3, 4, 3), (0, 0, MAX_SKIPPED_STEPS)])
+def test_what_no_rollback_can_be(steps: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=re.escape("0 <= to_step <= skip_from <= skip_to")):
+        Rollback("i", *steps)
+
+
+def test_a_worker_reads_a_rollback_from_its_environment() -> None:
+    assert process_from_environment(WORKER).rollback is None
+    assert process_from_environment(WORKER | {ROLLBACK_VARIABLE: ""}).rollback is None
+    told = {ROLLBACK_VARIABLE: encode(BACK).decode()}
+    assert process_from_environment(WORKER | told).rollback == BACK
+
+
+@pytest.mark.parametrize(
+    "text", ["junk", "{}", '{"schema_version":1,"rollback_id":"i","to_step":9,"skip_from":3,"skip_to":4}']
+)
+def test_what_a_worker_cannot_read_stops_it(text: str) -> None:
+    with pytest.raises(
+        TopologyError, match=f"environment variable {ROLLBACK_VARIABLE}.*only .megatrain launch. may set it"
+    ):
+        process_from_environment(WORKER | {ROLLBACK_VARIABLE: text})

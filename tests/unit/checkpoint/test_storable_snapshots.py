@@ -1,0 +1,107 @@
+"""What a restart waits for: snapshots in memory that wait to be written, can be, and that no round could restore."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from megatrain.arena.plans import HostPlan
+from megatrain.arena.slot_layout import SealedSnapshot
+from megatrain.checkpoint.attach import Held, HostReport, give_up, maybe_storable_snapshots, storable_snapshots
+from megatrain.checkpoint.write_marks import read_failed
+from megatrain.contracts.checkpoint_files import is_unfinished
+from tests.helpers.arena_snapshots import make_job
+from tests.helpers.checkpoint_tree import path_of, tree
+from tests.helpers.writer_process import wait_for, writer_thread
+
+OLD, NEW = SealedSnapshot(40, 0, 4), SealedSnapshot(50, 0, 5)
+
+
+def test_what_is_given_up_is_unfinished_and_not_damaged(tmp_path: Path) -> None:
+    """Nothing of it may have been written yet, and the job is to go on from what there is, or begin."""
+    job = make_job(tmp_path, 2)
+    snapshot = SealedSnapshot(10, 2, 4)
+    plans = [HostPlan.read(arena.host_plan) for arena in job.arenas]
+    give_up(plans[1], [snapshot])
+    assert read_failed(job.step(10), snapshot, 1) is not None
+    assert is_unfinished(job.step(10))
+    # the lost host's writer hears of it at once
+    job.put_snapshot(step=10, snapshot=4)
+    with writer_thread(job.arenas[0]):
+        assert "host 1 gave up: a newer start" in wait_for(job.arenas[0], failures=1).last_error
+
+
+def test_what_is_stored_is_not_given_up(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 1)
+    job.put_snapshot(step=10, snapshot=4)
+    with writer_thread(job.arena):
+        wait_for(job.arena, persisted=1)
+    before = tree(path_of(job.step(10)))
+    give_up(HostPlan.read(job.arena.host_plan), [SealedSnapshot(10, 2, 4)])
+    assert tree(path_of(job.step(10))) == before
+
+
+def held(owner: int, snapshot: SealedSnapshot, *, is_pending: bool = True, is_copy: bool = False) -> Held:
+    return Held(owner, snapshot, f"plan-{owner}", is_pending, is_copy)
+
+
+def report(host: str, ranks: tuple[int, ...], num_hosts: int, *snapshots: Held) -> HostReport:
+    return HostReport(host, "plan", 0, snapshots, last_ranks=ranks, last_hosts=num_hosts)
+
+
+def other(host: str) -> HostReport:
+    """Return what a rank says that is not the first of its host."""
+    return HostReport(host, "plan", -1, ())
+
+
+def test_a_snapshot_that_all_ranks_of_all_hosts_have() -> None:
+    hosts = [
+        report("a", (0, 1), 2, held(0, OLD), held(1, OLD), held(0, NEW), held(1, NEW)),
+        other("a"),
+        report("b", (2, 3), 2, held(2, OLD), held(3, OLD, is_pending=False), held(2, NEW)),
+        other("b"),
+    ]
+    assert storable_snapshots(hosts) == {OLD}
+    assert storable_snapshots([HostReport.from_json(json.loads(json.dumps(one.to_json()))) for one in hosts]) == {OLD}
+
+
+def test_what_nobody_wants() -> None:
+    assert storable_snapshots([report("a", (0,), 1, held(0, OLD, is_pending=False))]) == set()
+
+
+def test_a_rank_that_never_sealed_it() -> None:
+    assert storable_snapshots([report("a", (0, 1), 1, held(0, OLD), held(1, OLD, is_copy=True)), other("a")]) == set()
+
+
+def test_a_host_that_is_lost() -> None:
+    assert storable_snapshots([report("a", (0,), 2, held(0, OLD)), report("new", (), 0)]) == set()
+    assert storable_snapshots([report("a", (0,), 1, held(0, OLD)), report("new", (), 0)]) == {OLD}
+
+
+def test_a_host_without_a_plan() -> None:
+    assert storable_snapshots([report("a", (), 0, held(0, OLD))]) == set()
+
+
+def test_what_the_writer_of_a_lost_host_may_yet_bring_to_storage() -> None:
+    left = report("a", (0,), 2, held(0, OLD), held(0, NEW))
+    assert maybe_storable_snapshots([left, report("new", (), 0)], newer_than=-1) == {OLD, NEW}
+    # storage has it, or it does not wait to be written
+    assert maybe_storable_snapshots([left, report("new", (), 0)], newer_than=OLD.step) == {NEW}
+    assert maybe_storable_snapshots([report("a", (0,), 2, held(0, OLD, is_pending=False))], newer_than=-1) == set()
+
+
+def test_what_needs_no_lost_host_is_certain() -> None:
+    assert maybe_storable_snapshots([report("a", (0,), 1, held(0, OLD)), report("new", (), 0)], newer_than=-1) == set()
+
+
+def test_there_is_no_hope_where_a_host_that_is_left_has_not_all_of_it() -> None:
+    hosts = [report("a", (0,), 3, held(0, OLD)), report("b", (1, 2), 3, held(1, OLD)), other("b")]
+    assert maybe_storable_snapshots(hosts, newer_than=-1) == set()
+
+
+def test_a_host_of_an_older_round_says_nothing() -> None:
+    newer = SealedSnapshot(50, 3, 5)
+    left = replace(report("a", (0,), 2, held(0, newer)), last_round=3)
+    spare = replace(report("spare", (1,), 2, held(1, OLD)), last_round=1)
+    assert maybe_storable_snapshots([left, spare], newer_than=40) == {newer}

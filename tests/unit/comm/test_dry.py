@@ -1,0 +1,82 @@
+"""A group without peers: exchanges have their shapes, and take and give back the memory that they would."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from megatrain.comm.dry import dry_group
+from megatrain.comm.group import Group
+from megatrain.contracts.operations import Operation
+from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
+from tests.helpers.lone_rank import SilentRecorder, simulated_group
+
+SIZE = 4
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def dry(name: str, size: int, rank: int, device_type: str, *, is_awaited_later: bool = False) -> Group:
+    return dry_group(
+        simulated_group(name, size, rank), SilentRecorder(), device_type, is_awaited_later=is_awaited_later
+    )
+
+
+@pytest.mark.parametrize(
+    ("device_type", "dtype", "sums_in_fp32", "has_parts"),
+    [
+        ("cpu", torch.float32, False, True),
+        ("cuda", torch.float32, True, False),
+        ("cuda", torch.bfloat16, True, True),
+        ("cuda", torch.bfloat16, False, False),
+    ],
+)
+def test_where_ranks_exchange_their_parts_what_arrives_is_held_until_it_is_summed(
+    device_type: str, dtype: torch.dtype, sums_in_fp32: bool, has_parts: bool
+) -> None:
+    group = dry("tp", SIZE, 1, device_type)
+    x = meta(SIZE * 5, 3, dtype=dtype)
+    with PeakTensorBytes(on_meta=True).include(x) as memory:
+        pending = group.reduce_scatter(x, Operation.TP_REDUCE_SCATTER, sums_in_fp32=sums_in_fp32)
+        assert memory.live_bytes == x.nbytes + x.nbytes // SIZE + x.nbytes * has_parts
+        assert pending.wait().shape == (5, 3)
+        assert memory.live_bytes == x.nbytes + x.nbytes // SIZE
+
+
+def test_what_is_sent_is_held_until_the_exchange_is_awaited() -> None:
+    group = dry("tp", SIZE, 0, "cuda")
+    with PeakTensorBytes(on_meta=True) as memory:
+        x = meta(SIZE * 5, 3)
+        num_bytes = x.nbytes
+        pending = group.reduce_scatter(x, Operation.TP_REDUCE_SCATTER)
+        del x
+        assert memory.live_bytes == num_bytes + num_bytes // SIZE
+        pending.wait()
+        assert memory.live_bytes == num_bytes // SIZE
+
+
+def test_of_exchanges_that_are_awaited_later_a_cpu_has_two_under_way() -> None:
+    group = dry("tp", SIZE, 0, "cpu", is_awaited_later=True)
+    pieces, outs = [meta(SIZE, 3) for _ in range(4)], [meta(1, 3) for _ in range(4)]
+    with PeakTensorBytes(on_meta=True).include(pieces, outs) as memory:
+        before = memory.live_bytes
+        pending = [
+            group.reduce_scatter(piece, Operation.TP_REDUCE_SCATTER, out=out)
+            for piece, out in zip(pieces, outs, strict=True)
+        ]
+        assert memory.live_bytes - before == 2 * pieces[0].nbytes
+        pending[2].wait()
+        assert memory.live_bytes - before == pieces[0].nbytes
+        pending[3].wait()
+        assert memory.live_bytes == before
+
+
+def test_rows_are_joined_and_a_group_of_one_hands_them_back() -> None:
+    x = meta(5, 3)
+    found = dry("tp", SIZE, 0, "cuda").all_gather(x, Operation.TP_ALL_GATHER)
+    alone = dry("tp", 1, 0, "cuda").all_gather(x, Operation.TP_ALL_GATHER)
+
+    assert found.wait().shape == (SIZE * 5, 3)
+    assert alone.wait() is x

@@ -1,0 +1,189 @@
+"""The recorded times of exchanges on a GPU are those at which they ran: on simulated GPUs, whose times are known."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatrain.comm.device_stream import DeviceStreams, is_urgent, stream_name
+from megatrain.contracts.black_box_values import Record, RecordFlag
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from tests.helpers.simulated_device import Simulation
+from tests.helpers.simulated_ranks import DURATIONS_MS, LAUNCH_NS, MS, READ_NS, BoxedRank, receive
+
+RESOLUTION_NS = 600
+"""Of the driver's event times, floats of milliseconds, within a few seconds."""
+FLOATS, HALVES = torch.zeros(8), torch.zeros(8, dtype=torch.bfloat16)
+
+
+Program = Callable[[BoxedRank], None]
+
+
+def reduce_under_backward(one: BoxedRank) -> None:
+    """Gradients are summed beneath a backward, and one rank comes late; a second bucket waits behind the first."""
+    dp = one.group("dp")
+    one.compute(Operation.FORWARD_COMPUTE, 10.0 + 12.0 * one.rank)
+    first = dp.reduce_scatter(FLOATS, Operation.GRADS_REDUCE_SCATTER)
+    second = dp.reduce_scatter(FLOATS, Operation.GRADS_REDUCE_SCATTER)
+    one.compute(Operation.BACKWARD_COMPUTE, 20.0)
+    first.wait()
+    second.wait()
+    one.compute(Operation.OPTIMIZER, 4.0)
+    dp.all_gather(FLOATS, Operation.PARAMS_ALL_GATHER).wait()
+
+
+def rounded_sums(one: BoxedRank) -> None:
+    """A reduction of half precision exchanges parts, and the compute stream sums them."""
+    dp = one.group("dp")
+    one.compute(Operation.BACKWARD_COMPUTE, 3.0 * one.rank)
+    pending = dp.reduce_scatter(HALVES, Operation.GRADS_REDUCE_SCATTER, sums_in_fp32=True)
+    one.compute(Operation.BACKWARD_COMPUTE, 20.0)
+    pending.wait()
+
+
+def shared_stream(one: BoxedRank) -> None:
+    """Collectives of two groups of the same axis take turns; those of another axis run beside them."""
+    tp, few, dp = one.group("tp"), one.group("tp-in-1"), one.group("dp")
+    pending = [
+        dp.all_gather(FLOATS, Operation.PARAMS_ALL_GATHER),
+        tp.all_gather(FLOATS, Operation.TP_ALL_GATHER),
+        few.all_reduce(FLOATS, Operation.TP_ALL_REDUCE),
+    ]
+    one.compute(Operation.FORWARD_COMPUTE, 1.0)
+    for each in pending:
+        each.wait()
+
+
+def messages(one: BoxedRank) -> None:
+    """A receive is posted long before its message is sent; a message of the other direction does not wait for it."""
+    forward, backward = one.group("pp-forward"), one.group("pp-backward")
+    activations, gradients = one.channel(forward, 0, 1), one.channel(backward, 1, 0)
+    if one.rank == 0:
+        one.compute(Operation.FORWARD_COMPUTE, 30.0)
+        sent = activations.send(FLOATS, Operation.FORWARD_SEND, chunk=0, microbatch=0)
+        got = receive(gradients, Operation.BACKWARD_RECV)
+        one.compute(Operation.FORWARD_COMPUTE, 30.0)
+    else:
+        got = receive(activations, Operation.FORWARD_RECV)
+        one.compute(Operation.BACKWARD_COMPUTE, 5.0)
+        sent = gradients.send(FLOATS, Operation.BACKWARD_SEND, chunk=0, microbatch=0)
+    got.wait()
+    sent.wait()
+    one.compute(Operation.OPTIMIZER, 1.0)
+
+
+def records_of(rank: BoxedRank) -> list[Record]:
+    """Return what was recorded, once the device has done all."""
+    rank.now_ns = READ_NS
+    rank.recorder.complete_step()
+    records = rank.box().records
+    return [one for one in records if one.flags & RecordFlag.DEVICE_CLOCK and not one.flags & RecordFlag.STEP_TOTAL]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A stretch of a device: begin and length in ns after the launch."""
+
+    what: str
+    begin_ns: float
+    length_ns: float
+
+
+def carried_out(program: Program, directory: Path) -> tuple[Simulation, list[BoxedRank]]:
+    """Run `program` on two ranks, and their devices to the end."""
+    simulation = Simulation(2)
+    ranks = [BoxedRank(simulation, number, Layout(dp_size=2), directory) for number in range(2)]
+    for one in ranks:
+        program(one)
+    simulation.run(LAUNCH_NS)
+    return simulation, ranks
+
+
+def true_times(rank: BoxedRank, names: Sequence[str]) -> list[Timed]:
+    """Return when the exchanges and computes of these names ran, in order of their begins."""
+    done = [one for one in rank.device.all_work() if one.name in names]
+    found = [Timed(one.name, one.begin_ns - LAUNCH_NS, one.end_ns - one.begin_ns) for one in done]
+    return sorted(found, key=lambda one: (one.begin_ns, one.what))
+
+
+NAMES: dict[str, tuple[str, ...]] = {
+    Operation.GRADS_REDUCE_SCATTER: ("dp reduce_scatter", "dp all_to_all"), Operation.TP_ALL_GATHER: ("tp all_gather",),
+    Operation.TP_ALL_REDUCE: ("tp-in-1 allreduce",), Operation.PARAMS_ALL_GATHER: ("dp all_gather",),
+    Operation.FORWARD_SEND: ("pp-forward send",), Operation.FORWARD_RECV: ("pp-forward send",),
+    Operation.BACKWARD_SEND: ("pp-backward send",), Operation.BACKWARD_RECV: ("pp-backward send",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", [reduce_under_backward, rounded_sums, shared_stream, messages])
+def test_recorded_times_are_those_of_the_device(program: Program, tmp_path: Path) -> None:
+    _, ranks = carried_out(program, tmp_path)
+
+    for rank in ranks:
+        records = records_of(rank)
+        assert records
+        for operation in {one.operation for one in records}:
+            recorded = [one for one in records if one.operation == operation]
+            expected = true_times(rank, NAMES.get(operation, (operation,)))
+            assert len(recorded) == len(expected), operation
+            for record, truth in zip(sorted(recorded, key=lambda one: one.start_ns), expected, strict=True):
+                assert record.start_ns - LAUNCH_NS == pytest.approx(truth.begin_ns, abs=RESOLUTION_NS), operation
+                assert record.duration_ns == pytest.approx(truth.length_ns, abs=RESOLUTION_NS), operation
+
+
+def test_all_members_transfer_as_long_as_the_last_to_begin(tmp_path: Path) -> None:
+    _, ranks = carried_out(reduce_under_backward, tmp_path)
+    both = [[one for one in records_of(rank) if one.operation == Operation.GRADS_REDUCE_SCATTER] for rank in ranks]
+
+    for first, last in zip(*both, strict=True):
+        begun_ns = max(first.start_ns, last.start_ns)
+        for record in (first, last):
+            assert record.duration_ns is not None
+            transfer_ns = record.start_ns + record.duration_ns - begun_ns
+            assert transfer_ns == pytest.approx(DURATIONS_MS["reduce_scatter"] * MS, abs=2 * RESOLUTION_NS)
+
+
+def test_an_exchange_is_done_when_the_device_is_and_keeps_its_memory_until_it_is_awaited(tmp_path: Path) -> None:
+    simulation = Simulation(1)
+    rank = BoxedRank(simulation, 0, Layout(), tmp_path)
+    x = torch.zeros(8)
+    freed = weakref.ref(x)
+    pending = rank.group("dp", (0,)).reduce_scatter(x, Operation.GRADS_REDUCE_SCATTER)
+    del x
+
+    assert not pending.is_done()
+    simulation.run(LAUNCH_NS)
+    assert pending.is_done()
+    assert freed() is not None, "the compute stream may use the memory again, and it does not wait yet"
+    pending.wait()
+    assert freed() is None
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "is_urgent_one"),
+    [
+        ("tp", "tp", True),
+        ("tp-in-2", "tp", True),
+        ("cp", "cp", True),
+        ("dp", "replicas", False),
+        ("edp", "replicas", False),
+        ("pp", "stages", True),
+        ("embedding", "stages", True),
+    ],
+)
+def test_few_streams_serve_all_groups(group: str, name: str, is_urgent_one: bool) -> None:
+    assert (stream_name(group), is_urgent(group)) == (name, is_urgent_one)
+
+
+def test_each_direction_of_a_link_has_a_stream(tmp_path: Path) -> None:
+    streams = DeviceStreams(Simulation(1).devices[0].new_stream)
+    links = [streams.of(group, link) for group in ("pp-forward", "pp-backward") for link in ("to-1", "from-1")]
+
+    assert len(set(map(id, links))) == 4
+    assert streams.of("pp-forward", "to-1") is links[0]
+    assert streams.of("tp") is streams.of("tp-in-2") is not streams.of("dp")

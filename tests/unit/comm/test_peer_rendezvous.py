@@ -1,0 +1,70 @@
+"""Where ranks listen: at the interface that is named, at the route to the store, and never where others cannot come."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatrain.comm.cpu_groups import CpuGroups
+from megatrain.comm.local_address import is_loopback, local_address
+from megatrain.comm.peer_link import PeerAddress
+from megatrain.comm.peer_rendezvous import open_peer_rendezvous, unreachable_address
+from megatrain.contracts.errors import CommunicationError
+from megatrain.contracts.layout import Layout
+from tests.helpers.lone_rank import simulated_group
+
+
+def test_the_address_of_an_interface() -> None:
+    assert local_address("lo", "") == "127.0.0.1"
+    assert local_address("lo,eth0", "192.0.2.1:29500") == "127.0.0.1"
+
+
+def test_an_interface_that_is_not_there_is_named() -> None:
+    with pytest.raises(CommunicationError, match=r'runtime\.network_interface="nope0": .* has no address on it'):
+        local_address("nope0", "")
+
+
+@pytest.mark.parametrize("store_address", ["", "127.0.0.1:29500", "localhost:29500"])
+def test_without_one_it_is_the_route_to_the_store(store_address: str) -> None:
+    assert is_loopback(local_address("", store_address))
+
+
+@pytest.mark.parametrize("store_address", ["no-such-host.invalid:1", "127.0.0.1:port"])
+def test_a_store_to_which_there_is_no_route_is_named(store_address: str) -> None:
+    with pytest.raises(CommunicationError, match=f"this host has no network path to the store at {store_address}"):
+        local_address("", store_address)
+
+
+def addresses(*hosts: str) -> list[PeerAddress]:
+    return [PeerAddress(host, 4000 + number) for number, host in enumerate(hosts)]
+
+
+def test_a_loopback_address_is_of_use_on_one_machine_only() -> None:
+    assert unreachable_address(addresses("127.0.0.1", "127.0.0.1"), ["a", "a"]) is None
+    assert unreachable_address(addresses("10.0.0.1", "fe80::1%eth0"), ["a", "b"]) is None
+    for host in ("127.0.1.1", "::1"):
+        problem = unreachable_address(addresses("10.0.0.1", host), ["a", "b"])
+        assert problem == (
+            f"rank 1: b uses the loopback address {host}, which other hosts cannot use; set runtime.network_interface "
+            "to the interface between hosts, such as eth0"
+        )
+
+
+def lone_groups() -> CpuGroups:
+    return CpuGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
+
+
+def test_a_peer_rendezvous_has_a_secret_of_its_own() -> None:
+    first, second = (open_peer_rendezvous(lone_groups(), 0, "", "") for _ in range(2))
+    with first.listener, second.listener:
+        assert first.addresses == (PeerAddress(*first.listener.getsockname()),)
+        assert len(first.secret) == 32
+        assert first.secret != second.secret
+
+
+def test_a_rank_that_cannot_listen_is_named() -> None:
+    with pytest.raises(CommunicationError, match=r'rank 0: runtime\.network_interface="nope0"'):
+        open_peer_rendezvous(lone_groups(), 0, "nope0", "")
+
+
+def test_addresses_are_written_as_usual() -> None:
+    assert [str(one) for one in addresses("10.0.0.1", "fe80::1")] == ["10.0.0.1:4000", "[fe80::1]:4001"]

@@ -1,0 +1,122 @@
+"""Nothing but the list of axes spells them out: whoever is about all axes reads `contracts/layout.py`.
+
+Code about one axis may name it. What is looked for is a few lines of code, without comments and docstrings, that name
+data, pipeline and tensor parallelism together: there a further axis would be forgotten.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.source_tree import ROOT
+
+WINDOW_LINES = 4
+NAMED = ("dp", "pp", "tp")
+_AXIS = re.compile(rf"(?<![a-z])({'|'.join(NAMED)})(?![a-z])")
+_SUFFIXES = {".py", ".ts", ".tsx", ".json", ".yaml"}
+_ROOTS = ("megatrain", "launcher", "diagnostics", "benchmarks")
+_ELSEWHERE = ("node_modules", "static", "tests")
+_OF_OPERATIONS = "a table of operations, each of which runs along one axis"
+_OF_CASES = "chooses the layouts that it measures"
+_PUBLIC = "the columns of the public trace format are fixed"
+
+ALLOWED = {
+    "megatrain/contracts/layout.py": "the list itself",
+    "megatrain/contracts/operations.py": _OF_OPERATIONS,
+    "megatrain/contracts/black_box_layout.py": "the header of black boxes of version 1 had these three",
+    "megatrain/config/parallel.py": "the options of axes to which comm and parallel give a meaning",
+    "diagnostics/megatrain_diagnostics/analysis/drift_causes.py": _OF_OPERATIONS,
+    "diagnostics/megatrain_diagnostics/analysis/exposure.py": _OF_OPERATIONS,
+    "diagnostics/megatrain_diagnostics/analysis/timeline.py": _OF_OPERATIONS,
+    "diagnostics/web/src/canvas/timeline-scene.ts": _OF_OPERATIONS,
+    "diagnostics/megatrain_diagnostics/analysis/whatif/from_spans.py": _PUBLIC,
+    "diagnostics/megatrain_diagnostics/analysis/whatif/operations.py": _PUBLIC,
+    "diagnostics/megatrain_diagnostics/store/public_trace.py": _PUBLIC,
+    "diagnostics/grafana/ranks.json": "a Grafana file names its labels one by one",
+    "diagnostics/prometheus/alerts_test.yaml": "a made-up series of one job's ranks",
+    "benchmarks/group_init.py": _OF_CASES,
+    "benchmarks/jitter.py": _OF_CASES,
+    "benchmarks/live_detection.py": _OF_CASES,
+    "benchmarks/memory.py": _OF_CASES,
+    "benchmarks/throughput_ranks.py": _OF_CASES,
+    "benchmarks/whatif.py": _OF_CASES,
+    "benchmarks/whatif_scale.py": _OF_CASES,
+}
+"""File -> why it spells them."""
+
+
+def source_files() -> Iterator[Path]:
+    for root in _ROOTS:
+        for path in sorted((ROOT / root).rglob("*")):
+            if path.suffix in _SUFFIXES and path.is_file() and not set(path.parts).intersection(_ELSEWHERE):
+                yield path
+
+
+def code_lines(name: str, text: str) -> dict[int, str]:
+    """Return line -> what code says there."""
+    if not name.endswith(".py"):
+        lines = enumerate(text.splitlines(), 1)
+        return {number: re.sub(r"^\s*(//|\*|/\*|#).*|\s//\s.*", "", line) for number, line in lines}
+    found: dict[int, str] = {}
+    before = tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_docstring = token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        if token.type in (tokenize.NAME, tokenize.STRING) and not is_docstring:
+            for place, line in enumerate(token.string.splitlines()):
+                found[token.start[0] + place] = f"{found.get(token.start[0] + place, '')} {line}"
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            before = token.type
+    return found
+
+
+def spelled_at(name: str, text: str) -> list[int]:
+    """Return the lines at which a window begins that names all three axes."""
+    # code names no more than its text: most files need not be read as code
+    if set(_AXIS.findall(text)) != set(NAMED) or not windows(dict(enumerate(text.split("\n"), 1))):
+        return []
+    return windows(code_lines(name, text))
+
+
+def windows(lines: dict[int, str]) -> list[int]:
+    """Return where a window begins, of lines by their numbers, that names all three axes."""
+    named = {number: set(_AXIS.findall(line)) for number, line in lines.items()}
+    return [
+        number
+        for number in sorted(named)
+        if named[number]
+        and set().union(*(named.get(number + more, set()) for more in range(WINDOW_LINES))) == set(NAMED)
+    ]
+
+
+def test_nobody_spells_the_axes() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix(): lines
+        for path in source_files()
+        if (lines := spelled_at(path.name, path.read_text(encoding="utf-8")))
+    }
+    assert {name: lines for name, lines in found.items() if name not in ALLOWED} == {}
+    assert sorted(set(ALLOWED) - set(found)) == [], "these no longer spell the axes"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lines"),
+    [
+        ("a.py", "sizes = (layout.dp_size, layout.pp_size, layout.tp_size)\n", [1]),
+        ("a.py", 'labels = ["dp",\n    "pp",\n    "tp"]\n', [1]),
+        ("a.py", 'text = f"dp {at} stage {pp} tp {tp}"\n', [1]),
+        ("a.py", '"""Sums over dp, pp and tp."""\nx = 1  # dp, pp, tp\n', []),
+        ("a.py", "dp = mesh.dp\npp = mesh.pp\n", []),
+        ("a.py", "dp = 1\n\n\n\n\npp = tp = 1\n", []),
+        ("a.ts", "const { tp_size: tp, pp_size: pp, dp_size: dp } = layout;\n", [1]),
+        ("a.ts", "// dp, pp, tp\nconst x = 1; // dp pp tp\n", []),
+        ("a.json", '{"expr": "group_left (dp, pp, tp)"}\n', [1]),
+    ],
+)
+def test_what_counts_as_spelling_them(name: str, text: str, lines: list[int]) -> None:
+    assert spelled_at(name, text) == lines

@@ -1,0 +1,376 @@
+"""The doctor: every state of the machine has a line, a consequence, and only a hopeless one fails."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from megatrain.cli import main
+from megatrain.commands.doctor import machine, software, torch_report
+from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
+from megatrain.ops.extension import load_extension, missing_capability
+from megatrain.ops.optional_backends import FoundBackend
+from tests.helpers.backend_packages import PYPI_APEX, write_packages
+
+REPORT = {
+    "version": "2.13.0+cu130",
+    "cuda_build": "13.0",
+    "is_cuda_available": True,
+    "devices": [{"name": "NVIDIA H100", "capability": "9.0", "memory_bytes": 80 << 30, "missing_capability": ""}],
+    "kernels": {"architectures": ["8.0", "9.0a"], "reason": ""},
+    "has_gloo": True,
+    "has_nccl": True,
+    "nccl_version": "2.29.1",
+}
+
+
+def describe(**changes: object) -> dict[str, DoctorFinding]:
+    findings = torch_report.describe_torch({**REPORT, **changes}, "")
+    return {finding.name: finding for finding in findings}
+
+
+def test_doctor_says_that_this_machine_can_train(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+
+    assert document["schema_version"] == 1
+    assert document["can_train"] is True
+    states = {finding["name"]: finding["level"] for finding in document["findings"]}
+    assert states["torch"] == states["python"] == states["numpy"] == states["gloo"] == "ok"
+    assert {
+        "compiler",
+        "nvcc",
+        "gpu driver",
+        "etcd",
+        "launcher",
+        "nvidia-ml-py",
+        "tokenizers",
+        "apex (NVIDIA)",
+        "transformer-engine",
+        "cuda kernels",
+        "cores",
+        "memory",
+    } <= set(states)
+
+
+def test_table_marks_what_is_fatal_and_exit_code_is_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_report, "probe_torch", lambda: (None, "not installed"))
+
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "XX  torch " in out
+    assert "training needs it" in out
+    assert out.endswith("megatrain cannot train here: fix what is marked XX.\n")
+
+
+def test_gpu_machine() -> None:
+    findings = describe()
+
+    assert findings["gpu"].state == "1: NVIDIA H100 (capability 9.0, 80 GiB)"
+    assert findings["nccl"].state == "2.29.1"
+    assert all(finding.level is FindingLevel.OK for finding in findings.values())
+
+
+def test_cuda_build_without_a_gpu_is_a_warning() -> None:
+    findings = describe(is_cuda_available=False, devices=[])
+
+    assert findings["gpu"].level is FindingLevel.WARNING
+    assert "training runs on CPU with gloo" in findings["gpu"].consequence
+
+
+def test_cpu_build_is_no_warning() -> None:
+    findings = describe(cuda_build=None, is_cuda_available=False, devices=[], has_nccl=False, nccl_version=None)
+
+    assert findings["torch"].state == "2.13.0+cu130, built for CPU"
+    assert findings["gpu"].level is findings["nccl"].level is FindingLevel.ABSENT
+
+
+def test_kernels_that_are_not_there() -> None:
+    report = {"architectures": [], "reason": "megatrain._C was not built when megatrain was installed"}
+
+    with_gpu = describe(kernels=report)["cuda kernels"]
+    assert with_gpu.level is FindingLevel.WARNING
+    assert with_gpu.state == report["reason"]
+    assert "slower" in with_gpu.consequence
+    assert "MEGATRAIN_CUDA=1 pip install" in with_gpu.consequence
+    assert describe(kernels=report, is_cuda_available=False, devices=[])["cuda kernels"].level is FindingLevel.ABSENT
+
+
+def test_kernels_for_another_gpu() -> None:
+    device = REPORT["devices"][0] | {"missing_capability": missing_capability(("8.0",), (9, 0))}
+    finding = describe(kernels={"architectures": ["8.0"], "reason": ""}, devices=[device])["cuda kernels"]
+
+    assert finding.level is FindingLevel.WARNING
+    assert finding.state == "compiled for compute capability 8.0"
+    assert finding.consequence.endswith("install megatrain again with TORCH_CUDA_ARCH_LIST=9.0")
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "runs"),
+    [
+        (("8.0", "9.0a"), (8, 0), True),
+        (("8.0", "9.0a"), (8, 9), True),
+        (("8.0", "9.0a"), (9, 0), True),
+        (("8.0", "9.0a"), (7, 5), False),
+        (("8.0", "9.0a"), (10, 0), False),
+        (("9.0a",), (9, 1), False),
+        (("8.6",), (8, 0), False),
+        (("8.0+PTX",), (12, 0), True),
+        (("8.0+PTX",), (7, 5), False),
+        (("9.0a+PTX",), (9, 0), True),
+        (("9.0a+PTX",), (10, 0), False),
+        (("10.0f",), (10, 3), True),
+        (("10.0f",), (11, 0), False),
+        (("90", "8.0"), (8, 6), True),
+    ],
+)
+def test_which_gpus_run_code_built_for_others(
+    architectures: tuple[str, ...], capability: tuple[int, int], runs: bool
+) -> None:
+    assert (missing_capability(architectures, capability) == "") is runs
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ValueError('nonsense inside')", "megatrain._C does not load: ValueError: nonsense inside"),
+        ("architectures, has_current_stream = '9.0a', 0", "megatrain._C does not find torch's current stream: build"),
+        ("architectures = '9.0a'", "megatrain._C does not find torch's current stream: build it again with this torch"),
+        ("architectures, has_current_stream = '9.0a', 1", ""),
+    ],
+)
+def test_kernels_that_cannot_be_used_are_a_reason_and_no_error(
+    source: str, reason: str, package_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (package_root / "kernels.py").write_text(f"{source}\n")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(
+        importlib, "import_module", lambda name: SimpleNamespace(**runpy.run_path(str(package_root / "kernels.py")))
+    )
+
+    found = load_extension.__wrapped__()
+    assert found.reason.startswith(reason)
+    assert found.is_active is (reason == "")
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [("2.10.1", FindingLevel.FATAL), ("2.11.0", FindingLevel.OK), ("3.0.0a0", FindingLevel.OK)]
+)
+def test_oldest_torch(version: str, level: FindingLevel) -> None:
+    assert describe(version=version)["torch"].level is level
+
+
+def test_torch_without_gloo() -> None:
+    assert describe(has_gloo=False)["gloo"].level is FindingLevel.WARNING
+    assert describe(has_gloo=False, has_nccl=False)["gloo"].level is FindingLevel.FATAL
+
+
+def test_oldest_python() -> None:
+    assert torch_report.python_finding((3, 10, 4)).level is FindingLevel.FATAL
+    assert torch_report.python_finding((3, 11, 0)).level is FindingLevel.OK
+
+
+def test_torch_that_crashes_is_reported_with_its_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'libcudart.so: undefined symbol' >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(torch_report.sys, "executable", str(program))
+
+    report, problem = torch_report.probe_torch()
+
+    assert report is None
+    assert problem == "installed, but importing it failed with exit code 3: libcudart.so: undefined symbol"
+
+
+def test_optional_backends_are_there_absent_or_something_else() -> None:
+    home = Path("/site-packages/apex")
+    there = software.backend_finding("apex (NVIDIA)", 'kernels.norm="apex"', FoundBackend(home, "0.1"))
+    absent = software.backend_finding(
+        "apex (NVIDIA)", 'kernels.norm="apex"', FoundBackend(None, "", "NVIDIA apex is not installed", "build it")
+    )
+    other = software.backend_finding(
+        "apex (NVIDIA)", 'kernels.norm="apex"', FoundBackend(home, "", "the apex there is not NVIDIA's", "uninstall it")
+    )
+    unbuilt = software.backend_finding(
+        "apex (NVIDIA)", 'kernels.norm="apex"', FoundBackend(home, "0.1", "it has no kernels", "build it")
+    )
+
+    assert there == DoctorFinding("apex (NVIDIA)", "0.1 (/site-packages/apex)")
+    assert (absent.state, absent.level) == ("not installed", FindingLevel.ABSENT)
+    assert absent.consequence == 'only kernels.norm="apex" needs it: build it'
+    assert (other.state, other.level) == ("another package at /site-packages/apex", FindingLevel.WARNING)
+    assert other.consequence == 'kernels.norm="apex" is refused, the apex there is not NVIDIA\'s: uninstall it'
+    assert (unbuilt.state, unbuilt.level) == ("0.1 (/site-packages/apex)", FindingLevel.WARNING)
+
+
+def test_doctor_calls_pypis_apex_what_it_is(package_root: Path) -> None:
+    write_packages(package_root, PYPI_APEX)
+    findings = {finding.name: finding for finding in software.software_findings()}
+
+    assert findings["apex (NVIDIA)"].state == f"another package at {package_root / 'apex'}"
+    assert "is not NVIDIA's" in findings["apex (NVIDIA)"].consequence
+
+
+def test_driver_version_is_read(tmp_path: Path) -> None:
+    version = tmp_path / "version"
+    assert software.driver_finding(version).level is FindingLevel.ABSENT
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\nGCC 12\n")
+    assert software.driver_finding(version).state == "580.82.07"
+
+
+def test_programs_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "no-cuda"))
+    monkeypatch.delenv("CXX", raising=False)
+    assert software.compiler_finding().level is FindingLevel.ABSENT
+
+    for name, text in (
+        ("c++", "c++ 12.2"),
+        ("etcd", "etcd Version: 3.6.4"),
+        ("nvcc", "Cuda compilation tools, release 13.0, V13.0.48"),
+    ):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\necho '{text}'\n")
+        program.chmod(0o755)
+
+    assert software.compiler_finding().state == f"c++ 12.2 ({tmp_path}/c++)"
+    assert software.etcd_finding(None).state == f"etcd Version: 3.6.4 ({tmp_path}/etcd)"
+    assert software.nvcc_finding([]).state == f"13.0 ({tmp_path}/nvcc)"
+
+
+def test_nvcc_of_a_python_package_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "no-cuda"))
+    nvcc = tmp_path / "site-packages" / "nvidia" / "cu13" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.1, V13.1.80'\n")
+    nvcc.chmod(0o755)
+
+    packages = [str(tmp_path), str(tmp_path / "site-packages")]
+    assert software.nvcc_finding([], str(tmp_path)).level is FindingLevel.ABSENT
+    assert software.nvcc_finding(packages, str(tmp_path)).state == f"13.1 ({nvcc})"
+
+
+def test_launcher_and_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert software.launcher_finding(tmp_path) == DoctorFinding("launcher", str(tmp_path))
+    for absent in (software.launcher_finding(None), software.etcd_finding(None), software.etcd_finding(tmp_path)):
+        assert absent.level is FindingLevel.ABSENT
+        assert "torchrun" in absent.consequence
+
+    program = tmp_path / "etcdbin" / "etcd"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'etcd Version: 3.5.1'\n")
+    program.chmod(0o755)
+    assert software.etcd_finding(tmp_path).state == f"etcd Version: 3.5.1 ({program})"
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ("3.4.20", FindingLevel.WARNING),
+        ("3.4.23", FindingLevel.OK),
+        ("3.5.4", FindingLevel.WARNING),
+        ("3.5.5", FindingLevel.OK),
+        ("3.6.4", FindingLevel.OK),
+        ("unknown", FindingLevel.OK),
+    ],
+)
+def test_etcd_that_loses_acknowledged_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, level: FindingLevel
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program = tmp_path / "etcd"
+    program.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\n")
+    program.chmod(0o755)
+
+    found = software.etcd_finding(None)
+
+    assert found.level is level
+    assert ("3.5.5 or later" in found.consequence) == (level is FindingLevel.WARNING)
+
+
+def test_the_diagnosis_is_there_missing_or_without_its_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert software.diagnostics_finding(tmp_path) == DoctorFinding("diagnostics", str(tmp_path))
+    assert "`megatrain diag` and /metrics are missing" in software.diagnostics_finding(None).consequence
+
+    monkeypatch.setattr(software, "DIAGNOSTICS_PACKAGES", ("json", "no_such_package"))
+    found = software.diagnostics_finding(tmp_path)
+    assert (found.state, found.level) == ("without no_such_package", FindingLevel.ABSENT)
+    assert "pip install 'megatrain[diagnostics]'" in found.consequence
+
+
+def test_container_limits_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{4 << 30}\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 8388608 kB\n")
+
+    assert machine.cores_finding(8, 4, tmp_path / "cpu.max").state == (
+        "8, 4 allowed by CPU affinity, limited to 1.5 by the container"
+    )
+    assert machine.memory_finding(tmp_path / "meminfo", tmp_path / "memory.max").state == (
+        "16.0 GiB, 8.0 GiB available, limited to 4.0 GiB by the container"
+    )
+
+
+def test_no_limits_and_no_linux(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+
+    assert machine.cores_finding(2, 2, tmp_path / "cpu.max").state == "2"
+    assert machine.memory_finding(tmp_path / "absent", tmp_path / "absent").state == "unknown"
+    assert machine.numa_finding(tmp_path / "absent").state == "unknown"
+    assert machine.network_finding(tmp_path / "absent", tmp_path / "absent").state == "unknown"
+    assert machine.shared_memory_finding(tmp_path / "absent").level is FindingLevel.WARNING
+
+
+def test_small_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = os.statvfs(tmp_path)
+    small = os.statvfs_result((4096, 4096, 16384, 16384, 16384, *tuple(blocks)[5:]))
+    monkeypatch.setattr(machine.os, "statvfs", lambda path: small)
+
+    finding = machine.shared_memory_finding(tmp_path)
+
+    assert finding.level is FindingLevel.WARNING
+    assert finding.state == "0.1 GiB, 0.1 GiB free"
+
+
+def test_numa_and_network(tmp_path: Path) -> None:
+    for number, cores in ((0, "0-31"), (1, "32-63"), (10, "64-95")):
+        (tmp_path / "node" / f"node{number}").mkdir(parents=True)
+        (tmp_path / "node" / f"node{number}" / "cpulist").write_text(cores + "\n")
+    for name, speed in (("eth0", "100000"), ("eth1", "-1"), ("lo", "")):
+        (tmp_path / "net" / name).mkdir(parents=True)
+        (tmp_path / "net" / name / "operstate").write_text("up\n")
+        (tmp_path / "net" / name / "speed").write_text(speed)
+    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
+
+    assert machine.numa_finding(tmp_path / "node").state == "3 (0: cores 0-31, 1: cores 32-63, 10: cores 64-95)"
+    network = machine.network_finding(tmp_path / "net", tmp_path / "infiniband")
+    assert network.state == "eth0 (up 100000 Mbit/s), eth1 (up), lo (up); RDMA: mlx5_0"
+    assert "runtime.network_interface" in network.consequence
+
+
+def test_open_files() -> None:
+    assert machine.open_files_finding(1024).level is FindingLevel.WARNING
+    assert machine.open_files_finding(1 << 20).level is FindingLevel.OK
+    assert machine.open_files_finding(-1).state == "unlimited"
+
+
+@pytest.mark.parametrize(("number", "warns"), [("", False), ("32", False), ("1", True)])
+def test_too_few_hardware_queues_are_a_warning(number: str, warns: bool) -> None:
+    findings = software.queues_findings({"CUDA_DEVICE_MAX_CONNECTIONS": number} if number else {})
+
+    assert [(one.name, one.state, one.level) for one in findings] == (
+        [("gpu queues", "1", FindingLevel.WARNING)] if warns else []
+    )

@@ -1,0 +1,121 @@
+"""The names that docs/glossary.md rules out are defined nowhere in the package."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase, translate
+from pathlib import Path
+
+from tests.helpers.source_tree import ROOT, documents, nodes, python_files, relative
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+FORMER_WORD = "incarnation"
+FORMER_WORD_PLACES = {
+    "CHANGELOG.md",
+    "docs/glossary.md",
+    "docs/reference/events.md",
+    "megatrain/contracts/manifest.py",
+    "diagnostics/megatrain_diagnostics/columns/schema.py",
+    "diagnostics/megatrain_diagnostics/commands/arguments.py",
+    "diagnostics/megatrain_diagnostics/dashboard/responses/query_parameters.py",
+    "diagnostics/megatrain_diagnostics/store/daemon_state.py",
+    "diagnostics/web/src/app/location.ts",
+    "tests/unit/contracts/test_former_checkpoint.py",
+    "tests/unit/diagnostics/test_former_columns.py",
+    "tests/unit/dashboard/test_dashboard_recorded.py",
+    "tests/unit/dashboard/test_dashboard_bad_requests.py",
+    "tests/unit/conventions/test_names.py",
+    "tests/web/test_web_recorded.py",
+}
+
+
+def banned_patterns(text: str) -> list[str]:
+    """Return the backticked names of the last column of the glossary's three-column tables."""
+    patterns: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|") and len(cells) == 3:
+            patterns += re.findall(r"`([^`]+)`", cells[2])
+    return patterns
+
+
+NAMING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.arg, ast.Name, ast.Attribute, ast.alias)
+
+
+def defined_names(found: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yield every name that a module gives: a keyword of somebody else's function is not one of them."""
+    for node in found:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name, node.lineno
+            case ast.arg(arg=name):
+                yield name, node.lineno
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+            case ast.alias(asname=str(name)):
+                yield name, node.lineno
+
+
+def violations(found: Iterable[ast.AST], patterns: list[str]) -> list[tuple[str, int, str]]:
+    # most names match none: they are asked once, of all
+    any_of = re.compile("|".join(map(translate, patterns)))
+    return [
+        (name, line, pattern)
+        for name, line in defined_names(found)
+        if any_of.match(bare(name))
+        for pattern in patterns
+        if fnmatchcase(bare(name), pattern)
+    ]
+
+
+def bare(name: str) -> str:
+    return name.strip("_").lower()
+
+
+def test_glossary_is_read() -> None:
+    patterns = banned_patterns(GLOSSARY.read_text())
+
+    assert {"virtual_pipeline*", "n_embd", "batch_size", "?p_degree", "iteration", "nb_*"} <= set(patterns)
+    assert "micro_batch_size" not in patterns
+
+
+def test_violation_is_found() -> None:
+    source = (
+        "class A:\n    def f(self, n_heads):\n        self.batch_size = g(batch_size=n_heads, micro_batch_size=1)\n"
+    )
+
+    assert violations(ast.walk(ast.parse(source)), ["n_*", "batch_size"]) == [
+        ("n_heads", 2, "n_*"),
+        ("batch_size", 3, "batch_size"),
+    ]
+
+
+def test_no_banned_name_is_defined() -> None:
+    patterns = banned_patterns(GLOSSARY.read_text())
+    paths: list[Path] = python_files("megatrain", "launcher", "diagnostics")
+    found = [
+        f"{relative(path)}:{line}: {name!r} is ruled out by {pattern!r} in docs/glossary.md"
+        for path in paths
+        for name, line, pattern in violations(nodes(path, *NAMING), patterns)
+    ]
+
+    assert not found, "\n".join(found)
+
+
+def test_a_round_has_no_other_name() -> None:
+    """What it was called before is known where old files, links and programs are read, once for each format."""
+    paths = [
+        *python_files("megatrain", "launcher", "diagnostics", "tests", "benchmarks"),
+        *documents(),
+        *(ROOT / "docs" / "reference").glob("*.json"),
+        *(path for path in (ROOT / "diagnostics" / "web" / "src").rglob("*") if path.suffix in (".ts", ".tsx")),
+    ]
+    told = {
+        relative(path)
+        for path in paths
+        if FORMER_WORD in relative(path) or FORMER_WORD in path.read_text(encoding="utf-8").lower()
+    }
+
+    assert told == FORMER_WORD_PLACES

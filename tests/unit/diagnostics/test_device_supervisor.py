@@ -1,0 +1,64 @@
+"""A driver that never answers holds up nothing but the program that asks it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from megatrain_diagnostics.devices.supervisor import DeviceSupervisor
+from megatrain_diagnostics.events.tables import Gpus
+from megatrain_diagnostics.streamer.host_devices import HostDevices
+from tests.helpers.fake_nvml import FakeNvml, fake_nvml
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 1.5
+
+
+@contextmanager
+def supervisor(nvml: FakeNvml) -> Iterator[DeviceSupervisor]:
+    running = DeviceSupervisor(
+        0.05, deadline_s=DEADLINE_S, pause_s=0.05, environment={**os.environ, **nvml.environment}
+    )
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.mark.slow
+def test_a_driver_that_hangs_is_reported_and_heard_again(tmp_path: Path) -> None:
+    nvml = fake_nvml(tmp_path)
+    with supervisor(nvml) as running:
+        devices = HostDevices("host-1", None, running)
+        wait_until(lambda: running.newest is not None, "a first sample", 20)
+        nvml.say({1: {"hang": 1}})
+        wait_until(lambda: running.trouble != "", "the silence", 20)
+        assert "the GPU driver has not answered for 2 s" in running.trouble
+        running.take()
+        began = time.monotonic()
+        (kind, table) = devices.poll((), 0, 10**18)[0]
+        assert time.monotonic() - began < 1.0, "whoever streams does not wait for the driver"
+        assert kind is Gpus
+        assert (table.gpu.tolist(), table.error.tolist()) == ([-1], [running.trouble])
+        assert devices.poll((), 0, 10**18 + 1) == [], "it is not said again at once"
+        nvml.say({1: {"hang": 0}})
+        wait_until(lambda: running.trouble == "" and bool(running.take()), "samples again", 20)
+        assert devices.reading is not None
+        assert devices.reading.trouble == ""
+
+
+def test_a_driver_that_is_loaded_anew_is_opened_anew(tmp_path: Path) -> None:
+    nvml = fake_nvml(tmp_path)
+    with supervisor(nvml) as running:
+        wait_until(lambda: running.newest is not None, "a first sample", 20)
+        nvml.say(driver=9)
+        wait_until(lambda: running.trouble == "Driver Not Loaded", "the driver that is gone", 20)
+        nvml.say(driver=0)
+        wait_until(lambda: running.trouble == "", "the driver that is back", 20)
+        assert running.newest is not None
+        assert len(running.newest.driver.gpus) == 2

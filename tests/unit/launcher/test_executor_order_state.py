@@ -1,0 +1,239 @@
+"""Orders as a host receives them: which round it may start, when it must stop, and what it says it has in hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrain.contracts.diag_records import DiagSettings
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round, RoundHost
+from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot
+from megatrain.coordination.wire import KeyRange, KeyValue
+from megatrain_launcher.executor.order_state import OrderState
+from tests.helpers.waiting import wait_until
+
+KEYS = JobKeys("j")
+ALL = KeyRange.prefix(KEYS.prefix)
+
+
+def a_round(number: int, *hosts: str, session: str = "1") -> Round:
+    parts = tuple(RoundHost(host, session, "127.0.0.1", 2 * place, 2) for place, host in enumerate(hosts))
+    return Round(number, 2 * len(parts), parts, "127.0.0.1", 1, "a test", "d", 0.0)
+
+
+def a_halt(number: int, *, is_saving: bool = False) -> Halt:
+    return Halt(number, f"halt {number}", is_saving, 0.0)
+
+
+def item(key: str, value: Any) -> KeyValue:
+    return KeyValue(key.encode(), value if isinstance(value, bytes) else encode(value), 1, 1, 1, 0)
+
+
+@pytest.fixture
+def orders() -> OrderState:
+    return OrderState(KEYS, "a", "1")
+
+
+def put(orders: OrderState, key: str, value: Any) -> None:
+    orders.take(Changes(1, (Change(ChangeKind.PUT, item(key, value)),)), ALL)
+
+
+def write_round(orders: OrderState, number: int, *hosts: str, session: str = "1") -> None:
+    put(orders, KEYS.round(number), a_round(number, *hosts, session=session))
+
+
+def write_halt(orders: OrderState, number: int, *, is_saving: bool = False) -> None:
+    put(orders, KEYS.halt(number), a_halt(number, is_saving=is_saving))
+
+
+def test_a_round_that_names_this_life_of_the_host_is_handed_out(orders: OrderState) -> None:
+    write_round(orders, 1, "b", "a")
+    assignment = orders.next_assignment(0)
+    assert assignment is not None
+    assert (assignment.round.number, assignment.part.first_rank) == (1, 2)
+    assert (orders.view().taken, orders.stop_reason(1)) == (1, "")
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda orders: write_round(orders, 2, "b"),
+        lambda orders: write_round(orders, 2, "a", session="an older one"),
+        lambda orders: (write_round(orders, 2, "a"), write_halt(orders, 2)),
+        lambda orders: (write_round(orders, 2, "a"), write_round(orders, 3, "b")),
+        lambda orders: write_round(orders, 1, "a"),  # it was handed out before
+    ],
+    ids=["not named", "an old session", "halted", "not the newest", "not new"],
+)
+def test_other_rounds_are_waited_out(orders: OrderState, prepare: Callable[[OrderState], object]) -> None:
+    prepare(orders)
+    found: list[object] = []
+    waiter = threading.Thread(target=lambda: found.append(orders.next_assignment(1)))
+    waiter.start()
+    write_halt(orders, 4)
+    waiter.join(0.05)
+    assert waiter.is_alive()
+    write_round(orders, 5, "a")
+    waiter.join(10)
+    (assignment,) = found
+    assert assignment is not None
+    assert assignment.round.number == 5  # type: ignore[attr-defined]
+
+
+def test_workers_must_stop_for_a_halt_a_newer_round_or_the_end(orders: OrderState) -> None:
+    write_round(orders, 1, "a")
+    assert (orders.stop_reason(1), orders.is_saving(1)) == ("", False)
+    write_halt(orders, 1, is_saving=True)
+    assert (orders.stop_reason(1), orders.is_saving(1)) == ("halt 1", True)
+    write_round(orders, 2, "b")
+    assert orders.stop_reason(1) == "halt 1"
+    write_round(orders, 4, "b")
+    assert orders.stop_reason(3) == "round 4 has begun"
+    assert not orders.is_saving(3)
+    put(orders, KEYS.end, JobEnd(0, "done", 0.0))
+    assert orders.stop_reason(4) == "the job is over: done"
+    assert not orders.is_saving(1)
+    assert orders.next_assignment(0) is None
+
+
+def test_a_host_can_stop_its_workers_for_reasons_of_its_own(orders: OrderState) -> None:
+    write_round(orders, 1, "a")
+    orders.stop_round(1, "fenced")
+    assert (orders.stop_reason(1), orders.is_saving(1)) == ("fenced", False)
+    write_round(orders, 2, "a")
+    assert orders.stop_reason(2) == ""
+    orders.save_and_stop("SIGTERM")
+    assert (orders.stop_reason(2), orders.is_saving(2)) == ("SIGTERM", True)
+    orders.leave("killed")
+    assert (orders.stop_reason(2), orders.is_saving(2)) == ("killed", False)
+
+
+def test_workers_that_save_for_a_reason_of_their_host_are_killed_when_the_driver_waits_for_no_save(
+    orders: OrderState,
+) -> None:
+    write_round(orders, 1, "a")
+    orders.stop_round(1, "no lease", is_saving=True)
+    assert orders.is_saving(1)
+    write_halt(orders, 1)
+    assert not orders.is_saving(1)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_workers_of_a_host_that_slept_save_nothing_once_a_newer_round_has_begun(
+    orders: OrderState, *, is_own: bool
+) -> None:
+    write_round(orders, 1, "a")
+    if is_own:
+        orders.stop_round(1, "no lease", is_saving=True)
+    write_halt(orders, 1, is_saving=True)
+    assert orders.is_saving(1)
+    write_round(orders, 2, "b")
+    assert not orders.is_saving(1)
+
+
+def test_a_snapshot_replaces_what_its_range_held_and_nothing_else(orders: OrderState) -> None:
+    write_round(orders, 1, "a")
+    write_halt(orders, 1)
+    put(orders, KEYS.end, JobEnd(0, "done", 0.0))
+    rounds = KeyRange.prefix(KEYS.directory("rounds"))
+    orders.take(Snapshot(9, (item(KEYS.round(2), a_round(2, "a")),), "compacted"), rounds)
+    view = orders.view()
+    assert view.newest is not None
+    assert (view.newest.number, view.newest_halt, view.end is None) == (2, 1, False)
+    orders.take(Snapshot(9, (), "compacted"), ALL)
+    assert orders.view().newest is None
+    assert orders.stop_reason(1) == ""  # an etcd that lost everything orders nothing
+
+
+def test_what_cannot_be_read_is_passed_over(orders: OrderState) -> None:
+    put(orders, KEYS.round(1), b"{")
+    put(orders, KEYS.round(2), b'{"schema_version": 99}')
+    write_round(orders, 3, "a")
+    assert orders.next_assignment(0) is not None
+
+
+@pytest.mark.parametrize("name", ["3", "003", "0000000003"])
+def test_a_number_that_nobody_writes_so_is_no_number(orders: OrderState, name: str) -> None:
+    put(orders, f"{KEYS.directory('rounds')}{name}", a_round(3, "a"))
+    assert orders.view().newest is None
+
+
+def test_commands_to_others_are_not_ours(orders: OrderState) -> None:
+    for number, hosts in ((1, ()), (2, ("b",)), (3, ("a", "b"))):
+        put(orders, KEYS.command(number), HostCommand(number, "check", hosts))
+    assert [command.number for command in orders.commands_after(0)] == [1, 3]
+    assert [command.number for command in orders.commands_after(1)] == [3]
+
+
+def test_a_new_life_begins_only_when_no_worker_of_the_old_one_is_left(orders: OrderState) -> None:
+    write_round(orders, 1, "a", "b")
+    assert not orders.begin_session("2")
+    orders.next_assignment(0)
+    write_round(orders, 2, "b")
+    assert not orders.begin_session("2")  # the workers of round 1 are still being stopped
+    waiter = threading.Thread(target=lambda: orders.next_assignment(1))
+    waiter.start()
+    wait_until(lambda: orders.view().taken == 0, "the agent to come back", 10)
+    assert orders.begin_session("2")
+    assert not orders.begin_session("3")  # one life is enough
+    write_round(orders, 3, "a", "b", session="1")
+    assert orders.view().taken == 0
+    write_round(orders, 4, "a", "b", session="2")
+    waiter.join(10)
+    assert orders.view().taken == 4
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("round"), st.integers(1, 6), st.sampled_from([("a",), ("b",), ("a", "b")])),
+        st.tuples(st.just("halt"), st.integers(1, 6), st.just(())),
+        st.tuples(st.just("take"), st.integers(0, 6), st.just(())),
+    ),
+    max_size=12,
+)
+
+
+@given(ACTIONS)
+def test_no_order_of_events_hands_out_a_round_that_may_not_run(actions: list[tuple[str, int, tuple[str, ...]]]) -> None:
+    orders = OrderState(KEYS, "a", "1")
+    rounds: dict[int, tuple[str, ...]] = {}
+    halts: set[int] = set()
+    for kind, number, hosts in actions:
+        if kind == "round" and number not in rounds:
+            rounds[number] = hosts
+            write_round(orders, number, *hosts)
+        elif kind == "halt":
+            halts.add(number)
+            write_halt(orders, number)
+        elif kind == "take":
+            newest = max(rounds, default=0)
+            is_offered = newest > number and newest not in halts and "a" in rounds[newest]
+            if is_offered:
+                assignment = orders.next_assignment(number)
+                assert assignment is not None
+                assert assignment.round.number == newest
+                assert orders.stop_reason(newest) == ""
+        for known in rounds:
+            assert bool(orders.stop_reason(known)) == (known in halts or known < max(rounds))
+
+
+def test_recording_settings_are_received_and_removed(orders: OrderState) -> None:
+    assert orders.diag_settings() is None
+    put(orders, KEYS.diag_settings, DiagSettings(sample_period=3))
+    assert orders.diag_settings() == DiagSettings(sample_period=3)
+    put(orders, KEYS.diag_settings, b"{")
+    assert orders.diag_settings() == DiagSettings(sample_period=3), "what cannot be read changes nothing"
+    orders.take(Changes(2, (Change(ChangeKind.DELETE, item(KEYS.diag_settings, b"")),)), ALL)
+    assert orders.diag_settings() is None
+    put(orders, KEYS.diag_settings, DiagSettings(is_on=False))
+    orders.take(Snapshot(9, (), "compacted"), KeyRange.prefix(KEYS.directory("rounds")))
+    assert orders.diag_settings() is not None, "a snapshot of something else"
+    orders.take(Snapshot(9, (), "compacted"), ALL)
+    assert orders.diag_settings() is None

@@ -1,0 +1,192 @@
+"""An executor that does not receive its orders: it recovers by itself, and until then it is unfit and says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from megatrain.contracts.host_records import HostRecord
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import Halt, JobEnd, Round, RoundHost
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.watch import Snapshot, WatchLimits
+from megatrain.coordination.wire import KeyRange
+from megatrain_launcher.driver.folding import fold_all
+from megatrain_launcher.driver.forming import Eligible, eligible
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.executor.executor_control import ExecutorControl, ExecutorControlParts
+from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
+from megatrain_launcher.executor.liveness import LivenessPort
+from megatrain_launcher.executor.membership import FitnessCheck, LeaseTimes, Membership
+from megatrain_launcher.executor.order_delivery import OrderDelivery, unfit_after_s
+from megatrain_launcher.executor.order_state import OrderState
+from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches, is_watch_of
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.waiting import wait_until
+
+KEYS = JobKeys("orders")
+FOLLOWED = {name: KEYS.directory(name) for name in ("rounds", "halts", "commands")}
+
+
+@pytest.fixture
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers
+
+
+def test_one_malformed_answer_stops_no_delivery(etcd: EtcdServers) -> None:
+    """Each of the three watches that carry orders is answered once with a length of 5,000 digits."""
+    first = FirstWatches(FOLLOWED.values())
+    with (
+        EtcdClient(EtcdSettings.of(etcd.urls)) as driver,
+        EtcdProxy(etcd.members[0].client_port) as proxy,
+        EtcdClient(EtcdSettings.of(proxy.url)) as client,
+        OrderState(KEYS, "a", "1") as orders,
+    ):
+        proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
+        orders.follow(client)
+        wait_until(lambda: not first.left, "each watch to be answered with garbage", 10.0)
+        part = RoundHost("a", "1", "127.0.0.1", 0, 1)
+        driver.put(KEYS.round(1), encode(Round(1, 1, (part,), "127.0.0.1", 1, "a test", "d", 0.0)))
+        driver.put(KEYS.halt(1), encode(Halt(1, "a test", False, 0.0)))
+        driver.put(KEYS.end, encode(JobEnd(0, "a test", 0.0)))
+
+        wait_until(lambda: orders.view().named_in == 1, "the round to arrive", 10.0)
+        wait_until(lambda: orders.view().newest_halt == 1, "the halt to arrive", 10.0)
+        wait_until(lambda: orders.view().end is not None, "the end to arrive", 10.0)
+        wait_until(lambda: orders.trouble == "", "the trouble to be over", 10.0)
+        assert orders.view().end == JobEnd(0, "a test", 0.0)
+
+
+def test_a_round_whose_halt_may_have_been_missed_is_not_handed_out(etcd: EtcdServers) -> None:
+    """The watch of halts does not come back for a while, the watch of rounds does: so it was after an outage."""
+    part = RoundHost("a", "1", "127.0.0.1", 0, 1)
+    taken: list[int] = []
+
+    def take(orders: OrderState) -> None:
+        assignment = orders.next_assignment(0)
+        taken.append(0 if assignment is None else assignment.round.number)
+
+    with (
+        EtcdClient(EtcdSettings.of(etcd.urls)) as driver,
+        EtcdProxy(etcd.members[0].client_port) as proxy,
+        EtcdClient(EtcdSettings.of(proxy.url)) as client,
+        OrderState(KEYS, "a", "1", max_unconfirmed_s=1.0) as orders,
+    ):
+        proxy.garbage, proxy.conduct = [LONG_LENGTH], Conduct.GARBAGE
+        proxy.spoils = lambda request: is_watch_of(FOLLOWED["halts"], request)
+        orders.follow(client)
+        wait_until(lambda: orders.unconfirmed_s > 1.0, "halts to be missed", 10.0)
+        driver.put(KEYS.round(1), encode(Round(1, 1, (part,), "127.0.0.1", 1, "a test", "d", 0.0)))
+        wait_until(lambda: orders.view().named_in == 1, "the round to arrive", 10.0)
+        agent = threading.Thread(target=take, args=[orders])
+        agent.start()
+        spoiled = proxy.num_spoiled
+        wait_until(lambda: proxy.num_spoiled > spoiled, "the watch of halts to fail again", 10.0)
+        assert (taken, orders.view().taken) == ([], 0)
+        proxy.conduct = Conduct.PASS
+        agent.join(10.0)
+        assert taken == [1]
+
+
+def a_host() -> HostRecord:
+    return HostRecord("a", "1", 1, "127.0.0.1", 1, 1, 1, "", "", "", 0.0, is_fit=True)
+
+
+@contextmanager
+def executor(client: EtcdClient, bound_s: float) -> Iterator[Membership]:
+    """The parts of an executor that check whether orders arrive: lease, orders and executor control."""
+    membership = Membership(client, KEYS, LeaseTimes(ttl_s=10, renew_s=0.1))
+    membership.register(a_host())
+    orders, liveness = OrderState(KEYS, "a", "1"), LivenessPort("1", "127.0.0.1")
+    parts = ExecutorControlParts(
+        client=client, keys=KEYS, host="a", orders=orders, membership=membership, liveness=liveness,
+        state=HostStatusBuilder("a"), delivery=OrderDelivery(bound_s), on_stop=lambda: None,
+    )  # fmt: skip
+    with closing(membership), closing(liveness), orders:
+        control = ExecutorControl(parts)
+        with closing(control):
+            orders.follow(client)
+            yield membership
+
+
+def eligible_now(client: EtcdClient) -> Eligible:
+    """Return which hosts the driver would take now: it folds what etcd holds."""
+    answer = client.read_all(KeyRange.prefix(KEYS.prefix))
+    began = ClusterState(keys=KEYS, observer="a", began=0.0)
+    state = fold_all(began, [Snapshot(answer.revision, answer.items, "a test")], 1.0)
+    return eligible(
+        1.0, state, Policy(min_hosts=1, max_hosts=2, num_workers=1, feasible_counts=frozenset({1, 2})), None
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("followed", FOLLOWED)
+def test_a_host_without_orders_is_in_no_new_round_until_they_arrive(etcd: EtcdServers, followed: str) -> None:
+    """One of its watches breaks each time it is opened, while its lease is renewed and all its calls are answered."""
+    with (
+        EtcdClient(EtcdSettings.of(etcd.urls)) as driver,
+        EtcdProxy(etcd.members[0].client_port) as proxy,
+        EtcdClient(EtcdSettings.of(proxy.url)) as client,
+    ):
+        proxy.garbage, proxy.conduct = [LONG_LENGTH], Conduct.GARBAGE
+        proxy.spoils = lambda request: is_watch_of(FOLLOWED[followed], request)
+        with executor(client, bound_s=0.5) as membership:
+            wait_until(lambda: "a" in eligible_now(driver).refused, "the host to be refused", 20.0)
+            reason = eligible_now(driver).refused["a"]
+            assert reason.startswith("it is unfit: its orders do not arrive: etcd watch of ")
+            assert FOLLOWED[followed] in reason
+            assert "bad Content-Length" in reason
+            assert membership.is_registered
+
+            membership.set_unfit_reason(FitnessCheck.HEALTH, "disk: full")
+            proxy.conduct = Conduct.PASS
+            wait_until(
+                lambda: eligible_now(driver).refused.get("a") == "it is unfit: disk: full", "it to hear again", 20.0
+            )
+            membership.set_unfit_reason(FitnessCheck.HEALTH, "")
+            wait_until(lambda: "a" in eligible_now(driver).available, "the host to be taken", 20.0)
+
+
+RECENT, LONG_AGO = 0.1, 60.0
+
+
+@pytest.mark.parametrize(
+    ("polls", "expected"),
+    [
+        ([(0.0, RECENT, True), (100.0, RECENT, True)], ""),
+        ([(0.0, RECENT, True), (9.0, 9.0, True)], ""),
+        ([(0.0, RECENT, True), (11.0, 11.0, True)], "no answer"),
+        ([(0.0, RECENT, True), (11.0, 11.0, True), (12.0, RECENT, True)], ""),
+        ([(0.0, RECENT, True), (11.0, 11.0, False)], ""),
+        ([(0.0, RECENT, True), (60.0, LONG_AGO, False), (61.0, LONG_AGO, True)], ""),
+        ([(0.0, RECENT, True), (60.0, LONG_AGO, False), (61.0, LONG_AGO, True), (72.0, LONG_AGO, True)], "no answer"),
+        ([(0.0, RECENT, True), (11.0, 11.0, True), (30.0, 30.0, False), (31.0, 31.0, True)], "no answer"),
+        ([(0.0, RECENT, True), (11.0, 11.0, True), (30.0, 30.0, False), (31.0, RECENT, True)], ""),
+    ],
+    ids=[
+        "orders arrive", "not for long", "too long", "orders arrive again", "etcd is away", "etcd was away",
+        "etcd was away, and none arrive", "none when etcd went", "none when etcd went, and they arrive",
+    ],
+)  # fmt: skip
+def test_time_without_orders_counts_while_etcd_answers(polls: list[tuple[float, float, bool]], expected: str) -> None:
+    delivery = OrderDelivery(10.0)
+    reasons = [delivery.poll(now, unconfirmed_s, "no answer", is_lease_held=held) for now, unconfirmed_s, held in polls]
+    assert reasons[-1] == (expected and f"its orders do not arrive: {expected}")
+
+
+def test_an_etcd_that_was_away_for_just_less_than_a_lease_makes_nobody_unfit() -> None:
+    """The lease is held all the while. When etcd is back, the watch is the last to recover."""
+    limits, ttl_s = WatchLimits(), 10.0
+    delivery = OrderDelivery(unfit_after_s(ttl_s))
+    back_s = 100.0 + ttl_s
+    polls = [(now, now - (100.0 - limits.silence_s)) for now in (100.0, back_s, back_s + limits.silence_s)]
+    polls = [(0.0, 0.0), *polls]
+    reasons = [delivery.poll(now, unconfirmed_s, "away", is_lease_held=True) for now, unconfirmed_s in polls]
+    assert reasons == ["", "", "", ""]

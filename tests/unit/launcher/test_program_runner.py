@@ -1,0 +1,176 @@
+"""Which host runs the programs of a job: begun by the elected driver, ended by another one's election alone."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import JobEnd, JobRecord
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyRange
+from megatrain_launcher.executor import launch_mark, program_runner
+from megatrain_launcher.executor.job_programs import ProgramSettings
+from megatrain_launcher.executor.launch_mark import leave_mark, why_not_shared
+from megatrain_launcher.executor.program_runner import ProgramRunner, ProgramRunnerParts, start_program_runner
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.launched_job import make_record
+from tests.helpers.lone_rank import make_config
+from tests.helpers.waiting import wait_until
+
+SOON_S = 15.0
+_numbers = itertools.count()
+
+
+@dataclass
+class Programs:
+    """What a program runner runs."""
+
+    begun: int = 0
+    is_running: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        self.begun += 1
+        self.is_running.set()
+        try:
+            yield
+        finally:
+            self.is_running.clear()
+
+
+@dataclass
+class Kept:
+    """A program runner, and what a test changes."""
+
+    client: EtcdClient
+    keys: JobKeys
+    leading: threading.Event
+    programs: Programs
+    runner: ProgramRunner
+
+    def elect(self, host: str) -> None:
+        lease = self.client.grant_lease(60).lease_id
+        self.client.delete(KeyRange.prefix(f"{self.keys.election}/"))
+        self.client.put(f"{self.keys.election}/{lease:x}", host, lease_id=lease)
+
+    def await_poll(self) -> None:
+        """Return when the runner has surely polled once more."""
+        done = threading.Event()
+        thread = threading.Timer(0.2, done.set)
+        thread.start()
+        done.wait()
+
+
+@contextmanager
+def keeping(client: EtcdClient) -> Iterator[Kept]:
+    keys, leading, programs = JobKeys(f"kept-{next(_numbers)}"), threading.Event(), Programs()
+    runner = ProgramRunner(ProgramRunnerParts(client, keys, "host-0", leading, programs))
+    try:
+        yield Kept(client, keys, leading, programs, runner)
+    finally:
+        runner.close()
+        assert not programs.is_running.is_set()
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_runner, "_POLL_S", 0.01)
+    monkeypatch.setattr(launch_mark, "_TRY_S", 0.01)
+
+
+def test_the_driver_s_host_runs_them_until_another_host_is_elected(client: EtcdClient) -> None:
+    with keeping(client) as kept:
+        assert kept.programs.begun == 0
+        kept.elect("host-0")
+        kept.leading.set()
+        assert kept.programs.is_running.wait(SOON_S)
+        kept.leading.clear()
+        client.delete(KeyRange.prefix(f"{kept.keys.election}/"))
+        kept.await_poll()
+        assert kept.programs.is_running.is_set(), "nobody leads: nobody else runs them"
+        kept.elect("host-1")
+        wait_until(lambda: not kept.programs.is_running.is_set(), "the end", SOON_S)
+        kept.elect("host-0")
+        kept.leading.set()
+        assert kept.programs.is_running.wait(SOON_S)
+        assert kept.programs.begun == 2
+
+
+def test_an_outage_of_etcd_ends_nothing(tmp_path: Path) -> None:
+    settings = EtcdSettings.of("127.0.0.1:1")
+    with EtcdServers(tmp_path, 1) as servers:
+        settings = EtcdSettings(EtcdSettings.of(servers.urls).endpoints, attempt_s=0.2, call_s=0.2)
+        with EtcdClient(settings) as client, keeping(client) as kept:
+            kept.elect("host-0")
+            kept.leading.set()
+            assert kept.programs.is_running.wait(SOON_S)
+            servers.members[0].kill()
+            kept.leading.clear()
+            kept.await_poll()
+            kept.await_poll()
+            assert kept.programs.is_running.is_set()
+
+
+def test_programs_of_a_finished_job_do_not_start_and_wait_for_its_hosts(client: EtcdClient) -> None:
+    with keeping(client) as kept:
+        client.put(kept.keys.end, encode(JobEnd(0, "done", 1.0)))
+        kept.leading.set()
+        kept.await_poll()
+        assert kept.programs.begun == 0
+        client.delete(KeyRange.key(kept.keys.end))
+        assert kept.programs.is_running.wait(SOON_S)
+        for host in ("host-0", "host-1"):
+            client.put(kept.keys.host(host), "{}")
+        client.put(kept.keys.end, encode(JobEnd(0, "done", 1.0)))
+        closing = threading.Thread(target=kept.runner.close)
+        closing.start()
+        kept.await_poll()
+        assert kept.programs.is_running.is_set(), "another host's streamer has not said all"
+        client.delete(KeyRange.key(kept.keys.host("host-1")))
+        closing.join(SOON_S)
+        assert not kept.programs.is_running.is_set()
+
+
+def test_the_host_that_is_named_runs_them_whoever_drives(
+    client: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = Programs()
+    monkeypatch.setattr(program_runner, "running_programs", lambda settings, tell: programs())
+    config = make_config(diagnostics={"daemon_host": "host-7"})
+    settings = ProgramSettings(config, tmp_path, client.settings, {})
+    record = make_record(job=f"kept-{next(_numbers)}", first_host="host-7")
+    assert start_program_runner(settings, "host-0", client, record, threading.Event()) is None
+    runner = start_program_runner(settings, "host-7", client, record, threading.Event())
+    assert runner is not None
+    assert programs.is_running.wait(SOON_S)
+    runner.close()
+    assert not programs.is_running.is_set()
+
+
+class TestSharedDirectory:
+    RECORD: JobRecord = make_record(first_host="host-1", launch_id="l1")
+
+    def why(self, run: Path, host: str) -> str:
+        return why_not_shared(RunDirectory(run), self.RECORD, host, threading.Event())
+
+    def test_the_directory_of_the_first_host_is_known_by_its_mark(self, tmp_path: Path) -> None:
+        RunDirectory(tmp_path).create()
+        leave_mark(RunDirectory(tmp_path), self.RECORD)
+        assert self.why(tmp_path, "host-2") == ""
+
+    def test_another_directory_is_reported(self, tmp_path: Path) -> None:
+        RunDirectory(tmp_path).create()
+        assert self.why(tmp_path, "host-1") == ""
+        assert f"{tmp_path} on host-2 is not that of host-1" in self.why(tmp_path, "host-2")
+        leave_mark(RunDirectory(tmp_path), make_record(launch_id="of before"))
+        assert "set job.run_directory to storage that all hosts share" in self.why(tmp_path, "host-2")

@@ -1,0 +1,132 @@
+"""Damage to the newest checkpoint is known before anybody needs it, and intact checkpoints are not reported as
+damaged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.checkpoint_files import step_directory_name
+from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.manifest import FileEntry
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.verifications import Verification, note_verifications
+from megatrain_launcher.driver.resume_point_watch import ResumePointWatch, local_checkpoints
+from tests.helpers.checkpoint_tree import put_branch, put_checkpoint, put_resume
+from tests.helpers.training_case import make_config
+from tests.helpers.waiting import wait_until
+
+SOON_S = 20.0
+POLL_S = 0.02
+NEWEST = 20
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    """Two whole checkpoints, each of one file."""
+    place = LocalLocation(tmp_path)
+    put_resume(place, "main")
+    branch = put_branch(place, "main")
+    for step in (10, NEWEST):
+        save(tmp_path, step)
+    assert branch.entries()
+    return tmp_path
+
+
+def save(checkpoints: Path, step: int) -> None:
+    files = {"r000002-rank-00000.distcp": FileEntry(10, "items-sha256:" + "0a" * 32)}
+    (data_file(checkpoints, step)).parent.mkdir()
+    data_file(checkpoints, step).write_bytes(b"x" * 10)
+    put_checkpoint(LocalLocation(checkpoints / "main"), step, files=files)
+
+
+def data_file(checkpoints: Path, step: int) -> Path:
+    return checkpoints / "main" / step_directory_name(step) / "r000002-rank-00000.distcp"
+
+
+def verified(checkpoints: Path, step: int, problem: str, at_unix_s: float = 4e9) -> None:
+    """Keep what a verification found, as `megatrain ckpt verify` does."""
+    note_verifications(
+        LocalLocation(checkpoints), [Verification.of("main", step, at_unix_s, [problem] if problem else [])]
+    )
+
+
+@pytest.mark.slow(kept=["branch", "without manifest", "all", "cut short"])
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda root: data_file(root, NEWEST).unlink(), ("missing, expected 10 bytes", "resume from step 10")),
+        (lambda root: data_file(root, NEWEST).write_bytes(b"x"), ("1 bytes, expected 10", "resume from step 10")),
+        (lambda root: next((root / "main").glob("*020/*manifest*")).unlink(), ("20 is skipped", "from step 10")),
+        (
+            lambda root: verified(root, NEWEST, problem="items-sha256 is wrong"),
+            ("20 is skipped: `megatrain ckpt verify` found", "items-sha256 is wrong", "resume from step 10"),
+        ),
+        (lambda root: (root / "main" / "BRANCH").write_bytes(b"\0"), ("no checkpoint can be found", "BRANCH")),
+        (
+            lambda root: [data_file(root, step).unlink() for step in (10, NEWEST)],
+            ("NO CHECKPOINT CAN BE LOADED", "is damaged"),
+        ),
+    ],
+    ids=["removed", "cut short", "without manifest", "verified", "branch", "all"],
+)
+def test_damage_is_reported_until_the_next_checkpoint(
+    checkpoints: Path, harm: Callable[[Path], object], told: tuple[str, ...]
+) -> None:
+    branch = (checkpoints / "main" / "BRANCH").read_bytes()
+    with ResumePointWatch(checkpoints, poll_s=POLL_S) as watch:
+        harm(checkpoints)
+        wait_until(lambda: bool(watch.damage), "the damage to be told", SOON_S)
+        assert all(part in watch.damage for part in told), watch.damage
+        (checkpoints / "main" / "BRANCH").write_bytes(branch)
+        save(checkpoints, 30)
+        wait_until(lambda: not watch.damage, "the end of it", SOON_S)
+
+
+def test_what_is_no_damage(checkpoints: Path, tmp_path: Path) -> None:
+    """An old checkpoint that is removed, one that is being written, checkpoints of which there are none yet.
+
+    And what was found wrong with a checkpoint that stood in the place of this one before.
+    """
+    looks: list[None] = []
+
+    def is_driving() -> bool:
+        looks.append(None)
+        return True
+
+    with ResumePointWatch(checkpoints, is_driving, poll_s=POLL_S) as watch:
+        shutil.rmtree(data_file(checkpoints, 10).parent)
+        verified(checkpoints, NEWEST, problem="what stood there before", at_unix_s=1.0)
+        (checkpoints / "main" / step_directory_name(30)).mkdir()
+        (checkpoints / "main" / step_directory_name(30) / "WRITING").touch()
+        seen = len(looks)
+        wait_until(lambda: len(looks) > seen + 4, "four looks", SOON_S)
+        assert watch.damage == ""
+    for nothing in (tmp_path / "never", tmp_path / "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        seen = len(looks)
+        with ResumePointWatch(nothing, is_driving, poll_s=POLL_S) as watch:
+            wait_until(lambda seen=seen: len(looks) > seen + 4, "four looks", SOON_S)
+            assert watch.damage == ""
+
+
+def test_who_does_not_drive_reads_nothing(checkpoints: Path) -> None:
+    data_file(checkpoints, NEWEST).unlink()
+    asked: list[None] = []
+
+    def is_driving() -> bool:
+        asked.append(None)
+        return False
+
+    with ResumePointWatch(checkpoints, is_driving, poll_s=POLL_S) as watch:
+        wait_until(lambda: len(asked) > 4, "four looks", SOON_S)
+        assert watch.damage == ""
+
+
+def test_only_files_are_looked_at(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    assert local_checkpoints(make_config(), run) == run.checkpoints
+    assert local_checkpoints(make_config({"checkpoint": {"directory": "s3://bucket/place"}}), run) is None

@@ -1,0 +1,155 @@
+"""Signals become a request; the second interrupt insists; the handlers of before come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from megatrain.programs.stop_signals import STOP_SIGNALS, StopSignals
+from tests.helpers.source_tree import ROOT
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_is_a_request(number: signal.Signals) -> None:
+    with StopSignals() as signals:
+        assert not signals.is_requested
+        signal.raise_signal(number)
+        assert signals.is_requested
+        assert signals.name == number.name
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_asking_again_changes_nothing(number: signal.Signals) -> None:
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGUSR1)
+        for _ in range(3):
+            signal.raise_signal(number)
+        assert signals.name == "SIGUSR1"
+
+
+def test_the_second_interrupt_is_one() -> None:
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert signals.name == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_handlers_come_back() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+
+    signals = StopSignals()
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
+    signals.close()
+    signals.close()
+
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
+def test_a_worker_that_has_saved_ends_with_its_own_exit_code() -> None:
+    # The interpreter gives handlers back long before the process is gone, and then destroys its objects.
+    script = """
+import os, signal, sys
+from megatrain.programs.stop_signals import STOP_SIGNALS, StopSignals
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), numbers=STOP_SIGNALS):
+        for number in numbers:
+            kill(pid, number)
+sys.last = Last()
+with StopSignals() as signals:
+    signals.ignore()
+sys.exit(75)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=20, check=False
+    )
+    assert (done.returncode, done.stderr) == (75, "")
+
+
+def test_a_forked_child_has_the_handlers_of_before() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with StopSignals():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if [signal.getsignal(number) for number in STOP_SIGNALS] == before else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_the_callbacks_get_the_first_signal_and_the_second_interrupt() -> None:
+    heard: list[str] = []
+    with StopSignals(heard.append, lambda name: heard.append(f"{name} again")):
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGINT, signal.SIGINT):
+            signal.raise_signal(number)
+    assert heard == ["SIGHUP", "SIGINT again"]
+
+
+def test_a_callback_that_is_set_after_a_signal_is_called_at_once() -> None:
+    heard: list[str] = []
+    with StopSignals() as signals:
+        signals.set_callbacks(heard.append)
+        assert heard == []
+        signal.raise_signal(signal.SIGUSR1)
+        signals.set_callbacks(lambda name: heard.append(f"late {name}"), heard.append)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert heard == ["SIGUSR1", "late SIGUSR1", "SIGINT"]
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            assert not signals.is_requested
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_another_thread_takes_no_signals() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    made: list[StopSignals] = []
+    thread = threading.Thread(target=lambda: made.append(StopSignals()))
+    thread.start()
+    thread.join()
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+    made[0].close()
+
+
+def test_a_signal_while_the_waiter_holds_the_events_lock_is_no_deadlock() -> None:
+    script = """
+import os, signal
+from megatrain.programs.stop_signals import stopped_by_signals
+stop = stopped_by_signals()
+with stop._cond:  # as at the beginning of Event.wait
+    os.kill(os.getpid(), signal.SIGTERM)
+print(stop.wait(10))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, timeout=20, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_server_ends_in_order_by_any_of_them(number: signal.Signals) -> None:
+    script = """
+import os
+from megatrain.programs.stop_signals import stopped_by_signals
+stop = stopped_by_signals()
+print("up", flush=True)
+stop.wait(20)
+print("in order")
+"""
+    server = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "up\n"
+    server.send_signal(number)
+    assert server.communicate(timeout=20)[0] == "in order\n"
+    assert server.returncode == 0

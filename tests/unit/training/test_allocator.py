@@ -1,0 +1,23 @@
+"""torch's allocator is set up for growing segments, unless the user has settings of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatrain.training.allocator import ALLOCATOR_VARIABLES, GROWING_SEGMENTS, let_segments_grow, set_allocator
+
+
+def test_segments_grow_unless_the_user_says_otherwise() -> None:
+    given: list[str] = []
+    assert let_segments_grow({"PYTORCH_CUDA_ALLOC_CONF": ""}, given.append) == ""
+    assert given == [GROWING_SEGMENTS]
+    for name in ALLOCATOR_VARIABLES:
+        told = let_segments_grow({name: "backend:cudaMallocAsync"}, given.append)
+        assert told == f"torch's allocator has the settings of {name}=backend:cudaMallocAsync"
+    assert given == [GROWING_SEGMENTS]
+
+
+def test_torch_takes_the_settings() -> None:
+    set_allocator(GROWING_SEGMENTS)
+    with pytest.raises((RuntimeError, ValueError), match="perhaps"):
+        set_allocator("expandable_segments:perhaps")

@@ -1,0 +1,132 @@
+"""Evaluation of a lone rank: the loss by hand, the tokens that count, bits a byte, and what it leaves behind."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from megatrain.config.config import Config
+from megatrain.data.indexed import IndexedWriter, token_dtype
+from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
+from megatrain.model import TokenContext, Transformer
+from megatrain.training.evaluation import Evaluation, evaluate, open_validation
+from megatrain.training.rank_model import RankModel
+from tests.helpers.lone_rank import lone_rank_model, make_config, parameters_by_name
+
+LENGTHS = (11, 5, 1, 9, 6)
+"""32 tokens in windows of 8: three whole ones and one of seven labels."""
+NUM_LABELS = sum(LENGTHS) - 1
+ENDS_INSIDE = len(LENGTHS) - 1
+"""The last token of each document but the last would have to predict an unrelated one."""
+TEXT_BYTES = 77
+
+
+def corpus(directory: Path, name: str = "validation", **tables: object) -> Config:
+    """Write held-out tokens and their meta.json, and return a configuration that names them."""
+    generator = np.random.default_rng(3)
+    with IndexedWriter(directory / name, token_dtype(61)) as writer:
+        for length in LENGTHS:
+            writer.add_document(generator.integers(0, 61, length))
+    train, validation = SplitMeta(1, 5, 999), SplitMeta(len(LENGTHS), sum(LENGTHS), TEXT_BYTES)
+    meta = DataMeta(("text",), "text", 0, 0.1, 61, 0, "", 1.0, {}, train, validation)
+    (directory / META_NAME).write_text(meta.to_json())
+    data = {"validation": str(directory / name), "train": str(directory / name)}
+    sections = {name: dict(table) for name, table in tables.items()}  # type: ignore[call-overload]
+    return make_config(**{**sections, "data": {**data, **sections.get("data", {})}})
+
+
+def evaluated(config: Config, rank_model: RankModel | None = None) -> Evaluation:
+    opened = open_validation(config)
+    assert opened is not None
+    return evaluate(rank_model or lone_rank_model(config), *opened)
+
+
+def tokens_of(config: Config) -> Tensor:
+    opened = open_validation(config)
+    assert opened is not None
+    return torch.from_numpy(opened[0].window(0, sum(LENGTHS)).astype(np.int64))
+
+
+def plain_loss_sum(config: Config, weights: dict[str, Tensor]) -> float:
+    """Return the summed loss of all labels, window by window, with the model alone."""
+    model = Transformer(config.model).double().eval()
+    model.load_state_dict(weights, strict=False)
+    tokens, total = tokens_of(config), 0.0
+    for start in range(0, NUM_LABELS, config.model.seq_len):
+        window = tokens[start : start + config.model.seq_len + 1]
+        context = TokenContext(torch.zeros(1, dtype=torch.int64), len(window) - 1)
+        with torch.no_grad():
+            total += model(window[:-1, None], context, window[1:, None]).item()
+    return total
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 3])
+def test_the_loss_is_that_of_the_model_on_every_window(micro_batch_size: int, tmp_path: Path) -> None:
+    config = corpus(
+        tmp_path,
+        batch={"micro_batch_size": micro_batch_size, "global_batch_size": micro_batch_size},
+        model={"vocab_size": 61, "seq_len": 8, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "dropout": 0.5},
+    )
+    rank_model = lone_rank_model(config)
+    found = evaluated(config, rank_model)
+
+    expected = plain_loss_sum(config, parameters_by_name(rank_model))
+    assert found.num_tokens == NUM_LABELS
+    assert found.loss == pytest.approx(expected / NUM_LABELS, rel=1e-12)
+    assert found.bits_per_byte == pytest.approx(expected / math.log(2) / TEXT_BYTES, rel=1e-12)
+
+
+def test_labels_across_documents_do_not_count_where_attention_is_cut_there(tmp_path: Path) -> None:
+    plain, masked = (corpus(tmp_path, data={"has_document_mask": has_mask}) for has_mask in (False, True))
+    found = evaluated(masked)
+
+    assert found.num_tokens == NUM_LABELS - ENDS_INSIDE
+    assert found.loss != evaluated(plain).loss
+
+
+def test_bits_need_the_text_of_all_that_was_evaluated(tmp_path: Path) -> None:
+    whole = evaluated(corpus(tmp_path))
+    part = evaluated(corpus(tmp_path, evaluation={"num_samples": 2}))
+    other = evaluated(corpus(tmp_path, name="test"))
+    assert whole.bits_per_byte is not None
+    assert (part.num_tokens, part.bits_per_byte) == (16, None)
+    # meta.json has the bytes of the train and validation texts only
+    assert (other.num_tokens, other.loss, other.bits_per_byte) == (NUM_LABELS, whole.loss, None)
+    config = corpus(tmp_path)
+    (tmp_path / META_NAME).unlink()
+    assert evaluated(config).bits_per_byte is None
+
+
+def test_what_training_adds_to_cross_entropy_is_not_evaluated(tmp_path: Path) -> None:
+    config = corpus(tmp_path, train={"z_loss": 0.01, "label_smoothing": 0.2})
+    rank_model = lone_rank_model(config)
+    expected = plain_loss_sum(config, parameters_by_name(rank_model)) / NUM_LABELS
+    assert evaluated(config, rank_model).loss == pytest.approx(expected, rel=1e-12)
+
+    model = rank_model.pipeline.chunks[0].module
+    tokens, seq_len = tokens_of(config)[: config.model.seq_len + 1, None], config.model.seq_len
+    context = TokenContext(torch.zeros(1, dtype=torch.int64), seq_len)
+    logits = model.loss_head.logits(model(tokens[:-1], context)).flatten(0, 1)[:, : config.model.vocab_size]
+    smoothed = functional.cross_entropy(logits, tokens[1:].flatten(), reduction="sum", label_smoothing=0.2)
+    added = 0.01 * torch.logsumexp(logits, -1).square().sum()
+    trained = model(tokens[:-1], context, tokens[1:])
+    assert trained.item() == pytest.approx((smoothed + added).item(), rel=1e-12)
+
+
+def test_training_goes_on_with_dropout(tmp_path: Path) -> None:
+    config = corpus(tmp_path)
+    rank_model = lone_rank_model(config)
+    evaluated(config, rank_model)
+
+    modules = [module for chunk in rank_model.pipeline.chunks for module in chunk.module.modules()]
+    assert all(module.training for module in modules)
+
+
+def test_without_held_out_tokens_there_is_nothing_to_evaluate() -> None:
+    assert open_validation(make_config()) is None

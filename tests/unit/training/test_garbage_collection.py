@@ -1,0 +1,105 @@
+"""Planned garbage collection: cycles live until the planned step, and Python's collector comes back."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from megatrain.contracts.operations import Operation
+from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
+from tests.helpers.completed_steps import completed_step
+from tests.helpers.lone_rank import SilentRecorder
+
+
+class Node:
+    """An object in a cycle with itself."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+class NotingRecorder(SilentRecorder):
+    """Notes the spans it is asked for."""
+
+    def __init__(self) -> None:
+        self.spans: list[Operation] = []
+        self.ended: list[int] = []
+
+    def begin(self, operation: Operation, *place: int | None) -> int:
+        self.spans.append(operation)
+        return len(self.spans)
+
+    def end(self, token: int, has_failed: bool = False) -> None:
+        self.ended.append(token)
+
+
+@pytest.fixture(autouse=True)
+def _restored_collector() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_a_cycle_lives_until_the_planned_step() -> None:
+    with PlannedGarbageCollection(3, SilentRecorder()) as planned:
+        assert not gc.isenabled()
+        alive = weakref.ref(Node())
+        planned.after_step(completed_step(1))
+        assert alive() is not None
+        planned.after_step(completed_step(2))
+        assert alive() is None
+    assert gc.isenabled()
+
+
+@pytest.mark.slow
+def test_what_was_made_before_is_collected_once_and_then_frozen() -> None:
+    gc.disable()  # else Python's own collector might come first
+    alive = weakref.ref(Node())
+    gc.unfreeze()
+    with PlannedGarbageCollection(3, SilentRecorder()):
+        assert alive() is None
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.slow
+def test_a_collection_is_a_span() -> None:
+    recorder = NotingRecorder()
+    with PlannedGarbageCollection(2, recorder) as planned:
+        for index in range(5):
+            planned.after_step(completed_step(index))
+    assert recorder.spans == [Operation.GC, Operation.GC]
+    assert recorder.ended == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_full_collection_that_nobody_planned_is_a_span_too() -> None:
+    recorder = NotingRecorder()
+    with PlannedGarbageCollection(0, recorder):
+        gc.collect(0)  # of young objects: Python does that all the time
+        gc.collect(1)
+        assert recorder.spans == []
+        gc.collect()
+    gc.collect()
+    assert (recorder.spans, recorder.ended) == ([Operation.GC], [1])
+
+
+@pytest.mark.slow
+def test_interval_zero_leaves_the_collector_alone() -> None:
+    with PlannedGarbageCollection(0, SilentRecorder()) as planned:
+        assert gc.isenabled()
+        alive = weakref.ref(Node())
+        planned.after_step(completed_step(99))
+        assert alive() is not None
+    gc.collect()
+
+
+@pytest.mark.slow
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    with PlannedGarbageCollection(5, SilentRecorder()):
+        pass
+    assert not gc.isenabled()

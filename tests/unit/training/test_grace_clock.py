@@ -1,0 +1,71 @@
+"""When the watchdog's time is up: the pure part, on times and bytes written by hand."""
+
+from __future__ import annotations
+
+import math
+import signal
+import struct
+from pathlib import Path
+
+import pytest
+
+from megatrain.training.watchdog import GraceClock
+
+TERM = bytes([signal.SIGTERM])
+USR1 = bytes([signal.SIGUSR1])
+INT = bytes([signal.SIGINT])
+CHILD = bytes([signal.SIGCHLD])
+LAST_SIGNAL = bytes([64])
+DISARM = struct.pack("<BdH", 0x82, 0.0, 0)
+
+
+def extend(seconds: float) -> bytes:
+    return struct.pack("<BdH", 0x81, seconds, 0)
+
+
+@pytest.mark.parametrize(
+    ("messages", "deadline", "name"),
+    [
+        ([], math.inf, ""),
+        ([(5, TERM)], 15, "SIGTERM"),
+        ([(5, USR1)], 15, "SIGUSR1"),
+        ([(5, INT)], 15, "SIGINT"),
+        ([(5, CHILD), (6, LAST_SIGNAL)], math.inf, ""),
+        # Asking again neither hastens nor delays.
+        ([(5, TERM), (7, TERM), (9, USR1)], 15, "SIGTERM"),
+        ([(5, CHILD + USR1 + TERM)], 15, "SIGUSR1"),
+        # The grace period begins when the announced time is over, whichever came first.
+        ([(5, extend(100)), (6, TERM)], 115, "SIGTERM"),
+        ([(5, TERM), (6, extend(100))], 116, "SIGTERM"),
+        # Done before the announced time: the grace period begins now.
+        ([(5, extend(100)), (6, TERM), (40, extend(0))], 50, "SIGTERM"),
+        ([(5, extend(3)), (9, TERM)], 19, "SIGTERM"),
+        ([(5, TERM), (6, DISARM)], math.inf, ""),
+        ([(5, TERM), (6, DISARM), (7, USR1)], 17, "SIGUSR1"),
+        ([(5, TERM + DISARM + extend(2) + INT)], 17, "SIGINT"),
+        ([(5, extend(math.inf) + TERM)], math.inf, "SIGTERM"),
+    ],
+)
+def test_deadline(messages: list[tuple[float, bytes]], deadline: float, name: str) -> None:
+    clock = GraceClock(grace_s=10)
+    for now, data in messages:
+        clock.feed(data, now)
+
+    assert clock.deadline == deadline
+    assert clock.signal_name == name
+
+
+def test_bytes_may_come_in_any_pieces() -> None:
+    # The double 2.5000000000000018 holds bytes that would be signals by themselves.
+    # So does the path.
+    busy = extend(struct.unpack("<d", b"\x0a\x0f\x02\x00\x00\x00\x04\x40")[0])
+    follow = struct.pack("<BdH", 0x83, 0.0, 4) + b"/\x0f\x82\x02"
+    data = CHILD + busy + TERM + follow + DISARM + USR1
+    whole = GraceClock(grace_s=10)
+    whole.feed(data, 5)
+    for cut in range(len(data)):
+        clock = GraceClock(grace_s=10)
+        clock.feed(data[:cut], 5)
+        clock.feed(data[cut:], 5)
+        assert (clock.deadline, clock.signal_name) == (whole.deadline, "SIGUSR1")
+        assert clock.black_box == Path("/\x0f\udc82\x02")

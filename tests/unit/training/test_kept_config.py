@@ -1,0 +1,67 @@
+"""What a round leaves of its configuration: the whole of it, and how it differs from that of the round before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.config.config import Config
+from megatrain.config.load import load_config
+from megatrain.config.recorded import CONFIG_NAME, recorded_values
+from megatrain.config.serialize import config_values, to_toml
+from megatrain.contracts.config_changes import CHANGES_NAME, ChangedKey, read_changes
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.training.worker import _keep_config
+from tests.helpers.source_tree import ROOT
+
+
+class Said:
+    """A reporter that holds the run."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def check_run_lock(self) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load_config(ROOT / "configs" / "demo.toml").config
+
+
+def test_a_round_with_another_configuration_says_which_keys_changed(config: Config, tmp_path: Path) -> None:
+    run, said = RunDirectory(tmp_path), Said()
+    run.create()
+    path = run.diagnosis / CHANGES_NAME
+    _keep_config(config, run, said, 1, 0)
+    _keep_config(config, run, said, 2, 40)
+    assert read_changes(path) == (), "the first one, and the same one again, are no change"
+    warmer = replace(config, optimizer=replace(config.optimizer, lr=config.optimizer.lr * 2))
+    _keep_config(warmer, run, said, 3, 50)
+    (change,) = read_changes(path)
+    assert (change.round, change.first_step) == (3, 50)
+    assert change.keys == (ChangedKey("optimizer.lr", str(config.optimizer.lr), str(warmer.optimizer.lr)),)
+    assert recorded_values(tmp_path) == config_values(warmer)
+    assert (tmp_path / CONFIG_NAME).read_text() == to_toml(warmer)
+    assert said.notes == []
+
+
+def test_a_configuration_of_another_version_is_compared_by_its_keys(config: Config, tmp_path: Path) -> None:
+    run, said = RunDirectory(tmp_path), Said()
+    run.create()
+    (tmp_path / CONFIG_NAME).write_text(to_toml(config) + "\n[of_before]\nanswer = 42\n")
+    _keep_config(config, run, said, 2, 10)
+    (change,) = read_changes(run.diagnosis / CHANGES_NAME)
+    assert change.keys == (ChangedKey("of_before.answer", "42", ""),)
+
+
+def test_where_nothing_can_be_written_training_goes_on(config: Config, tmp_path: Path) -> None:
+    run, said = RunDirectory(tmp_path), Said()  # without its directories
+    (tmp_path / CONFIG_NAME).write_text("[train]\nsteps = 1\n")
+    _keep_config(config, run, said, 2, 10)
+    assert "training goes on" in said.notes[0]

@@ -1,0 +1,227 @@
+"""Text from a trained checkpoint: the tokens are the model's own, however it was found, and the command says them.
+
+The oracle is the model with the master weights that the job itself held at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatrain.checkpoint.find import find_checkpoint
+from megatrain.cli import main
+from megatrain.config.config import Config
+from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
+from megatrain.contracts.errors import CheckpointError, DataError
+from megatrain.contracts.location import LocalLocation, Location
+from megatrain.generation import LoadedModel, Sampling, generate, load_model
+from megatrain.model import TokenContext, Transformer
+from tests.helpers.rank_protocol import RankContext
+from tests.helpers.require import require_module
+from tests.helpers.tiny_data import write_corpus
+from tests.helpers.training_case import Orders, make_config, train_on_rank
+
+require_module("tokenizers")
+
+from megatrain.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer  # noqa: E402
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 260
+SEQ_LEN = 16
+PROMPT = "the hat"
+GREEDY = Sampling(max_tokens=40, temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """A run directory with one checkpoint, and the model that it holds."""
+
+    root: Path
+    config: Config
+    model: Transformer
+    tokenizer: Tokenizer
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """Return the likeliest next tokens, each from the last SEQ_LEN before it."""
+        tokens = list(prompt)
+        for _ in range(count):
+            context = torch.tensor(tokens[-SEQ_LEN:])[:, None]
+            place = TokenContext(torch.zeros(1, dtype=torch.int64), len(context))
+            assert self.model.loss_head is not None
+            with torch.no_grad():
+                logits_SBV = self.model.loss_head.logits(self.model.hidden(context, place))
+            tokens.append(int(logits_SBV[-1, 0, :VOCAB_SIZE].argmax()))
+        return tokens[len(prompt) :]
+
+
+def train(root: Path, tokenizer: Path | None) -> TrainedRun:
+    data = write_corpus(root / "train", 2000, VOCAB_SIZE, seed=1)
+    config = make_config(
+        {"model": {"vocab_size": VOCAB_SIZE, "seq_len": SEQ_LEN, "hidden_size": 16, "num_layers": 1, "num_heads": 2}},
+        # weights so large that the model does not repeat itself
+        {"model": {"has_tied_head": False, "dropout": 0.3, "init_std": 0.5}, "optimizer": {"lr_warmup_steps": 0}},
+        {"train": {"steps": 2, "precision": "fp32"}, "checkpoint": {"save_at_end": True}},
+        {"data": {"train": str(data), "tokenizer": str(tokenizer or "")}},
+        {"job": {"run_directory": str(root / "run")}},
+    )
+    record = train_on_rank(RankContext(0, 1, ""), config, Orders())
+    model = Transformer(config.model).eval()
+    with torch.no_grad():
+        for piece in record.final_state["master"]:
+            # of a rank that is alone, a piece is a run of whole rows; the offsets say which
+            box = tuple(slice(at, at + size) for at, size in zip(piece.offsets, piece.values.shape, strict=True))
+            model.get_parameter(piece.name)[box] = torch.from_numpy(piece.values)
+    return TrainedRun(root / "run", config, model, load_tokenizer(tokenizer) if tokenizer else None)  # type: ignore
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+    root = tmp_path_factory.mktemp("sampled")
+    tokenizer = root / "a-tokenizer.json"
+    train_tokenizer(["the cat sat on the mat, the hat\n" * 30], VOCAB_SIZE).save(tokenizer)
+    return train(root, tokenizer)
+
+
+def checkpoint_of(run: TrainedRun) -> Location:
+    return find_checkpoint(str(run.root))
+
+
+@pytest.fixture
+def loaded(run: TrainedRun) -> LoadedModel:
+    return load_model(checkpoint_of(run), CPU)
+
+
+@pytest.mark.slow
+def test_greedy_tokens_are_the_likeliest_of_the_weights_saved(run: TrainedRun, loaded: LoadedModel) -> None:
+    prompt = loaded.tokenizer.encode(PROMPT)
+    found = list(generate(loaded, prompt, GREEDY))
+
+    expected = run.greedy(prompt, GREEDY.max_tokens)
+    assert loaded.tokenizer.eod_id not in expected
+    assert len(set(expected)) > 5, "a model that repeats itself would hide a token that was not appended"
+    assert found == expected
+    assert (loaded.step, loaded.config.model) == (2, run.config.model)
+    assert not loaded.model.training
+
+
+def test_a_prompt_that_is_empty_starts_a_document(run: TrainedRun, loaded: LoadedModel) -> None:
+    found = list(generate(loaded, [], Sampling(max_tokens=5, temperature=0.0)))
+
+    assert found == run.greedy([run.tokenizer.eod_id], 5)
+
+
+@pytest.mark.parametrize("prompt_length", [1, SEQ_LEN, SEQ_LEN + 5])
+def test_the_last_tokens_are_all_the_context_there_is(prompt_length: int, run: TrainedRun, loaded: LoadedModel) -> None:
+    prompt = [7 * place % VOCAB_SIZE for place in range(1, prompt_length + 1)]
+
+    assert list(generate(loaded, prompt, Sampling(max_tokens=3, temperature=0.0))) == run.greedy(prompt, 3)
+
+
+def test_the_end_of_a_document_ends_the_text(loaded: LoadedModel) -> None:
+    tokens = list(generate(loaded, [1], GREEDY))
+    assert tokens.index(tokens[5]) == 5, "the one that is to be the end comes for the first time"
+    loaded.tokenizer.eod_id = tokens[5]
+
+    assert list(generate(loaded, [1], GREEDY)) == tokens[:5]
+
+
+def test_rows_that_only_fill_up_the_vocabulary_are_never_chosen(loaded: LoadedModel) -> None:
+    head = loaded.model.loss_head
+    assert head is not None
+    assert head.weight.shape[0] == VOCAB_SIZE + 4
+    with torch.no_grad():
+        # one of the two is the likeliest of all, whatever the hidden state
+        head.weight[VOCAB_SIZE] = 1e3 * torch.randn(head.weight.shape[1], generator=torch.Generator().manual_seed(0))
+        head.weight[VOCAB_SIZE + 1] = -head.weight[VOCAB_SIZE]
+
+    for sampling in (GREEDY, Sampling(max_tokens=20, temperature=1.0)):
+        assert max(generate(loaded, [1], sampling)) < VOCAB_SIZE
+
+
+def test_draws_are_those_of_the_seed(loaded: LoadedModel) -> None:
+    first, again, other = (
+        list(islice(generate(loaded, [1], Sampling(temperature=1.5, seed=seed)), 12)) for seed in (3, 3, 4)
+    )
+
+    assert first == again
+    assert first != other
+
+
+def test_the_command_takes_what_ckpt_takes(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
+    checkpoint = checkpoint_of(run)
+    for words in (
+        [str(run.root / "checkpoints")],
+        [str(checkpoint)],
+        [f"file://{run.root}"],
+        [f"file://{checkpoint}"],
+        [str(run.root), "--step", "2", "--branch", "main"],
+    ):
+        assert main(["sample", *words, "--max-tokens", "1", "--device", "cpu", "--json"]) == 0
+        found = json.loads(capfd.readouterr().out)
+        assert found["step"] == 2
+        assert found["checkpoint"].removeprefix("file://") == str(checkpoint)
+    assert main(["sample", str(run.root), "--step", "1"]) == 66
+    assert "no committed checkpoint of step 1 in its current ancestry (there are: main/2)" in capfd.readouterr().err
+
+
+def saved_tokenizer(checkpoint: Location) -> Location:
+    """Return where a checkpoint has its tokenizer: under the name that its round gave it."""
+    return checkpoint / read_manifest(checkpoint).name_of(TOKENIZER_NAME)
+
+
+def test_a_checkpoint_without_a_tokenizer_says_what_to_do(run: TrainedRun, tmp_path: Path) -> None:
+    bare = train(tmp_path, None)
+    with pytest.raises(DataError, match=r"tokenizer\.json is missing: the job had no data\.tokenizer"):
+        load_model(checkpoint_of(bare), CPU)
+
+    (checkpoint_of(bare) / TOKENIZER_NAME).write(saved_tokenizer(checkpoint_of(run)).read())
+    assert load_model(checkpoint_of(bare), CPU).tokenizer.encode(PROMPT) == run.tokenizer.encode(PROMPT)
+
+
+def test_a_tokenizer_that_is_not_the_one_saved_is_refused(run: TrainedRun, tmp_path: Path) -> None:
+    place = LocalLocation(tmp_path / "copy")
+    shutil.copytree(str(checkpoint_of(run)), place.path)
+    saved = saved_tokenizer(place)
+    saved.write(saved.read() + b"\n")
+    words = r"copy/r000000-tokenizer\.json: differs from its entry in the manifest"
+    with pytest.raises(CheckpointError, match=words):
+        load_model(place, CPU)
+
+
+def test_the_command_prints_text_or_json(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["sample", str(run.root), "--prompt", PROMPT, "--temperature", "0", "--max-tokens", "6", "--device", "cpu"]
+    prompt = run.tokenizer.encode(PROMPT)
+    tokens = run.greedy(prompt, 6)
+
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["schema_version"], found["step"], found["prompt"]) == (1, 2, PROMPT)
+    assert found["tokens"] == tokens
+    assert found["text"] == run.tokenizer.decode(tokens)
+    assert found["checkpoint"] == str(checkpoint_of(run))
+
+    assert main(words) == 0
+    printed = capfd.readouterr().out
+    # what cannot be printed as it is may be written otherwise
+    assert printed.startswith(PROMPT)
+    assert printed.endswith("\n")
+
+
+def test_a_terminal_obeys_no_model(
+    run: TrainedRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Tokenizer, "decode", lambda *_: "a\x1b[2J\tb\nc")
+    assert main(["sample", str(run.root), "--prompt", ">", "--max-tokens", "1", "--device", "cpu"]) == 0
+    assert capfd.readouterr().out == ">a\\x1b[2J\tb\nc\n"
+
+
+def test_the_command_refuses_a_run_without_checkpoints(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", str(tmp_path)]) == 66
+    assert "is not a checkpoint and contains none" in capfd.readouterr().err

@@ -1,0 +1,40 @@
+"""What is said of a stop that takes longer than runtime.save_grace_s."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatrain.contracts.black_box_values import Phase, Progress
+from megatrain.training.observers.stop_notice import StopNotice
+from tests.helpers.completed_steps import completed_step
+
+S = 1_000_000_000
+PROGRESS = Progress(
+    phase=Phase.STEP, phase_since_ns=0, current_step=7, step_started_ns=None, completed_step=6, completed_ns=40 * S,
+    last_step_ns=90 * S, median_step_ns=None, obeyed_command=0, num_lost_ends=0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", [None, 1, 40])
+def test_nothing_is_said_while_the_grace_is_long_enough(seconds: int | None) -> None:
+    measured = replace(PROGRESS, median_step_ns=None if seconds is None else seconds * S)
+    notice = StopNotice(60.0, lambda: measured)
+    assert notice.after_step(completed_step(7)) == ""  # without a median only the first step, which compiles, is known
+
+
+def test_figures_and_hint_are_said_once_and_again_when_they_grow() -> None:
+    slow = replace(PROGRESS, median_step_ns=50 * S)
+    saved = replace(slow, longest_evaluation_ns=20 * S, longest_checkpoint_ns=S // 2, longest_write_ns=int(9.5 * S))
+    measured = iter([slow, slow, saved, saved])
+    notice = StopNotice(60.0, lambda: next(measured))
+    texts = [notice.after_step(completed_step(index)) for index in range(4)]
+
+    assert texts[0] == (
+        "WARNING: a stop may take 50 s (a step 50 s), and runtime.save_grace_s=60 leaves too little room for that: the "
+        "job allows itself up to 100 s. Set runtime.save_grace_s=100, and make the program that ends the job wait as "
+        "long (docs/guides/stopping.md)"
+    )
+    assert "80 s (a step 50 s, an evaluation 20 s, a snapshot 500 ms, its copy to storage 9.5 s)" in texts[2]
+    assert (texts[1], texts[3]) == ("", "")
