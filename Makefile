@@ -9,17 +9,15 @@ PIP_FLAGS  := --quiet --quiet --disable-pip-version-check --no-input
 DEMO_ARGS  ?=
 BENCH_ARGS ?=
 TEST_ARGS  ?=
-# The writers of checkpoints have the lowest priority: beside tests of the usual one they would hardly run.
-# Python keeps what it compiled, also where the environment says otherwise: hundreds of processes run the same files.
-PYTEST     := env -u PYTHONDONTWRITEBYTECODE nice -n 15 $(VENV_PY) -m pytest
-# Launched jobs are judged by the clock: a program of the usual priority must not hold them up for seconds.
-FAULTS     := env -u PYTHONDONTWRITEBYTECODE $(VENV_PY) -m pytest tests/faults
+# Repeats at most three failures. Python keeps what it compiled, also where the environment says otherwise: hundreds of
+# processes run the same files.
+PYTEST     := env -u PYTHONDONTWRITEBYTECODE $(VENV_PY) -m tests.run
 # The pool of ranks first: its tests take longest.
 SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
 SUITE      := tests/dist tests/unit tests/docs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv web dashboard-sample demo demo-fault test test-all test-kernels test-torch-cuda test-faults test-faults-short test-web check bench ci-nightly ci-deps clean
+.PHONY: help gate smoke venv web dashboard-sample demo demo-fault test test-all test-kernels test-torch-cuda test-faults test-faults-short test-web check bench ci-nightly ci-deps clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -54,14 +52,20 @@ demo-fault: venv  ## the same training, with a process killed in the middle; sho
 	@$(VENV_PY) -m megatrain.demo_fault $(DEMO_ARGS)
 
 test: venv  ## run the tests that cover each package, in minutes (no GPU, no root, no network)
-	@$(PYTEST) $(SUITE) --slow=without $(SIDE_BY_SIDE) $(TEST_ARGS)
+	@$(PYTEST) -- $(SUITE) --slow=without $(SIDE_BY_SIDE) $(TEST_ARGS)
 
 test-all: test  ## run these and the slow ones: every layout, every crash point, every example of the guides
-	@$(PYTEST) $(SUITE) --slow=only $(SIDE_BY_SIDE) $(TEST_ARGS)
+	@$(PYTEST) -- $(SUITE) --slow=only $(SIDE_BY_SIDE) $(TEST_ARGS)
+
+smoke: venv  ## one test of each expensive kind: a killed rank, a page in a browser, emulated CUDA, nvcc
+	@$(PYTEST) -- tests/faults/test_killed_rank.py \
+	  'tests/web/test_web_sample.py::test_view_of_the_sample_fits_every_screen[overview]' \
+	  tests/kernels/test_compiled.py::test_nvcc_compiles_a_kernel
+	@$(PYTEST) --kernels=emulated -- tests/unit/ops/test_normalization.py
 
 test-kernels: venv  ## carry out the CUDA kernels on the processor, and compile them with nvcc (no GPU)
-	@$(PYTEST) tests/unit/ops --kernels=emulated $(SIDE_BY_SIDE) $(TEST_ARGS)
-	@$(PYTEST) tests/kernels $(TEST_ARGS)
+	@$(PYTEST) --kernels=emulated -- tests/unit/ops $(SIDE_BY_SIDE) $(TEST_ARGS)
+	@$(PYTEST) -- tests/kernels $(TEST_ARGS)
 
 # An environment of its own: a torch for CUDA takes gigabytes, and only this target needs one.
 CUDA_TORCH ?= 2.13.0
@@ -76,13 +80,13 @@ test-torch-cuda:  ## test the kernels and operators beside a torch built for CUD
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CUDA_VENV)/bin/python -m pytest $(CUDA_TESTS) $(TEST_ARGS)
 
 test-faults: venv  ## break launched jobs in every way (minutes; as root also with networks that are cut)
-	@$(FAULTS) $(TEST_ARGS)
+	@$(PYTEST) -- tests/faults $(TEST_ARGS)
 
 test-faults-short: venv  ## break launched jobs in the ways that happen most
-	@$(FAULTS) --slow=without $(TEST_ARGS)
+	@$(PYTEST) -- tests/faults --slow=without $(TEST_ARGS)
 
 test-web: venv  ## open the dashboard in a real browser (chromium of the system)
-	@$(PYTEST) tests/web $(SIDE_BY_SIDE) -n 2 $(TEST_ARGS)
+	@$(PYTEST) -- tests/web $(SIDE_BY_SIDE) -n 2 $(TEST_ARGS)
 
 check: venv  ## format, lint, types, layers and spelling
 	@$(VENV)/bin/ruff format --check --quiet .
@@ -94,6 +98,11 @@ check: venv  ## format, lint, types, layers and spelling
 
 bench: venv  ## measure side by side; results go to docs/benchmarks
 	@$(VENV_PY) -m benchmarks $(BENCH_ARGS)
+
+# A test that would skip because a part is missing fails.
+gate ci-nightly: export MEGATRAIN_REQUIRE = all
+
+gate: ci-deps check test smoke  ## what each change must pass, in minutes: .ci/run
 
 ci-nightly: ci-deps check test-all test-kernels test-web test-faults  ## everything that needs no GPU, once a night
 

@@ -13,10 +13,16 @@ from typing import Any
 
 import pytest
 
+from megatrain.programs.background import NICENESS_VARIABLE
 from tests.helpers import backend_packages
+from tests.helpers.failed_tests import FailureRecorder
 from tests.helpers.outside_data import absent_data
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.selection import quick_and_slow
+from tests.helpers.waiting import PATIENCE
+
+TIMEOUT_S = 300.0
+"""The time limit of a test that sets none. It guards against hangs only."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow", choices=("with", "without", "only"), default="with", help="the tests that are marked as slow"
     )
+    parser.addoption("--record-failures", metavar="FILE", help="write the tests that fail to FILE (tests.run reads it)")
 
 
 with suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest
@@ -55,6 +62,11 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.helpers.kernels import use_kernels
 
         use_kernels(config.getoption("--kernels"))
+    # in xdist's processes, the file is written by the one that started them
+    record = None if hasattr(config, "workerinput") else config.getoption("--record-failures")
+    config.pluginmanager.register(FailureRecorder(Path(record) if record else None))
+    # beside other tests, a writer or streamer of low priority would hardly run; only tests of the priority unset this
+    os.environ.setdefault(NICENESS_VARIABLE, "0")
     # tests and their ranks share the cores, and what they compute is small
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # until all is collected: imported modules and thousands of tests, of which nothing is garbage
@@ -77,7 +89,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is slow, or what is not, where that is asked for."""
+    """Leave out what is slow, or what is not, where that is asked for; multiply the time limits by the patience."""
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        # in front: the first mark of a test counts
+        item.add_marker(pytest.mark.timeout((limit.args[0] if limit else TIMEOUT_S) * PATIENCE), append=False)
     if config.getoption("--slow") != "with":
         quick, slow = quick_and_slow(items)
         chosen, left_out = (quick, slow) if config.getoption("--slow") == "without" else (slow, quick)

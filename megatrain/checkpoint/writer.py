@@ -48,11 +48,11 @@ from megatrain.contracts.errors import CheckpointError, MegatrainError, MissingF
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
 from megatrain.formatting.quantities import bytes_text, seconds_text
+from megatrain.programs.background import LOWEST_PRIORITY, lower_process_priority
 from megatrain.programs.own_output import keep_own_log
 
 _LOOK_AGAIN_S = 1.0
 """Poll interval. Workers wake the writer; polling detects events without a signal, such as the end of the workers."""
-_LOWEST_PRIORITY = 19
 
 
 def wake_or_start_writer(arena: Arena, log: Path) -> None:
@@ -315,22 +315,6 @@ class CheckpointWriter:
             return False
 
 
-def lower_priority() -> None:
-    """Lower the CPU priority of this process to the lowest, as far as the system permits."""
-    with suppress(OSError):
-        os.nice(_LOWEST_PRIORITY)
-    with suppress(OSError):
-        # not SCHED_IDLE: with other processes in busy loops, a checkpoint would never reach storage
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    if os.getsid(0) == os.getpid():
-        with suppress(OSError):
-            # the scheduler may weigh sessions as a whole; by default ours would weigh as much as that of all workers
-            Path("/proc/self/autogroup").write_text(str(_LOWEST_PRIORITY))
-    with suppress(OSError):
-        # use all cores, not only the one to which the worker that started us is bound
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-
-
 def main(arguments: list[str]) -> int:
     """Run the writer of the given arena, unless it has one already. Returns the exit code."""
     if len(arguments) != 1:
@@ -341,7 +325,7 @@ def main(arguments: list[str]) -> int:
         lock = hold_alone(arena.writer_lock)
         if lock is None:
             return ExitCode.OK
-        lower_priority()
+        lower_process_priority(LOWEST_PRIORITY)
         writer = CheckpointWriter(arena, lock)
 
         def stop(number: int, frame: FrameType | None) -> None:

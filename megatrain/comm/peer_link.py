@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 import socket
 import struct
@@ -24,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from megatrain.contracts.errors import CommunicationError
+from megatrain.programs.background import lower_thread_priority
 
 SECRET_BYTES = 32
 MAX_MESSAGE_BYTES = 4096
@@ -37,7 +37,6 @@ _MAX_UNAUTHENTICATED = 8
 _BACKLOG = 16
 _PAUSE_S = 0.1
 _CLOSE_S = 2.0
-_LOWEST_PRIORITY = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,15 +298,6 @@ class PeerServer:
         finally:
             self._unauthenticated.release()
         return True
-
-
-def lower_thread_priority() -> None:
-    """Give the calling thread the lowest priority on this machine, as far as the system allows it."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-    with suppress(OSError):
-        # allow all cores, not only those to which the worker is bound: training needs those
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def _mac(secret: bytes, role: bytes, of_server: bytes, of_client: bytes) -> bytes:

@@ -37,6 +37,7 @@ from megatrain.data.dataset import check_tokenizer, open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
 from megatrain.ops.extension import load_extension
+from megatrain.programs.background import LOWEST_PRIORITY, background_niceness
 from megatrain.programs.stop_signals import StopSignals
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder, open_recorder
@@ -60,6 +61,8 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
     Raises: MegatrainError; the black box is then kept, so that the cause can be found.
     """
     queues = use_all_queues(os.environ)
+    # here, since the threads and programs that lower their priority start much later
+    background_niceness(LOWEST_PRIORITY, os.environ)
     device, binding = _choose_device(config, process)
     notes = _device_notes(config, device, queues)
     # the worker opens everything that it only reads before it writes anything

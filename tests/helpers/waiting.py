@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
+
+PATIENCE = float(os.environ.get("MEGATRAIN_TEST_PATIENCE", "1"))
+
+DEADLINE_S = 60.0 * PATIENCE
+
+
+class DeadlineError(TimeoutError):
+    pass
+
 
 _POLL_S = 0.02
 

@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 import torch
 
-from csrc.build import ARCHITECTURES, BuildError, architecture_list, build, check_same_toolkit, find_nvcc
+from csrc.build import (
+    ARCHITECTURES,
+    OPERATORS,
+    BuildError,
+    architecture_list,
+    build,
+    check_same_toolkit,
+    compile_flags,
+    find_nvcc,
+    find_torch,
+)
 from tests.helpers.require import require
 
 pytestmark = pytest.mark.timeout(900)
@@ -88,6 +98,19 @@ def test_code_for_every_architecture_is_inside(extension: Path) -> None:
     found = set(re.findall(rb"sm_\d+a?", extension.read_bytes()))
 
     assert {f"sm_{one.replace('.', '')}".encode() for one in ARCHITECTURES} <= found
+
+
+def test_nvcc_compiles_a_kernel(tmp_path: Path) -> None:
+    nvcc, torch_directory = find_nvcc(), find_torch()
+    assert nvcc is not None
+    assert torch_directory is not None
+    target = tmp_path / "square_sum.o"
+    command = [nvcc, *compile_flags(torch_directory, ["9.0a"]), "-c", OPERATORS / "square_sum.cu", "-o", target]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert b"sm_90a" in target.read_bytes()
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from megatrain.contracts.errors import ConfigError, MegatrainError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.coordination.client import EtcdClient
+from megatrain.programs.background import lower_process_priority
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain_diagnostics.devices.supervisor import DeviceSupervisor
@@ -43,9 +44,9 @@ def main(arguments: Sequence[str]) -> int:
     add_etcd_arguments(parser)
     args = parser.parse_args(arguments)
     closed = stopped_by_signals()
-    os.nice(_NICENESS)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
+        lower_process_priority(_NICENESS)
         settings = decode(StreamerSettings, args.settings, "--settings")
         with EtcdClient(etcd_flags(args).settings(os.environ)) as client:
             _stream(settings, client, closed)

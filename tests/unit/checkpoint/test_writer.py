@@ -19,6 +19,7 @@ from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint.writer import main, start_writer
 from megatrain.contracts.checkpoint_files import committed_steps, read_manifest
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.programs.background import NICENESS_VARIABLE
 from tests.helpers.arena_snapshots import Job, make_image, make_job
 from tests.helpers.checkpoint_tree import manifest_path, path_of, put_checkpoint, tree
 from tests.helpers.source_tree import ROOT
@@ -181,7 +182,8 @@ def test_what_an_older_round_left_pending_is_persisted_while_a_newer_one_runs(jo
 # How it lives and ends
 
 
-def test_it_gives_way_to_everything_else(arena: Arena) -> None:
+def test_it_gives_way_to_everything_else(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NICENESS_VARIABLE)
     with running_writer(arena) as pid:
         wait_for(arena)
         assert os.getpriority(os.PRIO_PROCESS, pid) == 19

@@ -21,7 +21,6 @@ from megatrain.comm.peer_link import (
     PeerServer,
     connect_peer,
     listen,
-    lower_thread_priority,
 )
 from megatrain.contracts.errors import CommunicationError
 from tests.helpers.waiting import wait_until
@@ -282,21 +281,6 @@ def test_a_cut_wakes_the_thread_that_waits() -> None:
         server.cut()
         assert "closed the connection" in outcomes.get(timeout=10)
         thread.join(10)
-
-
-def test_only_the_thread_that_asks_gives_way() -> None:
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    found: queue.Queue[int] = queue.Queue()
-
-    def ask() -> None:
-        lower_thread_priority()
-        found.put(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join(10)
-    assert found.get_nowait() == 19
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_an_address_that_is_not_ours_cannot_be_listened_at() -> None:

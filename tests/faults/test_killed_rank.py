@@ -1,0 +1,22 @@
+"""A launched job with the shipped leases and silences: one rank is killed, the job goes on, and no loss differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatrain.contracts.incident import IncidentKind, IncidentState
+from tests.helpers.recovery_checks import STEPS, running_job
+
+
+def test_a_job_recovers_from_a_killed_rank(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
+    with running_job(tmp_path, orders=[(3, 14, "kill")]) as running:
+        assert running.finish() == 0
+        incident = running.only_incident()
+        assert incident.kind is IncidentKind.FAILURE
+        assert incident.state is IncidentState.RECOVERED
+        assert incident.culprit_ranks == (3,)
+        assert incident.action == "restart"
+        assert [(one.rank, one.exit_code) for one in incident.failures] == [(3, -9)]
+        assert len(undisturbed_losses) == STEPS
+        assert running.launched.losses() == undisturbed_losses
+        running.check_nothing_left()

@@ -1,0 +1,77 @@
+"""What a run of pytest records of its failures, so that a second run can repeat them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.waiting import DeadlineError
+
+_TIMEOUT_OF_PYTEST = "from pytest-timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTest:
+    """One test that failed: its node id, whether it was a deadline that passed, and the first traceback."""
+
+    nodeid: str
+    is_deadline: bool
+    report: str
+
+
+class FailureRecorder:
+    """A pytest plugin. It writes the failures of the session, of all its processes, to one file.
+
+    A deadline is: our DeadlineError, pytest's own timeout, or a lost worker process. Everything else, such as a wrong
+    value, is no deadline. An error in a fixture counts as a failure of the test.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._failed: dict[str, FailedTest] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Any:
+        report = yield
+        if call.excinfo is not None:
+            # xdist carries plain attributes of a report from its worker processes to the one that prints
+            report.is_deadline = is_deadline(call.excinfo.value)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            # xdist makes a report of its own, of the phase "???", for the test that a lost process ran
+            is_lost = report.when not in ("setup", "call", "teardown")
+            failed = FailedTest(report.nodeid, is_lost or getattr(report, "is_deadline", False), report.longreprtext)
+            before = self._failed.setdefault(report.nodeid, failed)
+            if before.is_deadline and not failed.is_deadline:
+                self._failed[report.nodeid] = failed
+
+    def pytest_sessionfinish(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps([asdict(failed) for failed in self._failed.values()]))
+
+
+def is_deadline(error: BaseException) -> bool:
+    """Return whether this error, or the one that it was raised from, says that a deadline passed."""
+    causes: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in causes:
+        causes.append(current)
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return any(
+        isinstance(one, DeadlineError) or (isinstance(one, pytest.fail.Exception) and _TIMEOUT_OF_PYTEST in str(one))
+        for one in causes
+    )
+
+
+def read_failed_tests(path: Path) -> Sequence[FailedTest]:
+    """Return the failures of a run, in the order in which they were reported; none if it recorded nothing."""
+    if not path.exists():
+        return []
+    return [FailedTest(**one) for one in json.loads(path.read_text())]
