@@ -25,7 +25,7 @@ help:  ## list the targets
 venv: $(STAMP)  ## create .venv and install megatrain with everything that tests and checks use
 
 # The stamp is written last: an interrupted or failed installation is taken up again by the next make.
-$(STAMP): pyproject.toml setup.py constraints.txt
+$(STAMP): pyproject.toml setup.py install.py constraints.txt
 	@if ! $(VENV_PY) -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	  command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) on this machine; megatrain needs Python 3.11 or later" >&2; exit 1; }; \
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	    echo "make: $(PYTHON) cannot create a virtual environment (on Debian and Ubuntu: apt-get install python3-venv)" >&2; exit 1; }; \
 	fi
 	@echo "make: installing into $(VENV) (with torch: minutes, the first time)"
-	@$(VENV_PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
+	@$(VENV_PY) install.py
 	@touch $@
 
 web: venv  ## build the dashboard's page from diagnostics/web (only for those who change it: the files are committed)

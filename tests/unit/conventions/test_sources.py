@@ -31,7 +31,7 @@ ENVIRONMENT_WRITERS = (
 )
 
 PACKAGE = python_files("megatrain", "launcher", "diagnostics")
-ALL_PYTHON = [*PACKAGE, *python_files("tests", "benchmarks"), ROOT / "setup.py"]
+ALL_PYTHON = [*PACKAGE, *python_files("tests", "benchmarks"), ROOT / "setup.py", ROOT / "install.py"]
 ASCII_FILES = [
     *ALL_PYTHON,
     *(ROOT / name for name in ("Makefile", "pyproject.toml", "constraints.txt", ".ci/run")),
