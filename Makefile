@@ -9,6 +9,7 @@ PIP_FLAGS  := --quiet --quiet --disable-pip-version-check --no-input
 DEMO_ARGS  ?=
 BENCH_ARGS ?=
 TEST_ARGS  ?=
+SUITE_ARGS ?=
 # Repeats at most three failures. Python keeps what it compiled, also where the environment says otherwise: hundreds of
 # processes run the same files.
 PYTEST     := env -u PYTHONDONTWRITEBYTECODE $(VENV_PY) -m tests.run
@@ -102,9 +103,11 @@ bench: venv  ## measure side by side; results go to docs/benchmarks
 # A test that would skip because a part is missing fails.
 gate ci-nightly: export MEGATRAIN_REQUIRE = all
 
-gate: ci-deps check test smoke  ## what each change must pass, in minutes: .ci/run
+gate:  ## what each change must pass, in minutes; .ci/run (SUITE_ARGS=--write: figures go to docs/benchmarks/suite.md)
+	@$(PYTHON) -m tests.stages gate $(SUITE_ARGS) ci-deps venv check test smoke
 
-ci-nightly: ci-deps check test-all test-kernels test-web test-faults  ## everything that needs no GPU, once a night
+ci-nightly:  ## everything that needs no GPU, once a night
+	@$(PYTHON) -m tests.stages nightly $(SUITE_ARGS) ci-deps venv check test-all test-kernels test-web test-faults
 
 ci-deps:  ## install the Debian packages that tests use (prometheus, alertmanager, chromium)
 	@missing=""; \

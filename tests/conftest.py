@@ -15,9 +15,9 @@ import pytest
 
 from megatrain.programs.background import NICENESS_VARIABLE
 from tests.helpers import backend_packages
-from tests.helpers.failed_tests import FailureRecorder
 from tests.helpers.outside_data import absent_data
 from tests.helpers.rank_pool import RankPool
+from tests.helpers.run_record import RunRecorder
 from tests.helpers.selection import quick_and_slow
 from tests.helpers.waiting import PATIENCE
 
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow", choices=("with", "without", "only"), default="with", help="the tests that are marked as slow"
     )
-    parser.addoption("--record-failures", metavar="FILE", help="write the tests that fail to FILE (tests.run reads it)")
+    parser.addoption("--record", metavar="FILE", help="write what passed and what failed to FILE (tests.run reads it)")
 
 
 with suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest
@@ -63,8 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
         use_kernels(config.getoption("--kernels"))
     # in xdist's processes, the file is written by the one that started them
-    record = None if hasattr(config, "workerinput") else config.getoption("--record-failures")
-    config.pluginmanager.register(FailureRecorder(Path(record) if record else None))
+    record = None if hasattr(config, "workerinput") else config.getoption("--record")
+    config.pluginmanager.register(RunRecorder(Path(record) if record else None))
     # beside other tests, a writer or streamer of low priority would hardly run; only tests of the priority unset this
     os.environ.setdefault(NICENESS_VARIABLE, "0")
     # tests and their ranks share the cores, and what they compute is small

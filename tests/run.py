@@ -8,13 +8,16 @@ traceback is printed again, and the last lines name the test. Collection errors 
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.helpers.failed_tests import FailedTest, read_failed_tests
+from tests.helpers.run_record import FailedTest, read_record
+from tests.stages import RECORD_VARIABLE
 
 MAX_REPEATED = 3
 GREEN_AFTER_DEADLINE = 1
@@ -24,19 +27,28 @@ _FAILED = 1
 Pytest = Callable[[Sequence[str]], int]
 
 
-def main(arguments: Sequence[str], pytest: Pytest, record: Path) -> int:
-    """Run pytest with these arguments, and repeat what failed. `record`: the file for the failures of the first run.
+def main(arguments: Sequence[str], pytest: Pytest, record: Path, totals: Path | None = None) -> int:
+    """Run pytest with these arguments, and repeat what failed. Returns the exit code.
 
-    Returns the exit code.
+    record: the file for the record of the first run. totals: a file to which one line of JSON is appended, if the
+    run is green: the numbers of tests that passed and were skipped, and the names of unstable ones.
     """
     options, selection = split_arguments(arguments)
-    code = pytest([*options, f"--record-failures={record}", *selection])
-    failed = read_failed_tests(record)
-    if code != _FAILED or not failed:
-        return code
+    code = pytest([*options, f"--record={record}", *selection])
+    first = read_record(record)
+    if code == _FAILED and first.failed and _pass_when_repeated(first.failed, options, pytest):
+        code = 0
+    if totals is not None and not code:
+        unstable = [one.nodeid for one in first.failed]
+        with totals.open("a") as file:
+            print(json.dumps({"passed": first.passed, "skipped": first.skipped, "unstable": unstable}), file=file)
+    return code
+
+
+def _pass_when_repeated(failed: Sequence[FailedTest], options: Sequence[str], pytest: Pytest) -> bool:
     if len(failed) > MAX_REPEATED:
         _print(f"{len(failed)} tests failed, so none is repeated (at most {MAX_REPEATED})")
-        return code
+        return False
     for one in failed:
         times = GREEN_AFTER_DEADLINE if one.is_deadline else GREEN_AFTER_OTHER
         for number in range(1, times + 1):
@@ -44,9 +56,9 @@ def main(arguments: Sequence[str], pytest: Pytest, record: Path) -> int:
             _print(f"repetition {number} of {times}: {one.nodeid} (failed: {reason})")
             if pytest([*options, one.nodeid]):
                 _print(f"FAILED again: {one.nodeid}")
-                return code
+                return False
     _print_unstable(failed)
-    return 0
+    return True
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -75,4 +87,6 @@ def _run_pytest(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="megatrain-tests-") as directory:
-        sys.exit(main(sys.argv[1:], _run_pytest, Path(directory) / "failures.json"))
+        totals = os.environ.pop(RECORD_VARIABLE, "")
+        record = Path(directory) / "record.json"
+        sys.exit(main(sys.argv[1:], _run_pytest, record, Path(totals) if totals else None))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.failed_tests import FailedTest, read_failed_tests
+from tests.helpers.run_record import FailedTest, RunRecord, read_record
 from tests.helpers.source_tree import ROOT
 from tests.run import main
 
@@ -28,6 +28,9 @@ from tests.helpers.waiting import DeadlineError
 
 def test_passes():
     pass
+
+def test_skips():
+    pytest.skip("nothing to test")
 
 def test_wrong_value():
     assert 1 == 2
@@ -57,11 +60,11 @@ def test_loses_its_process():
 """
 CONFTEST = """
 from pathlib import Path
-from tests.helpers.failed_tests import FailureRecorder
+from tests.helpers.run_record import RunRecorder
 
 def pytest_configure(config):
     is_worker = hasattr(config, "workerinput")
-    config.pluginmanager.register(FailureRecorder(None if is_worker else Path(__file__).parent / "failures.json"))
+    config.pluginmanager.register(RunRecorder(None if is_worker else Path(__file__).parent / "record.json"))
 """
 
 
@@ -75,14 +78,10 @@ class FakePytest:
     def __call__(self, arguments: Sequence[str]) -> int:
         self.calls.append(list(arguments))
         for argument in arguments:
-            if argument.startswith("--record-failures="):
-                Path(argument.partition("=")[2]).write_text(json.dumps([asdict(one) for one in self._failed]))
+            if argument.startswith("--record="):
+                Path(argument.partition("=")[2]).write_text(json.dumps(asdict(RunRecord(7, 2, tuple(self._failed)))))
                 return self._code
         return self._codes.pop(0)
-
-    @property
-    def repeated(self) -> list[str]:
-        return [call[-1] for call in self.calls[1:]]
 
 
 @pytest.mark.parametrize(
@@ -113,11 +112,17 @@ def test_what_is_repeated(
 ) -> None:
     session = FakePytest(code, failed, codes)
 
-    assert main(["--kernels=emulated", "--", "tests", "-n", "auto"], session, tmp_path / "failures") == result
+    totals = tmp_path / "totals"
+    arguments = ["--kernels=emulated", "--", "tests", "-n", "auto"]
+
+    assert main(arguments, session, tmp_path / "record", totals) == result
 
     assert session.calls[0][0] == "--kernels=emulated"
     assert session.calls[0][2:] == ["tests", "-n", "auto"]
     assert session.calls[1:] == [["--kernels=emulated", one.nodeid] for one in repeated]
+    unstable = [one.nodeid for one in failed]
+    assert totals.exists() is (result == 0)
+    assert result or json.loads(totals.read_text()) == {"passed": 7, "skipped": 2, "unstable": unstable}
     printed = capsys.readouterr().out
     for one in failed:
         assert (f"UNSTABLE {one.nodeid}" in printed) is (result == 0)
@@ -132,7 +137,9 @@ def test_each_kind_of_failure_is_recorded_from_every_process(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.returncode == 1, done.stdout + done.stderr
-    failed = {one.nodeid.partition("::")[2]: one for one in read_failed_tests(tmp_path / "failures.json")}
+    record = read_record(tmp_path / "record.json")
+    assert (record.passed, record.skipped) == (1, 1)
+    failed = {one.nodeid.partition("::")[2]: one for one in record.failed}
     assert {name: one.is_deadline for name, one in failed.items()} == {
         "test_wrong_value": False,
         "test_deadline": True,

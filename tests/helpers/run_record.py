@@ -1,9 +1,8 @@
-"""What a run of pytest records of its failures, so that a second run can repeat them."""
+"""What a run of pytest records: the numbers of tests, and which failed, so that these can be repeated."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,17 @@ class FailedTest:
     report: str
 
 
-class FailureRecorder:
-    """A pytest plugin. It writes the failures of the session, of all its processes, to one file.
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The tests of one run of pytest."""
+
+    passed: int = 0
+    skipped: int = 0
+    failed: tuple[FailedTest, ...] = ()
+
+
+class RunRecorder:
+    """A pytest plugin. It writes the record of the session, of all its processes, to one file.
 
     A deadline is: our DeadlineError, pytest's own timeout, or a lost worker process. Everything else, such as a wrong
     value, is no deadline. An error in a fixture counts as a failure of the test.
@@ -33,6 +41,7 @@ class FailureRecorder:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._passed = self._skipped = 0
         self._failed: dict[str, FailedTest] = {}
 
     @pytest.hookimpl(wrapper=True)
@@ -44,6 +53,8 @@ class FailureRecorder:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._passed += report.passed and report.when == "call"
+        self._skipped += report.skipped
         if report.failed:
             # xdist makes a report of its own, of the phase "???", for the test that a lost process ran
             is_lost = report.when not in ("setup", "call", "teardown")
@@ -54,7 +65,8 @@ class FailureRecorder:
 
     def pytest_sessionfinish(self) -> None:
         if self._path is not None:
-            self._path.write_text(json.dumps([asdict(failed) for failed in self._failed.values()]))
+            record = RunRecord(self._passed, self._skipped, tuple(self._failed.values()))
+            self._path.write_text(json.dumps(asdict(record)))
 
 
 def is_deadline(error: BaseException) -> bool:
@@ -70,8 +82,9 @@ def is_deadline(error: BaseException) -> bool:
     )
 
 
-def read_failed_tests(path: Path) -> Sequence[FailedTest]:
-    """Return the failures of a run, in the order in which they were reported; none if it recorded nothing."""
+def read_record(path: Path) -> RunRecord:
+    """Return the record of a run, with failures in the order in which they were reported; empty if there is none."""
     if not path.exists():
-        return []
-    return [FailedTest(**one) for one in json.loads(path.read_text())]
+        return RunRecord()
+    record = json.loads(path.read_text())
+    return RunRecord(record["passed"], record["skipped"], tuple(FailedTest(**one) for one in record["failed"]))

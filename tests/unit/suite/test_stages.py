@@ -1,0 +1,67 @@
+"""Stages of the gate and of the nightly run: order, figures, and the published table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.stages import run_stages, summary, with_rows
+
+
+class FakeMake:
+    """Stands in for make: each target takes seconds on a clock of its own, and has runs of pytest and an exit code."""
+
+    def __init__(self, targets: dict[str, tuple[float, Sequence[dict[str, Any]], int]]) -> None:
+        self.now_s = 100.0
+        self.made: list[str] = []
+        self._targets = targets
+
+    def __call__(self, target: str, record: Path) -> int:
+        seconds, runs, code = self._targets[target]
+        self.made.append(target)
+        self.now_s += seconds
+        if runs:
+            record.write_text("".join(json.dumps(run) + "\n" for run in runs))
+        return code
+
+
+def run_of(passed: int, skipped: int = 0, unstable: Sequence[str] = ()) -> dict[str, Any]:
+    return {"passed": passed, "skipped": skipped, "unstable": list(unstable)}
+
+
+def test_each_target_has_its_seconds_and_the_tests_of_all_its_runs(tmp_path: Path) -> None:
+    make = FakeMake({
+        "venv": (40.2, [], 0),
+        "test": (300.0, [run_of(9000, 26, ["tests/a.py::one"])], 0),
+        "smoke": (60.0, [run_of(3), run_of(73, 1)], 0),
+    })  # fmt: skip
+
+    code, rows = run_stages(["venv", "test", "smoke"], make, lambda: make.now_s, tmp_path)
+
+    assert code == 0
+    assert rows == [
+        {"stage": "venv", "seconds": 40, "passed": 0, "skipped": 0, "unstable": "none"},
+        {"stage": "test", "seconds": 300, "passed": 9000, "skipped": 26, "unstable": "tests/a.py::one"},
+        {"stage": "smoke", "seconds": 60, "passed": 76, "skipped": 1, "unstable": "none"},
+    ]
+    assert summary(rows, code).splitlines()[-2:] == [
+        "all                     400 s",
+        "UNSTABLE in test: tests/a.py::one",
+    ]
+
+
+def test_nothing_is_made_after_the_first_failure(tmp_path: Path) -> None:
+    make = FakeMake({"check": (50.0, [], 2), "test": (300.0, [], 0)})
+
+    code, rows = run_stages(["check", "test"], make, lambda: make.now_s, tmp_path)
+
+    assert (code, make.made) == (2, ["check"])
+    assert summary(rows, code).endswith("check failed with exit code 2")
+
+
+def test_rows_replace_those_of_the_same_run() -> None:
+    published = [{"run": "gate", "stage": "old"}, {"run": "nightly", "stage": "test-web"}]
+    new = [{"run": "gate", "stage": "check"}]
+    assert with_rows(published, new) == [{"run": "nightly", "stage": "test-web"}, {"run": "gate", "stage": "check"}]
