@@ -37,6 +37,6 @@ def _train(jobs: TrainingJobs, tables: Sequence[Tables], overlap: bool, director
     poison = Poison(rank=0, steps=(SKIPPED,), parameter="embedding.word.weight")
     runs = [jobs.run(config, Orders(stop_at=None if directory is None else (0, STOPPED), poison=poison))]
     if directory is not None:
-        wait_until(lambda: not list(directory.glob("*/megatrain-arena*")), "nothing in memory to go on from", 20.0)
+        wait_until(lambda: not list(directory.glob("*/megatrain-arena*")), "nothing in memory to go on from")
         runs.append(jobs.run(config))
     return runs

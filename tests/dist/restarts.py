@@ -40,7 +40,7 @@ def the_arena(run_directory: Path) -> Path:
 
 def wait_for_the_end_of_writers(run_directory: Path) -> None:
     """Wait until nothing is left in memory, and no process at work."""
-    wait_until(lambda: not arenas(run_directory), "the end of the writers", DEADLINE_S)
+    wait_until(lambda: not arenas(run_directory), "the end of the writers")
 
 
 def step_place(run_directory: Path, step: int, branch: str = "main") -> Path:
@@ -50,7 +50,7 @@ def step_place(run_directory: Path, step: int, branch: str = "main") -> Path:
 def wait_for_commit(run_directory: Path, step: int) -> Path:
     """Return the checkpoint of a step as soon as it is one."""
     directory = step_place(run_directory, step)
-    wait_until(lambda: (directory / "COMMIT").exists(), f"the commit of step {step}", DEADLINE_S)
+    wait_until(lambda: (directory / "COMMIT").exists(), f"the commit of step {step}")
     return directory
 
 
@@ -102,7 +102,7 @@ def kill_writers(arena: Path) -> None:
         with suppress(OSError):
             if str(arena).encode() in command.read_bytes().split(b"\0"):
                 os.kill(int(command.parent.name), signal.SIGKILL)
-    wait_until(lambda: not is_held(Arena(arena).writer_lock), "the end of the writers", DEADLINE_S)
+    wait_until(lambda: not is_held(Arena(arena).writer_lock), "the end of the writers")
 
 
 def remove_memory(directory: Path) -> None:
@@ -112,4 +112,4 @@ def remove_memory(directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         return not directory.exists()
 
-    wait_until(is_gone, f"the end of {directory}", DEADLINE_S)
+    wait_until(is_gone, f"the end of {directory}")

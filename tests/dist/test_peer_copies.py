@@ -71,7 +71,7 @@ def train_and_copy(context: RankContext, config: Config, orders: Orders) -> Rank
 
     def take_and_wait(checkpoints: JobCheckpoints, progress: TrainingProgress) -> SnapshotTimes:
         times = take(checkpoints, progress)
-        wait_until(lambda: has_copy(run_directory, context.rank, progress.step), "the copy", DEADLINE_S)
+        wait_until(lambda: has_copy(run_directory, context.rank, progress.step), "the copy")
         return times
 
     with mock.patch.object(JobCheckpoints, "take", take_and_wait):
@@ -101,7 +101,7 @@ def crash_after_copies(rank_pool: RankPool, config: Config, orders: Orders) -> N
 def wait_for_storage(run_directory: Path) -> None:
     """Wait until storage has step 2, and no writer has any work."""
     wait_for_commit(run_directory, 2)
-    wait_until(lambda: persist_words(run_directory) == {Persist.DONE}, "writers without work", DEADLINE_S)
+    wait_until(lambda: persist_words(run_directory) == {Persist.DONE}, "writers without work")
 
 
 def lose(run_directory: Path, hosts: tuple[int, ...]) -> None:
@@ -152,7 +152,7 @@ def test_a_job_goes_on_when_a_pp_group_is_lost_while_it_writes(
         ordered = WriterFaults.order(faults / f"host-{host}", *([held] if host == 3 else []))
     config = config_of(run_directory, train_data)
     crash_after_copies(rank_pool, config, replace(ALL_HOSTS, writer_faults=str(faults)))
-    wait_until(ordered.reached(0).exists, "the writer of host 3", DEADLINE_S)
+    wait_until(ordered.reached(0).exists, "the writer of host 3")
     lose(run_directory, (1, 3))
     assert_goes_on_from_memory(jobs, config, train_data, num_lost=2)
 

@@ -161,7 +161,7 @@ def remove(directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         return not directory.exists()
 
-    wait_until(is_gone, f"{directory} to stay away", 10.0)
+    wait_until(is_gone, f"{directory} to stay away")
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ class Said:
                 found.append(match[0].rstrip())
             return bool(match)
 
-        wait_until(is_said, what, DEADLINE_S)
+        wait_until(is_said, what)
         return found[0]
 
 
@@ -97,7 +97,7 @@ def train_on_a_full_disk(job: Job, disk: SmallDisk, directory: Path) -> int:
         # somebody frees some space
         disk.resize(16 << 20)
         said.next(STORED)
-        wait_until(lambda: is_tidy(checkpoints / "main"), "no remains of those that failed", DEADLINE_S)
+        wait_until(lambda: is_tidy(checkpoints / "main"), "no remains of those that failed")
         # and it is full again
         for _ in range(2):
             said.next(FAILED, disk.fill)
@@ -129,7 +129,7 @@ def go_on_from_what_it_left(job: Job, disk: SmallDisk, directory: Path, step: in
         return names == ["BRANCH", *map(step_directory_name, steps_that_are_whole(checkpoints))]
 
     # the writer outlives its job for a moment
-    wait_until(holds_whole_steps_only, "no remains", DEADLINE_S)
+    wait_until(holds_whole_steps_only, "no remains")
 
 
 @pytest.mark.slow
@@ -177,4 +177,4 @@ def test_a_directory_without_permission(train_data: Tables, tmp_path: Path) -> N
         return all(verify_checkpoint(LocalLocation(path)) == [] for path in main.glob("step-*"))
 
     # the writer outlives its job for a moment
-    wait_until(holds_whole_steps_only, "no remains", DEADLINE_S)
+    wait_until(holds_whole_steps_only, "no remains")

@@ -56,7 +56,7 @@ def test_stopped_by_a_signal_and_started_again_it_is_the_run_that_was_never_stop
     job = make_job(tmp_path, *tables, {"checkpoint": {"save_at_end": True}})
 
     with started(torchrun(job.config_file)) as process:
-        wait_until(lambda: len(job.records("step")) >= 3 or process.poll() is not None, "three steps", DEADLINE_S)
+        wait_until(lambda: len(job.records("step")) >= 3 or process.poll() is not None, "three steps")
         identities = [read_black_box(box).identity for box in job.boxes]
         (pid,) = (identity.pid for identity in identities if identity.rank == SIGNALLED_RANK)
         os.kill(pid, signal.SIGTERM)

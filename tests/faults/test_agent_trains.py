@@ -83,18 +83,18 @@ def test_killed_rank_costs_seconds_and_a_saving_halt_ends_with_75(standby: Stand
         thread.start()
         try:
             order(1)
-            wait_until(lambda: newest_step(job) >= 12, "steps of round 1", DEADLINE_S)
+            wait_until(lambda: newest_step(job) >= 12, "steps of round 1")
             os.kill(witness.pids[1], signal.SIGKILL)
             killed_at = time.monotonic()
             witness.wait_for("stopped")
             step = newest_step(job)
             order(2)
             num_records = len(job.records("step"))
-            wait_until(lambda: len(job.records("step")) > num_records, "a step of round 2", DEADLINE_S)
+            wait_until(lambda: len(job.records("step")) > num_records, "a step of round 2")
             restart_s = time.monotonic() - killed_at
             assert witness.ends[0].exit_code == -signal.SIGKILL
             assert restart_s < MOST_RESTART_S
-            wait_until(lambda: newest_step(job) > step, "progress in round 2", DEADLINE_S)
+            wait_until(lambda: newest_step(job) > step, "progress in round 2")
             orders.halt(2, is_saving=True)
             witness.wait_for("stopped", 2)
             log = rank_log_path(tmp_path / "logs", 2, 0).read_text()

@@ -26,47 +26,47 @@ def outcome_of(loop: ClosedLoop, verdict_id: str) -> OutcomeKind | None:
 def test_a_slow_host_is_named_and_replaced(tmp_path: Path) -> None:
     with closed_loop(tmp_path) as loop:
         began = loop.newest_step()
-        before = loop.wait_for_more_steps(_STEPS_BEFORE, 120.0)
+        before = loop.wait_for_more_steps(_STEPS_BEFORE)
         normal_s = loop.step_time_s(began + 2, before)
         assert loop.verdicts() == []
         (slow,) = [part for part in loop.view.rounds()[-1].hosts if part.first_rank == 2]
         loop.pace.slow_down(Slowness("compute", slow.host, 1, factor=1.3))
         slowed_at = loop.newest_step()
 
-        verdict = loop.wait_for_verdict(_VERDICT_S)
+        verdict = loop.wait_for_verdict()
 
         assert verdict.hosts[0] == slow.host
         assert verdict.ranks == (slow.first_rank + 1,)
         assert verdict.cause is Cause.COMPUTE
         assert verdict.last_step is not None
         assert verdict.last_step - slowed_at <= _VERDICT_WITHIN
-        incident = loop.view.wait_recovered(0, _RESUMED_S)
+        incident = loop.view.wait_recovered(0)
         assert incident.culprit_hosts == (slow.host,)
         assert incident.steps_lost == 0
         newest = loop.view.rounds()[-1]
         assert {part.host for part in newest.hosts} == {"host-0", "host-1", SPARE} - {slow.host}
         assert outcome_of(loop, verdict.verdict_id) is OutcomeKind.ACTED
         resumed = loop.newest_step()
-        after = loop.wait_for_more_steps(_STEPS_BEFORE, 120.0)
+        after = loop.wait_for_more_steps(_STEPS_BEFORE)
         assert loop.step_time_s(resumed + 3, after) <= 1.05 * normal_s
 
 
 def test_a_slow_link_is_named_and_nobody_evicted_for_a_guess(tmp_path: Path) -> None:
     """With two hosts on one ring both ends of the link are as slow: which of them it is, events cannot tell."""
     with closed_loop(tmp_path, has_network=True) as loop:
-        loop.wait_for_more_steps(_STEPS_BEFORE, 120.0)
+        loop.wait_for_more_steps(_STEPS_BEFORE)
         slow = next(host for host in HOSTS[:2] if host != loop.view.driver())
         assert loop.network is not None
         loop.network.slow_down(HOSTS.index(slow), TRAIN, "12mbit")
         slowed_at = loop.newest_step()
 
-        verdict = loop.wait_for_verdict(_VERDICT_S, VerdictConfidence.LOW)
+        verdict = loop.wait_for_verdict(VerdictConfidence.LOW)
 
         assert verdict.cause is Cause.NETWORK
         assert slow in verdict.hosts
         assert verdict.last_step is not None
         assert verdict.last_step - slowed_at <= _VERDICT_WITHIN
-        loop.wait_for_more_steps(_VERDICT_WITHIN, 120.0)
+        loop.wait_for_more_steps(_VERDICT_WITHIN)
         assert outcome_of(loop, verdict.verdict_id) is OutcomeKind.DECLINED
         assert loop.evictions() == []
 
@@ -85,17 +85,17 @@ def test_what_another_host_would_not_mend_is_named_and_nobody_evicted(
 ) -> None:
     mask = {"data": {"has_document_mask": True, "prefetch": 0}}
     with closed_loop(tmp_path, mask, pace=Pace()) as loop:
-        loop.wait_for_more_steps(_STEPS_BEFORE, 120.0)
+        loop.wait_for_more_steps(_STEPS_BEFORE)
         assert loop.verdicts() == []
         loop.pace.slow_down(slowness)
         slowed_at = loop.newest_step()
 
-        verdict = loop.wait_for_any_verdict(_VERDICT_S)
+        verdict = loop.wait_for_any_verdict()
 
         assert verdict.cause is cause
         assert verdict.last_step is not None
         assert verdict.last_step - slowed_at <= _VERDICT_WITHIN
-        loop.wait_for_more_steps(_VERDICT_WITHIN, 120.0)
+        loop.wait_for_more_steps(_VERDICT_WITHIN)
         assert outcome_of(loop, verdict.verdict_id) is OutcomeKind.DECLINED
         assert loop.evictions() == []
         assert len(loop.view.rounds()) == 1

@@ -32,7 +32,7 @@ def test_incident_verbs_and_every_view_blame_the_same_rank(tmp_path: Path, capsy
             assert len(incidents) == len(FAULTS), incidents
             with asked_page(run) as page:
                 for one in incidents:
-                    wait_until(partial(_are_logs_stored, page, one.round), "the lines to be stored", _STORED_S)
+                    wait_until(partial(_are_logs_stored, page, one.round), "the lines to be stored")
         with asked_page(run) as page:
             for incident, (rank, _, kind) in zip(incidents, FAULTS, strict=True):
                 host = f"host-{rank // 2}"

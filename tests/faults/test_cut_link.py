@@ -72,7 +72,7 @@ def test_both_ends_of_a_cut_link_name_the_exchange(case: str, tmp_path: Path) ->
     job = make_job(tmp_path / "job", data, runtime, *LAYOUTS[case])
     assert job.config.parallel.overlap
     with HostNetwork(2, (NETWORK,)) as network, workers(network, job) as ranks:
-        wait_until(lambda: len(job.records("step")) >= LEAST_STEPS, "the first steps", 60.0)
+        wait_until(lambda: len(job.records("step")) >= LEAST_STEPS, "the first steps")
         network.cut(1, NETWORK)
         codes = [process.wait(timeout=60.0) for process in ranks]
 

@@ -32,7 +32,7 @@ def test_a_stream_that_does_not_end_keeps_no_daemon_alive(tmp_path: Path) -> Non
         EtcdClient(EtcdSettings.of(etcd.urls)) as client,
         running_daemon(tmp_path / "run", etcd.urls) as daemon,
     ):
-        wait_until(lambda: daemon_record(client) is not None, "the record", WAIT_S)
+        wait_until(lambda: daemon_record(client) is not None, "the record")
         stubborn = Path(__file__).parents[1] / "helpers" / "stubborn_stream.py"
         record = encode(daemon_record(client)).decode()
         with subprocess.Popen([sys.executable, str(stubborn), record], stdout=subprocess.PIPE) as host:
@@ -49,13 +49,13 @@ def test_a_daemon_goes_on_without_etcd_and_says_where_it_is_when_etcd_is_back(tm
     with EtcdServers(tmp_path) as etcd, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         etcd.members[0].kill()
         with running_daemon(tmp_path / "run", etcd.urls) as daemon:
-            wait_until(lambda: "cannot be announced" in daemon.log, "the complaint", WAIT_S)
+            wait_until(lambda: "cannot be announced" in daemon.log, "the complaint")
             etcd.members[0].start()
             etcd.wait_ready()
-            wait_until(lambda: daemon_record(client) is not None, "the record", WAIT_S)
+            wait_until(lambda: daemon_record(client) is not None, "the record")
             finder = WatchedDaemon(client, KEYS)
             with Sender("host-1", finder, None) as sender:
-                wait_until(lambda: sender.state().is_connected, "the stream", WAIT_S)
+                wait_until(lambda: sender.state().is_connected, "the stream")
                 etcd.members[0].kill()
                 sender.send(Spans, span_rows(10))
                 assert sender.flush(WAIT_S)
@@ -70,10 +70,10 @@ def test_a_frozen_daemon_is_given_up_and_what_it_did_not_acknowledge_goes_to_the
         finder = WatchedDaemon(client, KEYS)
         with Sender("host-1", finder, tmp_path / "spool") as sender:
             with running_daemon(tmp_path / "run", etcd.urls) as frozen:
-                wait_until(lambda: sender.state().is_connected, "the stream", WAIT_S)
+                wait_until(lambda: sender.state().is_connected, "the stream")
                 frozen.process.send_signal(signal.SIGSTOP)
                 sender.send(Spans, span_rows(10))
-                wait_until(lambda: not sender.state().is_connected, "the end of patience", 60.0)
+                wait_until(lambda: not sender.state().is_connected, "the end of patience")
             with running_daemon(tmp_path / "run", etcd.urls):
                 assert sender.flush(WAIT_S)
         finder.close()
@@ -93,7 +93,7 @@ def test_a_daemon_killed_again_and_again_loses_no_acknowledged_batch(tmp_path: P
                     while sender.state().outbox.acknowledged_rows < goal:
                         sender.send(Spans, span_rows(1000, first=num_sent))
                         num_sent += 1000
-                        wait_until(lambda: sender.state().outbox.num_batches < 20, "acknowledgements", WAIT_S)
+                        wait_until(lambda: sender.state().outbox.num_batches < 20, "acknowledgements")
                     daemon.kill()
                 stored = StoredEvents(run / "events")
                 assert len(stored.read(Spans).sequence) >= goal - 2 * (life + 1)  # rows of clocks are counted too

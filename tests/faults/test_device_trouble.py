@@ -62,7 +62,7 @@ def got(url: str) -> str:
 @pytest.mark.timeout(300)
 def test_an_xid_and_a_lost_gpu_are_red_while_the_job_trains(job: Job, nvml: FakeNvml) -> None:
     run = job.files.root
-    wait_until(lambda: status(run).get("state") == "training", "the first step", SOON_S)
+    wait_until(lambda: status(run).get("state") == "training", "the first step")
     api = f"{status(run)['dashboard_url'].rstrip('/')}/api/v1"
     host = status(run)["hosts"][0]["host"]
 
@@ -73,19 +73,19 @@ def test_an_xid_and_a_lost_gpu_are_red_while_the_job_trains(job: Job, nvml: Fake
         return [(gpu["gpu"], gpu["rank"], gpu["error"]) for gpu in devices()["gpus"]]
 
     # the first reading may be older than the workers' word of which GPU is whose
-    wait_until(lambda: ranks() == [(0, 0, ""), (1, None, "")], "a reading with its rank", SOON_S)
+    wait_until(lambda: ranks() == [(0, 0, ""), (1, None, "")], "a reading with its rank")
     assert "gpu-failing" not in reasons(status(run))
 
     nvml.say(xid_0=79)
-    wait_until(lambda: "Xid 79" in reasons(status(run)).get("gpu-failing", ""), "the Xid in status", SOON_S)
+    wait_until(lambda: "Xid 79" in reasons(status(run)).get("gpu-failing", ""), "the Xid in status")
     assert f"GPU 0 of {host} (rank 0) reported Xid 79" in reasons(status(run))["gpu-failing"]
     assert status(run)["health"]["level"] == "red"
     overview = json.loads(got(f"{api}/overview"))
     assert "gpu-failing" in [one["code"] for one in overview["reasons"]]
-    wait_until(lambda: [one["xid"] for one in devices()["xids"]] == [79], "the Xid on the host's page", SOON_S)
+    wait_until(lambda: [one["xid"] for one in devices()["xids"]] == [79], "the Xid on the host's page")
 
     nvml.say({1: {"lost": 1}})
-    wait_until(lambda: devices()["gpus"][1]["error"] == "GPU is lost", "the lost GPU on the host's page", SOON_S)
+    wait_until(lambda: devices()["gpus"][1]["error"] == "GPU is lost", "the lost GPU on the host's page")
     log = job.files.root / "logs"
     ports = [int(port) for path in log.rglob("*.log")
              for port in re.findall(r"/metrics of this host at 127\.0\.0\.1:(\d+)", path.read_text())]  # fmt: skip

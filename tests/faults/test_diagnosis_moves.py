@@ -47,7 +47,7 @@ def daemon(running: Running, other_than: str = "") -> DaemonRecord:
         one = record(running, running.view.keys.daemon, DaemonRecord)
         return None if one is None or one.session == other_than else one
 
-    wait_until(lambda: found() is not None, "the daemon", START_S)
+    wait_until(lambda: found() is not None, "the daemon")
     one = found()
     assert one is not None
     return one
@@ -58,7 +58,7 @@ def page(running: Running, other_than: str = "") -> DashboardRecord:
         one = record(running, running.view.keys.dashboard, DashboardRecord)
         return None if one is None or one.session == other_than or not answers(one.url) else one
 
-    wait_until(lambda: found() is not None, "the page", START_S)
+    wait_until(lambda: found() is not None, "the page")
     one = found()
     assert one is not None
     return one

@@ -117,7 +117,7 @@ def kill_program(module: str, key: str, kind: type[DaemonRecord] | type[Dashboar
 
         before = session()
         os.kill(job.pid_of(module), signal.SIGKILL)
-        wait_until(lambda: session() not in ("", before), f"the next life of {module}", START_S)
+        wait_until(lambda: session() not in ("", before), f"the next life of {module}", deadline_s=2 * DEADLINE_S)
 
     return strike
 
@@ -229,8 +229,8 @@ def broken_job(root: Path, fault: Fault) -> Iterator[Broken]:
         views = HealthViews(running.view, running.etcd.urls)
         job = Broken(running, views, hook, disk)
         stack.callback(job.thaw)
-        running.launched.wait_for_step(12 if fault.pace_s < 1.0 else 2, START_S)
-        views.wait_for(lambda: views.agreement("", 0.0) is not None, "everybody to be green", START_S)
+        running.launched.wait_for_step(12 if fault.pace_s < 1.0 else 2)
+        views.wait_for(lambda: views.agreement("", 0.0) is not None, "everybody to be green")
         yield job
 
 
@@ -256,14 +256,14 @@ def test_everybody_tells_the_same_of_a_fault(name: str, tmp_path: Path) -> None:
 def reported_after(job: Broken, fault: Fault, struck: float) -> dict[str, float]:
     """Return how many seconds after the job itself knew of a fault each place reported it, all of them the same."""
     views, since = job.views, struck if fault.code else time.time()
-    views.wait_for(lambda: views.agreement(fault.code, since, fault.who) is not None, "all to agree", REPORT_S)
+    views.wait_for(lambda: views.agreement(fault.code, since, fault.who) is not None, "all to agree")
     agreed = views.agreement(fault.code, since, fault.who)
     assert agreed is not None
     known = {"unreachable": struck, "": since}.get(fault.code, agreed["status"])
     if fault.topic.startswith("incident/"):
         known = job.running.view.incidents()[0].moments.detected  # when the driver noticed, by its own record
     if fault.topic:
-        views.wait_for(lambda: bool(job.topics(fault.topic, "open")), "the webhook to be told", REPORT_S)
+        views.wait_for(lambda: bool(job.topics(fault.topic, "open")), "the webhook to be told")
         agreed["webhook"], topic = job.topics(fault.topic, "open")[0]
         check_topic(job, topic, fault)
     return {who: at - known for who, at in agreed.items()}
@@ -281,9 +281,9 @@ def check_end(job: Broken) -> None:
 def check_mended(job: Broken, fault: Fault) -> None:
     """Wait until all say that it is over; the culprit in the webhook's last message is that of the incident."""
     mended = time.time()
-    job.views.wait_for(lambda: job.views.agreement("", mended) is not None, "everybody to be green", START_S)
+    job.views.wait_for(lambda: job.views.agreement("", mended) is not None, "everybody to be green")
     begun = job.names(fault.topic, "open")
-    wait_until(lambda: job.names(fault.topic, "closed") >= begun, "the webhook to be told the end", START_S)
+    wait_until(lambda: job.names(fault.topic, "closed") >= begun, "the webhook to be told the end", deadline_s=2 * DEADLINE_S)
     for _, topic in job.topics(fault.topic, "closed"):
         check_topic(job, topic, fault)
 
@@ -310,7 +310,7 @@ def test_a_launch_that_is_killed_is_reported_from_its_directory(tmp_path: Path) 
     run = job.files.root
     assert ask_status(str(run / "coordination" / "never"))[0] == StatusCode.NEVER_STARTED
     with paced_launch(job, pace, 1, tmp_path / "launch.log") as launch:
-        wait_until(lambda: any((job.files.checkpoints / "main").glob("step-*/COMMIT")), "a checkpoint", START_S)
+        wait_until(lambda: any((job.files.checkpoints / "main").glob("step-*/COMMIT")), "a checkpoint", deadline_s=2 * DEADLINE_S)
         family = descendants(launch.pid)
 
         # an etcd that hangs must not hold up the answer

@@ -94,12 +94,12 @@ def test_a_host_without_etcd_trains_on_and_stops_itself_only_when_it_hangs(
     faults.fail_at(1, 100, "stop")
     with start(job, "a") as executor:
         view = JobView.of(job, etcd.urls)
-        wait_until(has_stepped(job, 5), "training", DEADLINE_S)
+        wait_until(has_stepped(job, 5), "training")
         session = view.hosts()["a"].session
         etcd.members[0].kill()
-        wait_until(has_stepped(job, 95), "steps beyond the lease's end", DEADLINE_S)
-        wait_until(lambda: faults.struck_unix_s() is not None, "the hang", DEADLINE_S)
-        wait_until(lambda: not workers(executor), "the host to stop its workers", 15.0)
+        wait_until(has_stepped(job, 95), "steps beyond the lease's end")
+        wait_until(lambda: faults.struck_unix_s() is not None, "the hang")
+        wait_until(lambda: not workers(executor), "the host to stop its workers")
         assert "fenced itself" in (tmp_path / "a.log").read_text()
         etcd.members[0].start()
         etcd.wait_ready()
@@ -117,11 +117,11 @@ def test_workers_end_themselves_when_their_executor_is_frozen_and_they_hang(
     job = make_launched_job(tmp_path / "frozen", 60, SHORT_LEASE, {"log": {"interval": 1}})
     faults.fail_at(1, 20, "stop")
     with start(job, "a") as executor:
-        wait_until(has_stepped(job, 5), "training", DEADLINE_S)
+        wait_until(has_stepped(job, 5), "training")
         family = workers(executor)
         executor.send_signal(signal.SIGSTOP)
-        wait_until(lambda: faults.struck_unix_s() is not None, "the hang", DEADLINE_S)
-        wait_until(lambda: not any(is_running(pid) for pid in family), "the workers to end themselves", 15.0)
+        wait_until(lambda: faults.struck_unix_s() is not None, "the hang")
+        wait_until(lambda: not any(is_running(pid) for pid in family), "the workers to end themselves")
         executor.send_signal(signal.SIGCONT)
         assert executor.wait(DEADLINE_S) == 0
     logs = "".join(path.read_text() for path in job.files.logs.rglob("round-000001/*.log"))
@@ -136,12 +136,12 @@ def test_nothing_of_a_killed_executor_lives_on_and_the_next_one_tidies_up(
 ) -> None:
     job = make_launched_job(tmp_path / "killed", 60, SHORT_LEASE, {"log": {"interval": 1}})
     with start(job, "a") as executor:
-        wait_until(has_stepped(job, 12), "training", DEADLINE_S)
+        wait_until(has_stepped(job, 12), "training")
         family = workers(executor)
         assert len(family) >= 2
         executor.send_signal(signal.SIGKILL)
         executor.wait()
-        wait_until(lambda: not any(is_running(pid) for pid in family), "its workers to die with it", 5.0)
+        wait_until(lambda: not any(is_running(pid) for pid in family), "its workers to die with it")
     assert job.boxes
     with start(job, "a") as executor:
         assert executor.wait(DEADLINE_S) == 0
@@ -157,7 +157,7 @@ def test_a_signal_has_the_job_saved_and_stopped(
     job = make_launched_job(tmp_path / "stopped", 10_000, {"log": {"interval": 1}})
     with ExitStack() as stack:
         first, second = (stack.enter_context(start(job, host, min_hosts=2, max_hosts=2)) for host in ("a", "b"))
-        wait_until(has_stepped(job, 5), "training", DEADLINE_S)
+        wait_until(has_stepped(job, 5), "training")
         os.kill(second.pid, signal.SIGUSR1)
         assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (ExitCode.SAVED_AND_STOPPED,) * 2
         view = JobView.of(job, etcd.urls)
@@ -175,11 +175,11 @@ def test_an_executor_hears_on_when_each_watch_of_its_orders_is_answered_with_gar
     job = make_launched_job(tmp_path / "deaf", 10_000, {"log": {"interval": 1}})
     keys = JobKeys(job.config.job.name)
     with EtcdProxy(etcd.members[0].client_port) as proxy, start(job, "a", endpoints=[proxy.url]) as executor:
-        wait_until(has_stepped(job, 5), "training", DEADLINE_S)
+        wait_until(has_stepped(job, 5), "training")
         first = FirstWatches(map(keys.directory, ("rounds", "halts", "commands")))
         proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
         proxy.cut()
-        wait_until(lambda: not first.left, "each watch to be answered with garbage", DEADLINE_S)
+        wait_until(lambda: not first.left, "each watch to be answered with garbage")
         request = make_request(RequestKind.STOP, reason="a test")
         with EtcdClient(EtcdSettings.of(etcd.urls)) as client:
             client.put(keys.request(request.request_id), encode(request))
@@ -197,7 +197,7 @@ def test_launches_that_do_not_fit_are_refused_by_name(
     changed = tmp_path / "changed.toml"
     changed.write_text(to_toml(make_config(job.config.to_dict(), {"train": {"seed": 99}})))
     with start(job, "a", max_hosts=2):
-        wait_until(has_stepped(job, 1), "training", DEADLINE_S)
+        wait_until(has_stepped(job, 1), "training")
         for host, more, words in (
             ("a", {}, "has a live executor of this name"),
             ("b", {"config": str(changed)}, "train.seed: b has 99, but a, the first host of job 'mine', has 7"),
@@ -207,4 +207,4 @@ def test_launches_that_do_not_fit_are_refused_by_name(
                 assert refused.wait(DEADLINE_S) == ExitCode.CONFIG
             assert words in (tmp_path / f"{host}.log").read_text()
         before = job.records("step")[-1]["step"]
-        wait_until(has_stepped(job, before + 5), "the job to go on undisturbed", DEADLINE_S)
+        wait_until(has_stepped(job, before + 5), "the job to go on undisturbed")

@@ -61,7 +61,7 @@ def remove(directory: Path) -> None:
     """Remove a directory while others write into it: what came meanwhile is removed as well."""
     aside = directory.with_name(f"{directory.name}.removed")
     directory.rename(aside)
-    wait_until(lambda: shutil.rmtree(aside, ignore_errors=True) or not aside.exists(), f"{directory} to go", END_S)
+    wait_until(lambda: shutil.rmtree(aside, ignore_errors=True) or not aside.exists(), f"{directory} to go")
 
 
 def left_behind(launched: LaunchedJob) -> list[str]:
@@ -76,7 +76,7 @@ def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path
     words = ("--nnodes", "2", "--nproc-per-node", "1")
     with LaunchedJob(job, (), FaultDirectory(tmp_path / "faults", 0.05), words, has_daemon=True) as launched:
         launch = launched.start("launch")
-        launched.wait_for_step(15, START_S)
+        launched.wait_for_step(15)
         before = counter_and_rounds(launched)
         for name in ("logs", "metrics", "events", "incidents", "diagnosis", "checkpoints", "coordination"):
             place = job.files.root / name
@@ -90,20 +90,20 @@ def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path
                 words = re.compile(rf"/run/{name}\S*( \([^)]*\))? was removed by somebody")
                 return next((one for one in found if words.search(one.text)), None)
 
-            wait_until(lambda: told() is not None, f"{name} to be told", NOTICED_S)
+            wait_until(lambda: told() is not None, f"{name} to be told")
             reason = told()
             assert reason is not None
             assert (reason.level is HealthLevel.RED) is (name == "coordination")
             wait_until(
-                lambda place=place, name=name: is_filled(place) or name == "incidents", f"{name} to be filled", END_S
+                lambda place=place, name=name: is_filled(place) or name == "incidents", f"{name} to be filled"
             )
             assert place.is_dir()
         reached = newest_step(launched)
-        launched.wait_for_step(reached + 15, START_S)
-        wait_until(lambda: list(job.files.checkpoints.glob("*/step-*/COMMIT")), "a checkpoint", END_S)
+        launched.wait_for_step(reached + 15)
+        wait_until(lambda: list(job.files.checkpoints.glob("*/step-*/COMMIT")), "a checkpoint")
         assert counter_and_rounds(launched) == before  # nobody was restarted, and no round began anew
         log = next(path for path in job.files.logs.rglob("rank-00000.log"))
-        wait_until(lambda: "step" in log.read_text(), "lines of rank 0", END_S)
+        wait_until(lambda: "step" in log.read_text(), "lines of rank 0")
 
         launch.send_signal(signal.SIGTERM)
         assert launched.finish("launch", END_S) == ExitCode.SAVED_AND_STOPPED
@@ -111,7 +111,7 @@ def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path
 
         saved = newest_step(launched)
         launch = launched.start("launch")
-        launched.wait_for_step(saved + 5, START_S)
+        launched.wait_for_step(saved + 5)
         assert next(one["step"] for one in launched.step_records() if one["step"] > saved) == saved + 1
         assert counter_and_rounds(launched) == (before[0], before[1] + 1)
         launch.send_signal(signal.SIGTERM)
@@ -125,7 +125,7 @@ def evict(running: OutageJob) -> None:
     for news in news_of(running.view.client, running.view.keys, request, timeout_s=START_S):
         if isinstance(news, Answer) and checked(news).is_done:
             break
-    running.wait_for_round(2, START_S)
+    running.wait_for_round(2)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
     tmp_path: Path, place: str, undisturbed_losses: dict[int, float]
 ) -> None:
     with running_job(tmp_path, SHORT_LEASE, spare=SPARE) as running:
-        running.launched.wait_for_step(24, DEADLINE_S)
+        running.launched.wait_for_step(24)
         host = {
             "first": running.view.rounds()[0].hosts[0].host,
             "driver": running.view.driver(),
@@ -49,10 +49,10 @@ def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
         try:
-            wait_until(lambda: len(running.view.rounds()) == 2, "the round with the spare", DEADLINE_S)
+            wait_until(lambda: len(running.view.rounds()) == 2, "the round with the spare")
             assert host not in [part.host for part in running.view.rounds()[-1].hosts]
             wait_until(
-                lambda: running.view.incidents()[0].state is not IncidentState.OPEN, "the recovery", DEADLINE_S
+                lambda: running.view.incidents()[0].state is not IncidentState.OPEN, "the recovery"
             )  # fmt: skip
         finally:
             for pid in frozen:
@@ -63,7 +63,7 @@ def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
             status = running.view.statuses().get(host)
             return status is not None and status.phase is HostPhase.PARKED
 
-        wait_until(is_spare, "the thawed host as a spare", DEADLINE_S)
+        wait_until(is_spare, "the thawed host as a spare")
         living = [one for one in (*HOSTS, SPARE) if running.launched.executors[one].poll() is None]
         assert running.finish(living) == 0
         incident = running.only_incident()
@@ -88,12 +88,12 @@ def test_training_without_etcd_saves_and_stops_in_time_and_goes_on_when_etcd_is_
         "runtime": {"save_grace_s": 3.0},
     }
     with running_job(tmp_path, short, hosts=hosts, nnodes="1:2", pace_s=0.5) as running:
-        running.launched.wait_for_step(4, DEADLINE_S)
+        running.launched.wait_for_step(4)
         (member,) = running.etcd.members
         member.kill()
         log = running.launched.log
-        wait_until(lambda: all("save and stop" in log(host) for host in hosts), "the limit", DEADLINE_S)
-        wait_until(lambda: not running.pids("mt-rank-0"), "the end of the workers", DEADLINE_S)
+        wait_until(lambda: all("save and stop" in log(host) for host in hosts), "the limit")
+        wait_until(lambda: not running.pids("mt-rank-0"), "the end of the workers")
         stopped_at = max(running.launched.losses())
         assert 8 < stopped_at < STEPS - 5
         assert all(running.launched.executors[host].poll() is None for host in hosts)

@@ -46,23 +46,23 @@ def test_a_disk_fills_up_after_one_host_has_stored_its_part(index: int, tmp_path
         changes = {"train": {"steps": 1_000_000}}
         with running_job(tmp_path / "job", place, changes, enter=disk.enter()) as running:
             branch = disk.seen / "checkpoints/main"
-            running.launched.wait_for_step(INTERVAL + 2, START_S)
+            running.launched.wait_for_step(INTERVAL + 2)
             (round_,) = running.view.rounds()
             (writer,) = running.writers(round_.hosts[index].host)
             os.kill(writer, signal.SIGSTOP)
             try:
-                wait_until(lambda: bool(half_stored(branch, index)), "the other host's part", FILES_S)
+                wait_until(lambda: bool(half_stored(branch, index)), "the other host's part")
                 (failing,) = half_stored(branch, index)
                 disk.fill()
             finally:
                 os.kill(writer, signal.SIGCONT)
 
-            running.launched.wait_for_step(newest_step(running) + 4 * INTERVAL, TRAINS_ON_S)
+            running.launched.wait_for_step(newest_step(running) + 4 * INTERVAL)
             assert len(running.view.rounds()) == 1
             disk.free_space()
 
             def later() -> list[int]:
                 return [step for step in committed_steps(LocalLocation(branch)) if step > failing]
 
-            wait_until(lambda: bool(later()), "a later checkpoint", FILES_S)
+            wait_until(lambda: bool(later()), "a later checkpoint")
             assert failing not in committed_steps(LocalLocation(branch))

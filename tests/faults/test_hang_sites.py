@@ -110,7 +110,7 @@ def test_the_verb_names_who_hangs_now_and_its_stack_stands_out(
             assert main([*words, "--stacks", "--json"]) == 0
             return json.loads(capsys.readouterr().out)
 
-        wait_until(lambda: [one["rank"] for one in found()["suspects"]] == [1], "the others to wait", 30.0)
+        wait_until(lambda: [one["rank"] for one in found()["suspects"]] == [1], "the others to wait")
         answer = found()
         assert answer["confidence"] == "certain"
         assert answer["stacks"]["outliers"] == [1], answer["stacks"]

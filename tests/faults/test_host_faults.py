@@ -49,7 +49,7 @@ def test_an_executor_that_is_killed_is_replaced_by_the_spare(
     tmp_path: Path, is_driver: bool, undisturbed_losses: dict[int, float]
 ) -> None:
     with running_job(tmp_path, SHORT_LEASE, spare=SPARE) as running:
-        running.launched.wait_for_step(24, DEADLINE_S)
+        running.launched.wait_for_step(24)
         host = running.view.driver() if is_driver else running.other_than_driver()
         saved = saved_step(running)
         struck = running.kill_host(host)
@@ -71,7 +71,7 @@ def test_nobody_waits_long_for_the_snapshots_of_a_machine_that_is_gone(
 ) -> None:
     """Its writer is gone with it, in the middle of a checkpoint that the others have written their part of."""
     with running_job(tmp_path, spare=SPARE) as running:
-        running.launched.wait_for_step(20, DEADLINE_S)
+        running.launched.wait_for_step(20)
         host = running.other_than_driver()
         arena = next(running.job.root.glob(f"megatrain-arena*.{host}"))
         for pid in writers_of(running, arena):
@@ -97,7 +97,7 @@ def writers_of(running: Running, arena: Path) -> list[int]:
 @pytest.mark.slow
 def test_without_a_spare_the_job_shrinks_and_grows_again(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     with running_job(tmp_path, {"recovery": {"join_timeout_s": 1.0}}, nnodes="1:2") as running:
-        running.launched.wait_for_step(14, DEADLINE_S)
+        running.launched.wait_for_step(14)
         host = running.other_than_driver()
         running.kill_host(host)
         (other,) = set(HOSTS) - {host}
@@ -115,7 +115,7 @@ def test_without_a_spare_the_job_shrinks_and_grows_again(tmp_path: Path, undistu
 @pytest.mark.slow
 def test_all_workers_of_both_hosts_at_once(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     with running_job(tmp_path) as running:
-        running.launched.wait_for_step(24, DEADLINE_S)
+        running.launched.wait_for_step(24)
         workers = [pid for rank in range(4) for pid in running.pids(f"mt-rank-{rank}")]
         assert len(workers) == 4
         struck = time.time()
@@ -136,12 +136,12 @@ def test_the_standby_server_is_started_anew(
 ) -> None:
     """With workers, which die with it, and as a spare without any."""
     with running_job(tmp_path, spare=SPARE) as running:
-        running.launched.wait_for_step(14, DEADLINE_S)
+        running.launched.wait_for_step(14)
         host = HOSTS[1] if is_busy else SPARE
         (server,) = running.pids("mt-standby", host)
         struck = time.time()
         os.kill(server, signal.SIGKILL)
-        wait_until(lambda: running.pids("mt-standby", host) not in ([], [server]), "another standby server", DEADLINE_S)
+        wait_until(lambda: running.pids("mt-standby", host) not in ([], [server]), "another standby server")
         if is_busy:
             incident = wait_for_incident(running, lambda one: one.state is not IncidentState.OPEN)
             assert set(incident.culprit_ranks) <= {2, 3}
@@ -157,7 +157,7 @@ def test_an_executor_that_is_stopped_is_held_while_steps_advance_and_left_out_wh
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
     with running_job(tmp_path, SHORT_LEASE, {"recovery": {"stop_timeout_s": 2.0}}, spare=SPARE, pace_s=0.5) as running:
-        running.launched.wait_for_step(4, DEADLINE_S)
+        running.launched.wait_for_step(4)
         host = running.other_than_driver()
         before = running.view.hosts()[host].session
         executor = running.launched.executors[host]
@@ -166,28 +166,28 @@ def test_an_executor_that_is_stopped_is_held_while_steps_advance_and_left_out_wh
             held = wait_for_incident(running, lambda one: one.state is IncidentState.HELD)
             assert (held.kind, held.culprit_hosts) == (IncidentKind.CONTROL_PLANE, (host,))
             step = max(running.launched.losses())
-            running.launched.wait_for_step(step + 8, DEADLINE_S)
+            running.launched.wait_for_step(step + 8)
             assert len(running.view.rounds()) == 1
             # now its workers stop as well, and nobody is there to say so
             for pid in [pid for rank in range(4) for pid in running.pids(f"mt-rank-{rank}", host)]:
                 os.kill(pid, signal.SIGKILL)
             lost = wait_for_incident(running, lambda one: one.kind is IncidentKind.HOST_LOST)
             assert host in lost.culprit_hosts
-            wait_until(lambda: len(running.view.rounds()) == 2, "the next round", DEADLINE_S)
+            wait_until(lambda: len(running.view.rounds()) == 2, "the next round")
             assert host not in [part.host for part in running.view.rounds()[-1].hosts]
         finally:
             executor.send_signal(signal.SIGCONT)
         # the stale host comes back as a spare, in another life
         wait_until(
             lambda: host in running.view.hosts() and running.view.hosts()[host].session != before,
-            "the stale host's new session", DEADLINE_S,
+            "the stale host's new session",
         )  # fmt: skip
-        wait_until(lambda: running.view.statuses()[host].phase is HostPhase.PARKED, "it to be parked", DEADLINE_S)
+        wait_until(lambda: running.view.statuses()[host].phase is HostPhase.PARKED, "it to be parked")
         finish_living(running)
         assert len(running.view.rounds()) == 2
         check_all(running, undisturbed_losses)
 
 
 def wait_for_incident(running: Running, is_wanted: Callable[[Incident], bool]) -> Incident:
-    wait_until(lambda: any(map(is_wanted, running.view.incidents())), "the incident", DEADLINE_S)
+    wait_until(lambda: any(map(is_wanted, running.view.incidents())), "the incident")
     return next(filter(is_wanted, running.view.incidents()))

@@ -53,7 +53,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> float:
     process.kill()
     process.wait()
     wait_until(
-        lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and _is_alive(pid) for pid in below), "the end", SOON_S
+        lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and _is_alive(pid) for pid in below), "the end", deadline_s=2 * DEADLINE_S
     )
     return struck
 
@@ -86,7 +86,7 @@ def test_a_launcher_that_died_with_its_etcd_is_an_incident_of_the_next_launch(
     faults = FaultDirectory(tmp_path / "faults", 0.1)
     first = launch(job, faults)
     try:
-        wait_until(lambda: done(job) >= 25 or first.poll() is not None, "step 25", SOON_S)
+        wait_until(lambda: done(job) >= 25 or first.poll() is not None, "step 25", deadline_s=2 * DEADLINE_S)
         step = done(job)
     finally:
         struck = kill_all(first)
@@ -107,7 +107,7 @@ def test_a_launcher_that_died_with_its_etcd_is_an_incident_of_the_next_launch(
 @pytest.mark.timeout(900)
 def test_hosts_that_died_all_at_once_are_an_incident_of_the_next_launch(tmp_path: Path) -> None:
     with running_job(tmp_path, {"log": {"interval": 1}, "recovery": {"lease_ttl_s": 2}}, pace_s=0.1) as running:
-        running.launched.wait_for_step(25, SOON_S)
+        running.launched.wait_for_step(25)
         step = max(record["step"] for record in running.launched.step_records())
         struck = time.time()
         for host in HOSTS:

@@ -24,8 +24,8 @@ def test_a_killed_rank_rings_a_pager_until_the_job_trains_again(tmp_path: Path) 
         key = write_secret(tmp_path / "key", KEY)
         sections = {"pagerduty": {"url": f"{pager.url}/v2/enqueue", "routing_key_file": key}}
         with running_job(tmp_path / "job", sections, orders=[(3, 20, "kill")]) as running:
-            incident = running.view.wait_recovered(0, 240.0)
-            wait_until(lambda: "resolve" in _actions(pager), "the end of the page", 60.0)
+            incident = running.view.wait_recovered(0)
+            wait_until(lambda: "resolve" in _actions(pager), "the end of the page")
             assert running.finish() == 0
             written = running.view.client.read_all(KeyRange.prefix(running.view.keys.prefix)).items
             assert not any(KEY.encode() in item.value for item in written)

@@ -54,9 +54,9 @@ def check_partition(job: OutageJob, victim: str, *, detected_within_s: float) ->
     stale = job.sessions()[victim]
     cut_at = job.cut([victim], TRAIN, MANAGEMENT)
     assert job.workers_of(victim)
-    assert job.wait_until_stopped(victim, DEADLINE_S) - cut_at <= max(TTL_S, FLOOR_S) + LOADED_S
+    assert job.wait_until_stopped(victim) - cut_at <= max(TTL_S, FLOOR_S) + LOADED_S
     survivors = {*HOSTS[:2], SPARE} - {victim}
-    after = job.wait_for_round(2, DEADLINE_S)
+    after = job.wait_for_round(2)
     first_step = job.first_step_of_round(2)
     assert first_step is not None
     assert first_step - cut_at <= TTL_S + 12.0
@@ -64,21 +64,21 @@ def check_partition(job: OutageJob, victim: str, *, detected_within_s: float) ->
     before = job.view.rounds()[0]
     assert [part.host for part in before.hosts].index(victim) == [part.host for part in after.hosts].index(SPARE)
     assert stale in after.fenced
-    incident = job.view.wait_recovered(0, DEADLINE_S)
+    incident = job.view.wait_recovered(0)
     assert (incident.kind, incident.culprit_hosts, incident.culprit_ranks) == (IncidentKind.HOST_LOST, (victim,), ())
     assert (incident.action, incident.state) == ("evict", IncidentState.RECOVERED)
     assert incident.moments.detected - cut_at <= detected_within_s + LOADED_S
     assert abs(incident.moments.began - cut_at) <= 1.0
     # mended: nothing of the stale host trains, and its new life is a spare
     job.mend([victim], TRAIN, MANAGEMENT)
-    wait_until(lambda: job.phase_of(victim) is HostPhase.PARKED and victim in job.sessions(), "the host", DEADLINE_S)
+    wait_until(lambda: job.phase_of(victim) is HostPhase.PARKED and victim in job.sessions(), "the host")
     assert job.sessions()[victim] != stale
     assert job.workers_of(victim) == []
     assert len(job.view.rounds()) == 2
     job.launched.executors[SPARE].kill()
-    again = job.wait_for_round(3, DEADLINE_S)
+    again = job.wait_for_round(3)
     assert {part.host for part in again.hosts} == set(HOSTS[:2])
-    assert job.view.wait_recovered(1, DEADLINE_S).culprit_hosts == (SPARE,)
+    assert job.view.wait_recovered(1).culprit_hosts == (SPARE,)
     assert job.holds() == []
 
 
@@ -130,7 +130,7 @@ def test_management_network_is_down_while_training_goes_on(tmp_path: Path, who: 
         trainers = [host for host in HOSTS[:2] if host != driver]
         cut_off = {"a host": trainers[:1], "the driver": [driver], "all hosts": list(HOSTS)}[who]
         cut_at = job.cut(cut_off, MANAGEMENT)
-        wait_until(lambda: not set(cut_off) & set(job.sessions()), "the leases to run out", DEADLINE_S)
+        wait_until(lambda: not set(cut_off) & set(job.sessions()), "the leases to run out")
         request = JobRequest("r1", RequestKind.CHECKPOINT, "a test", time.time())
         job.view.client.put(job.view.keys.request(request.request_id), encode(request))
         job.wait_seconds(cut_at, LONG_S)
@@ -140,9 +140,9 @@ def test_management_network_is_down_while_training_goes_on(tmp_path: Path, who: 
             assert any("held" in text for text in alarms(job))
         job.mend(cut_off, MANAGEMENT)
         check_nobody_was_evicted(job, sessions, cut_at)
-        wait_until(lambda: answer_to(job, request) is not None, "the answer", DEADLINE_S)
+        wait_until(lambda: answer_to(job, request) is not None, "the answer")
         number = max(command.number for command in job.view.all("commands", HostCommand))
-        wait_until(lambda: obeyed_by_trainers(job) >= number, "all hosts to have obeyed", DEADLINE_S)
+        wait_until(lambda: obeyed_by_trainers(job) >= number, "all hosts to have obeyed")
         if cut_off != [SPARE]:
             check_one_hold_that_is_over(job)
         check_next_fault_is_answered(job)
@@ -175,15 +175,15 @@ def test_rank_that_fails_while_etcd_is_away_is_answered_when_it_is_back(tmp_path
         member.start()
         job.etcd.wait_ready()
         back_at = time.time()
-        job.wait_for_round(2, DEADLINE_S)
+        job.wait_for_round(2)
         first_step = job.first_step_of_round(2)
         assert first_step is not None
         assert first_step - back_at <= 5.0
-        incident = job.view.wait_recovered(0, DEADLINE_S)
+        incident = job.view.wait_recovered(0)
         check_rank_was_named(job, incident)
         # it happened when it happened, although nobody could be told
         assert abs(incident.moments.began - struck) <= 1.0
-        wait_until(job.is_registered_as(sessions), "all sessions of before", DEADLINE_S)
+        wait_until(job.is_registered_as(sessions), "all sessions of before")
         assert len(job.view.rounds()) == 2
         assert job.holds() == []
         job.end()
@@ -193,8 +193,8 @@ def check_nobody_was_evicted(
     job: OutageJob, sessions: dict[str, str], since: float, *, num_recoveries: int = 0
 ) -> None:
     """Check that all hosts come back as who they were, and that no step waited for anything since then."""
-    wait_until(job.is_registered_as(sessions), "all sessions of before", DEADLINE_S)
-    wait_until(lambda: job.view.driver() in sessions, "a driver", DEADLINE_S)
+    wait_until(job.is_registered_as(sessions), "all sessions of before")
+    wait_until(lambda: job.view.driver() in sessions, "a driver")
     job.wait_for_more_steps(20)
     median_s, longest_s = job.step_times(since)
     assert longest_s <= 3.0 * median_s + 1.0 + LOADED_S
@@ -206,11 +206,10 @@ def check_next_fault_is_answered(job: OutageJob) -> None:
     """Check that the job still heals: nothing of the outage is left."""
     number, num_before = len(job.view.rounds()), len(job.recoveries())
     job.kill_a_rank(RANK)
-    job.wait_for_round(number + 1, DEADLINE_S)
+    job.wait_for_round(number + 1)
     wait_until(
         lambda: len(job.recoveries()) > num_before and job.recoveries()[-1].state is IncidentState.RECOVERED,
         "the recovery",
-        DEADLINE_S,
     )
     assert len(job.recoveries()) == num_before + 1
     check_rank_was_named(job, job.recoveries()[-1])
@@ -224,7 +223,7 @@ def check_rank_was_named(job: OutageJob, incident: Incident) -> None:
 
 def check_one_hold_that_is_over(job: OutageJob) -> None:
     """Check that the outage is on record, once, as one that asked for nothing."""
-    wait_until(lambda: any("over_unix_s" in one.notes for one in job.holds()), "the end of the hold", DEADLINE_S)
+    wait_until(lambda: any("over_unix_s" in one.notes for one in job.holds()), "the end of the hold")
     (hold,) = job.holds()
     assert set(hold.culprit_hosts) <= {part.host for part in job.view.rounds()[0].hosts}
     assert hold.culprit_hosts

@@ -56,7 +56,7 @@ def check_launch(launched: LaunchedJob, view: JobView, network: HostNetwork) -> 
         launched.start(HOSTS[number], "--local-addr", network.address(TRAIN, number), enter=network.enter(number))
     key = view.keys.cordon(victim)
     # two of the three turns wait out the minute in which a partner may come
-    wait_until(lambda: view.client.get(key) is not None, "the cordon", 240.0)
+    wait_until(lambda: view.client.get(key) is not None, "the cordon", deadline_s=2 * DEADLINE_S)
     item = view.client.get(key)
     assert item is not None
     cordon = decode(Cordon, item.value, key)
@@ -65,7 +65,7 @@ def check_launch(launched: LaunchedJob, view: JobView, network: HostNetwork) -> 
     assert view.hosts()[victim].is_fit, "none of its own checks finds it"
 
     launched.start(HOSTS[3], "--local-addr", network.address(TRAIN, 3), enter=network.enter(3))
-    launched.wait_for_step(3, 90.0)
+    launched.wait_for_step(3)
     (only,) = view.rounds()
     assert [part.host for part in only.hosts] == ["host-0", "host-2", "host-3"]
     launched.executors["host-0"].send_signal(signal.SIGTERM)

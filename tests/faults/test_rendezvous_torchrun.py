@@ -123,7 +123,7 @@ class Notes:
             )
 
         try:
-            wait_until(is_there, f"a round after {after} of {len(agents)} agents", DEADLINE_S)
+            wait_until(is_there, f"a round after {after} of {len(agents)} agents")
         except TimeoutError:
             pytest.fail("\n".join([str(self.living(*agents)), *(agent.output.read_text() for agent in agents)]))
         return int(self.living(*agents)[0]["MEGATRAIN_ROUND"])
@@ -179,7 +179,7 @@ def test_training_goes_on_with_another_agent_in_place_of_a_dead_one(etcd: EtcdSe
         agents = [start(), start()]
         checkpoints = LocalLocation(job.files.checkpoints / "main")
         ended = lambda: any(agent.process.poll() is not None for agent in agents)  # noqa: E731
-        wait_until(lambda: ended() or bool(committed_steps(checkpoints)), "a checkpoint", DEADLINE_S)
+        wait_until(lambda: ended() or bool(committed_steps(checkpoints)), "a checkpoint")
         agents.pop().die()
         agents.append(start())
 

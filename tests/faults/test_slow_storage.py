@@ -55,7 +55,7 @@ def started_writers(running: Running) -> dict[str, int]:
 @contextmanager
 def storage_hangs(running: Running, hosts: tuple[str, ...]) -> Iterator[None]:
     """Freeze the checkpoint writers of hosts before the first snapshot is stored."""
-    wait_until(lambda: set(hosts) <= set(started_writers(running)), "the writers", START_S)
+    wait_until(lambda: set(hosts) <= set(started_writers(running)), "the writers")
     writers = [started_writers(running)[host] for host in hosts]
     for pid in writers:
         os.kill(pid, signal.SIGSTOP)
@@ -78,7 +78,7 @@ def test_ranks_that_wait_for_storage_do_not_hang(tmp_path: Path, undisturbed_los
             return any(one.code is ReasonCode.SAVE_LATE and "waits in a snapshot" in one.text for one in reasons)
 
         with storage_hangs(running, HOSTS[1:]):
-            wait_until(waits_in_a_snapshot, "the reason", SHOWN_S)
+            wait_until(waits_in_a_snapshot, "the reason")
         assert running.finish() == 0
         assert running.view.incidents() == []
         assert len(running.view.rounds()) == 1
@@ -92,7 +92,7 @@ def test_one_host_whose_storage_never_answers_costs_a_checkpoint(
     """The others' writers give up its snapshots after half of the limit, and training goes on without them."""
     with running_job(tmp_path, changes(20.0)) as running:
         with storage_hangs(running, HOSTS[1:]):
-            running.launched.wait_for_step(3 * INTERVAL + 1, START_S)
+            running.launched.wait_for_step(3 * INTERVAL + 1)
             assert f"step {INTERVAL}: not saved" in writer_log(running)
         assert running.finish() == 0
         assert running.view.incidents() == []
@@ -105,7 +105,7 @@ def test_storage_that_no_host_can_write_breaks_the_round_and_blames_no_host(
 ) -> None:
     with running_job(tmp_path, changes(8.0)) as running:
         with storage_hangs(running, HOSTS):
-            wait_until(lambda: len(running.view.rounds()) == 2, "the next round", START_S)
+            wait_until(lambda: len(running.view.rounds()) == 2, "the next round")
         assert running.finish() == 0
         incident = running.only_incident()
         assert (incident.kind, incident.state) == (IncidentKind.FAILURE, IncidentState.RECOVERED)

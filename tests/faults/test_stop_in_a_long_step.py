@@ -38,7 +38,7 @@ def test_a_stop_during_a_long_step_loses_nothing(number: signal.Signals, tmp_pat
         tmp_path / "pace", Pace(forward_s=STEP_S / MICRO_BATCHES / 3, backward_s=2 * STEP_S / MICRO_BATCHES / 3)
     )
     with paced_launch(job, pace, RANKS, tmp_path / "launch.log") as launch:
-        wait_until(lambda: len(job.records("step")) >= 3, "three steps", START_S)
+        wait_until(lambda: len(job.records("step")) >= 3, "three steps")
         launch.send_signal(number)  # the next step has just begun, and takes three times the grace
         code = launch.wait(END_S)
 

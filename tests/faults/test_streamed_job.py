@@ -66,7 +66,7 @@ def test_every_step_arrives_whatever_becomes_of_streamers_and_the_switch_is_obey
         return max((record["step"] for record in job.records("step")), default=0)
 
     def reach(number: int) -> None:
-        wait_until(lambda: step() >= number or launched.poll() is not None, f"step {number}", SOON_S)
+        wait_until(lambda: step() >= number or launched.poll() is not None, f"step {number}", deadline_s=2 * DEADLINE_S)
         assert launched.poll() is None, (tmp_path / "launch.log").read_text()[-2000:]
 
     def diag(*words: str) -> None:

@@ -54,7 +54,7 @@ def wait_for_outcome(running: Running, verdict: HostVerdict, kind: OutcomeKind) 
         all_ = running.view.all("outcomes", VerdictOutcome)
         return [one for one in all_ if one.verdict_id == verdict.verdict_id and one.kind is kind]
 
-    wait_until(lambda: bool(found()), f"verdict {verdict.verdict_id} to be {kind}", DEADLINE_S)
+    wait_until(lambda: bool(found()), f"verdict {verdict.verdict_id} to be {kind}")
     return found()[0]
 
 
@@ -62,11 +62,11 @@ def test_a_slow_host_is_replaced_by_the_spare_and_nothing_is_lost(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
     with running_job(tmp_path, CHEAP, spare=SPARE) as running:
-        running.launched.wait_for_step(13, DEADLINE_S)
+        running.launched.wait_for_step(13)
         host = running.other_than_driver()
         verdict = tell(running, hosts=(host,))
         outcome = wait_for_outcome(running, verdict, OutcomeKind.ACTED)
-        incident = running.view.wait_recovered(0, DEADLINE_S)
+        incident = running.view.wait_recovered(0)
         assert outcome.incident == incident.incident_id
         assert (incident.kind, incident.action, incident.culprit_hosts) == (IncidentKind.STRAGGLER, "evict", (host,))
         assert (incident.state, incident.verdict) == (IncidentState.RECOVERED, verdict.verdict_id)
@@ -91,7 +91,7 @@ def test_an_approved_rollback_leaves_out_the_batches(tmp_path: Path, undisturbed
     """Neither the snapshot of step 20 in memory nor its checkpoint are gone on from."""
     approval = {"diagnostics": {"restart_price_s": 0.1, "eviction": "approval"}}
     with running_job(tmp_path, approval, pace_s=0.3) as running:
-        running.launched.wait_for_step(22, DEADLINE_S)
+        running.launched.wait_for_step(22)
         verdict = tell(
             running, kind=VerdictKind.NUMERICS, cause=Cause.UNKNOWN, rollback_to=14, skip_from=15, skip_to=16,
             gain_s_per_step=0.0,
@@ -102,7 +102,7 @@ def test_an_approved_rollback_leaves_out_the_batches(tmp_path: Path, undisturbed
         asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert asked.returncode == 0, asked.stderr
         assert "round 2 trains" in asked.stdout
-        incident = running.view.wait_recovered(0, DEADLINE_S)
+        incident = running.view.wait_recovered(0)
         assert (incident.kind, incident.action, incident.resumed_step) == (IncidentKind.NUMERICS, "rollback", 10)
         outcome = wait_for_outcome(running, verdict, OutcomeKind.ACTED)
         assert "@" in outcome.by

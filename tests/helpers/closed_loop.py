@@ -43,10 +43,10 @@ class ClosedLoop:
     def newest_step(self) -> int:
         return max((record["step"] for record in self.launched.step_records()), default=0)
 
-    def wait_for_more_steps(self, count: int, deadline_s: float) -> int:
+    def wait_for_more_steps(self, count: int) -> int:
         """Wait until the job has come `count` steps further; return how far it is."""
         wanted = self.newest_step() + count
-        self.launched.wait_for_step(wanted, deadline_s)
+        self.launched.wait_for_step(wanted)
         return self.newest_step()
 
     def verdicts(self, confidence: VerdictConfidence = VerdictConfidence.HIGH) -> list[HostVerdict]:
@@ -56,15 +56,15 @@ class ClosedLoop:
         return {one.verdict_id: one for one in self.view.all("outcomes", VerdictOutcome)}
 
     def wait_for_verdict(
-        self, deadline_s: float, confidence: VerdictConfidence = VerdictConfidence.HIGH
+        self, confidence: VerdictConfidence = VerdictConfidence.HIGH
     ) -> HostVerdict:
         """Return the first verdict of that confidence."""
-        wait_until(lambda: bool(self.verdicts(confidence)), "a verdict", deadline_s)
+        wait_until(lambda: bool(self.verdicts(confidence)), "a verdict")
         return self.verdicts(confidence)[0]
 
-    def wait_for_any_verdict(self, deadline_s: float) -> HostVerdict:
+    def wait_for_any_verdict(self) -> HostVerdict:
         """Return the first verdict."""
-        wait_until(lambda: bool(self.view.all("verdicts", HostVerdict)), "a verdict", deadline_s)
+        wait_until(lambda: bool(self.view.all("verdicts", HostVerdict)), "a verdict")
         return self.view.all("verdicts", HostVerdict)[0]
 
     def evictions(self) -> list[Incident]:
@@ -122,10 +122,10 @@ def closed_loop(
             enter = [] if network is None else network.enter(number)
             launched.start(host, "--local-addr", address, enter=enter)
             if number == num_training - 1:
-                wait_until(lambda: len(view.rounds()) > 0, "the first round", START_S)
+                wait_until(lambda: len(view.rounds()) > 0, "the first round")
         daemon = stack.enter_context(running_daemon(root, job.files.root, job.config.job.name, urls, *listen))
-        launched.wait_for_step(8, START_S)
-        wait_until(lambda: set(view.hosts()) == set(hosts), "all hosts", START_S)
+        launched.wait_for_step(8)
+        wait_until(lambda: set(view.hosts()) == set(hosts), "all hosts")
         yield ClosedLoop(launched, view, paced, daemon, network)
 
 

@@ -42,7 +42,7 @@ class DashboardProcess:
         ]  # fmt: skip
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        wait_until(self._serves, f"the dashboard, see {self.log}", _START_S)
+        wait_until(self._serves, f"the dashboard, see {self.log}")
 
     def stop(self) -> None:
         """End it."""

@@ -90,8 +90,8 @@ class Hosts:
         item = self.client.get(key)
         return None if item is None else decode(kind, item.value, key)
 
-    def wait_for(self, kind: type[RecordType], key: str, deadline_s: float = 5.0) -> RecordType:
-        wait_until(lambda: self.client.get(key) is not None, key, deadline_s)
+    def wait_for(self, kind: type[RecordType], key: str) -> RecordType:
+        wait_until(lambda: self.client.get(key) is not None, key)
         found = self.read(kind, key)
         assert found is not None
         return found

@@ -186,7 +186,7 @@ class EtcdServers:
     def wait_ready(self) -> None:
         """Wait until every running member answers for the majority (over TLS: until it listens)."""
         running = [member for member in self.members if member.process is not None]
-        wait_until(lambda: all(self._is_ready(member) for member in running), "etcd to be ready", _READY_S)
+        wait_until(lambda: all(self._is_ready(member) for member in running), "etcd to be ready")
 
     def leader(self) -> EtcdMember:
         """Return the member that leads now."""

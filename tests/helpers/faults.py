@@ -82,7 +82,7 @@ def faulty_rank(fault: RankFault, host_ranks: Sequence[int]) -> Iterator[None]:
     def die_at(point: str) -> None:
         if (saves, point) == (fault.save, fault.point):
             if fault.when:
-                wait_until(Path(fault.when).exists, f"the file {fault.when}", DEADLINE_S)
+                wait_until(Path(fault.when).exists, f"the file {fault.when}")
             _kill_this_process()
 
     def begin_or_die(slot: Any, label: Any, number: int) -> None:
@@ -105,7 +105,7 @@ def faulty_rank(fault: RankFault, host_ranks: Sequence[int]) -> Iterator[None]:
         seal(slot, **options)
         if (saves, fault.point) == (fault.save, "call"):
             step, arena = slot.words().step, Arena(slot.path.parent)
-            wait_until(lambda: step in sealed_steps(arena, host_ranks), "the seals of all", DEADLINE_S)
+            wait_until(lambda: step in sealed_steps(arena, host_ranks), "the seals of all")
             if fault.when:
                 wake_writer(arena)
         die_at("call")
@@ -204,7 +204,7 @@ class _FaultyStorage:
             place.with_suffix(".reached").touch()
             if not fault.is_held:
                 _kill_this_process()
-            wait_until(place.with_suffix(".go").exists, f"{place.with_suffix('.go')}", DEADLINE_S)
+            wait_until(place.with_suffix(".go").exists, f"{place.with_suffix('.go')}")
 
 
 def _copy_as_it_is(root: str, target: Path) -> None:

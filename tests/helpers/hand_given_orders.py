@@ -99,4 +99,4 @@ class Witness:
         return [pid for kind, words in self.heard if kind == "started" for pid in words.values()]
 
     def wait_for(self, kind: str, count: int = 1) -> None:
-        wait_until(lambda: self.kinds.count(kind) >= count, f"{count} x {kind} in {self.heard}", DEADLINE_S)
+        wait_until(lambda: self.kinds.count(kind) >= count, f"{count} x {kind} in {self.heard}")

@@ -64,7 +64,7 @@ class HealthViews:
         """What the job does, by the newest answer of `megatrain status`."""
         self.heard: dict[str, list[tuple[float, HealthAnswer]]] = {who: [] for who in EVERYBODY}
 
-    def wait_for(self, is_met: Callable[[], bool], what: str, deadline_s: float) -> None:
+    def wait_for(self, is_met: Callable[[], bool], what: str) -> None:
         """Ask all places again and again until a condition is met.
 
         `megatrain status` takes a second where etcd is away: nobody else's answer is late because of that.
@@ -84,7 +84,7 @@ class HealthViews:
                 return is_met()
 
             try:
-                wait_until(asked, what, deadline_s)
+                wait_until(asked, what)
             except TimeoutError as error:
                 newest = {who: heard[-3:] for who, heard in self.heard.items()}
                 raise TimeoutError(f"{error}; the newest answers: {newest}") from None

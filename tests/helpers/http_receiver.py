@@ -75,9 +75,9 @@ class HttpReceiver:
     def documents(self) -> list[Any]:
         return [one.document for one in self.posted]
 
-    def wait_for(self, number: int, deadline_s: float = 10.0) -> list[Any]:
+    def wait_for(self, number: int) -> list[Any]:
         """Wait until so many requests have come; return their bodies, read as JSON."""
-        wait_until(lambda: len(self.posted) >= number, f"request {number}", deadline_s)
+        wait_until(lambda: len(self.posted) >= number, f"request {number}")
         return self.documents
 
     def __enter__(self) -> Self:

@@ -89,7 +89,7 @@ class LaunchedJob:
     def log(self, host: str) -> str:
         return (self.job.root / f"{host}.log").read_text(errors="replace")
 
-    def finish(self, host: str, deadline_s: float) -> int:
+    def finish(self, host: str) -> int:
         """Wait for an executor's end and return its exit code."""
         try:
             return self.executors[host].wait(deadline_s)
@@ -128,8 +128,8 @@ class LaunchedJob:
         """Return the loss of each step; of several records the last one counts."""
         return {record["step"]: record["loss"] for record in self.step_records()}
 
-    def wait_for_step(self, step: int, deadline_s: float) -> None:
-        wait_until(lambda: any(each["step"] >= step for each in self.step_records()), f"step {step}", deadline_s)
+    def wait_for_step(self, step: int) -> None:
+        wait_until(lambda: any(each["step"] >= step for each in self.step_records()), f"step {step}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +178,12 @@ class JobView:
                 return str(found.get("host", value))
         return value
 
-    def wait_recovered(self, number: int, deadline_s: float) -> Incident:
+    def wait_recovered(self, number: int) -> Incident:
         """Return incident number `number`, counted from 0, when it is over."""
 
         def is_over() -> bool:
             found = self.incidents()
             return len(found) > number and found[number].state is not IncidentState.OPEN
 
-        wait_until(is_over, f"the end of incident {number}", deadline_s)
+        wait_until(is_over, f"the end of incident {number}")
         return self.incidents()[number]

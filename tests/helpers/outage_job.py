@@ -73,9 +73,9 @@ class OutageJob:
                     found.append(pid)
         return found
 
-    def wait_until_stopped(self, host: str, deadline_s: float) -> float:
+    def wait_until_stopped(self, host: str) -> float:
         """Wait until no worker of a host is left; return when that was."""
-        wait_until(lambda: not self.workers_of(host), f"{host} to stop its workers", deadline_s)
+        wait_until(lambda: not self.workers_of(host), f"{host} to stop its workers")
         self.stopped_unix_s = time.time()
         return self.stopped_unix_s
 
@@ -86,10 +86,10 @@ class OutageJob:
     def newest_step(self) -> int:
         return max((record["step"] for record in self.launched.step_records()), default=0)
 
-    def wait_for_more_steps(self, count: int, deadline_s: float = 30.0) -> int:
+    def wait_for_more_steps(self, count: int) -> int:
         """Wait until the job has come `count` steps further; return how far it is."""
         wanted = self.newest_step() + count
-        self.launched.wait_for_step(wanted, deadline_s)
+        self.launched.wait_for_step(wanted)
         return self.newest_step()
 
     def first_step_of_round(self, number: int) -> float | None:
@@ -98,8 +98,8 @@ class OutageJob:
         times = [record["unix_time_s"] for record in self.launched.step_records()]
         return None if written is None else next((time_s for time_s in times if time_s > written), None)
 
-    def wait_for_round(self, number: int, deadline_s: float) -> Round:
-        wait_until(lambda: self.first_step_of_round(number) is not None, f"a step of round {number}", deadline_s)
+    def wait_for_round(self, number: int) -> Round:
+        wait_until(lambda: self.first_step_of_round(number) is not None, f"a step of round {number}")
         return self.view.rounds()[number - 1]
 
     def step_times(self, since: float) -> tuple[float, float]:
@@ -156,7 +156,7 @@ class OutageJob:
             return [*map(str, self.launched.processes()), *self.memory_files()]
 
         with suppress(TimeoutError):
-            wait_until(lambda: not left(), "the end of all", _GONE_S)
+            wait_until(lambda: not left(), "the end of all")
         return left()
 
     def memory_files(self) -> list[str]:
@@ -176,7 +176,7 @@ class OutageJob:
         """Order that a rank is killed in a moment; return when it was."""
         number = len(list(self.launched.faults.root.glob("[0-9]*.struck")))
         self.launched.faults.fail_at(rank, self.newest_step() + 4, "kill")
-        wait_until(lambda: self.launched.faults.struck_unix_s(number) is not None, "the fault", 30.0)
+        wait_until(lambda: self.launched.faults.struck_unix_s(number) is not None, "the fault")
         struck = self.launched.faults.struck_unix_s(number)
         assert struck is not None
         return struck
@@ -215,7 +215,7 @@ def outage_job(
             enter = [] if network is None else network.enter(number)
             launched.start(host, "--local-addr", address, enter=enter)
             if number == 1:
-                wait_until(lambda: len(view.rounds()) > 0, "the first round", _START_S)
-        launched.wait_for_step(24, _START_S)
-        wait_until(lambda: set(view.hosts()) == set(hosts), "all hosts", _START_S)
+                wait_until(lambda: len(view.rounds()) > 0, "the first round")
+        launched.wait_for_step(24)
+        wait_until(lambda: set(view.hosts()) == set(hosts), "all hosts")
         yield running

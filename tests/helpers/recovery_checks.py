@@ -63,7 +63,7 @@ class Running:
 
     def struck_unix_s(self, number: int = 0) -> float:
         """Wait for a fault and return when it struck."""
-        wait_until(lambda: self.faults.struck_unix_s(number) is not None, f"fault {number}", TRAINED_S)
+        wait_until(lambda: self.faults.struck_unix_s(number) is not None, f"fault {number}", deadline_s=2 * DEADLINE_S)
         struck = self.faults.struck_unix_s(number)
         assert struck is not None
         return struck
@@ -124,7 +124,7 @@ class Running:
             return [*self.launched.processes(), *boxes, *arenas]
 
         try:
-            wait_until(lambda: not left(), "the end of all", GONE_S)
+            wait_until(lambda: not left(), "the end of all")
         except TimeoutError:
             raise AssertionError(f"left behind: {left()}") from None
 
@@ -178,8 +178,8 @@ def running_job(
         stack.callback(view.client.close)
         for host in hosts:
             launched.start(host, enter=enter)
-        wait_until(lambda: len(view.rounds()) > 0, "the first round", TRAINED_S)
+        wait_until(lambda: len(view.rounds()) > 0, "the first round", deadline_s=2 * DEADLINE_S)
         if spare:
             launched.start(spare, enter=enter)
-            wait_until(lambda: spare in view.statuses(), "the spare", TRAINED_S)
+            wait_until(lambda: spare in view.statuses(), "the spare", deadline_s=2 * DEADLINE_S)
         yield Running(job, faults, launched, view, etcd)

@@ -66,13 +66,13 @@ def record(output: Path) -> None:
 
 
 def _let_things_go_wrong(loop: ClosedLoop) -> None:
-    loop.launched.wait_for_step(_SLOW_AT, _DEADLINE_S)
+    loop.launched.wait_for_step(_SLOW_AT)
     loop.pace.slow_down(Slowness("compute", _SLOW_HOST, 0, 2.0))
     _wait_for_recovery(loop, 1)
-    loop.launched.wait_for_step(_KILL_AT, _DEADLINE_S)
+    loop.launched.wait_for_step(_KILL_AT)
     os.kill(_pid_of(loop, _KILLED_RANK), signal.SIGKILL)
     _wait_for_recovery(loop, 2)
-    loop.launched.wait_for_step(_STOP_AT, _DEADLINE_S)
+    loop.launched.wait_for_step(_STOP_AT)
     os.kill(_pid_of(loop, _STOPPED_RANK), signal.SIGSTOP)
     _wait_for_recovery(loop, 3)
 
@@ -81,14 +81,14 @@ def _wait_for_recovery(loop: ClosedLoop, number: int) -> None:
     def recovered() -> list[Incident]:
         return [one for one in loop.view.incidents() if one.state is IncidentState.RECOVERED]
 
-    wait_until(lambda: len(recovered()) >= number, f"incident {number} to be over", _DEADLINE_S)
+    wait_until(lambda: len(recovered()) >= number, f"incident {number} to be over")
 
 
 def _pid_of(loop: ClosedLoop, rank: int) -> int:
     """Return the process of a rank in the newest round, when it has told."""
     newest = max(one.number for one in loop.view.rounds())
     source = StoredEvents(loop.launched.job.files.events)
-    wait_until(lambda: newest_round(source.read(Ranks)) == newest, f"ranks of round {newest}", _DEADLINE_S)
+    wait_until(lambda: newest_round(source.read(Ranks)) == newest, f"ranks of round {newest}")
     ranks = source.read(Ranks)
     return int(ranks.pid[(ranks.round == newest) & (ranks.rank == rank)][0])
 

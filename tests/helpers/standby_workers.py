@@ -56,7 +56,7 @@ class Programs:
             self._exits |= {found.pid: found for found in self.client.take_exits()}
             return pid in self._exits
 
-        wait_until(has_ended, f"the end of worker {pid}", DEADLINE_S)
+        wait_until(has_ended, f"the end of worker {pid}")
         return self._exits[pid]
 
 
@@ -69,7 +69,7 @@ def programs(directory: Path) -> Iterator[Programs]:
 
 
 def wait_until_gone(*pids: int) -> None:
-    wait_until(lambda: not any(is_running(pid) for pid in pids), f"the end of {pids}", DEADLINE_S)
+    wait_until(lambda: not any(is_running(pid) for pid in pids), f"the end of {pids}")
 
 
 def read_line(read_fd: int) -> str:

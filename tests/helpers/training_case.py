@@ -337,7 +337,7 @@ def _obey(context: RankContext, orders: Orders, step: int) -> bool:
         os._exit(DEATH_EXIT_CODE)
     if orders.block_at == here:
         peers = context.world_size - 1
-        wait_until(lambda: len(list(Path(orders.diary).glob("rank-*"))) == peers, "the errors of the peers", 30.0)
+        wait_until(lambda: len(list(Path(orders.diary).glob("rank-*"))) == peers, "the errors of the peers")
     return orders.stop_at == here
 
 

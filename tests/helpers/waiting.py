@@ -19,7 +19,7 @@ class DeadlineError(TimeoutError):
 _POLL_S = 0.02
 
 
-def wait_until(is_met: Callable[[], bool], what: str, deadline_s: float) -> None:
+def wait_until(is_met: Callable[[], bool], what: str) -> None:
     """Return as soon as the condition is met. Raises: TimeoutError naming `what` when the deadline passes before."""
     deadline = time.monotonic() + deadline_s
     never = threading.Event()

@@ -41,7 +41,7 @@ def wait_for(arena: Arena, *, persisted: int = 0, failures: int = 0) -> WriterSt
         found.append(status)
         return True
 
-    wait_until(is_met, f"{persisted} persisted and {failures} failed in {arena.writer_status}", DEADLINE_S)
+    wait_until(is_met, f"{persisted} persisted and {failures} failed in {arena.writer_status}")
     return found[0]
 
 
@@ -58,12 +58,12 @@ def running_writer(arena: Arena) -> Iterator[int]:
     assert pid is not None
     with workers:
         try:
-            wait_until(lambda: is_held(arena.writer_lock), "the writer's lock", DEADLINE_S)
+            wait_until(lambda: is_held(arena.writer_lock), "the writer's lock")
             yield pid
         finally:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-            wait_until(lambda: not is_alive(pid), "the end of the writer", DEADLINE_S)
+            wait_until(lambda: not is_alive(pid), "the end of the writer")
 
 
 def log_of(arena: Arena) -> Path:

@@ -69,7 +69,7 @@ def test_steps_are_seen_two_seconds_after_they_are_known(live: Live, pages) -> N
     page.locator("[data-figure=step]").wait_for()
     page.locator("main[data-connection=live]").wait_for()
     before = shown_step(page)
-    wait_until(lambda: shown_step(page) > before, "a later step on the page", 15.0)
+    wait_until(lambda: shown_step(page) > before, "a later step on the page")
     # from here on the page says at any moment what the server's stream said two seconds ago
     stream = """() => new Promise(resolve => {
         const source = new EventSource('api/v1/live');
@@ -81,7 +81,7 @@ def test_steps_are_seen_two_seconds_after_they_are_known(live: Live, pages) -> N
         });
     })"""
     told = page.evaluate(stream)
-    wait_until(lambda: shown_step(page) >= told, f"step {told} on the page", _NEWS_S)
+    wait_until(lambda: shown_step(page) >= told, f"step {told} on the page")
     assert shown_step(page) >= told > before
 
 
@@ -94,7 +94,7 @@ def test_dashboard_begun_anew_is_found_by_an_open_page(live: Live, pages) -> Non
     live.dashboard.start()
     page.locator("main[data-connection=live]").wait_for(timeout=30_000)
     before = shown_step(page)
-    wait_until(lambda: shown_step(page) > before, "steps go on", 15.0)
+    wait_until(lambda: shown_step(page) > before, "steps go on")
     expect(page.locator("main[data-connection=live]")).to_have_count(1)
 
 

@@ -64,7 +64,7 @@ def test_an_open_page_goes_on_to_a_new_round(serve: Serve, pages) -> None:
         update={"round": 3}
     )  # which no rank has told of yet
     dashboard.news("overview")
-    wait_until(lambda: "job" in dashboard.asked, "the job is asked again", 5.0)
+    wait_until(lambda: "job" in dashboard.asked, "the job is asked again")
     known = job_document()
     third = RoundDocument(number=3, began_unix_s=NOW_S, world_size=384, first_step=STEP, last_step=STEP)
     dashboard.responses["job"] = known.model_copy(update={"rounds": (*known.rounds, third)})

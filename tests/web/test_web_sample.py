@@ -159,7 +159,7 @@ def test_what_was_said_of_another_round_is_not_shown_as_of_this_one(url: str, pa
     expect(page).to_have_url(re.compile("#/stragglers$"))  # the newest round is asked for
     expect(page.locator(".skeleton").first).to_be_visible()  # and its response waited for
     expect(findings).to_have_count(0)
-    wait_until(lambda: page.evaluate("1") == 1 and bool(held), "the question", 5.0)
+    wait_until(lambda: page.evaluate("1") == 1 and bool(held), "the question")
     held[0].continue_()
     page.get_by_text("No rank is slower than its peers").wait_for()
 

@@ -57,11 +57,11 @@ def kept(hosts: Hosts) -> list[int]:
 
 
 def wait_for_copies(hosts: Hosts, *steps: int) -> None:
-    wait_until(lambda: kept(hosts) == list(steps), f"copies of steps {steps}", DEADLINE_S)
+    wait_until(lambda: kept(hosts) == list(steps), f"copies of steps {steps}")
 
 
 def wait_for_problem(sender: CopySender, text: str) -> None:
-    wait_until(lambda: text in sender.problem, f"the problem {text!r}", DEADLINE_S)
+    wait_until(lambda: text in sender.problem, f"the problem {text!r}")
 
 
 def test_the_newest_two_snapshots_are_kept_byte_for_byte(hosts: Hosts, slots: list[SlotFiller]) -> None:
@@ -86,12 +86,12 @@ def test_what_the_keeper_has_is_not_sent_again(hosts: Hosts, slots: list[SlotFil
     with serving(CopyKeeper(hosts.planned, slots).serve) as address:
         with sending(address) as sender:
             sender.offer(path)
-            wait_until(lambda: sender.bytes_sent == hosts.planned.contents_bytes, "the copy", DEADLINE_S)
+            wait_until(lambda: sender.bytes_sent == hosts.planned.contents_bytes, "the copy")
         # as after a restart of the workers
         with sending(address) as sender:
             sender.problem = "not tried yet"
             sender.offer(path)
-            wait_until(lambda: sender.problem == "", "an attempt", DEADLINE_S)
+            wait_until(lambda: sender.problem == "", "an attempt")
             assert sender.bytes_sent == 0
     assert kept(hosts) == [10]
 
@@ -139,7 +139,7 @@ def test_a_copy_that_breaks_off_does_not_cost_the_last_whole_one(hosts: Hosts, s
             connection, _ = offer_by_hand(hosts, address)
             connection.send(bytes(150))
             connection.close()
-            wait_until(lambda: "closed the connection" in keeper.problem, "the end of the connection", DEADLINE_S)
+            wait_until(lambda: "closed the connection" in keeper.problem, "the end of the connection")
             assert kept(hosts) == [10]
             keeper.problem = ""
         sender.offer(hosts.own.slot(OWNER, 0))
@@ -154,7 +154,7 @@ def test_changed_bytes_are_never_sealed(hosts: Hosts, slots: list[SlotFiller]) -
             connection.send(bytes(offer.contents_bytes))
             connection._sent.update(b"something else")
             connection.send_tag()
-            wait_until(lambda: "bytes were changed" in keeper.problem, "the refusal", DEADLINE_S)
+            wait_until(lambda: "bytes were changed" in keeper.problem, "the refusal")
     assert kept(hosts) == []
     assert {slot.words().state for slot in slots} == {SlotState.WRITING, SlotState.EMPTY}
 
@@ -175,8 +175,8 @@ def test_a_slow_sender_is_given_up_at_the_deadline(hosts: Hosts, slots: list[Slo
     with serving(keeper.serve, PeerLimits(authentication_s=600.0, call_s=600.0, total_s=0.2)) as address:
         # on a busy machine the deadline comes during the offer
         with suppress(CommunicationError), closing(offer_by_hand(hosts, address)[0]):
-            wait_until(lambda: keeper.problem != "", "the deadline", DEADLINE_S)
-        wait_until(lambda: keeper.problem != "", "the deadline", DEADLINE_S)
+            wait_until(lambda: keeper.problem != "", "the deadline")
+        wait_until(lambda: keeper.problem != "", "the deadline")
         assert "timed out" in keeper.problem or "too slow" in keeper.problem
     assert kept(hosts) == []
 
@@ -214,7 +214,7 @@ def test_a_slot_that_is_used_again_is_given_up_and_the_newest_is_sent(
         during_reads(monkeypatch, reuse)
         sender.offer(hosts.own.slot(OWNER, 0))
         wait_for_copies(hosts, 20)
-        wait_until(lambda: sender.problem == "", "a copy that got through", DEADLINE_S)
+        wait_until(lambda: sender.problem == "", "a copy that got through")
     assert whole_contents(newer) in [whole_contents(slot.path) for slot in slots]
 
 
@@ -249,10 +249,10 @@ def test_a_keeper_that_is_away_is_reported_once_and_tried_again(
     with closing(sender):
         for number in (1, 2, 3):
             sender.offer(hosts.own.slot(OWNER, 0))
-            wait_until(lambda n=number: len(attempts) == n, "an attempt", DEADLINE_S)  # type: ignore[misc]
+            wait_until(lambda n=number: len(attempts) == n, "an attempt")  # type: ignore[misc]
         wait_for_problem(sender, f"{address}: timed out")
         with PeerServer(listener, SECRET, CopyKeeper(hosts.planned, slots).serve, LIMITS):
-            wait_until(lambda: _is_through(sender, hosts), "a copy that got through", DEADLINE_S)
+            wait_until(lambda: _is_through(sender, hosts), "a copy that got through")
             sender.close()
     err = capsys.readouterr().err
     assert err.count("the copy of rank 7's snapshot failed and is tried again at the next one: ") == 1

@@ -210,7 +210,7 @@ def test_it_ends_when_its_workers_have_left_and_leaves_no_zombie(arena: Arena, t
     wait_for(arena)
     workers.release()
     wake_writer(arena)
-    wait_until(lambda: not is_alive(pid), "the end of the writer", DEADLINE_S)
+    wait_until(lambda: not is_alive(pid), "the end of the writer")
     assert not arena.root.exists()
 
 
@@ -227,7 +227,7 @@ def test_an_arena_is_kept_for_a_while_and_a_worker_that_comes_keeps_it_longer(jo
         for _ in range(2):
             seen = looks[0]
             wake_writer(arena)
-            wait_until(lambda seen=seen: looks[0] > seen, "a look at the clock", DEADLINE_S)  # type: ignore[misc]
+            wait_until(lambda seen=seen: looks[0] > seen, "a look at the clock")  # type: ignore[misc]
 
     with writer_thread(arena, clock_s=clock_s, has_worker=False) as running:
         look()
@@ -235,7 +235,7 @@ def test_an_arena_is_kept_for_a_while_and_a_worker_that_comes_keeps_it_longer(jo
         look()
         _, workers = join_arena(arena.root)
         wake_writer(arena)
-        wait_until(lambda: running.writer._idle_since is None, "a look at the worker", DEADLINE_S)
+        wait_until(lambda: running.writer._idle_since is None, "a look at the worker")
         now[0] = 1001.0
         job.put_snapshot(step=10, snapshot=4)
         wake_writer(arena)
@@ -293,14 +293,14 @@ def test_signals(job: Job, arena: Arena) -> None:
         wake_writer(arena)
         wait_for(arena, persisted=1)
         os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: not is_alive(pid), "the end of the writer", DEADLINE_S)
+        wait_until(lambda: not is_alive(pid), "the end of the writer")
         assert arena.root.exists()
 
 
 def test_a_writer_that_was_killed_is_started_again(job: Job, arena: Arena) -> None:
     with running_writer(arena) as first:
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: not is_alive(first), "the end of the writer", DEADLINE_S)
+        wait_until(lambda: not is_alive(first), "the end of the writer")
         job.put_snapshot(step=10, snapshot=4)
         with running_writer(arena) as second:
             assert second != first
@@ -386,7 +386,7 @@ def test_a_log_that_cannot_be_written_keeps_no_checkpoint_back(
         assert "committed but damaged" in wait_for(arena, persisted=1, failures=1).last_error
         assert job.persist_words() == {10: {Persist.DONE}, 20: {Persist.FAILED}}
         os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: not is_alive(pid), "the end of the writer", DEADLINE_S)
+        wait_until(lambda: not is_alive(pid), "the end of the writer")
 
 
 def test_it_loads_no_torch() -> None:

@@ -48,7 +48,7 @@ def test_all_hosts_make_one_checkpoint(tmp_path: Path) -> None:
             assert verify_checkpoint(job.step(step)) == []
             assert sorted(read_manifest(job.step(step)).files) == ["r000002-index.json", "r000002-metadata", *FILES]
         # the coordinator tidies up after it has told that it is done
-        wait_until(lambda: len(tree(path_of(job.step(20)))) == 9, "a tidy directory", DEADLINE_S)
+        wait_until(lambda: len(tree(path_of(job.step(20)))) == 9, "a tidy directory")
 
 
 def test_the_coordinator_waits_for_all(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_the_coordinator_waits_for_all(tmp_path: Path) -> None:
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(job.arenas[0]), writer_thread(job.arenas[2]):
         for index in (0, 2):
-            wait_until(lambda i=index: DoneMark.read(job.step(10), SNAPSHOT, i) is not None, "done", DEADLINE_S)  # type: ignore[misc]
+            wait_until(lambda i=index: DoneMark.read(job.step(10), SNAPSHOT, i) is not None, "done")  # type: ignore[misc]
         assert not any(is_manifest_name(entry.name) for entry in job.step(10).entries())
         with writer_thread(job.arenas[1]):
             for arena in job.arenas:
@@ -116,7 +116,7 @@ def test_a_host_whose_mark_is_lost_is_not_waited_for_once_the_ranks_know(tmp_pat
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(job.arenas[0], fail), writer_thread(job.arenas[1]):
         assert "disk full" in wait_for(job.arenas[0], failures=1).last_error
-        wait_until(lambda: DoneMark.read(job.step(10), SNAPSHOT, 1) is not None, "done", DEADLINE_S)
+        wait_until(lambda: DoneMark.read(job.step(10), SNAPSHOT, 1) is not None, "done")
         for slot in sealed_slots(job.arenas[1]):
             write_persist(slot.path, slot.snapshot.snapshot, Persist.FAILED)
         assert "the ranks gave this snapshot up" in wait_for(job.arenas[1], failures=1).last_error
@@ -186,7 +186,7 @@ def test_a_newer_round_that_wants_a_checkpoint_ends_the_wait(tmp_path: Path) -> 
     coordinator = job.arenas[0]
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(coordinator):
-        wait_until(lambda: DoneMark.read(job.step(10), SNAPSHOT, 0) is not None, "done", DEADLINE_S)
+        wait_until(lambda: DoneMark.read(job.step(10), SNAPSHOT, 0) is not None, "done")
         plan = replace(HostPlan.read(coordinator.host_plan), round=3, num_hosts=1)
         other = make_job(tmp_path / "other").arena
         coordinator.metadata(3).write_bytes(other.metadata(2).read_bytes())
@@ -205,7 +205,7 @@ def test_a_writer_whose_host_is_left_behind_waits_no_longer(tmp_path: Path, inde
     job = make_job(tmp_path, 2, commit_timeout_s=1000.0)
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(job.arenas[index]):
-        wait_until(lambda: DoneMark.read(job.step(10), SNAPSHOT, index) is not None, "done", DEADLINE_S)
+        wait_until(lambda: DoneMark.read(job.step(10), SNAPSHOT, index) is not None, "done")
         WritingMark(3, "demo", 0.0).write(job.step(10))
         assert "round 3 is writing this checkpoint" in wait_for(job.arenas[index], failures=1).last_error
 

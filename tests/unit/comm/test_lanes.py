@@ -84,7 +84,7 @@ class Link:
 
 
 def until_started(link: Link, names: list[str]) -> None:
-    wait_until(lambda: link.started == names, f"{names} to be started", DEADLINE_S)
+    wait_until(lambda: link.started == names, f"{names} to be started")
 
 
 def test_the_next_exchange_is_started_too_and_no_other() -> None:
@@ -135,7 +135,7 @@ def test_what_the_lanes_thread_has_yet_to_start_is_not_overtaken() -> None:
                 num_entered[0] += 1
                 if num_entered[0] == 6:
                     link.works["first"].has_ended.set()
-                    wait_until(lambda: link.works["second"].waiting_thread is not None, "second's turn", DEADLINE_S)
+                    wait_until(lambda: link.works["second"].waiting_thread is not None, "second's turn")
             lock.acquire()
 
         def __exit__(self, *_: object) -> None:
@@ -155,7 +155,7 @@ def test_what_the_lanes_thread_has_yet_to_start_is_not_overtaken() -> None:
     lane._lock, lane._tasks = LockHook(), TasksHook()  # type: ignore[assignment]
     pending = [link.submit(name, lane) for name in ("first", "second", "third")]
     link.works["second"].has_ended.set()
-    wait_until(lambda: lane._num_open == 1, "the second's end", DEADLINE_S)
+    wait_until(lambda: lane._num_open == 1, "the second's end")
     pending.append(link.submit("fourth", lane))
     may_take.set()
     for name in ("third", "fourth"):
@@ -261,14 +261,14 @@ def test_what_was_exchanged_is_free_when_it_has_ended() -> None:
     memory = weakref.ref(sent)
     pending = link.submit("send", lane, result=sent, then=lambda x=sent: None)
     link.works["send"].has_ended.set()
-    wait_until(pending.is_done, "the send to end", DEADLINE_S)
+    wait_until(pending.is_done, "the send to end")
     del sent, pending
 
     def is_free() -> bool:
         gc.collect()
         return memory() is None
 
-    wait_until(is_free, "the memory to be free", DEADLINE_S)
+    wait_until(is_free, "the memory to be free")
     assert memory() is None
 
 
@@ -306,7 +306,7 @@ def test_a_span_begins_after_the_one_before_which_ended_while_it_was_submitted(t
                 for name, one in zip(("first", "second"), pending, strict=True):
                     link.works[name].has_ended.set()
                     one.wait()
-                wait_until(lambda: not self._num_open, "the lane to be empty", DEADLINE_S)
+                wait_until(lambda: not self._num_open, "the lane to be empty")
             super().add(task)
 
     lane = LateLane("dp")
@@ -332,7 +332,7 @@ def test_a_lane_without_work_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(threads()) == 1, "a thread while there is work"
         link.works[name].has_ended.set()
         pending.wait()
-        wait_until(lambda: not threads(), "the thread to end", DEADLINE_S)
+        wait_until(lambda: not threads(), "the thread to end")
 
 
 @pytest.mark.parametrize("lane", [None, Lane("dp")])

@@ -72,7 +72,7 @@ def start_build(tmp_path: Path) -> Iterator[StartBuild]:
         words = ["data", "build", "--input", str(tmp_path / "never.txt"), "--output", str(tmp_path / "out")]
         command = [sys.executable, "-m", "megatrain", *words]
         started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT))
-        wait_until(lambda: bool(staging_directories(tmp_path)), "a staging directory", 30)
+        wait_until(lambda: bool(staging_directories(tmp_path)), "a staging directory")
         return started[-1]
 
     yield start
@@ -99,7 +99,7 @@ def test_what_a_killed_build_leaves_is_removed_by_the_next(start_build: StartBui
     killed.wait(timeout=30)
     (left,) = staging_directories(tmp_path)
     process = start_build()
-    wait_until(lambda: not left.parent.exists(), "the next build to remove what was left", 30)
+    wait_until(lambda: not left.parent.exists(), "the next build to remove what was left")
     process.terminate()
     process.wait(timeout=30)
     assert os.listdir(tmp_path) == ["never.txt"]

@@ -50,7 +50,7 @@ class Candidate:
 
 
 def wait_for_candidates(client: EtcdClient, prefix: str, count: int) -> None:
-    wait_until(lambda: len(client.read_all(KeyRange.prefix(prefix)).items) == count, f"{count} candidates", 10.0)
+    wait_until(lambda: len(client.read_all(KeyRange.prefix(prefix)).items) == count, f"{count} candidates")
 
 
 def test_candidates_lead_one_after_the_other(client: EtcdClient, prefix: str) -> None:
@@ -89,7 +89,7 @@ def test_candidate_in_the_middle_may_vanish(client: EtcdClient, prefix: str) -> 
             wait_for_candidates(client, prefix, number + 1)
         first, middle, last = candidates
         client.revoke_lease(middle.keeper.lease_id)
-        wait_until(lambda: middle.error is not None, "the candidate to notice", 10.0)
+        wait_until(lambda: middle.error is not None, "the candidate to notice")
         assert last.leadership is None
         first.won().resign()
         assert last.won().token > first.won().token
@@ -141,7 +141,7 @@ def test_guarded_transaction_is_a_leaders_only(client: EtcdClient, prefix: str) 
         assert item is not None
         assert item.value == b"3"
         assert Election(client, prefix + "driver").leader() == Leader(new.key, b"new", new.token)
-        wait_until(lambda: not old.is_certain, "the old leader to know", 10.0)
+        wait_until(lambda: not old.is_certain, "the old leader to know")
 
 
 def test_lost_lease_ends_a_campaign(client: EtcdClient, prefix: str) -> None:
@@ -151,7 +151,7 @@ def test_lost_lease_ends_a_campaign(client: EtcdClient, prefix: str) -> None:
     try:
         wait_for_candidates(client, prefix, 2)
         client.revoke_lease(second.keeper.lease_id)
-        wait_until(lambda: isinstance(second.error, LeaseLostError), "the campaign to end", 10.0)
+        wait_until(lambda: isinstance(second.error, LeaseLostError), "the campaign to end")
         with pytest.raises(LeaseLostError):
             Election(client, prefix + "driver").campaign(second.keeper, "b")
     finally:

@@ -79,7 +79,7 @@ def test_revoked_lease_is_lost_for_good(client: EtcdClient) -> None:
         assert keeper.wait_until_lost(5.0)
         assert keeper.state is LeaseState.LOST
         assert "was revoked" in keeper.lost_because
-        wait_until(lambda: told == [LeaseState.LOST], "the change to be told", 5.0)
+        wait_until(lambda: told == [LeaseState.LOST], "the change to be told")
     assert keeper.state is LeaseState.LOST
 
 
@@ -95,13 +95,13 @@ def test_silent_etcd_means_doubt_not_loss(etcd: EtcdServers) -> None:
         proxy.conduct = Conduct.SWALLOW
         # somebody else keeps it alive, as a new etcd leader would by extending all leases
         wait_until(
-            lambda: other.renew_lease(keeper.lease_id) > 0 and keeper.state is LeaseState.DOUBTFUL, "doubt", 10.0
+            lambda: other.renew_lease(keeper.lease_id) > 0 and keeper.state is LeaseState.DOUBTFUL, "doubt"
         )
-        wait_until(lambda: told == [LeaseState.DOUBTFUL], "the doubt to be told", 5.0)
+        wait_until(lambda: told == [LeaseState.DOUBTFUL], "the doubt to be told")
         kept = keeper.lease_id
         proxy.conduct = Conduct.PASS
         proxy.cut()
-        wait_until(lambda: len(told) == 2, "the end of doubt", 5.0)
+        wait_until(lambda: len(told) == 2, "the end of doubt")
         assert told == [LeaseState.DOUBTFUL, LeaseState.HELD]
         assert keeper.lease_id == kept, "the same lease: it was never lost"
 
@@ -113,12 +113,12 @@ def test_frozen_etcd_ends_in_doubt_and_then_in_loss(tmp_path_factory: pytest.Tem
         with EtcdClient(settings) as client, LeaseKeeper(client, ttl_s=1, period_s=0.2) as keeper:
             client.put("a", "", lease_id=keeper.lease_id)
             servers.members[0].freeze()
-            wait_until(lambda: keeper.state is LeaseState.DOUBTFUL, "doubt", 10.0)
+            wait_until(lambda: keeper.state is LeaseState.DOUBTFUL, "doubt")
             # etcd counts from its answer, the keeper from its question; etcd's clock goes on while it stands still
-            wait_until(lambda: keeper.valid_s < -0.5, "the end of the lease by etcd's clock", 10.0)
+            wait_until(lambda: keeper.valid_s < -0.5, "the end of the lease by etcd's clock")
             servers.members[0].thaw()
             assert keeper.wait_until_lost(10.0)
-            wait_until(lambda: client.get("a") is None, "the key to go", 10.0)
+            wait_until(lambda: client.get("a") is None, "the key to go")
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_signs_of_progress_are_no_proof_of_a_majority(tmp_path_factory: pytest.T
         for member in cluster.members[1:]:
             member.kill()
 
-        wait_until(lambda: watch.trouble != "", "the watch to ask for proof", 5.0)
+        wait_until(lambda: watch.trouble != "", "the watch to ask for proof")
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_nobody_waits_for_another_threads_authentication(etcd: EtcdServers) -> N
         with EtcdClient(settings) as client:
             patient = threading.Thread(target=_expect_failure, args=(client, 1.5))
             patient.start()
-            wait_until(lambda: proxy.num_connections > 0, "the first to ask for a token", 5.0)
+            wait_until(lambda: proxy.num_connections > 0, "the first to ask for a token")
             started = time.monotonic()
 
             _expect_failure(client, 0.2)

@@ -221,7 +221,7 @@ def test_queue_makes_its_writer_wait_and_drops_nothing() -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
-    wait_until(lambda: accepted == [0, 1], "the queue to fill", 5.0)
+    wait_until(lambda: accepted == [0, 1], "the queue to fill")
     assert [queue.take(5.0) for _ in range(4)] == [0, 1, 2, 3]
     writer.join()
     assert queue.take(5.0) == 4

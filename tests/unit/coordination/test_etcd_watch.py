@@ -140,7 +140,7 @@ def test_close_of_the_client_ends_its_watches(etcd: EtcdServers, prefix: str) ->
     client.close()
 
     assert watch.next(10.0) is None
-    wait_until(lambda: not watch.is_open, "the watch to end", 10.0)
+    wait_until(lambda: not watch.is_open, "the watch to end")
     watch.close()
 
 
@@ -149,7 +149,7 @@ def test_consumer_in_a_loop_ends_with_the_watch(client: EtcdClient, prefix: str)
     seen: list[WatchEvent] = []
     consumer = threading.Thread(target=lambda: seen.extend(watch))
     consumer.start()
-    wait_until(lambda: len(seen) == 1, "the first event", 10.0)
+    wait_until(lambda: len(seen) == 1, "the first event")
     watch.close()
     consumer.join(10.0)
 
@@ -237,7 +237,7 @@ def test_compaction_behind_a_broken_watch_gives_the_range_anew(own: EtcdServers)
         take_snapshot(watch)
         proxy.conduct = Conduct.REFUSE
         proxy.cut()
-        wait_until(lambda: watch.trouble != "", "the watch to notice", 10.0)
+        wait_until(lambda: watch.trouble != "", "the watch to notice")
         writer.put("w/a", "1")
         compact(writer, writer.put("w/a", "2"))
         proxy.conduct = Conduct.PASS
@@ -261,7 +261,7 @@ def test_signs_of_progress_spare_an_idle_watch_the_beginning(tmp_path_factory: p
     ):
         take_snapshot(watch)
         last = write_some(writer, "busy/", random.Random(6), 20)
-        wait_until(lambda: watch.next_revision == last + 1, "a sign of progress", 10.0)
+        wait_until(lambda: watch.next_revision == last + 1, "a sign of progress")
         compact(writer, last)
         proxy.cut()
         written = writer.put("idle/a", "")
@@ -281,7 +281,7 @@ def test_what_came_before_is_not_reported_again(fake: FakeGateway) -> None:
     ]  # fmt: skip
     with EtcdClient(EtcdSettings.of(fake.url)) as client, Watch(client, KeyRange.key("a"), start_revision=5) as watch:
         assert revisions(watch, 7) == [5, 6, 7]
-        wait_until(lambda: "bye" in watch.trouble, "the end of the stream", 10.0)
+        wait_until(lambda: "bye" in watch.trouble, "the end of the stream")
         assert watch.next(0.0) is None
 
 
@@ -383,7 +383,7 @@ def test_garbage_is_survived(etcd: EtcdServers, garbage: bytes, prefix: str) -> 
         take_snapshot(watch)
         proxy.garbage, proxy.conduct = [garbage], Conduct.GARBAGE
         proxy.cut()
-        wait_until(lambda: watch.trouble != "", "the watch to notice", 10.0)
+        wait_until(lambda: watch.trouble != "", "the watch to notice")
         written = writer.put(prefix + "a", "")
         proxy.conduct = Conduct.PASS
 

@@ -47,7 +47,7 @@ def test_thread_that_fails_begins_anew_and_says_so_once(hasty: None, caplog: pyt
         thread = RestartingThread("watchman", run, closed)
         assert began.wait(10.0)
         assert thread.trouble == "watchman failed: another"
-        wait_until(lambda: thread.trouble == "", "it to be well for a while", 10.0)
+        wait_until(lambda: thread.trouble == "", "it to be well for a while")
         closed.set()
         thread.join(10.0)
 
@@ -94,15 +94,15 @@ def test_mistake_of_who_takes_events_loses_none(hasty: None, client: EtcdClient,
     consumer = Consumer()
     consumer.fails = iter([False, True, True, *[False] * 100])
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
-        wait_until(lambda: len(consumer.seen) == 1, "the beginning", 10.0)
+        wait_until(lambda: len(consumer.seen) == 1, "the beginning")
         client.put(prefix + "a", "")
 
-        wait_until(lambda: consumer.has(prefix + "a"), "the key that could not be taken", 10.0)
+        wait_until(lambda: consumer.has(prefix + "a"), "the key that could not be taken")
         assert [type(event) for event in consumer.seen] == [Snapshot, Snapshot]
         client.put(prefix + "b", "")
-        wait_until(lambda: consumer.has(prefix + "b"), "what comes later", 10.0)
+        wait_until(lambda: consumer.has(prefix + "b"), "what comes later")
         assert isinstance(consumer.seen[-1], Changes)
-        wait_until(lambda: follower.trouble == "", "the trouble to be over", 10.0)
+        wait_until(lambda: follower.trouble == "", "the trouble to be over")
 
 
 @pytest.mark.slow
@@ -111,13 +111,13 @@ def test_follower_whose_consumer_always_fails_receives_nothing(hasty: None, clie
     consumer.fails = itertools.repeat(True)
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
         began = time.monotonic()
-        wait_until(lambda: "KeyError" in follower.trouble, "the mistake to be reported", 10.0)
-        wait_until(lambda: follower.unconfirmed_s > 1.0, "no event to be taken for a second", 10.0)
+        wait_until(lambda: "KeyError" in follower.trouble, "the mistake to be reported")
+        wait_until(lambda: follower.unconfirmed_s > 1.0, "no event to be taken for a second")
         assert follower.unconfirmed_s > time.monotonic() - began - 0.5, "failed tries do not count as taken"
         assert not consumer.seen
         consumer.fails = itertools.repeat(False)
-        wait_until(lambda: follower.unconfirmed_s < 1.0, "something to be heard", 10.0)
-        wait_until(lambda: follower.trouble == "", "the trouble to be over", 10.0)
+        wait_until(lambda: follower.unconfirmed_s < 1.0, "something to be heard")
+        wait_until(lambda: follower.trouble == "", "the trouble to be over")
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
@@ -131,10 +131,10 @@ def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient
             client.get(prefix)  # proves that the member is up to date, and says nothing of who takes events
             return follower.unconfirmed_s > 1.0
 
-        wait_until(is_deaf, "the event to be stuck for a second", 10.0)
+        wait_until(is_deaf, "the event to be stuck for a second")
         assert not consumer.seen
         consumer.may_go_on.set()
-        wait_until(lambda: follower.unconfirmed_s < 1.0, "it to go on", 10.0)
+        wait_until(lambda: follower.unconfirmed_s < 1.0, "it to go on")
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
 
@@ -149,13 +149,13 @@ def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: 
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, KeyRange.prefix(prefix)) as watch,
     ):
-        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand", 10.0)
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand")
         proxy.spoils = lambda request: b"/v3/watch" in request
         proxy.garbage, proxy.conduct = [created + broken], Conduct.GARBAGE
         proxy.cut()
-        wait_until(lambda: proxy.num_spoiled == 1, "the watch to break", 10.0)
+        wait_until(lambda: proxy.num_spoiled == 1, "the watch to break")
         confirmed_at = watch.confirmed_at
-        wait_until(lambda: proxy.num_spoiled > 4, "a few more tries", 20.0)
+        wait_until(lambda: proxy.num_spoiled > 4, "a few more tries")
         client.get(prefix)  # etcd answers calls all the while
 
         assert (watch.confirmed_at, "not a list of objects" in watch.trouble) == (confirmed_at, True)
@@ -164,7 +164,7 @@ def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: 
         event = [watch.next(10.0), watch.next(10.0)][-1]
         assert isinstance(event, Changes)
         assert event.revision == written
-        wait_until(lambda: watch.trouble == "" and watch.confirmed_at != confirmed_at, "the trouble to be over", 10.0)
+        wait_until(lambda: watch.trouble == "" and watch.confirmed_at != confirmed_at, "the trouble to be over")
 
 
 def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -> None:
@@ -176,11 +176,11 @@ def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, whole) as watch,
     ):
-        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand", 10.0)
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand")
         proxy.spoils = lambda request: b"/v3/watch" in request and mark in request
         proxy.conduct = Conduct.GARBAGE
         with Watch(client, spoilt) as broken:
-            wait_until(lambda: proxy.num_spoiled > 2, "a few tries", 20.0)
+            wait_until(lambda: proxy.num_spoiled > 2, "a few tries")
             assert (broken.confirmed_at, watch.trouble) == (None, "")
             client.put(prefix + "whole/a", "")
             assert [type(watch.next(10.0)) for _ in range(2)] == [Snapshot, Changes]
@@ -188,7 +188,7 @@ def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -
 
 def test_idle_watch_is_current_as_long_as_its_member_answers(client: EtcdClient, prefix: str) -> None:
     with Watch(client, KeyRange.prefix(prefix)) as watch:
-        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand", 10.0)
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand")
         before = watch.confirmed_at
         client.get(prefix)
         assert watch.confirmed_at != before
@@ -231,13 +231,13 @@ def test_mistake_of_ours_ends_no_watch(mistaken: MistakenClient, prefix: str) ->
 
     mistaken.mistakes = mistakes()
     with Watch(mistaken, KeyRange.prefix(prefix)) as watch:
-        wait_until(lambda: watch.trouble == "ZeroDivisionError: a mistake", "the mistake", 10.0)
+        wait_until(lambda: watch.trouble == "ZeroDivisionError: a mistake", "the mistake")
         may_go_on.set()
         assert isinstance(watch.next(10.0), Snapshot)
         mistaken.put(prefix + "a", "")
 
         assert isinstance(watch.next(10.0), Changes)
-        wait_until(lambda: watch.trouble == "", "the trouble to be over", 10.0)
+        wait_until(lambda: watch.trouble == "", "the trouble to be over")
 
 
 def test_mistake_of_ours_ends_no_lease(hasty: None, mistaken: MistakenClient, caplog: pytest.LogCaptureFixture) -> None:

@@ -217,7 +217,7 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
                 proxy.garbage = [CREATED + message + b"\n"]
             proxy.conduct = Conduct.GARBAGE
             with Watch(client, KeyRange.prefix(prefix)) as watch:
-                wait_until(lambda: proxy.num_spoiled == 1, "the watch to be answered", 20.0)
+                wait_until(lambda: proxy.num_spoiled == 1, "the watch to be answered")
                 writer.put(prefix + "a", "told")
                 heard: set[tuple[bytes, bytes]] = set()
 
@@ -228,7 +228,7 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
                         heard.update((item.key, item.value) for item in items)
                     return bool(heard)
 
-                wait_until(is_heard, "what was written to be heard", 20.0)
+                wait_until(is_heard, "what was written to be heard")
                 assert heard == {(prefix.encode() + b"a", b"told")}, "only what is in etcd"
 
     assert all_at_once(check, [*FRAMES, *MESSAGES]) == {}
@@ -319,7 +319,7 @@ def test_watch_that_drips_is_replaced(etcd: EtcdServers, prefix: str, proxy: Etc
         Watch(client, KeyRange.prefix(prefix), limits=WatchLimits(silence_s=0.2, renew_s=0.5)) as watch,
     ):
         assert isinstance(watch.next(10.0), Snapshot)
-        wait_until(lambda: proxy.num_spoiled == 1, "the watch to be answered", 10.0)
+        wait_until(lambda: proxy.num_spoiled == 1, "the watch to be answered")
         writer.put(prefix + "a", "")
 
         assert isinstance(watch.next(10.0), Changes)

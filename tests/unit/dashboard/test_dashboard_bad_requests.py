@@ -249,7 +249,7 @@ def test_there_is_an_end_to_connections(tmp_path: Path) -> None:
             reply = exchange(server.port, head_of("GET", "/healthz", {}, server.port))
             reply.assert_refused(503, "8 connections")
             assert reply.headers["retry-after"]
-        wait_until(lambda: ask(server.port, "/healthz").status == 200, "a free connection again", 5.0)
+        wait_until(lambda: ask(server.port, "/healthz").status == 200, "a free connection again")
 
 
 def test_a_mistake_of_ours_shows_nothing(page: Served, caplog: pytest.LogCaptureFixture) -> None:

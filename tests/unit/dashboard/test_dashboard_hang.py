@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 @pytest.fixture(scope="module")
 def client(run: RunDirectory) -> Iterator[TestClient]:
     source = RecordedJob(run)
-    wait_until(source.has_looked, "the run to be read", 20.0)
+    wait_until(source.has_looked, "the run to be read")
     app = make_app(source, DashboardSettings(port=0), clock=lambda: 1.8e9).app
     yield TestClient(app, base_url="http://127.0.0.1:8777")
     source.close()
@@ -126,13 +126,13 @@ def test_spans_are_read_only_where_an_incident_reports_a_hang(tmp_path: Path) ->
         store.append(Spans, to_arrow(open_spans(1)))
         store.commit()
     source = RecordedJob(run)
-    wait_until(source.has_looked, "the run to be read", 20.0)
+    wait_until(source.has_looked, "the run to be read")
     client = TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
     assert ask(client, "hang")["source"] == ""
     hang = replace(make_incident(), kind=IncidentKind.HANG, round=1)
     (run.incidents / f"{hang.incident_id}.json").write_bytes(encode(hang))
-    wait_until(lambda: bool(source.facts().incidents), "the incident", 20.0)
-    wait_until(lambda: ask(client, "hang")["source"] == "spans", "the answer", 20.0)
+    wait_until(lambda: bool(source.facts().incidents), "the incident")
+    wait_until(lambda: ask(client, "hang")["source"] == "spans", "the answer")
     found = ask(client, "hang")
     source.close()
     assert [one["rank"] for one in found["suspects"]] == [LATE]

@@ -149,7 +149,7 @@ def test_a_job_is_in_the_list_what_its_page_says(tmp_path: Path, name: str) -> N
         (run.root / "coordination" / "lock").write_text(f"{holder}\n")
     with held(run) if name == "lives" else nullcontext():
         row, source = rows_of(tmp_path)[name], RecordedJob(run)
-        wait_until(source.has_looked, "the run to be read", DEADLINE_S)
+        wait_until(source.has_looked, "the run to be read")
         page = overview_document(OverviewInputs(LATER_S, source.facts(), is_recorded=True))
         source.close()
     assert (row.state, row.level) == expected
@@ -235,10 +235,10 @@ def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     try:
         number = catalog.live().versions["jobs"]
         report_steps(RunDirectory(tmp_path / "two"), range(61, 71), loss=2.0, step_s=2.0, began_s=BEGAN_S + 200.0)
-        wait_until(lambda: catalog.live().versions["jobs"] > number, "the change is seen", DEADLINE_S)
+        wait_until(lambda: catalog.live().versions["jobs"] > number, "the change is seen")
         assert job_row(catalog.last_poll().jobs["two"], LATER_S).step == 70
         write_run(tmp_path / "three")
-        wait_until(lambda: "three" in catalog.last_poll().jobs, "a new run is seen", DEADLINE_S)
+        wait_until(lambda: "three" in catalog.last_poll().jobs, "a new run is seen")
     finally:
         catalog.close()
     assert read.count("one") == 1
@@ -270,7 +270,7 @@ def test_jobs_of_an_etcd_say_what_status_says_and_stay_when_it_goes(tmp_path: Pa
                 assert rows["here"].why_not_opened == ""
                 assert (rows["here"].num_hosts, rows["here"].num_ranks, rows["here"].train_steps) == (2, 4, 100)
                 servers.end()
-                wait_until(lambda: bool(catalog.last_poll().problems), "etcd is missed", DEADLINE_S)
+                wait_until(lambda: bool(catalog.last_poll().problems), "etcd is missed")
                 rows = {name: job_row(seen, NOW_S) for name, seen in catalog.last_poll().jobs.items()}
             finally:
                 catalog.close()

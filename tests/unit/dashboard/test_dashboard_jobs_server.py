@@ -196,7 +196,7 @@ def test_few_are_open_at_a_time_and_idle_ones_are_closed(runs: Path, monkeypatch
         finally:
             for client in listening:
                 client.close()
-        wait_until(lambda: opened.names == (), "jobs that nobody looks at are closed", DEADLINE_S)
+        wait_until(lambda: opened.names == (), "jobs that nobody looks at are closed")
         assert ask(served.port, "/jobs/a/api/v1/job").status == 200
 
 
@@ -271,11 +271,11 @@ def test_a_job_that_runs_is_read_from_its_own_etcd_until_it_ends(runs: Path, tmp
                 return bool(ask(served.port, "/jobs/c/api/v1/job").json["is_recorded"])
 
             with own_etcd(servers, run, "c"):
-                wait_until(lambda: row()["is_live"], "its etcd is asked", DEADLINE_S)
+                wait_until(lambda: row()["is_live"], "its etcd is asked")
                 assert row()["state"] == "training"
                 assert not is_recorded()
             (run.root / "coordination" / "exit-code").write_text("0\n")
-            wait_until(is_recorded, "it is shown as what it left", DEADLINE_S)
+            wait_until(is_recorded, "it is shown as what it left")
             assert (row()["state"], row()["is_live"]) == ("finished", False)
 
 
@@ -295,7 +295,7 @@ def test_two_runs_side_by_side(runs: Path) -> None:
         zoomed = ask(served.port, "/api/v1/compare?jobs=b,a&first=31&last=50&points=100").json
         report_steps(RunDirectory(runs / "b"), range(41, 51), loss=1.0, step_s=1.0, began_s=BEGAN_S + 40.0)
         wait_until(
-            lambda: ask(served.port, "/api/v1/compare?jobs=a,b").json["common_step"] == 50, "new steps", DEADLINE_S
+            lambda: ask(served.port, "/api/v1/compare?jobs=a,b").json["common_step"] == 50, "new steps"
         )
     a, b = told["runs"]
     assert (told["stride"], told["step"][:2], told["step"][-1]) == (2, [2, 4], 60)

@@ -193,7 +193,7 @@ def test_200_open_streams_do_not_block_requests(tmp_path: Path) -> None:
         assert ask(server.port, "/api/v1/job").status == 200
         assert server.streams.num_open == 100
         stack.close()
-        wait_until(lambda: server.streams.num_open == 0, "the streams' end", PATIENCE_S)
+        wait_until(lambda: server.streams.num_open == 0, "the streams' end")
         client, head = opened(server)
         client.close()
         assert head.startswith(b"HTTP/1.1 200")

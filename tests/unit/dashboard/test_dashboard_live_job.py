@@ -87,7 +87,7 @@ class Running:
 
     def wait(self, is_met: object, what: str) -> None:
         assert callable(is_met)
-        wait_until(is_met, what, DEADLINE_S)
+        wait_until(is_met, what)
 
     def close(self) -> None:
         self.source.close()
@@ -120,7 +120,7 @@ def test_a_change_is_seen_at_once_and_the_views_that_it_changes_are_reported(run
     running.wait(lambda: shown_step(running) == 1240, "the first look")
     before = running.source.live().versions
     running.put(running.keys.status("host-1"), make_status(1, min_step=1241, max_step=1241))
-    wait_until(lambda: shown_step(running) == 1241, "the new step", SOON_S)
+    wait_until(lambda: shown_step(running) == 1241, "the new step")
     after = running.source.live().versions
     assert after["overview"] > before["overview"]
     assert after["hosts"] > before["hosts"]
@@ -228,7 +228,7 @@ def test_while_etcd_is_away_the_last_stays_and_afterwards_it_goes_on(servers: Et
         try:
             running.wait(lambda: shown_step(running) == 1240, "the first look")
             own.members[0].kill()
-            wait_until(lambda: bool(running.source.etcd_trouble()), "the trouble", SOON_S)
+            wait_until(lambda: bool(running.source.etcd_trouble()), "the trouble")
             assert "is 0 s old" in running.source.etcd_trouble()
             found = overview_document(overview_inputs(running.source, NOW_S))
             assert (found.state, found.step) == ("unknown", 1240)
@@ -237,7 +237,7 @@ def test_while_etcd_is_away_the_last_stays_and_afterwards_it_goes_on(servers: Et
             own.wait_ready()
             later = make_status(1, min_step=1250, max_step=1250)
             # an etcd that has just begun may take longer than the client's short patience here
-            wait_until(lambda: has_put(running, running.keys.status("host-1"), later), "etcd to take a value", SOON_S)
+            wait_until(lambda: has_put(running, running.keys.status("host-1"), later), "etcd to take a value")
             running.wait(lambda: shown_step(running) == 1250 and not running.source.etcd_trouble(), "etcd to be back")
         finally:
             running.close()
@@ -269,8 +269,8 @@ def test_after_a_look_that_failed_slowly_the_next_one_is_soon(
         monkeypatch.setattr(etcd_job, "time", clock)
         monkeypatch.setattr(etcd_job, "read_job", read)
         running.put(running.keys.status("host-1"), make_status(1, min_step=1250, max_step=1250))
-        wait_until(lambda: late_s[0] > 0.0, "the failure", SOON_S)
-        wait_until(lambda: shown_step(running) == 1250, "etcd to be back", SOON_S)
+        wait_until(lambda: late_s[0] > 0.0, "the failure")
+        wait_until(lambda: shown_step(running) == 1250, "etcd to be back")
         assert running.source.etcd_trouble() == ""
     finally:
         running.close()

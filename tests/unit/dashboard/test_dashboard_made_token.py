@@ -96,7 +96,7 @@ def test_the_program_with_actions_knows_nobody_by_being_on_its_machine(tmp_path:
         assert f"(sign in with the token in {path})" in log.read_text()
         assert token not in log.read_text()
         keys = JobKeys("demo")
-        wait_until(lambda: client.get(keys.dashboard) is not None, "the announcement", 20.0)
+        wait_until(lambda: client.get(keys.dashboard) is not None, "the announcement")
         item = client.get(keys.dashboard)
         assert item is not None
         assert str(path).encode() in item.value
@@ -104,4 +104,4 @@ def test_the_program_with_actions_knows_nobody_by_being_on_its_machine(tmp_path:
 
         # and its log is there for whoever looks, also when somebody has removed it
         log.unlink()
-        wait_until(lambda: log.exists() and "removed by somebody" in log.read_text(), "another log", 20.0)
+        wait_until(lambda: log.exists() and "removed by somebody" in log.read_text(), "another log")

@@ -57,7 +57,7 @@ class Page:
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self.source = RecordedJob(run)
-        wait_until(self.source.has_looked, "the run to be read", DEADLINE_S)
+        wait_until(self.source.has_looked, "the run to be read")
         app = make_app(self.source, DashboardSettings(port=0), clock=lambda: NOW_S).app
         self.client = TestClient(app, base_url="http://127.0.0.1:8777")
 
@@ -214,7 +214,7 @@ def test_checkpoints_have_their_state_and_the_result_of_a_verification(own_run: 
     (own_run.checkpoints / "main" / "step-000000100" / "PINNED").write_text(pinned)
     (own_run.incidents / os.fsdecode(b"\xff.json")).write_bytes(b"torn")
     page = Page(own_run)
-    wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 3, "the checkpoints", DEADLINE_S)
+    wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 3, "the checkpoints")
     found = {one["step"]: one for one in page.ask("checkpoints")["checkpoints"]}
     problems = page.ask("overview")["diagnosis"]["problems"]
     page.close()
@@ -233,7 +233,7 @@ def test_a_checkpoint_that_was_found_damaged_is_damaged_wherever_it_is_reported(
         [Verification.of("main", 100, later_s, ["r000001-rank-00000.distcp: 16 bytes are missing"])],
     )
     page = Page(own_run)
-    wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 2, "the checkpoints", DEADLINE_S)
+    wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 2, "the checkpoints")
     found = {one["step"]: one for one in page.ask("checkpoints")["checkpoints"]}
     newest = page.ask("overview")["checkpoint"]
     page.close()
@@ -356,10 +356,10 @@ def test_a_pin_is_seen_at_the_next_look(own_run: RunDirectory) -> None:
         return {} if survey is None else {one.step: one.pin_reason for one in survey.checkpoints}
 
     with closing(watch):
-        wait_until(lambda: bool(reasons()), "the first look", DEADLINE_S)
+        wait_until(lambda: bool(reasons()), "the first look")
         assert reasons() == {50: None, 100: None}
         pin(LocalLocation(own_run.checkpoints / "main" / "step-000000050"), "a release")
-        wait_until(lambda: any(reasons().values()), "the pin", DEADLINE_S)
+        wait_until(lambda: any(reasons().values()), "the pin")
         assert reasons() == {50: "a release", 100: None}
 
 
@@ -389,7 +389,7 @@ def test_a_history_looks_at_no_place_outside_of_its_directory(
 
     monkeypatch.setattr(checkpoint_watch, "open_location", noted)
     page = Page(own_run)
-    wait_until(lambda: page.ask("checkpoints")["checkpoints"], "the checkpoints", DEADLINE_S)
+    wait_until(lambda: page.ask("checkpoints")["checkpoints"], "the checkpoints")
     assert set(asked) == {str(own_run.checkpoints)}
     assert any("is outside of the run directory" in problem for problem in page.source.facts().problems)
     page.close()

@@ -197,7 +197,7 @@ def test_a_defect_of_ours_is_reported_as_trouble_and_does_not_end_the_looks(monk
     looks: list[str] = []
     with EtcdClient(EtcdSettings.of(["127.0.0.1:9"])) as client:
         job = EtcdJob(client, JobKeys("demo"), lambda before, now: looks.append(now.trouble))
-        wait_until(lambda: len(looks) >= 2, "two looks", 10.0)
+        wait_until(lambda: len(looks) >= 2, "two looks")
         job.close()
     assert "no answer is like this" in looks[0]
 

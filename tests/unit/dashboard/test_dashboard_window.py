@@ -153,7 +153,7 @@ class Page:
 
     def __init__(self, run: RunDirectory) -> None:
         self.source = RecordedJob(run)
-        wait_until(self.source.has_looked, "the run to be read", DEADLINE_S)
+        wait_until(self.source.has_looked, "the run to be read")
         app = make_app(self.source, DashboardSettings(port=0), clock=lambda: START_S + 10_000).app
         self.client = TestClient(app, base_url="http://127.0.0.1:8777")
 
@@ -195,7 +195,7 @@ def test_every_view_obeys_the_same_range(page: Page) -> None:
     assert len(page.ask("incidents", **FAILURE)["incidents"]) == 1
     assert len(page.ask("audit")["entries"]) == 2
     assert page.ask("audit", **FIRST_ROUND)["entries"] == []
-    wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 2, "the checkpoints", DEADLINE_S)
+    wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 2, "the checkpoints")
     shown = page.ask("checkpoints", **FIRST_ROUND)
     assert (shown["checkpoints"], shown["num_elsewhere"]) == ([], 2)
     assert page.ask("heat/outliers", round=2, **{"from": "85", "to": "95"})["first_step"] == 85

@@ -76,7 +76,7 @@ def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_get
                 num_sent += 100
                 return sender.state().outbox.acknowledged_rows >= 2000
 
-            wait_until(has_acknowledged, "acknowledgements", WAIT_S)
+            wait_until(has_acknowledged, "acknowledgements")
             first.kill()
             acknowledged = sender.state().outbox.acknowledged_rows - 1  # a row of clocks
         stored = StoredEvents(run / "events")
@@ -85,17 +85,17 @@ def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_get
         with running_daemon(run, etcd.urls) as second:
             sender.send(Spans, span_rows(3, rank=4, round_number=3))
             assert sender.flush(WAIT_S)
-            wait_until(lambda: "3 rows rejected: out-of-range" in second.log, "the complaint", WAIT_S)
+            wait_until(lambda: "3 rows rejected: out-of-range" in second.log, "the complaint")
             assert "skipped" in second.log  # what is no round
             wait_until(
-                lambda: written_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it tells", WAIT_S
+                lambda: written_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it tells"
             )
             record = daemon_record(client)
             assert record is not None
             assert second.end() == ExitCode.OK
             assert daemon_record(client) is None
             assert record.token not in second.log
-            wait_until(lambda: not sender.state().is_connected, "the end of the stream", WAIT_S)
+            wait_until(lambda: not sender.state().is_connected, "the end of the stream")
     finder.close()
     assert StoredEvents(run / "events").read(Spans).sequence.tolist() == list(range(num_sent))
     assert sender.state().outbox.dropped_rows == 0
@@ -181,7 +181,7 @@ def test_metrics_are_where_the_job_wants_them_also_of_a_daemon_whose_address_was
             is_announced.set()
         elif record in request:
             wait_until(
-                lambda: is_announced.is_set() or is_in(thread, Configuration.wait.__code__), "the daemon", WAIT_S
+                lambda: is_announced.is_set() or is_in(thread, Configuration.wait.__code__), "the daemon"
             )
 
     client.put(keys.record, encode(JobRecord("other", "", "", config_values(config), 1, 1, 1, "", "", 1.0)))
@@ -191,7 +191,7 @@ def test_metrics_are_where_the_job_wants_them_also_of_a_daemon_whose_address_was
         thread = threading.Thread(target=run_daemon, args=(settings, stop))
         thread.start()
         try:
-            wait_until(lambda: client.get(keys.daemon) is not None, "the daemon's record", WAIT_S)
+            wait_until(lambda: client.get(keys.daemon) is not None, "the daemon's record")
             item = client.get(keys.daemon)
             assert item is not None
             assert decode(DaemonRecord, item.value, keys.daemon).metrics_port == port
@@ -222,12 +222,12 @@ def test_a_daemon_whose_files_somebody_removes_makes_them_anew(
     with Sender("host-1", finder, tmp_path / "spool") as sender, running_daemon(run, etcd.urls) as daemon:
         sender.send(Spans, span_rows(100, round_number=3, rank=3))
         assert sender.flush(WAIT_S)
-        wait_until((run / "diagnosis" / "state.json").exists, "the state", WAIT_S)
+        wait_until((run / "diagnosis" / "state.json").exists, "the state")
         shutil.rmtree(run)
         told = f"{run / 'events'} was removed by somebody: the events stored there are lost, new ones are stored"
-        wait_until((run / "daemon.log").exists, "a new log", WAIT_S)
-        wait_until((run / "events" / "lock").exists, "the store", WAIT_S)
-        wait_until((run / "diagnosis" / "state.json").exists, "the state", WAIT_S)
+        wait_until((run / "daemon.log").exists, "a new log")
+        wait_until((run / "events" / "lock").exists, "the store")
+        wait_until((run / "diagnosis" / "state.json").exists, "the state")
         with pytest.raises(StoreError, match="a job has a single daemon"):
             EventStore(run / "events")
         sender.send(Spans, span_rows(7, first=100, round_number=3, rank=3))

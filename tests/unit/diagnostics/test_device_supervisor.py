@@ -35,9 +35,9 @@ def test_a_driver_that_hangs_is_reported_and_heard_again(tmp_path: Path) -> None
     nvml = fake_nvml(tmp_path)
     with supervisor(nvml) as running:
         devices = HostDevices("host-1", None, running)
-        wait_until(lambda: running.newest is not None, "a first sample", 20)
+        wait_until(lambda: running.newest is not None, "a first sample")
         nvml.say({1: {"hang": 1}})
-        wait_until(lambda: running.trouble != "", "the silence", 20)
+        wait_until(lambda: running.trouble != "", "the silence")
         assert "the GPU driver has not answered for 2 s" in running.trouble
         running.take()
         began = time.monotonic()
@@ -47,7 +47,7 @@ def test_a_driver_that_hangs_is_reported_and_heard_again(tmp_path: Path) -> None
         assert (table.gpu.tolist(), table.error.tolist()) == ([-1], [running.trouble])
         assert devices.poll((), 0, 10**18 + 1) == [], "it is not said again at once"
         nvml.say({1: {"hang": 0}})
-        wait_until(lambda: running.trouble == "" and bool(running.take()), "samples again", 20)
+        wait_until(lambda: running.trouble == "" and bool(running.take()), "samples again")
         assert devices.reading is not None
         assert devices.reading.trouble == ""
 
@@ -55,10 +55,10 @@ def test_a_driver_that_hangs_is_reported_and_heard_again(tmp_path: Path) -> None
 def test_a_driver_that_is_loaded_anew_is_opened_anew(tmp_path: Path) -> None:
     nvml = fake_nvml(tmp_path)
     with supervisor(nvml) as running:
-        wait_until(lambda: running.newest is not None, "a first sample", 20)
+        wait_until(lambda: running.newest is not None, "a first sample")
         nvml.say(driver=9)
-        wait_until(lambda: running.trouble == "Driver Not Loaded", "the driver that is gone", 20)
+        wait_until(lambda: running.trouble == "Driver Not Loaded", "the driver that is gone")
         nvml.say(driver=0)
-        wait_until(lambda: running.trouble == "", "the driver that is back", 20)
+        wait_until(lambda: running.trouble == "", "the driver that is back")
         assert running.newest is not None
         assert len(running.newest.driver.gpus) == 2

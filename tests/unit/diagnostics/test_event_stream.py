@@ -90,7 +90,7 @@ def test_the_offset_of_a_daemon_whose_clock_is_an_hour_ahead_is_measured(tmp_pat
     hour_ns = 3_600 * 10**9
     with RunningCollector(tmp_path / "events", clock_ahead_ns=hour_ns) as collector:
         with Sender("host-1", FixedDaemon(collector.record), None) as sender:
-            wait_until(lambda: sender.state().outbox.acknowledged_rows > 0, "the clocks", WAIT_S)
+            wait_until(lambda: sender.state().outbox.acknowledged_rows > 0, "the clocks")
         clocks = collector.read(Clocks)
     assert abs(int(clocks.offset_ns[0]) + hour_ns) <= int(clocks.error_ns[0]) < 10**9
 
@@ -111,7 +111,7 @@ def test_what_waits_without_a_daemon_is_spooled_and_replayed_to_the_next_one(tmp
     with Sender("host-1", finder, tmp_path / "spool", limits) as sender:
         for first in range(0, 2000, 100):
             sender.send(Spans, span_rows(100, first=first))
-        wait_until(lambda: len(list((tmp_path / "spool").iterdir())) >= 18, "the spool", WAIT_S)
+        wait_until(lambda: len(list((tmp_path / "spool").iterdir())) >= 18, "the spool")
         assert sender.state().outbox.memory_bytes <= 25_000
         assert "no daemon" in sender.state().trouble
         with RunningCollector(tmp_path / "events") as collector:
@@ -142,7 +142,7 @@ def test_streams_go_on_through_restarts_of_the_daemon_and_nothing_is_lost_or_dou
                 finder.replace(collector.record)
                 for first in range(1000 * life, 1000 * life + 800, 100):
                     sender.send(Spans, span_rows(100, first=first))
-                wait_until(lambda: collector.ledger.counters().stored_rows.get("spans", 0) > 0, "rows", WAIT_S)
+                wait_until(lambda: collector.ledger.counters().stored_rows.get("spans", 0) > 0, "rows")
             for first in range(1000 * life + 800, 1000 * life + 1000, 100):  # while there is none
                 sender.send(Spans, span_rows(100, first=first))
         with RunningCollector(tmp_path / "events", session="last") as collector:
@@ -169,13 +169,13 @@ def test_batches_that_were_not_acknowledged_are_known_by_their_numbers(tmp_path:
             return connection
 
         first = send([0, 1, 2])
-        wait_until(lambda: collector.ledger.counters().batches == 3, "three batches", WAIT_S)
+        wait_until(lambda: collector.ledger.counters().batches == 3, "three batches")
         first.cancel()
         second = send([0, 1, 2, 3])
-        wait_until(lambda: collector.ledger.counters().batches == 4, "the fourth batch", WAIT_S)
+        wait_until(lambda: collector.ledger.counters().batches == 4, "the fourth batch")
         assert set(acknowledged) <= {-1}
         store.may_commit.set()
-        wait_until(lambda: 3 in acknowledged, "the acknowledgement", WAIT_S)
+        wait_until(lambda: 3 in acknowledged, "the acknowledgement")
         second.finish()
         second.wait(WAIT_S)
         second.cancel()
@@ -190,7 +190,7 @@ def test_nothing_is_acknowledged_while_the_disk_is_full_and_all_is_when_there_is
     with RunningCollector(tmp_path / "events", store=store) as collector:
         with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool") as sender:
             sender.send(Spans, span_rows(100))
-            wait_until(lambda: collector.ledger.counters().failed_commits > 0, "a commit that failed", WAIT_S)
+            wait_until(lambda: collector.ledger.counters().failed_commits > 0, "a commit that failed")
             assert sender.state().outbox.acknowledged_rows == 0
             assert "No space left" in collector.ingest.trouble
             store.is_full = False
@@ -208,7 +208,7 @@ def test_a_slow_disk_holds_streams_back_and_bounds_the_memory(tmp_path: Path) ->
         with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool", limits) as sender:
             for first in range(0, 100_000, 10_000):
                 sender.send(Spans, span_rows(10_000, first=first))
-            wait_until(lambda: collector.ledger.counters().batches >= 2, "batches", WAIT_S)
+            wait_until(lambda: collector.ledger.counters().batches >= 2, "batches")
             held = collector.ledger.counters().num_bytes
             assert held < 3 << 20  # of seven that were sent
             store.may_commit.set()
@@ -232,7 +232,7 @@ def test_sending_costs_no_network_and_no_disk_when_the_daemon_does_not_answer(tm
         assert sorted(times)[len(times) // 2] < 0.05
         store.may_commit.set()
         sender.close()
-        wait_until(lambda: collector.ledger.counters().streams == 0, "the end of the stream", WAIT_S)
+        wait_until(lambda: collector.ledger.counters().streams == 0, "the end of the stream")
         # what was given up is told to the daemon with the next batch
         assert collector.ledger.counters().dropped_rows["host-1"] > 0
 
@@ -241,7 +241,7 @@ def test_a_wrong_token_is_refused_in_words_on_both_sides_and_never_sent(tmp_path
     with RunningCollector(tmp_path / "events") as collector:
         record = replace(collector.record, token="another token")
         with Sender("host-1", FixedDaemon(record), None) as sender:
-            wait_until(lambda: "does not have the token" in sender.state().trouble, "the refusal", WAIT_S)
+            wait_until(lambda: "does not have the token" in sender.state().trouble, "the refusal")
             assert not sender.state().is_connected
         name = SenderName("host-1", "s")
         with pytest.raises(WireError, match="does not have the token"):
@@ -369,8 +369,8 @@ def test_a_frame_that_is_none_ends_the_stream_in_words_and_what_came_before_coun
             with pytest.raises(WireError, match="not a frame: kind 80, a header of "):
                 while host.receive() is not None:
                     pass
-        wait_until(lambda: collector.ledger.counters().streams == 0, "the end of the stream", WAIT_S)
-        wait_until(lambda: num_rows(collector.read(Spans)) == 5, "the rows", WAIT_S)
+        wait_until(lambda: collector.ledger.counters().streams == 0, "the end of the stream")
+        wait_until(lambda: num_rows(collector.read(Spans)) == 5, "the rows")
 
 
 class Watcher:
@@ -395,11 +395,11 @@ def test_consumers_get_committed_rows_of_living_rounds_and_may_fail(tmp_path: Pa
     with RunningCollector(tmp_path / "events", consumers=(watcher,)) as collector:
         collector.rounds.note(3, world_size=8)
         with Sender("host-1", FixedDaemon(collector.record), None) as sender:
-            wait_until(lambda: watcher.num_calls > 0, "the first table, of clocks", WAIT_S)
+            wait_until(lambda: watcher.num_calls > 0, "the first table, of clocks")
             sender.send(Spans, span_rows(5, round_number=3))
             sender.send(Spans, span_rows(7, round_number=2))
             assert sender.flush(WAIT_S)
-            wait_until(lambda: len(watcher.tables) >= 1 and watcher.num_ticks > 1, "tables and ticks", WAIT_S)
+            wait_until(lambda: len(watcher.tables) >= 1 and watcher.num_ticks > 1, "tables and ticks")
         assert num_rows(collector.read(Spans)) == 12
         assert collector.ledger.counters().old_rows == 7
     assert [(num_rows(table), table.round[0]) for table in watcher.tables] == [(5, 3)]

@@ -118,7 +118,7 @@ def test_strangers_that_say_nothing_keep_no_host_out(tmp_path: Path) -> None:
         with suppress(ConnectionError):
             while silent[0].recv(1000):
                 pass  # told why, then ended
-        wait_until(lambda: len(collector.server._strangers) <= event_server.MAX_STRANGERS, "the oldest to go", WAIT_S)
+        wait_until(lambda: len(collector.server._strangers) <= event_server.MAX_STRANGERS, "the oldest to go")
         names = [thread.name for thread in threading.enumerate()]
         assert names.count("event stream") <= event_server.MAX_STRANGERS + 20
 
@@ -135,7 +135,7 @@ def test_a_handshake_that_takes_too_long_is_ended_however_busy_it_looks(
                 while time.monotonic() < deadline and not _is_ended(slow):
                     slow.sendall(b" ")  # a byte now and then: no receive of the daemon's ever waits long
             assert time.monotonic() < deadline
-        wait_until(lambda: collector.ledger.counters().refused_handshakes == 1, "the count", WAIT_S)
+        wait_until(lambda: collector.ledger.counters().refused_handshakes == 1, "the count")
 
 
 def _is_ended(connection: socket.socket) -> bool:

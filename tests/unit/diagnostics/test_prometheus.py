@@ -180,7 +180,7 @@ def test_a_real_prometheus_scrapes_and_judges(tmp_path: Path) -> None:
             stack.callback(listening.close)
             ports.append(listening.port)
         url = stack.enter_context(prometheus(tmp_path, *ports))
-        wait_until(lambda: is_up(url), "two targets that are up", DEADLINE_S)
+        wait_until(lambda: is_up(url), "two targets that are up")
 
         (info,) = ask(url, "query", query='megatrain_rank_info{rank="1"}')["result"]
         assert info["metric"]["host"] == "host-1"

@@ -105,7 +105,7 @@ def test_a_process_that_holds_the_interpreter_lock_dumps_its_stacks_and_continue
 def test_a_process_that_cannot_answer_is_reported_and_none_is_ended(start: Start) -> None:
     stopped, bare, gone, deaf = start(WORKER, "sleeps"), start(BARE), start(BARE), start(DEAF)
     os.kill(stopped.pid, signal.SIGSTOP)
-    wait_until(lambda: "(T)" in process_words(stopped.pid), "the stop", 10.0)
+    wait_until(lambda: "(T)" in process_words(stopped.pid), "the stop")
     gone.kill()
     gone.wait()
     stacks = collect_stacks(

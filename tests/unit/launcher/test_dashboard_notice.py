@@ -34,10 +34,10 @@ def test_each_address_is_reported_once(settings: EtcdSettings) -> None:
     told: list[str] = []
     with reported_dashboard(settings, KEYS, told.append):
         put(settings, "http://127.0.0.1:8777/", "first")
-        wait_until(lambda: len(told) == 1, "the address", 10)
+        wait_until(lambda: len(told) == 1, "the address")
         put(settings, "http://127.0.0.1:8777/", "second")
         put(settings, "http://127.0.0.1:8778/", "third", "/run/token")
-        wait_until(lambda: len(told) == 2, "the second address", 10)
+        wait_until(lambda: len(told) == 2, "the second address")
     assert told == [
         "dashboard: http://127.0.0.1:8777/",
         "dashboard: http://127.0.0.1:8778/ (sign in with the token in /run/token)",
@@ -50,5 +50,5 @@ def test_a_page_that_is_there_already_is_reported_and_damage_is_passed_over(sett
     told: list[str] = []
     with reported_dashboard(settings, KEYS, told.append):
         put(settings, "http://127.0.0.1:1/", "first")
-        wait_until(lambda: bool(told), "the address", 10)
+        wait_until(lambda: bool(told), "the address")
     assert told == ["dashboard: http://127.0.0.1:1/"]

@@ -40,28 +40,27 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
         assert (leader.driver.is_leading, other.driver.is_leading) == (True, False)
         assert first.driver == leader.name
         hosts.train(1)
-        wait_until(lambda: "round 1 trains on 2 hosts" in leader.driver.reason, "the driver to see it", 5.0)
+        wait_until(lambda: "round 1 trains on 2 hosts" in leader.driver.reason, "the driver to see it")
 
         leader.die()
         # as etcd does when the time of a lease is over, which need not be waited for
         client.revoke_lease(leader.keeper.lease_id)
         hosts.say(0, HostPhase.FAILED, 1, min_step=12, failures=(RankFailure(0, -9, NOW),))
-        halt = hosts.wait_for(Halt, KEYS.halt(1), TTL_S + 4.0)
+        halt = hosts.wait_for(Halt, KEYS.halt(1))
         assert other.driver.is_leading
         for host in range(2):
             hosts.say(host, HostPhase.STOPPED, 1, min_step=12)
         second = hosts.wait_for(Round, KEYS.round(2))
         assert (second.driver, second.incident) == (other.name, halt.incident)
         hosts.train(2)
-        wait_until(lambda: hosts.incident().state is IncidentState.RECOVERED, "the incident's end", 5.0)
+        wait_until(lambda: hosts.incident().state is IncidentState.RECOVERED, "the incident's end")
         assert (hosts.incident().last_step, hosts.incident().steps_lost) == (12, 7)
         path = tmp_path / "incidents" / f"{halt.incident}.json"
-        wait_until(lambda: decode(Incident, path.read_bytes(), "file") == hosts.incident(), "the file", 5.0)
+        wait_until(lambda: decode(Incident, path.read_bytes(), "file") == hosts.incident(), "the file")
         wait_until(
             lambda: (found := hosts.read(DriverReport, KEYS.report)) is not None
             and (found.driver, found.reason) == (other.name, "round 2 trains on 2 hosts"),
             "the report",
-            5.0,
         )  # fmt: skip
 
         client.put(KEYS.request("q"), encode(JobRequest("q", RequestKind.STOP, "me@here", NOW)))
@@ -85,7 +84,7 @@ def test_a_driver_whose_executor_refuses_connections_is_followed_before_its_leas
         port = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         first = Candidate(etcd, "first", tmp_path, ttl_s=60)
         stack.callback(first.close)
-        wait_until(lambda: first.driver.is_leading, "the first driver", 5.0)
+        wait_until(lambda: first.driver.is_leading, "the first driver")
         record = HostRecord("first", "s", 1, "127.0.0.1", 1, port.getsockname()[1], 1, "", "", "", NOW, is_fit=True)
         client.put(KEYS.host("first"), encode(record), lease_id=first.keeper.lease_id)
         second = Candidate(etcd, "second", tmp_path, ttl_s=60)
@@ -97,7 +96,7 @@ def test_a_driver_whose_executor_refuses_connections_is_followed_before_its_leas
         first.die()
         if is_dead:
             port.close()
-            wait_until(lambda: second.driver.is_leading, "the second driver", 10.0)
+            wait_until(lambda: second.driver.is_leading, "the second driver")
             assert client.get(KEYS.host("first")) is None
         else:
             for _ in range(3):  # so often it was asked
@@ -125,12 +124,12 @@ def test_a_halt_that_arrives_when_its_cause_is_gone_changes_nothing(etcd: EtcdSe
             return report is not None and report.reason == one.driver.reason == trains
 
         # from then on the driver has nothing else to write
-        wait_until(is_reported, "the driver to see it", 5.0)
+        wait_until(is_reported, "the driver to see it")
         proxy.keeps_back = lambda request: b"/v3/kv/txn" in request and halt_key in request
         hosts.say(0, HostPhase.FAILED, 1)
-        wait_until(lambda: proxy.kept, "the halt", 5.0)
+        wait_until(lambda: proxy.kept, "the halt")
         hosts.train(1)
-        wait_until(lambda: one.driver.is_leading and is_reported(), "it to read anew", 10.0)
+        wait_until(lambda: one.driver.is_leading and is_reported(), "it to read anew")
         proxy.deliver()
         assert hosts.read(Halt, KEYS.halt(1)) is None
 
@@ -163,8 +162,8 @@ def test_a_candidacy_without_a_lease_keeps_nobody_from_driving(etcd: EtcdServers
             client.put(stray, "nobody")
         one = Candidate(etcd, "one", tmp_path)
         stack.callback(one.close)
-        wait_until(lambda: one.driver.is_leading, "a driver", TTL_S + 4.0)
-        wait_until(lambda: all(client.get(stray) is None for stray in strays), "the strays' end", 5.0)
+        wait_until(lambda: one.driver.is_leading, "a driver")
+        wait_until(lambda: all(client.get(stray) is None for stray in strays), "the strays' end")
         assert one.driver.is_leading
 
 
@@ -182,10 +181,10 @@ def test_who_is_refused_lets_another_drive(tmp_path: Path, caplog: pytest.LogCap
             return found
 
         one = start("one", Credentials("one", "password"))
-        wait_until(lambda: "driver one was refused by etcd" in caplog.text, "the refusal", 5.0)
+        wait_until(lambda: "driver one was refused by etcd" in caplog.text, "the refusal")
         assert "permission denied" in caplog.text
         two = start("two", Credentials("root", "root password"))
-        wait_until(lambda: two.driver.is_leading, "the other one to drive", 5.0)
+        wait_until(lambda: two.driver.is_leading, "the other one to drive")
         assert not one.driver.is_leading
 
 

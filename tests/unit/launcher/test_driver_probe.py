@@ -110,7 +110,7 @@ def test_a_host_that_was_reached_before_is_proven_dead_later() -> None:
 def next_result(prober: Prober, probe: Probe) -> ProbeResult:
     prober.start(probe)
     results: list[ProbeResult] = []
-    wait_until(lambda: results.extend(prober.take()) or bool(results), "the answer", 5.0)
+    wait_until(lambda: results.extend(prober.take()) or bool(results), "the answer")
     return results[0]
 
 
@@ -125,6 +125,6 @@ def test_prober_asks_a_host_once_at_a_time() -> None:
             results.extend(prober.take())
             return not prober.is_busy
 
-        wait_until(has_come, "the answer", 5.0)
+        wait_until(has_come, "the answer")
     prober.close()
     assert {(one.host, one.vitality, one.at) for one in results} == {("a", Vitality.ALIVE, 5.0)}

@@ -58,10 +58,10 @@ def test_storage_that_is_away_is_reported_and_keeps_nobody(tmp_path: Path, monke
             held.wait_until_asked_for()
             files.write(incident("b", "first"))
             files.write(incident("b", "last"))
-            wait_until(lambda: "it does not answer" in files.trouble, "the trouble", 5.0)
+            wait_until(lambda: "it does not answer" in files.trouble, "the trouble")
         assert [path.name for path in tmp_path.iterdir()] == ["a.json"], "left without waiting"
         held.release()
-    wait_until(lambda: (tmp_path / "b.json").exists(), "what waited", 5.0)
+    wait_until(lambda: (tmp_path / "b.json").exists(), "what waited")
     assert decode(Incident, (tmp_path / "b.json").read_bytes(), "file").reason == "last"
 
 
@@ -69,13 +69,13 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with IncidentFiles(tmp_path / "file") as files:
         files.write(incident("a"))
-        wait_until(lambda: bool(files.trouble), "the trouble", 5.0)
+        wait_until(lambda: bool(files.trouble), "the trouble")
     assert "incident 'a' cannot be written to" in files.trouble
     with IncidentFiles(tmp_path) as files:
         files.write(incident("nul\0"))
-        wait_until(lambda: bool(files.trouble), "the trouble", 5.0)
+        wait_until(lambda: bool(files.trouble), "the trouble")
         files.write(incident("b"))
-        wait_until(lambda: (tmp_path / "b.json").exists(), "the next one", 5.0)
+        wait_until(lambda: (tmp_path / "b.json").exists(), "the next one")
 
 
 def test_without_a_directory_nothing_is_written() -> None:

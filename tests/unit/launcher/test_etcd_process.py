@@ -58,7 +58,7 @@ def test_it_serves_survives_its_own_death_and_leaves_nothing(place: Path, progra
         assert tcp_ports(first) == set()
 
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: etcd.pid not in (None, first), "another process", SOON_S)
+        wait_until(lambda: etcd.pid not in (None, first), "another process")
 
         item = client.get("key", deadline_s=SOON_S)
         assert item is not None

@@ -111,7 +111,7 @@ def test_what_somebody_removes_is_put_back_and_nothing_is_lost(
         before = EtcdContent.by(client)
 
         remove(etcd, place)
-        wait_until(lambda: bool(etcd.troubles), "the loss to be told", SOON_S)
+        wait_until(lambda: bool(etcd.troubles), "the loss to be told")
 
         assert EtcdContent.by(client) == before
         assert client.renew_lease(lease.lease_id, deadline_s=SOON_S) == 600
@@ -121,7 +121,7 @@ def test_what_somebody_removes_is_put_back_and_nothing_is_lost(
         assert names <= {path.name for path in place.iterdir()}
         assert read_own_etcd(files.run).settings == etcd.settings
         client.put("key", "after", lease_id=lease.lease_id)
-        wait_until(lambda: has_seen(watch, b"after"), "the watch to go on", SOON_S)
+        wait_until(lambda: has_seen(watch, b"after"), "the watch to go on")
         with pytest.raises(ConfigError, match="still runs"), EtcdProcess(place, credentials, program=program):
             pass
     # it is on disk, not only in memory
@@ -141,7 +141,7 @@ def test_a_socket_that_somebody_removes_is_made_again(tmp_path: Path, program: P
     with EtcdProcess(tmp_path / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         client.put("key", "value")
         shutil.rmtree(Path(etcd.settings.endpoints[0].path).parent)
-        wait_until(lambda: bool(etcd.troubles), "the loss to be told", SOON_S)
+        wait_until(lambda: bool(etcd.troubles), "the loss to be told")
         with EtcdClient(etcd.settings) as other:
             item = other.get("key", deadline_s=SOON_S)
         assert item is not None
@@ -163,7 +163,7 @@ def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, p
         pid = etcd.pid
         other.symlink_to(tmp_path / "file")
         other.replace(root)
-        wait_until(lambda: bool(etcd.troubles), "the trouble", SOON_S)
+        wait_until(lambda: bool(etcd.troubles), "the trouble")
         assert "cannot be put back" in etcd.troubles[0]
         client.put("key", "another")
         assert etcd.pid == pid
@@ -172,7 +172,7 @@ def test_while_its_directory_cannot_be_made_again_it_serves_on(tmp_path: Path, p
         real.mkdir()
         other.symlink_to(real)
         other.replace(root)
-        wait_until(lambda: "cannot be put back" not in etcd.troubles[0], "the end of the trouble", SOON_S)
+        wait_until(lambda: "cannot be put back" not in etcd.troubles[0], "the end of the trouble")
         assert EtcdContent.by(client).value == b"another"
         assert etcd.pid != pid
     with (
@@ -198,7 +198,7 @@ def test_old_parts_that_etcd_takes_away_itself_are_no_loss(place: Path, program:
         assert held.poll(pid) == ()
         held.close()
         shutil.rmtree(place / "etcd")
-        wait_until(lambda: bool(etcd.troubles), "the loss to be told", SOON_S)
+        wait_until(lambda: bool(etcd.troubles), "the loss to be told")
         assert EtcdContent.by(client).value == b"value"
 
 
@@ -214,6 +214,6 @@ def test_one_that_lost_what_nobody_held_does_not_begin_anew(
         assert pid is not None
         shutil.rmtree(place / "etcd")
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: "cannot fetch cluster info" in etcd.log.read_text(), "the next one to give up", SOON_S)
+        wait_until(lambda: "cannot fetch cluster info" in etcd.log.read_text(), "the next one to give up")
         with EtcdClient(EtcdSettings(etcd.settings.endpoints)) as stranger, pytest.raises(CoordinationError):
             stranger.put("key", "mine", deadline_s=0.3)

@@ -59,12 +59,12 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
     host = Host()
     check_queue = queue_of(host)
     check_queue.check_before_joining()
-    wait_until(lambda: host.num_checks >= 3, "some checks", 5.0)
+    wait_until(lambda: host.num_checks >= 3, "some checks")
     assert host.record.unfit_reason == "disk: full"
     host.is_full = False
-    wait_until(lambda: host.record.is_fit, "the host to be fit", 5.0)
+    wait_until(lambda: host.record.is_fit, "the host to be fit")
     told, looks = host.num_checks, host.num_looks
-    wait_until(lambda: host.num_looks >= looks + 3, "the queue to check it", 5.0)
+    wait_until(lambda: host.num_looks >= looks + 3, "the queue to check it")
     assert host.num_checks == told, "who is fit is left alone"
     assert set(host.reports) == {JOIN_CHECK}
     check_queue.close()
@@ -73,8 +73,8 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
 def test_a_host_that_trains_is_left_alone() -> None:
     host = Host(is_training=True)
     check_queue = queue_of(host)
-    wait_until(lambda: host.num_looks >= 3, "the queue to check it", 5.0)
+    wait_until(lambda: host.num_looks >= 3, "the queue to check it")
     assert host.num_checks == 0
     host.is_training = False
-    wait_until(lambda: host.num_checks > 0, "a check", 5.0)
+    wait_until(lambda: host.num_checks > 0, "a check")
     check_queue.close()

@@ -56,7 +56,7 @@ def test_a_registered_host_is_there_until_it_closes(
     assert one.is_registered
     assert one.set_unfit_reason(FitnessCheck.HEALTH, "no disk")
     assert not one.lease().is_gone  # while the key is written anew
-    wait_until(lambda: registered(client, keys) == one.record, "the change", DEADLINE_S)
+    wait_until(lambda: registered(client, keys) == one.record, "the change")
     assert one.record.unfit_reason == "no disk"
     one.close()
     assert registered(client, keys) is None
@@ -73,7 +73,7 @@ def test_a_host_does_not_come_back_to_an_etcd_that_has_lost_the_job(
     if not is_empty:
         client.put(keys.record, encode(a_job(keys, "b")))
     client.revoke_lease(one.keeper.lease_id)
-    wait_until(lambda: "etcd was emptied, or restored to an older state" in one.trouble, "the trouble", DEADLINE_S)
+    wait_until(lambda: "etcd was emptied, or restored to an older state" in one.trouble, "the trouble")
     assert registered(client, keys) is None
 
 
@@ -94,7 +94,7 @@ def test_a_host_is_fit_when_none_of_its_judges_objects(
         assert one.set_unfit_reason(check, reason) is is_news
         assert one.unfit_reason(check) == reason
         assert (one.record.is_fit, one.record.unfit_reason) == expected
-    wait_until(lambda: registered(client, keys) == a_host(), "the host to be fit", DEADLINE_S)
+    wait_until(lambda: registered(client, keys) == a_host(), "the host to be fit")
 
 
 def test_a_lost_lease_is_replaced_under_the_same_session(
@@ -104,7 +104,7 @@ def test_a_lost_lease_is_replaced_under_the_same_session(
     lost = one.keeper
     client.revoke_lease(lost.lease_id)
     assert registered(client, keys) is None
-    wait_until(lambda: one.keeper is not lost and one.is_registered, "a new lease", DEADLINE_S)
+    wait_until(lambda: one.keeper is not lost and one.is_registered, "a new lease")
     assert registered(client, keys) == a_host()
     assert not one.lease().is_gone
 
@@ -135,10 +135,10 @@ def test_an_etcd_that_comes_back_finds_the_host_as_it_was(tmp_path: Path, keys: 
         membership = Membership(one, keys, LeaseTimes(2, 0.2))
         membership.register(a_host())
         servers.members[0].kill()
-        wait_until(lambda: membership.lease().is_gone, "the lease to be in doubt", DEADLINE_S)
+        wait_until(lambda: membership.lease().is_gone, "the lease to be in doubt")
         servers.members[0].start()
         servers.wait_ready()
-        wait_until(lambda: not membership.lease().is_gone, "the lease to be good again", DEADLINE_S)
+        wait_until(lambda: not membership.lease().is_gone, "the lease to be good again")
         assert registered(one, keys) == a_host()
         membership.close()
 
@@ -184,7 +184,7 @@ def test_who_was_replaced_while_away_leaves(
     other = a_host(session="2", pid=1, liveness_port=7, address="192.0.2.1")
     client.put(keys.host("a"), encode(other))
     client.revoke_lease(one.keeper.lease_id)
-    wait_until(lambda: bool(one.replaced), "the host to notice", DEADLINE_S)
+    wait_until(lambda: bool(one.replaced), "the host to notice")
     assert "another executor (process 1 at 192.0.2.1)" in one.replaced
     assert registered(client, keys) == other
 
@@ -198,10 +198,10 @@ def test_its_own_key_below_a_lease_that_is_ending_replaces_nobody(
     # as if etcd said that the lease is lost a moment before its keys are gone
     client.put(keys.host("a"), encode(one.record))
     client.revoke_lease(lost.lease_id)
-    wait_until(lambda: "this host's key under the lost lease" in one.trouble, "the host to notice", DEADLINE_S)
+    wait_until(lambda: "this host's key under the lost lease" in one.trouble, "the host to notice")
     assert one.replaced == ""
     client.delete(keys.host("a"))
-    wait_until(lambda: one.is_registered, "the host to be there again", DEADLINE_S)
+    wait_until(lambda: one.is_registered, "the host to be there again")
     assert registered(client, keys) == one.record
     port.close()
 
@@ -221,10 +221,10 @@ def test_status_is_written_although_evidence_is_refused(
     orders = OrderState(keys, "a", "1")
     writer = StatusWriter(client, keys, one, lambda: state.status("1", orders.view(), ""), 60.0)
     writer.add_evidence(HangEvidence("a", "1", 3, 1.0, {}, ()))
-    wait_until(lambda: client.get(keys.status("a")) is not None, "the status", DEADLINE_S)
+    wait_until(lambda: client.get(keys.status("a")) is not None, "the status")
     assert client.get(keys.evidence(3, "a")) is None
     monkeypatch.undo()
-    wait_until(lambda: client.get(keys.evidence(3, "a")) is not None, "the evidence, at last", DEADLINE_S)
+    wait_until(lambda: client.get(keys.evidence(3, "a")) is not None, "the evidence, at last")
     writer.close()
 
 
@@ -245,20 +245,20 @@ def test_status_is_written_at_once_under_the_newest_lease_and_after_its_evidence
 
     writer = StatusWriter(client, keys, one, build, 60.0)
     writer.wake()
-    wait_until(lambda: status() is not None, "the first status", DEADLINE_S)
+    wait_until(lambda: status() is not None, "the first status")
     found = status()
     assert found is not None
     assert (found.phase, found.round) == (HostPhase.PARKED, 0)
     state.set_obeyed(4)
     writer.add_evidence(HangEvidence("a", "1", 3, 1.0, {}, ()))
-    wait_until(lambda: getattr(status(), "obeyed_command", 0) == 4, "the second one", DEADLINE_S)
+    wait_until(lambda: getattr(status(), "obeyed_command", 0) == 4, "the second one")
     assert built[-1] == "evidence"
     lost = one.keeper
     client.revoke_lease(lost.lease_id)
     assert status() is None
-    wait_until(lambda: one.keeper is not lost and one.is_registered, "a new lease", DEADLINE_S)
+    wait_until(lambda: one.keeper is not lost and one.is_registered, "a new lease")
     writer.wake()
-    wait_until(lambda: status() is not None, "the status under it", DEADLINE_S)
+    wait_until(lambda: status() is not None, "the status under it")
     writer.close()
 
 
@@ -280,16 +280,16 @@ def test_orders_come_by_watch_and_a_fenced_host_begins_a_new_life(
         thread.start()
         parts = (RoundHost("a", "1", "127.0.0.1", 0, 2),)
         client.put(keys.round(1), encode(Round(1, 2, parts, "127.0.0.1", 1, "begin", "d", 0.0)))
-        wait_until(lambda: len(assignments) == 1, "the first round", DEADLINE_S)
+        wait_until(lambda: len(assignments) == 1, "the first round")
         others = (RoundHost("b", "1", "127.0.0.1", 0, 2),)
         client.put(keys.round(2), encode(Round(2, 2, others, "127.0.0.1", 1, "without a", "d", 0.0)))
-        wait_until(lambda: orders.begin_session("2"), "the new life", DEADLINE_S)
+        wait_until(lambda: orders.begin_session("2"), "the new life")
         one.begin_session("2")
-        wait_until(lambda: registered(client, keys) == one.record, "the new session", DEADLINE_S)
+        wait_until(lambda: registered(client, keys) == one.record, "the new session")
         assert one.record.session == "2"
         again = (RoundHost("a", "2", "127.0.0.1", 0, 2),)
         client.put(keys.round(3), encode(Round(3, 2, again, "127.0.0.1", 1, "with a", "d", 0.0)))
-        wait_until(lambda: len(assignments) == 2, "the third round", DEADLINE_S)
+        wait_until(lambda: len(assignments) == 2, "the third round")
         client.put(keys.end, encode(JobEnd(0, "done", 0.0)))
         thread.join(DEADLINE_S)
         assert not thread.is_alive()

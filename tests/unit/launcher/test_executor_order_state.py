@@ -180,7 +180,7 @@ def test_a_new_life_begins_only_when_no_worker_of_the_old_one_is_left(orders: Or
     assert not orders.begin_session("2")  # the workers of round 1 are still being stopped
     waiter = threading.Thread(target=lambda: orders.next_assignment(1))
     waiter.start()
-    wait_until(lambda: orders.view().taken == 0, "the agent to come back", 10)
+    wait_until(lambda: orders.view().taken == 0, "the agent to come back")
     assert orders.begin_session("2")
     assert not orders.begin_session("3")  # one life is enough
     write_round(orders, 3, "a", "b", session="1")

@@ -254,7 +254,7 @@ def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     assert end.exit_code is None
     assert end.trouble == "no end within 1 s"
     child = int(end.output)
-    wait_until(lambda: not is_running(child), "the grandchild's end", 5.0)
+    wait_until(lambda: not is_running(child), "the grandchild's end")
 
 
 STARTER = """
@@ -290,7 +290,7 @@ def test_a_probe_ends_with_its_parent(tmp_path: Path) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait(10)
     parent.stdout.close()
-    wait_until(lambda: not is_running(child), "the probe's end", 5.0)
+    wait_until(lambda: not is_running(child), "the probe's end")
 
 
 # the file

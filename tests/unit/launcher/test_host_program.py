@@ -83,7 +83,7 @@ def running(
     with ExitStack() as closing:
         for program in start_host_programs(settings):
             closing.callback(program.close)
-        wait_until(lambda: len(lives()) == 1, "the program", SOON_S)
+        wait_until(lambda: len(lives()) == 1, "the program")
         yield lives
 
 
@@ -104,14 +104,14 @@ def test_a_program_is_reported_where_it_is_and_ends_with_its_host(
         *("--rdzv-endpoint=http://127.0.0.1:1,http://127.0.0.1:2", "--etcd-user=ann"),
     ]
     assert (life["password"], life["threads"]) == ("secret", "1"), "a password is never on the command line"
-    wait_until(lambda: (logs / "streamer.log").read_text() == "a line of its own\n", "its log", SOON_S)
+    wait_until(lambda: (logs / "streamer.log").read_text() == "a line of its own\n", "its log")
 
 
 def test_a_program_that_dies_is_started_again(
     running: Callable[[], list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     os.kill(running()[0]["pid"], signal.SIGKILL)
-    wait_until(lambda: len(running()) == 2, "its second life", SOON_S)
+    wait_until(lambda: len(running()) == 2, "its second life")
     assert "streamer was killed by SIGKILL (9); it is started again" in caplog.text
     assert not is_alive(running()[0]["pid"])
 
@@ -124,8 +124,8 @@ def test_nothing_is_left_when_the_host_leaves(
         importlib.metadata, "entry_points", lambda group: [Entry("broken", notes), Entry("streamer", notes)]
     )
     programs = start_host_programs(settings)
-    wait_until(notes.exists, "the program", SOON_S)
-    wait_until(lambda: bool(notes.read_text()), "its note", SOON_S)
+    wait_until(notes.exists, "the program")
+    wait_until(lambda: bool(notes.read_text()), "its note")
     for program in programs:
         program.close()
     assert not is_alive(json.loads(notes.read_text())["pid"])

@@ -43,7 +43,7 @@ def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path, monke
     install(monkeypatch, {"diagnostics": (sys.executable, "-c", "print('up'); raise SystemExit(7)")})
 
     with running_programs(settings_in(tmp_path), told.append):
-        wait_until(lambda: len(told) >= 2, "what is told", WAIT_S)
+        wait_until(lambda: len(told) >= 2, "what is told")
 
     log = tmp_path / "logs" / "diagnostics.log"
     assert told[0] == f"diagnostics ended with exit code 7; it is started again in 0 s; see {log}"
@@ -55,9 +55,9 @@ def test_the_end_of_one_is_nothing_to_the_other(tmp_path: Path, monkeypatch: pyt
     install(monkeypatch, {"diagnostics": STAYS, "dashboard": STAYS})
 
     with running_programs(settings_in(tmp_path), told.append):
-        wait_until(lambda: pids(tmp_path, "diagnostics") and pids(tmp_path, "dashboard"), "both", WAIT_S)
+        wait_until(lambda: pids(tmp_path, "diagnostics") and pids(tmp_path, "dashboard"), "both")
         os.kill(pids(tmp_path, "diagnostics")[0], signal.SIGKILL)
-        wait_until(lambda: len(pids(tmp_path, "diagnostics")) == 2, "the next life", WAIT_S)
+        wait_until(lambda: len(pids(tmp_path, "diagnostics")) == 2, "the next life")
         (page,) = pids(tmp_path, "dashboard")
         os.kill(page, 0)
 

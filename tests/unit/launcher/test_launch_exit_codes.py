@@ -90,7 +90,7 @@ def test_a_terminal_that_is_gone_costs_nobody_a_save(
     stop = LocalHosts.stop
 
     def note_stop(hosts: LocalHosts) -> None:
-        wait_until(lambda: len(list(tmp_path.glob("*.started"))) == 2, "the hosts", SOON_S)
+        wait_until(lambda: len(list(tmp_path.glob("*.started"))) == 2, "the hosts")
         asked.append("hosts")
         stop(hosts)
 

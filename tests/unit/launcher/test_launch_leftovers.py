@@ -90,7 +90,7 @@ def test_the_end_of_a_writer_is_waited_for(plan: LaunchPlan) -> None:
     arena = Arena(arena_of(plan, "small.h1", keep_arena_s=600.0))
     pid = start_writer(arena, plan.files.run / "writer.log")
     assert pid is not None
-    wait_until(arena.writer_status.exists, "the writer", SOON_S)
+    wait_until(arena.writer_status.exists, "the writer")
     assert release_snapshots(plan.config, RunDirectory(plan.files.run)) == []
     assert not is_running(pid)
     assert not arena.root.exists()

@@ -60,7 +60,7 @@ def test_a_hang_is_reported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.M
     disk, done = LogDisk(), threading.Event()
     file = HangingFile(tmp_path / "rank.log")
     disk.write(file, LINE)
-    wait_until(lambda: "has not answered for 0 s" in disk.trouble, "the trouble", DEADLINE_S)
+    wait_until(lambda: "has not answered for 0 s" in disk.trouble, "the trouble")
     disk.set_when_written(done)
     file.answers.set()
     assert done.wait(DEADLINE_S)

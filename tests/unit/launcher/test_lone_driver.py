@@ -67,11 +67,11 @@ def test_it_waits_for_the_job_drives_it_and_ends_with_it(client: EtcdClient, pla
         target=lambda: codes.append(run_lone_driver(client, KEYS, stop, told.append, cluster)), daemon=True
     )
     thread.start()
-    wait_until(lambda: bool(told), "the note", SOON_S)
+    wait_until(lambda: bool(told), "the note")
     client.put(KEYS.record, encode(record_of(settings_of(plan))))
 
     election = Election(client, KEYS.election)
-    wait_until(lambda: election.leader() is not None, "the election", SOON_S)
+    wait_until(lambda: election.leader() is not None, "the election")
     leader = election.leader()
     assert leader is not None
     assert leader.value.startswith(b"driver-")
@@ -82,7 +82,7 @@ def test_it_waits_for_the_job_drives_it_and_ends_with_it(client: EtcdClient, pla
         client.put(key, encode(Cordon("host-7", "two hangs", "driver", 0.0)))
         return bool(cluster.cordoned)
 
-    wait_until(is_reported, "the cordon", SOON_S)
+    wait_until(is_reported, "the cordon")
     assert cluster.cordoned[0] == ("host-7", "two hangs")
 
     client.put(KEYS.end, encode(JobEnd(75, "asked to", 0.0)))
@@ -121,11 +121,11 @@ def test_the_host_that_drives_hands_its_cordons_on(client: EtcdClient) -> None:
         assert Election(client, KEYS.election).campaign(keeper, "h1") is not None
         with CordonWatch(client, KEYS, "h1", leading), CordonWatch(client, KEYS, "h2", other):
             # until the watch has begun, a cordon is one from before
-            wait_until(lambda: bool(leading.cordoned) or put("refused", "driver") is not None, "the watch", SOON_S)
+            wait_until(lambda: bool(leading.cordoned) or put("refused", "driver") is not None, "the watch")
             put("by-hand", "somebody@machine")
             client.delete(KEYS.cordon("refused"))
             put("host-7", "driver")
-            wait_until(lambda: leading.cordoned[-1] == ("host-7", "two hangs"), "the cordon", SOON_S)
+            wait_until(lambda: leading.cordoned[-1] == ("host-7", "two hangs"), "the cordon")
     assert {host for host, _ in leading.cordoned} == {"refused", "host-7"}
     assert other.cordoned == []
 

@@ -43,7 +43,7 @@ def alertmanager(directory: Path) -> Iterator[str]:
             stdout=log, stderr=log, preexec_fn=partial(install_parent_death_guard, os.getpid()),
         )  # fmt: skip
     try:
-        wait_until(lambda: _get(f"{url}/api/v2/status") is not None, "the Alertmanager", 30.0)
+        wait_until(lambda: _get(f"{url}/api/v2/status") is not None, "the Alertmanager")
         yield url
     finally:
         process.kill()
@@ -66,7 +66,7 @@ def test_alerts_fire_and_are_over(tmp_path: Path) -> None:
         topic = make_topic(began_unix_s=now_s - 2.0)
         other = replace(topic, name="incident/other")
         receiver.try_once(make_message(topic, other, now_unix_s=now_s))
-        wait_until(lambda: len(_get(f"{url}/api/v2/alerts") or []) == 2, "two alerts", 10.0)
+        wait_until(lambda: len(_get(f"{url}/api/v2/alerts") or []) == 2, "two alerts")
         found = {one["labels"]["topic"]: one for one in _get(f"{url}/api/v2/alerts")}
         one = found["incident/one"]
         assert one["status"]["state"] == "active"
@@ -74,8 +74,8 @@ def test_alerts_fire_and_are_over(tmp_path: Path) -> None:
         assert one["annotations"]["runbook_url"].endswith("worker-ended.md")
         # repeated with other words it is the same alert
         receiver.try_once(make_message(replace(topic, what="known better"), other, now_unix_s=now_s))
-        wait_until(lambda: "known better" in json.dumps(_get(f"{url}/api/v2/alerts")), "the words", 10.0)
+        wait_until(lambda: "known better" in json.dumps(_get(f"{url}/api/v2/alerts")), "the words")
         assert len(_get(f"{url}/api/v2/alerts")) == 2
         receiver.try_once(make_message(over(topic, now_s - 1.0), now_unix_s=now_s))
-        wait_until(lambda: len(_get(f"{url}/api/v2/alerts")) == 1, "the end of one", 10.0)
+        wait_until(lambda: len(_get(f"{url}/api/v2/alerts")) == 1, "the end of one")
         assert [one["labels"]["topic"] for one in _get(f"{url}/api/v2/alerts")] == ["incident/other"]

@@ -60,15 +60,15 @@ class Story:
         return found
 
     def train(self, number: int) -> None:
-        self.hosts.wait_for(Round, KEYS.round(number), WAIT_S)
+        self.hosts.wait_for(Round, KEYS.round(number))
         self.hosts.train(number)
 
     def fail(self, number: int, exit_code: int = -9) -> None:
         """A rank of host-1 ends, and both hosts stop their workers."""
-        wait_until(lambda: any(one.driver.is_leading for one in self.candidates), "a driver", WAIT_S)
+        wait_until(lambda: any(one.driver.is_leading for one in self.candidates), "a driver")
         failure = RankFailure(1, exit_code, NOW)
         self.hosts.say(1, HostPhase.FAILED, number, min_step=12, failures=(failure,))
-        self.hosts.wait_for(Halt, KEYS.halt(number), WAIT_S)
+        self.hosts.wait_for(Halt, KEYS.halt(number))
         self.hosts.say(0, HostPhase.STOPPED, number, min_step=12)
         self.hosts.say(1, HostPhase.STOPPED, number, min_step=12, failures=(failure,))
 
@@ -81,14 +81,14 @@ class Story:
         def is_over() -> bool:
             return sum(one.state is IncidentState.RECOVERED for one in self.incidents()) >= number
 
-        wait_until(is_over, "the end", WAIT_S)
+        wait_until(is_over, "the end")
         return self.incidents()
 
     def record(self, receiver: str = "webhook") -> ReceiverRecord | None:
         return self.hosts.read(ReceiverRecord, KEYS.notices(receiver))
 
     def wait_notified(self, num_sent: int) -> ReceiverRecord:
-        wait_until(lambda: (one := self.record()) is not None and one.num_sent >= num_sent, "the record", WAIT_S)
+        wait_until(lambda: (one := self.record()) is not None and one.num_sent >= num_sent, "the record")
         found = self.record()
         assert found is not None
         return found
@@ -126,13 +126,13 @@ def test_an_incident_is_reported_as_it_opens_and_as_it_is_over(story: Story) -> 
         story.candidate(webhook(story, receiver))
         story.train(1)
         story.fail(1)
-        receiver.wait_for(1, WAIT_S)
+        receiver.wait_for(1)
         story.train(2)
         (incident,) = story.recovered()
-        documents = receiver.wait_for(2, WAIT_S)
+        documents = receiver.wait_for(2)
         story.wait_notified(2)
         wait_until(
-            lambda: story.receipts(incident) == [("webhook", "open", ""), ("webhook", "closed", "")], "receipts", WAIT_S
+            lambda: story.receipts(incident) == [("webhook", "open", ""), ("webhook", "closed", "")], "receipts"
         )
     name = f"incident/{incident.incident_id}"
     assert topics(documents) == [(name, "open"), (name, "closed")]
@@ -159,9 +159,9 @@ def test_each_of_several_receivers_of_a_kind_is_notified_by_its_own_rules(story:
         story.fail(1)
         story.train(2)
         story.recovered()
-        told = first.wait_for(2, WAIT_S)
-        assert topics(third.wait_for(2, WAIT_S)) == topics(told)
-        wait_until(lambda: (one := story.record("webhook-3")) is not None and one.num_sent == 2, "the record", WAIT_S)
+        told = first.wait_for(2)
+        assert topics(third.wait_for(2)) == topics(told)
+        wait_until(lambda: (one := story.record("webhook-3")) is not None and one.num_sent == 2, "the record")
     assert second.posted == []
 
 
@@ -177,7 +177,7 @@ def test_the_next_driver_sends_the_end_and_not_the_beginning_again(story: Story)
         story.candidate(config, "second")
         story.train(2)
         (incident,) = story.recovered()
-        documents = receiver.wait_for(2, WAIT_S)
+        documents = receiver.wait_for(2)
         story.wait_notified(2)
     name = f"incident/{incident.incident_id}"
     assert topics(documents) == [(name, "open"), (name, "closed")]
@@ -190,12 +190,12 @@ def test_the_next_driver_sends_what_a_dead_one_was_sending(story: Story) -> None
         first = story.candidate(config, "first")
         story.train(1)
         story.fail(1)
-        receiver.wait_for(1, WAIT_S)
+        receiver.wait_for(1)
         assert (record := story.record()) is None or not record.told
         first.die()
         story.client.revoke_lease(first.keeper.lease_id)
         story.candidate(config, "second")
-        documents = receiver.wait_for(2, WAIT_S)
+        documents = receiver.wait_for(2)
         story.wait_notified(1)
     first_key, second_key = (document["topics"][0]["key"] for document in documents)
     assert first_key == second_key
@@ -209,14 +209,14 @@ def test_a_driver_that_was_followed_writes_nothing_down_any_more(story: Story) -
         first = story.candidate(config, "first")
         story.train(1)
         story.fail(1)
-        receiver.wait_for(1, WAIT_S)
+        receiver.wait_for(1)
         # its lease is gone, and it has not noticed yet
         story.client.revoke_lease(first.keeper.lease_id)
         second = story.candidate(config, "second")
-        receiver.wait_for(2, WAIT_S)
+        receiver.wait_for(2)
         record = story.wait_notified(1)
         hold.set()
-        wait_until(lambda: second.driver.is_leading and not first.driver.is_leading, "the second", WAIT_S)
+        wait_until(lambda: second.driver.is_leading and not first.driver.is_leading, "the second")
         first.close()
         assert story.record() == record
 
@@ -227,12 +227,12 @@ def test_a_receiver_that_does_not_answer_holds_no_recovery_up(story: Story) -> N
         story.candidate(webhook(story, receiver, "[notify]\ntimeout_s = 60.0\n"))
         story.train(1)
         story.fail(1)
-        receiver.wait_for(1, WAIT_S)
+        receiver.wait_for(1)
         story.train(2)
         (incident,) = story.recovered()
         assert len(receiver.posted) == 1, "it still waits for the first answer"
         hold.set()
-        documents = receiver.wait_for(2, WAIT_S)
+        documents = receiver.wait_for(2)
         story.wait_notified(2)
     name = f"incident/{incident.incident_id}"
     assert topics(documents) == [(name, "open"), (name, "closed")]
@@ -246,7 +246,7 @@ def test_a_receiver_that_fails_is_tried_again_and_complained_of(story: Story, re
         story.train(1)
         story.fail(1)
         story.train(2)
-        wait_until(lambda: any("webhook cannot be notified" in one for one in story.alarms()), "the alarm", WAIT_S)
+        wait_until(lambda: any("webhook cannot be notified" in one for one in story.alarms()), "the alarm")
         record = story.record()
         assert record is not None
         assert (record.num_sent, record.told) == (0, {})
@@ -254,7 +254,7 @@ def test_a_receiver_that_fails_is_tried_again_and_complained_of(story: Story, re
         assert "127.0.0.1" in record.trouble
         receiver.usual = Reply()
         story.wait_notified(1)
-        wait_until(lambda: not any("cannot be notified" in one for one in story.alarms()), "the alarm's end", WAIT_S)
+        wait_until(lambda: not any("cannot be notified" in one for one in story.alarms()), "the alarm's end")
     assert {one["topics"][0]["key"] for one in receiver.documents} == {receiver.documents[0]["topics"][0]["key"]}
 
 
@@ -262,7 +262,7 @@ def test_a_secret_that_cannot_be_read_is_reported_before_anything_happens(story:
     path = write_secret(story.root / "url", "https://hooks.slack.com/services/hidden", 0o644)
     story.candidate(config_with(story.root, f'[slack]\nurl_file = "{path}"\n'))
     story.train(1)
-    wait_until(lambda: any("has mode 644" in one for one in story.alarms()), "the alarm", WAIT_S)
+    wait_until(lambda: any("has mode 644" in one for one in story.alarms()), "the alarm")
     everything = story.client.read_all(KeyRange.prefix(KEYS.prefix)).items
     assert not any(b"hidden" in item.value for item in everything)
 
@@ -272,7 +272,7 @@ def test_the_end_of_a_job_is_reported_before_its_driver_leaves(story: Story) -> 
         one = story.candidate(webhook(story, receiver))
         story.train(1)
         story.fail(1, exit_code=int(ExitCode.CONFIG))
-        end = story.hosts.wait_for(JobEnd, KEYS.end, WAIT_S)
+        end = story.hosts.wait_for(JobEnd, KEYS.end)
         one.close()
         told = dict(topics(receiver.documents))
         last = receiver.documents[-1]
@@ -295,8 +295,8 @@ def test_receipts_after_the_last_decision_are_kept_too(story: Story, monkeypatch
         one = story.candidate(webhook(story, receiver, "[notify]\ntimeout_s = 60.0\n"))
         story.train(1)
         story.fail(1, exit_code=int(ExitCode.CONFIG))
-        story.hosts.wait_for(JobEnd, KEYS.end, WAIT_S)
-        receiver.wait_for(1, WAIT_S)
+        story.hosts.wait_for(JobEnd, KEYS.end)
+        receiver.wait_for(1)
         one.close()
     (incident,) = story.incidents()
     assert story.receipts(incident)[-1] == ("webhook", "closed", "")
@@ -311,8 +311,8 @@ def test_the_end_of_a_job_waits_for_a_dead_receiver_for_a_while_only(
         one = story.candidate(webhook(story, receiver, "[notify]\ntimeout_s = 60.0\n"))
         story.train(1)
         story.fail(1, exit_code=int(ExitCode.CONFIG))
-        story.hosts.wait_for(JobEnd, KEYS.end, WAIT_S)
-        receiver.wait_for(1, WAIT_S)
+        story.hosts.wait_for(JobEnd, KEYS.end)
+        receiver.wait_for(1)
         one.close()  # returns although nothing was answered
         assert not hold.is_set()
 
@@ -323,10 +323,10 @@ def test_what_was_planned_is_not_reported(story: Story) -> None:
         story.train(1)
         request = JobRequest("q1", RequestKind.STOP, "me@here", NOW)
         story.client.put(KEYS.request("q1"), encode(request))
-        story.hosts.wait_for(Halt, KEYS.halt(1), WAIT_S)
+        story.hosts.wait_for(Halt, KEYS.halt(1))
         for host in range(2):
             story.hosts.say(host, HostPhase.STOPPED, 1, min_step=12, exit_code=int(ExitCode.SAVED_AND_STOPPED))
-        story.hosts.wait_for(JobEnd, KEYS.end, WAIT_S)
+        story.hosts.wait_for(JobEnd, KEYS.end)
         one.close()
     assert receiver.posted == []
 
@@ -336,20 +336,20 @@ def test_a_verdict_that_waits_is_reported_until_somebody_answers(story: Story) -
     with HttpReceiver() as receiver:
         story.candidate(webhook(story, receiver))
         story.train(1)
-        wait_until(lambda: "round 1 trains" in story.candidates[0].driver.reason, "training", WAIT_S)
+        wait_until(lambda: "round 1 trains" in story.candidates[0].driver.reason, "training")
         verdict = HostVerdict(
             "v1", VerdictKind.STRAGGLER, 1, Cause.COMPUTE, VerdictConfidence.HIGH, NOW, "daemon", ("host-1",), (1,)
         )
         outcome = VerdictOutcome("v1", OutcomeKind.WAITING, "waits for a person: host-1 is slow", "one", NOW)
         story.client.put(KEYS.outcome("v1"), encode(outcome))
         story.client.put(KEYS.verdict("v1"), encode(verdict))
-        (told,) = receiver.wait_for(1, WAIT_S)[0]["topics"]
+        (told,) = receiver.wait_for(1)[0]["topics"]
         assert (told["topic"], told["stage"], told["hosts"]) == ("verdict/v1", "open", ["host-1"])
         assert "megatrain job approve job --verdict v1" in told["who_acts"]
         story.client.put(
             KEYS.request("q2"), encode(JobRequest("q2", RequestKind.DISMISS, "me@here", NOW, verdict="v1"))
         )  # fmt: skip
-        documents = receiver.wait_for(2, WAIT_S)
+        documents = receiver.wait_for(2)
     assert topics(documents) == [("verdict/v1", "open"), ("verdict/v1", "closed")]
 
 
@@ -360,8 +360,8 @@ def test_two_receivers_do_not_wait_for_each_other(story: Story) -> None:
         story.candidate(webhook(story, alive, f'[slack]\nurl_file = "{url}"\n'))
         story.train(1)
         story.fail(1)
-        dead.wait_for(1, WAIT_S)
+        dead.wait_for(1)
         story.train(2)
         story.recovered()
-        assert len(topics(alive.wait_for(2, WAIT_S))) == 2
+        assert len(topics(alive.wait_for(2))) == 2
         assert len(dead.posted) == 1

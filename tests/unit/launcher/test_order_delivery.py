@@ -51,16 +51,16 @@ def test_one_malformed_answer_stops_no_delivery(etcd: EtcdServers) -> None:
     ):
         proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
         orders.follow(client)
-        wait_until(lambda: not first.left, "each watch to be answered with garbage", 10.0)
+        wait_until(lambda: not first.left, "each watch to be answered with garbage")
         part = RoundHost("a", "1", "127.0.0.1", 0, 1)
         driver.put(KEYS.round(1), encode(Round(1, 1, (part,), "127.0.0.1", 1, "a test", "d", 0.0)))
         driver.put(KEYS.halt(1), encode(Halt(1, "a test", False, 0.0)))
         driver.put(KEYS.end, encode(JobEnd(0, "a test", 0.0)))
 
-        wait_until(lambda: orders.view().named_in == 1, "the round to arrive", 10.0)
-        wait_until(lambda: orders.view().newest_halt == 1, "the halt to arrive", 10.0)
-        wait_until(lambda: orders.view().end is not None, "the end to arrive", 10.0)
-        wait_until(lambda: orders.trouble == "", "the trouble to be over", 10.0)
+        wait_until(lambda: orders.view().named_in == 1, "the round to arrive")
+        wait_until(lambda: orders.view().newest_halt == 1, "the halt to arrive")
+        wait_until(lambda: orders.view().end is not None, "the end to arrive")
+        wait_until(lambda: orders.trouble == "", "the trouble to be over")
         assert orders.view().end == JobEnd(0, "a test", 0.0)
 
 
@@ -82,13 +82,13 @@ def test_a_round_whose_halt_may_have_been_missed_is_not_handed_out(etcd: EtcdSer
         proxy.garbage, proxy.conduct = [LONG_LENGTH], Conduct.GARBAGE
         proxy.spoils = lambda request: is_watch_of(FOLLOWED["halts"], request)
         orders.follow(client)
-        wait_until(lambda: orders.unconfirmed_s > 1.0, "halts to be missed", 10.0)
+        wait_until(lambda: orders.unconfirmed_s > 1.0, "halts to be missed")
         driver.put(KEYS.round(1), encode(Round(1, 1, (part,), "127.0.0.1", 1, "a test", "d", 0.0)))
-        wait_until(lambda: orders.view().named_in == 1, "the round to arrive", 10.0)
+        wait_until(lambda: orders.view().named_in == 1, "the round to arrive")
         agent = threading.Thread(target=take, args=[orders])
         agent.start()
         spoiled = proxy.num_spoiled
-        wait_until(lambda: proxy.num_spoiled > spoiled, "the watch of halts to fail again", 10.0)
+        wait_until(lambda: proxy.num_spoiled > spoiled, "the watch of halts to fail again")
         assert (taken, orders.view().taken) == ([], 0)
         proxy.conduct = Conduct.PASS
         agent.join(10.0)
@@ -138,7 +138,7 @@ def test_a_host_without_orders_is_in_no_new_round_until_they_arrive(etcd: EtcdSe
         proxy.garbage, proxy.conduct = [LONG_LENGTH], Conduct.GARBAGE
         proxy.spoils = lambda request: is_watch_of(FOLLOWED[followed], request)
         with executor(client, bound_s=0.5) as membership:
-            wait_until(lambda: "a" in eligible_now(driver).refused, "the host to be refused", 20.0)
+            wait_until(lambda: "a" in eligible_now(driver).refused, "the host to be refused")
             reason = eligible_now(driver).refused["a"]
             assert reason.startswith("it is unfit: its orders do not arrive: etcd watch of ")
             assert FOLLOWED[followed] in reason
@@ -148,10 +148,10 @@ def test_a_host_without_orders_is_in_no_new_round_until_they_arrive(etcd: EtcdSe
             membership.set_unfit_reason(FitnessCheck.HEALTH, "disk: full")
             proxy.conduct = Conduct.PASS
             wait_until(
-                lambda: eligible_now(driver).refused.get("a") == "it is unfit: disk: full", "it to hear again", 20.0
+                lambda: eligible_now(driver).refused.get("a") == "it is unfit: disk: full", "it to hear again"
             )
             membership.set_unfit_reason(FitnessCheck.HEALTH, "")
-            wait_until(lambda: "a" in eligible_now(driver).available, "the host to be taken", 20.0)
+            wait_until(lambda: "a" in eligible_now(driver).available, "the host to be taken")
 
 
 RECENT, LONG_AGO = 0.1, 60.0

@@ -99,7 +99,7 @@ def test_the_driver_s_host_runs_them_until_another_host_is_elected(client: EtcdC
         kept.await_poll()
         assert kept.programs.is_running.is_set(), "nobody leads: nobody else runs them"
         kept.elect("host-1")
-        wait_until(lambda: not kept.programs.is_running.is_set(), "the end", SOON_S)
+        wait_until(lambda: not kept.programs.is_running.is_set(), "the end")
         kept.elect("host-0")
         kept.leading.set()
         assert kept.programs.is_running.wait(SOON_S)

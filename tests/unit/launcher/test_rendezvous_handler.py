@@ -122,7 +122,7 @@ def test_two_agents_meet_and_meet_again(etcd: EtcdServers, run_id: str) -> None:
 
         # the workers of one have died: it asks, and the other hears of it
         (asking,) = job.ask(one)
-        wait_until(is_over(other), "the other agent to hear", DEADLINE_S)
+        wait_until(is_over(other), "the other agent to hear")
         assert not asking.done()
         (of_other,) = job.meet(other)
         second = [asking.result(DEADLINE_S), of_other]
@@ -138,14 +138,14 @@ def test_an_agent_that_leaves_is_replaced_by_one_that_waited(etcd: EtcdServers, 
     with agents(etcd, run_id, 2, 2) as job:
         trio = [job.new() for _ in range(3)]
         waiting = job.ask(*trio)
-        wait_until(lambda: sum(future.done() for future in waiting) == 2, "a round of two", DEADLINE_S)
+        wait_until(lambda: sum(future.done() for future in waiting) == 2, "a round of two")
         (spare,) = [number for number in range(3) if not waiting[number].done()]
         gone, stays = [number for number in range(3) if number != spare]
         assert trio[stays].num_nodes_waiting() == 0
         rank = waiting[stays].result().rank
 
         trio[gone].shutdown()
-        wait_until(is_over(trio[stays]), "the survivor to hear", DEADLINE_S)
+        wait_until(is_over(trio[stays]), "the survivor to hear")
         (again,) = job.meet(trio[stays])
 
         taken = waiting[spare].result(DEADLINE_S)
@@ -158,8 +158,8 @@ def test_a_third_agent_joins_where_max_nodes_allows_it(etcd: EtcdServers, run_id
         one, other = job.new(), job.new()
         assert {info.world_size for info in job.meet(one, other)} == {2}
         (third,) = job.ask(job.new())
-        wait_until(is_over(one), "one to hear", DEADLINE_S)
-        wait_until(is_over(other), "the other to hear", DEADLINE_S)
+        wait_until(is_over(one), "one to hear")
+        wait_until(is_over(other), "the other to hear")
 
         infos = [*job.meet(one, other), third.result(DEADLINE_S)]
 
@@ -182,7 +182,7 @@ def test_a_lost_lease_is_taken_anew(etcd: EtcdServers, run_id: str) -> None:
             now = client.get(key)
             return now is not None and now.lease_id != before.lease_id
 
-        wait_until(is_back, "the key to be there again", DEADLINE_S)
+        wait_until(is_back, "the key to be there again")
         after = client.get(key)
         assert after is not None
         assert after.value == before.value
@@ -209,11 +209,11 @@ def test_a_round_outlives_the_loss_of_all_leases(etcd: EtcdServers, run_id: str)
         def are_back() -> bool:
             return all(lease_of(one) is not lease for one, lease in zip(pair, before, strict=True))
 
-        wait_until(are_back, "both hosts to be there again", DEADLINE_S)
+        wait_until(are_back, "both hosts to be there again")
         assert [one.num_nodes_waiting() for one in pair] == [0, 0]
         # and somebody leads
         (asking,) = job.ask(pair[0])
-        wait_until(is_over(pair[1]), "the other agent to hear", DEADLINE_S)
+        wait_until(is_over(pair[1]), "the other agent to hear")
         job.meet(pair[1])
         assert asking.result(DEADLINE_S).world_size == 2
         assert os.environ[ROUND_VARIABLE] == "2"
@@ -274,7 +274,7 @@ def test_other_nnodes_are_refused(etcd: EtcdServers, run_id: str) -> None:
     with agents(etcd, run_id, 2, 2) as job, agents(etcd, run_id, 1, 4) as strange:
         one = job.new()
         (waiting,) = job.ask(one)
-        wait_until(lambda: one._membership is not None and bool(one._membership.view.records), "one", DEADLINE_S)
+        wait_until(lambda: one._membership is not None and bool(one._membership.view.records), "one")
 
         host = rf"{socket.gethostname()}-\d+-\w+"
         with pytest.raises(ConfigError, match=rf"--nnodes=1:4 on this host, 2:2 on {host} \(key '/megatrain/rdzv-"):
@@ -296,7 +296,7 @@ def test_keys_that_nobody_can_read_are_reported_and_passed_over(
         job.meet(one)
         assert os.environ[ROUND_VARIABLE] == "2"
         client.put(keys.halt(2), "garbage")  # who can say what it was
-        wait_until(is_over(one), "the end of the round", DEADLINE_S)
+        wait_until(is_over(one), "the end of the round")
         job.meet(one)
         assert os.environ[ROUND_VARIABLE] == "3"
     assert f"{keys.round(1)}: not JSON" in caplog.text

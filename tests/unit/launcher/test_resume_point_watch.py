@@ -79,11 +79,11 @@ def test_damage_is_reported_until_the_next_checkpoint(
     branch = (checkpoints / "main" / "BRANCH").read_bytes()
     with ResumePointWatch(checkpoints, poll_s=POLL_S) as watch:
         harm(checkpoints)
-        wait_until(lambda: bool(watch.damage), "the damage to be told", SOON_S)
+        wait_until(lambda: bool(watch.damage), "the damage to be told")
         assert all(part in watch.damage for part in told), watch.damage
         (checkpoints / "main" / "BRANCH").write_bytes(branch)
         save(checkpoints, 30)
-        wait_until(lambda: not watch.damage, "the end of it", SOON_S)
+        wait_until(lambda: not watch.damage, "the end of it")
 
 
 def test_what_is_no_damage(checkpoints: Path, tmp_path: Path) -> None:
@@ -103,13 +103,13 @@ def test_what_is_no_damage(checkpoints: Path, tmp_path: Path) -> None:
         (checkpoints / "main" / step_directory_name(30)).mkdir()
         (checkpoints / "main" / step_directory_name(30) / "WRITING").touch()
         seen = len(looks)
-        wait_until(lambda: len(looks) > seen + 4, "four looks", SOON_S)
+        wait_until(lambda: len(looks) > seen + 4, "four looks")
         assert watch.damage == ""
     for nothing in (tmp_path / "never", tmp_path / "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
         seen = len(looks)
         with ResumePointWatch(nothing, is_driving, poll_s=POLL_S) as watch:
-            wait_until(lambda seen=seen: len(looks) > seen + 4, "four looks", SOON_S)
+            wait_until(lambda seen=seen: len(looks) > seen + 4, "four looks")
             assert watch.damage == ""
 
 
@@ -122,7 +122,7 @@ def test_who_does_not_drive_reads_nothing(checkpoints: Path) -> None:
         return False
 
     with ResumePointWatch(checkpoints, is_driving, poll_s=POLL_S) as watch:
-        wait_until(lambda: len(asked) > 4, "four looks", SOON_S)
+        wait_until(lambda: len(asked) > 4, "four looks")
         assert watch.damage == ""
 
 

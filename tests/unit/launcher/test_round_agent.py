@@ -94,7 +94,7 @@ class Bench:
 
     def wait_up(self, number: int, *ranks: int) -> None:
         paths = [self.directory / f"up-{number}-{rank}" for rank in ranks]
-        wait_until(lambda: all(path.exists() for path in paths), f"{paths}", DEADLINE_S)
+        wait_until(lambda: all(path.exists() for path in paths), f"{paths}")
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ serve()
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 2, 3)
         bench.orders.halt(1, is_saving=True)
-        wait_until((tmp_path / "saving").exists, "the save", DEADLINE_S)
+        wait_until((tmp_path / "saving").exists, "the save")
         bench.witness.wait_for("ended")  # the other worker, while this one is beyond the usual grace
         (tmp_path / "go").write_text("")
         bench.witness.wait_for("stopped")

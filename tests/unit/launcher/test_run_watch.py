@@ -32,9 +32,9 @@ def test_what_a_run_needs_is_made_anew_and_reported(run: RunDirectory, name: str
     watched, path = watched_directories(make_config(), run), run.root / name
     lost: list[Path] = []
     with RunWatch(watched, lost.append) as watch:
-        wait_until(lambda: watch.has_polled, "the first look", SOON_S)
+        wait_until(lambda: watch.has_polled, "the first look")
         shutil.rmtree(path)
-        wait_until(lambda: lost == [path], "the loss", SOON_S)
+        wait_until(lambda: lost == [path], "the loss")
         assert path.is_dir()
         (text,) = watch.troubles
         assert text.startswith(f"{path} was removed by somebody at ")
@@ -48,10 +48,10 @@ def test_of_all_candidates_only_the_driver_logs_a_loss(
 ) -> None:
     path = run.metrics
     with RunWatch({path: "its records are lost"}, is_driving=lambda: is_driving) as watch:
-        wait_until(lambda: watch.has_polled, "the first look", SOON_S)
+        wait_until(lambda: watch.has_polled, "the first look")
         shutil.rmtree(path)
-        wait_until(lambda: bool(watch.troubles), "the loss to be known", SOON_S)
-        wait_until(path.is_dir, "the directory", SOON_S)
+        wait_until(lambda: bool(watch.troubles), "the loss to be known")
+        wait_until(path.is_dir, "the directory")
     # only its own messages: threads that earlier tests started may still log
     logged = [record.getMessage() for record in caplog.records if record.name == run_watch.__name__]
     assert (list(watch.troubles) == logged) is is_driving
@@ -65,14 +65,14 @@ def test_what_cannot_be_made_anew_is_reported_until_it_can(tmp_path: Path) -> No
     root.symlink_to(real)
     (tmp_path / "file").touch()
     with RunWatch({root / "metrics": "its records are lost"}) as watch:
-        wait_until(lambda: watch.has_polled, "the first look", SOON_S)
+        wait_until(lambda: watch.has_polled, "the first look")
         other.symlink_to(tmp_path / "file")
         other.replace(root)
-        wait_until(lambda: len(watch.troubles) == 2, "the trouble", SOON_S)
+        wait_until(lambda: len(watch.troubles) == 2, "the trouble")
         assert watch.troubles[1] == f"{root / 'metrics'} cannot be created again: Not a directory"
         other.symlink_to(real)
         other.replace(root)
-        wait_until(lambda: len(watch.troubles) == 1, "the end of the trouble", SOON_S)
+        wait_until(lambda: len(watch.troubles) == 1, "the end of the trouble")
 
 
 def test_checkpoints_elsewhere_are_watched_there(run: RunDirectory, tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_incidents_are_written_again(run: RunDirectory) -> None:
         for incident in names:
             files.write(incident)
         places = [run.incidents / f"{incident.incident_id}.json" for incident in names]
-        wait_until(lambda: all(place.exists() for place in places), "the files", SOON_S)
+        wait_until(lambda: all(place.exists() for place in places), "the files")
         shutil.rmtree(run.incidents)
         files.write_again()
-        wait_until(lambda: all(place.exists() for place in places), "the files again", SOON_S)
+        wait_until(lambda: all(place.exists() for place in places), "the files again")
     assert [json.loads(place.read_text())["incident_id"] for place in places] == [one.incident_id for one in names]

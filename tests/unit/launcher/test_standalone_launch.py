@@ -159,7 +159,7 @@ def make_hosts(directory: Path, code: int, told: list[str] | None = None) -> Loc
 
 
 def wait_for(directory: Path, count: int) -> None:
-    wait_until(lambda: len(list(directory.glob("host-*.started"))) == count, "all hosts to start", SOON_S)
+    wait_until(lambda: len(list(directory.glob("host-*.started"))) == count, "all hosts to start")
 
 
 def test_hosts_are_asked_to_stop_by_the_first_signal(tmp_path: Path, hosts: LocalHosts) -> None:
@@ -238,7 +238,7 @@ def test_a_lost_host_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     with make_hosts(tmp_path, 0, told) as running:
         wait_for(tmp_path, 3)
         os.kill(running.pids["host-2"], signal.SIGKILL)
-        wait_until(lambda: not is_alive(running_pid(running)), "the kill", SOON_S)
+        wait_until(lambda: not is_alive(running_pid(running)), "the kill")
         running.stop()
         assert sorted(running.wait()) == [-9, 0, 0]
     assert told == ["host-2: its executor was killed by SIGKILL (9)"]
@@ -264,7 +264,7 @@ def test_hosts_die_with_the_launch(tmp_path: Path) -> None:
         pids = [int(word) for word in launch.stdout.readline().split()]
         assert len(pids) == 2
         launch.kill()
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the executors to die", SOON_S)
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the executors to die")
 
 
 @pytest.mark.slow(kept=["False"])
@@ -318,7 +318,7 @@ def test_an_installed_daemon_runs_beside_the_job(
 
     def execute(settings: ExecutorSettings) -> int:
         daemon_file = plan.files.run / "told"
-        wait_until(lambda: daemon_file.exists() and bool(daemon_file.read_text()), "the daemon", SOON_S)
+        wait_until(lambda: daemon_file.exists() and bool(daemon_file.read_text()), "the daemon")
         seen.extend([daemon_file.read_text(), " ".join([*etcd_arguments(settings.etcd), "small"]), children()])
         return 0
 

@@ -154,7 +154,7 @@ def test_who_ended_before_it_could_be_killed_was_not_killed(own: Programs) -> No
     killing = threading.Thread(target=own.client.kill_all)
     try:
         os.kill(dying, signal.SIGUSR1)
-        wait_until(lambda: not is_running(dying), "the worker's end", DEADLINE_S)
+        wait_until(lambda: not is_running(dying), "the worker's end")
         killing.start()
     finally:
         os.kill(server, signal.SIGCONT)
@@ -207,7 +207,7 @@ def test_kill_takes_the_whole_group_and_no_more(own: Programs) -> None:
     assert process_stat(inside) is None  # the server collected the orphan
     assert is_running(outside)
     os.kill(outside, signal.SIGKILL)
-    wait_until(lambda: process_stat(outside) is None, "the server to collect the orphan", DEADLINE_S)
+    wait_until(lambda: process_stat(outside) is None, "the server to collect the orphan")
     os.close(read_fd)
 
 
@@ -353,7 +353,7 @@ def test_request_before_the_server_is_ready_waits(tmp_path: Path) -> None:
     made.mkdir()
     with StandbyClient(preload=("slow_preload",), directory=tmp_path) as client, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(Programs(client, made).run, "import sys; print(sys.modules['slow_preload'].value)")
-        wait_until(lambda: any(made.iterdir()), "the request", DEADLINE_S)
+        wait_until(lambda: any(made.iterdir()), "the request")
         assert not client.wait_ready(0.0)
         go.write_text("")
         assert asked.result()[0] == "42\n"

@@ -71,7 +71,7 @@ def test_what_the_writer_says_is_reported_when_it_changes(plan: LaunchPlan) -> N
 
 def test_the_space_of_the_run_is_reported_once_for_each_disk(plan: LaunchPlan) -> None:
     with watching(plan, threading.Event()) as watch:
-        wait_until(lambda: bool(watch.view.disks), "a look at the disk", SOON_S)
+        wait_until(lambda: bool(watch.view.disks), "a look at the disk")
         (disk,) = watch.view.disks
     assert (disk.path, disk.full_in_s) == (str(plan.files.run), None)
     assert 0 <= disk.free_bytes <= disk.total_bytes
@@ -79,7 +79,7 @@ def test_the_space_of_the_run_is_reported_once_for_each_disk(plan: LaunchPlan) -
 
 def test_a_job_without_an_arena_reports_no_saves(plan: LaunchPlan) -> None:
     with watching(plan, threading.Event()) as watch:
-        wait_until(lambda: bool(watch.view.disks), "a look", SOON_S)
+        wait_until(lambda: bool(watch.view.disks), "a look")
         assert watch.view.saves is None
 
 

@@ -258,7 +258,7 @@ class TestWorkerLogs:
         with WorkerLogs(tmp_path, tee="none", on_alarm=lambda *words: heard.append(words)) as logs:
             fd = logs.open_rank(4, 9)
             write(fd, BROKEN_GPU)
-            wait_until(lambda: bool(heard), "the alarm", DEADLINE_S)
+            wait_until(lambda: bool(heard), "the alarm")
             os.close(fd)
         assert [(number, rank, verdict.label) for number, rank, verdict in heard] == [(4, 9, Label.GPU_HARDWARE)]
 
@@ -267,7 +267,7 @@ class TestWorkerLogs:
         with logs_with_pipe(tmp_path / "logs") as (logs, shown):
             fd = logs.open_rank(1, 0)
             write(fd, b"shown all the same\n" * 20_000)
-            wait_until(lambda: "cannot be written" in logs.trouble, "trouble", DEADLINE_S)
+            wait_until(lambda: "cannot be written" in logs.trouble, "trouble")
             write(fd, OUT_OF_MEMORY)
             assert logs.log_verdict_at_end(0, DEADLINE_S) is not None
             assert os.read(shown, 19 + 9) == b"[rank 0] shown all the same\n"
@@ -289,11 +289,11 @@ class TestWorkerLogs:
             fd = logs.open_rank(1, 0)
             path = rank_log_path(host_logs, 1, 0)
             write(fd, b"before\n")
-            wait_until(lambda: path.exists() and path.read_bytes() == b"before\n", "the log", DEADLINE_S)
+            wait_until(lambda: path.exists() and path.read_bytes() == b"before\n", "the log")
             shutil.rmtree(tmp_path / "logs")
             if writes_on:
                 write(fd, b"after\n")
-            wait_until(lambda: bool(logs.trouble), "the trouble", DEADLINE_S)
+            wait_until(lambda: bool(logs.trouble), "the trouble")
             os.close(fd)
             assert re.fullmatch(
                 rf"a log in {path.parent} was removed by somebody at \d\d:\d\d:\d\d UTC: its lines until then are "

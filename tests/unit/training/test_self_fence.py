@@ -178,7 +178,7 @@ def test_the_watchdog_ends_worker_and_group_when_the_executor_says_no_more(
     assert errors.startswith(f"megatrain: rank 5 (process {process.pid}) is ended by its watchdog: this host fenced ")
     assert errors.endswith(f"{NO_STEP}\n")
     assert errors.count("\n") == 1
-    wait_until(lambda: not (is_running(child) or is_running(watchdog)), "the end of the group", DEADLINE_S)
+    wait_until(lambda: not (is_running(child) or is_running(watchdog)), "the end of the group")
 
 
 def test_the_watchdog_asks_the_worker_to_save_when_it_trained_without_a_lease_for_long(

@@ -298,7 +298,7 @@ def test_what_is_accepted_in_time_may_take_longer(client: EtcdClient, keys: JobK
     with closing(news_of(client, keys, request, timeout_s=20, accept_s=0.3)) as news:
         next(news)
         ready_s = time.monotonic() + 0.35
-        wait_until(lambda: time.monotonic() > ready_s, "the time to accept to be over", 5)
+        wait_until(lambda: time.monotonic() > ready_s, "the time to accept to be over")
         client.put(keys.answer(request.request_id), encode(answer(request, "saved")))
         last = next(news)
     thread.join()
@@ -309,9 +309,9 @@ def test_what_is_accepted_in_time_may_take_longer(client: EtcdClient, keys: JobK
 def _accept(client: EtcdClient, keys: JobKeys, request: JobRequest) -> None:
     """Accept a request as a driver would, and wait until the asker has heard of it."""
     key = keys.request(request.request_id)
-    wait_until(lambda: client.get(key) is not None, "the request", 10)
+    wait_until(lambda: client.get(key) is not None, "the request")
     client.put(keys.answer(request.request_id), encode(answer(request, "saving", is_done=False)))
-    wait_until(lambda: (item := client.get(key)) is not None and item.lease_id == 0, "the asker", 10)
+    wait_until(lambda: (item := client.get(key)) is not None and item.lease_id == 0, "the asker")
 
 
 def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:

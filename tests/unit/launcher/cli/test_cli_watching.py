@@ -45,11 +45,11 @@ def test_watching_draws_changes_until_the_end(client: EtcdClient, keys: JobKeys,
     thread = threading.Thread(target=view.run, name="etcd view")
     thread.start()
     try:
-        wait_until(lambda: "green, training" in screen.getvalue(), "the first picture", 10)
+        wait_until(lambda: "green, training" in screen.getvalue(), "the first picture")
         num_looks = len(looks)
-        wait_until(lambda: len(looks) > num_looks + 4, "some more looks", 10)
+        wait_until(lambda: len(looks) > num_looks + 4, "some more looks")
         client.delete(keys.host("host-2"))
-        wait_until(lambda: "red, training" in screen.getvalue(), "the lost host", 10)
+        wait_until(lambda: "red, training" in screen.getvalue(), "the lost host")
     finally:
         client.put(keys.end, encode(JobEnd(0, "all steps are done", time.time())))
         thread.join()
@@ -91,10 +91,10 @@ def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:
             screen = _Screen(is_terminal=False)
             thread = threading.Thread(target=LiveView(client, keys, output=screen, redraw_s=0.2).run, name="etcd view")
             thread.start()
-            wait_until(lambda: "green, training" in screen.getvalue(), "the first picture", 10)
+            wait_until(lambda: "green, training" in screen.getvalue(), "the first picture")
             member = servers.members[0]
             member.kill()
-            wait_until(lambda: "etcd does not answer; this is the state of" in screen.getvalue(), "a word", 10)
+            wait_until(lambda: "etcd does not answer; this is the state of" in screen.getvalue(), "a word")
             member.start()
             servers.wait_ready()
             client.put(keys.end, encode(JobEnd(0, "all steps are done", time.time())))
