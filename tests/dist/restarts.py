@@ -21,8 +21,6 @@ from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.training_case import Orders, make_config, train_on_rank
 from tests.helpers.waiting import wait_until
 
-DEADLINE_S = 30.0
-
 
 def place(run_directory: Path) -> Tables:
     return {"job": {"run_directory": str(run_directory)}}

@@ -14,9 +14,8 @@ import pytest
 from tests.helpers.forked_program import forked_program, run_forked
 from tests.helpers.permissions import heed_permissions
 from tests.helpers.processes import is_running
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-DEADLINE_S = 20.0
 SEEN = """
 import json, os, signal, sys
 print(json.dumps({

@@ -52,7 +52,6 @@ OPTIONS: Tables = {
 }
 STRAIGHT: Tables = {"checkpoint": {"interval": 0, "has_peer_copies": False, "keep_arena_s": 0.0}}
 ALL_HOSTS = Orders(num_hosts=NUM_HOSTS)
-DEADLINE_S = 20.0
 
 
 def host_arena(run_directory: Path, host: int) -> Arena:

@@ -16,7 +16,7 @@ from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import kill_writers, remove_memory, steps_that_are_whole, the_arena
 from tests.dist.training_jobs import Tables
 from tests.helpers.small_disk import SmallDisk, small_disk
-from tests.helpers.train_process import DEADLINE_S, Job, TrainProcess, finish, forked, make_job
+from tests.helpers.train_process import Job, TrainProcess, finish, forked, make_job
 from tests.helpers.waiting import wait_until
 
 FAILED = "a checkpoint FAILED and is tried again at the next interval: step"

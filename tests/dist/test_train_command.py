@@ -20,7 +20,7 @@ from megatrain.contracts.run_directory import own_box_paths
 from megatrain.contracts.run_lock import checkpoints_locked
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.forked_program import ForkedProgram
-from tests.helpers.train_process import DEADLINE_S, Job, finish, forked, make_job, started
+from tests.helpers.train_process import Job, finish, forked, make_job, started
 from tests.helpers.training_case import make_config, on_layout
 from tests.helpers.waiting import wait_until
 

@@ -25,11 +25,10 @@ from tests.helpers.standby_workers import Programs, wait_until_gone
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.train_process import Job, make_job
 from tests.helpers.training_case import on_layout
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 50.0
 MOST_RESTART_S = 5.0
 
 

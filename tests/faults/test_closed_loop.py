@@ -14,8 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 _STEPS_BEFORE = 30
 _VERDICT_WITHIN = 20
-_VERDICT_S = 60.0
-_RESUMED_S = 60.0
 
 
 def outcome_of(loop: ClosedLoop, verdict_id: str) -> OutcomeKind | None:

@@ -20,7 +20,6 @@ PATIENCE = {
     "recovery": {"restarts_per_hour": 100, "hangs_per_hour": 100, "host_failures_per_hour": 100, "hang_factor": 4.0}
 }
 FAULTS = [(3, 14, "kill"), (1, 29, "exception"), (2, 44, "stop")]
-_STORED_S = 60.0
 
 
 def test_incident_verbs_and_every_view_blame_the_same_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,6 @@ from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-SOON_S = 60.0
 ENDLESS = 1_000_000
 
 

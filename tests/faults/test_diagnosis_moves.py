@@ -25,7 +25,6 @@ pytestmark = pytest.mark.slow
 
 HOSTS = ("host-0", "host-1")
 SPARE = "host-2"
-START_S = 120.0
 MOVED_S = 30.0
 """From the death of the driver's host until both answer elsewhere: an election, and two programs that start."""
 STEPS = 200

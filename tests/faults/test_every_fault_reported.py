@@ -34,14 +34,11 @@ from tests.helpers.processes import descendants, words_of
 from tests.helpers.recovery_checks import HOSTS, Running, running_job
 from tests.helpers.small_disk import SmallDisk, small_disk
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SPARE = "host-2"
-START_S = 180.0
-REPORT_S = 120.0
-"""For a fault to show itself at all: a frozen daemon counts as silent when its lease is over, and is reported later."""
 AGREE_S = 2.0
 STEP_S = 3.0
 DISK_BYTES = 64 << 20
@@ -272,7 +269,7 @@ def reported_after(job: Broken, fault: Fault, struck: float) -> dict[str, float]
 def check_end(job: Broken) -> None:
     """Check that all hosts have saved and stopped, and that this is what is reported."""
     launched, view = job.running.launched, job.running.view
-    assert {launched.finish(host, START_S) for host in launched.executors} == {ExitCode.SAVED_AND_STOPPED}
+    assert {launched.finish(host) for host in launched.executors} == {ExitCode.SAVED_AND_STOPPED}
     code, answer = ask_status(view.keys.job, "--rdzv-endpoint", ",".join(job.running.etcd.urls))
     assert code == StatusCode.ENDED
     assert (answer["state"], answer["health"]["level"]) == ("saved and stopped", "green")
@@ -283,7 +280,9 @@ def check_mended(job: Broken, fault: Fault) -> None:
     mended = time.time()
     job.views.wait_for(lambda: job.views.agreement("", mended) is not None, "everybody to be green")
     begun = job.names(fault.topic, "open")
-    wait_until(lambda: job.names(fault.topic, "closed") >= begun, "the webhook to be told the end", deadline_s=2 * DEADLINE_S)
+    wait_until(
+        lambda: job.names(fault.topic, "closed") >= begun, "the webhook to be told the end", deadline_s=2 * DEADLINE_S
+    )
     for _, topic in job.topics(fault.topic, "closed"):
         check_topic(job, topic, fault)
 
@@ -310,7 +309,11 @@ def test_a_launch_that_is_killed_is_reported_from_its_directory(tmp_path: Path) 
     run = job.files.root
     assert ask_status(str(run / "coordination" / "never"))[0] == StatusCode.NEVER_STARTED
     with paced_launch(job, pace, 1, tmp_path / "launch.log") as launch:
-        wait_until(lambda: any((job.files.checkpoints / "main").glob("step-*/COMMIT")), "a checkpoint", deadline_s=2 * DEADLINE_S)
+        wait_until(
+            lambda: any((job.files.checkpoints / "main").glob("step-*/COMMIT")),
+            "a checkpoint",
+            deadline_s=2 * DEADLINE_S,
+        )
         family = descendants(launch.pid)
 
         # an etcd that hangs must not hold up the answer

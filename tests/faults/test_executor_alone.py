@@ -29,9 +29,8 @@ from tests.helpers.processes import descendants, is_running
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.train_process import Job
 from tests.helpers.training_case import make_config
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-DEADLINE_S = 40.0
 _numbers = itertools.count()
 SHORT_LEASE = {"recovery": {"lease_ttl_s": 2, "lease_renew_s": 0.5, "hang_floor_s": 2.0}}
 

@@ -29,9 +29,6 @@ from tests.helpers.waiting import wait_until
 pytestmark = pytest.mark.timeout(600)
 
 START_S = 120.0
-NOTICED_S = 20.0
-"""On a crowded machine; alone it is two or three seconds."""
-END_S = 120.0
 LONG_KEPT = {"checkpoint": {"keep_arena_s": 1800.0, "interval": 10}}
 
 
@@ -94,9 +91,7 @@ def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path
             reason = told()
             assert reason is not None
             assert (reason.level is HealthLevel.RED) is (name == "coordination")
-            wait_until(
-                lambda place=place, name=name: is_filled(place) or name == "incidents", f"{name} to be filled"
-            )
+            wait_until(lambda place=place, name=name: is_filled(place) or name == "incidents", f"{name} to be filled")
             assert place.is_dir()
         reached = newest_step(launched)
         launched.wait_for_step(reached + 15)
@@ -106,7 +101,7 @@ def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path
         wait_until(lambda: "step" in log.read_text(), "lines of rank 0")
 
         launch.send_signal(signal.SIGTERM)
-        assert launched.finish("launch", END_S) == ExitCode.SAVED_AND_STOPPED
+        assert launched.finish("launch") == ExitCode.SAVED_AND_STOPPED
         assert left_behind(launched) == []
 
         saved = newest_step(launched)
@@ -115,7 +110,7 @@ def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path
         assert next(one["step"] for one in launched.step_records() if one["step"] > saved) == saved + 1
         assert counter_and_rounds(launched) == (before[0], before[1] + 1)
         launch.send_signal(signal.SIGTERM)
-        assert launched.finish("launch", END_S) == ExitCode.SAVED_AND_STOPPED
+        assert launched.finish("launch") == ExitCode.SAVED_AND_STOPPED
         assert left_behind(launched) == []
 
 

@@ -16,7 +16,6 @@ from tests.helpers.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 NUM_STARTS = 20
-SOON_S = 20.0
 
 
 def test_a_racer_loses_every_first_start(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.timeout(300)
 
 SPARE = "host-2"
 SHORT_LEASE = {"recovery": {"lease_ttl_s": 4, "lease_renew_s": 1.0}}
-DEADLINE_S = 90.0
 
 
 def processes_of(running: Running, host: str) -> list[int]:

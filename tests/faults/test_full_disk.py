@@ -18,10 +18,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DISK_BYTES = 64 << 20
 INTERVAL = 10
-START_S = 120.0
-FILES_S = 60.0
-TRAINS_ON_S = 60.0
-"""Much less than runtime.checkpoint_timeout_s, for which a writer would wait for another host."""
 
 
 def newest_step(running: Running) -> int:

@@ -22,7 +22,6 @@ SPARE = "host-2"
 TTL_S = 4
 DRIVER_KILLED = Bounds(TTL_S + 2.0, TTL_S + 15.0)
 SHORT_LEASE = {"recovery": {"lease_ttl_s": TTL_S, "lease_renew_s": 1.0}}
-DEADLINE_S = 90.0
 
 
 def finish_living(running: Running) -> None:

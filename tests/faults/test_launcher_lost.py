@@ -23,7 +23,7 @@ from tests.helpers.recovery_checks import HOSTS, running_job
 from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.train_process import Job
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,9 @@ def kill_all(process: subprocess.Popen[bytes]) -> float:
     process.kill()
     process.wait()
     wait_until(
-        lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and _is_alive(pid) for pid in below), "the end", deadline_s=2 * DEADLINE_S
+        lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and _is_alive(pid) for pid in below),
+        "the end",
+        deadline_s=2 * DEADLINE_S,
     )
     return struck
 

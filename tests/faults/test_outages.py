@@ -28,7 +28,6 @@ QUICK = {
 LONG_S = 2.0 * TTL_S
 LOADED_S = 2.0
 """Beyond each bound of the issue, which benchmarks/recovery_network.py measures: tests share their cores."""
-DEADLINE_S = 40.0
 RANK = 3
 
 

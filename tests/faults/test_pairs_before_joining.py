@@ -16,7 +16,7 @@ from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
 from tests.helpers.namespaces import HostNetwork
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 

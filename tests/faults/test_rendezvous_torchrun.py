@@ -20,9 +20,8 @@ from tests.helpers.processes import descendants
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.train_process import make_job, started
 from tests.helpers.training_case import TINY, on_layout
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-DEADLINE_S = 60.0
 STEPS = 60
 WORKER = """
 import json, os, pathlib, sys, threading

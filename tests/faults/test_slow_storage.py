@@ -28,9 +28,6 @@ from tests.helpers.waiting import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 INTERVAL = 10
-START_S = 90.0
-SHOWN_S = 90.0
-"""Half a minute after the last step, and the status interval."""
 
 
 def changes(timeout_s: float) -> dict[str, dict[str, Any]]:

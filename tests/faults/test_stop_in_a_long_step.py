@@ -14,7 +14,6 @@ from tests.helpers.paced_launch import paced_launch
 from tests.helpers.paced_train import Pace, PaceDirectory
 from tests.helpers.waiting import wait_until
 
-START_S = 120.0
 END_S = 60.0
 RANKS = 2
 MICRO_BATCHES = 4

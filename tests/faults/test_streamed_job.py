@@ -23,7 +23,7 @@ from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.paced_launch import paced_launch
 from tests.helpers.paced_train import Pace, PaceDirectory
 from tests.helpers.train_process import Job
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -28,12 +28,11 @@ from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Cordon
 from tests.helpers.recovery_checks import STEPS, Running, running_job
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
 SPARE = "host-2"
-DEADLINE_S = 90.0
 CHEAP = {"diagnostics": {"restart_price_s": 0.1}}
 
 

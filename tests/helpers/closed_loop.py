@@ -25,7 +25,6 @@ from tests.helpers.waiting import wait_until
 HOSTS = ("host-0", "host-1", "host-2")
 SPARE = "host-2"
 TRAIN, MANAGEMENT = "train", "mgmt"
-START_S = 120.0
 _ENDLESS = 100_000
 _DAEMON_ENDS_S = 20.0
 
@@ -55,9 +54,7 @@ class ClosedLoop:
     def outcomes(self) -> dict[str, VerdictOutcome]:
         return {one.verdict_id: one for one in self.view.all("outcomes", VerdictOutcome)}
 
-    def wait_for_verdict(
-        self, confidence: VerdictConfidence = VerdictConfidence.HIGH
-    ) -> HostVerdict:
+    def wait_for_verdict(self, confidence: VerdictConfidence = VerdictConfidence.HIGH) -> HostVerdict:
         """Return the first verdict of that confidence."""
         wait_until(lambda: bool(self.verdicts(confidence)), "a verdict")
         return self.verdicts(confidence)[0]

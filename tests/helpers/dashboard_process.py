@@ -13,7 +13,6 @@ from pathlib import Path
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 
-_START_S = 60.0
 _END_S = 15.0
 
 

@@ -29,7 +29,6 @@ from tests.helpers.ports import free_ports
 from tests.helpers.require import require
 from tests.helpers.waiting import wait_until
 
-_READY_S = 30.0
 _END_S = 10.0
 
 

@@ -29,7 +29,6 @@ from tests.helpers.hooked_location import HookedLocation
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 
-DEADLINE_S = 30.0
 _NUM_COPIES = 100
 _MISSED_AFTER_S = 0.1
 """How soon workers miss a writer that was killed, in place of a second."""

@@ -11,8 +11,6 @@ from megatrain.contracts.rounds import RoundDeadlines
 from megatrain_launcher.interfaces import Assignment, WorkerEnd
 from tests.helpers.waiting import wait_until
 
-DEADLINE_S = 20.0
-
 
 @dataclass
 class HandGivenOrders:

@@ -26,7 +26,7 @@ from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import VARIABLE, FaultDirectory
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.train_process import Job, make_job
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, DeadlineError, wait_until
 
 VOCAB_SIZE = 61
 WORKERS = 2
@@ -92,9 +92,9 @@ class LaunchedJob:
     def finish(self, host: str) -> int:
         """Wait for an executor's end and return its exit code."""
         try:
-            return self.executors[host].wait(deadline_s)
+            return self.executors[host].wait(2 * DEADLINE_S)
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"{host} still runs after {deadline_s} s:\n{self.log(host)[-3000:]}") from None
+            raise DeadlineError(f"{host} still runs after {2 * DEADLINE_S:g} s:\n{self.log(host)[-3000:]}") from None
 
     def __enter__(self) -> Self:
         return self

@@ -22,7 +22,6 @@ from tests.helpers.waiting import wait_until
 
 Named = tuple[list[int], list[str]]
 """Ranks and hosts."""
-_READ_S = 30.0
 
 
 @contextmanager

@@ -28,10 +28,6 @@ HOSTS = ("host-0", "host-1", "host-2")
 SPARE = "host-2"
 TRAIN, MANAGEMENT = "train", "mgmt"
 PACE_S = 0.08
-_START_S = 90.0
-_END_S = 60.0
-_GONE_S = 30.0
-"""Snapshots of a host that is lost stay for keep_arena_s, in the care of its writer."""
 _ENDLESS = 100_000
 
 
@@ -147,7 +143,7 @@ class OutageJob:
         living = {host: each for host, each in self.launched.executors.items() if each.poll() is None}
         trainer = next(host for host in living if self.phase_of(host) is not HostPhase.PARKED)
         living[trainer].send_signal(signal.SIGTERM)
-        return {host: self.launched.finish(host, _END_S) for host in living}
+        return {host: self.launched.finish(host) for host in living}
 
     def left_behind(self) -> list[str]:
         """Return the processes and the files in memory that are there although all has ended."""

@@ -18,15 +18,12 @@ from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_j
 from tests.helpers.processes import descendants, words_of
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.train_process import Job
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 STEPS = 60
 PACE_S = 0.05
 SLACK = 2.0
 """Of the bounds that benchmarks/recovery.py measures: tests share their cores."""
-TRAINED_S = 240.0
-GONE_S = 30.0
-"""Snapshots of a host that is lost stay for keep_arena_s, in the care of its writer."""
 HOSTS = ("host-0", "host-1")
 NOTHING: Mapping[str, str] = MappingProxyType({})
 WORDS = ("--nproc-per-node", "2", "--local-addr", "127.0.0.1")
@@ -57,7 +54,7 @@ class Running:
 
     def finish(self, hosts: Sequence[str] = HOSTS) -> int:
         """Wait for the end of the job and return its exit code."""
-        codes = {self.launched.finish(host, TRAINED_S) for host in hosts}
+        codes = {self.launched.finish(host) for host in hosts}
         assert len(codes) == 1, {host: self.launched.log(host)[-2000:] for host in hosts}
         return codes.pop()
 

@@ -35,7 +35,6 @@ _SLOW_AT, _KILL_AT, _STOP_AT = 40, 130, 210
 _PINNED = 160
 _RESTART_PRICE_S = 10.0
 """What a restart is thought to cost before one was measured; it has to pay within the few steps of a sample."""
-_DEADLINE_S = 120.0
 _KEPT = ("config.toml", "events", "incidents", "checkpoints", "logs", "metrics", "diagnosis")
 
 
@@ -56,7 +55,7 @@ def record(output: Path) -> None:
         ) as loop:
             _let_things_go_wrong(loop)
             for host in HOSTS:
-                loop.launched.finish(host, _DEADLINE_S)
+                loop.launched.finish(host)
             run = loop.launched.job.files.root
         compact(run / "events", 2**62)
         _tend_checkpoints(run)

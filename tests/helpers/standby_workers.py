@@ -13,8 +13,6 @@ from megatrain_launcher.standby.messages import WorkerStart
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
-DEADLINE_S = 20.0
-
 
 class Programs:
     """Writes modules below a directory, and starts them as workers of a server without an agent."""

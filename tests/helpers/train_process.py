@@ -24,8 +24,7 @@ from tests.helpers.permissions import heed_permissions
 from tests.helpers.processes import descendants
 from tests.helpers.source_tree import ROOT
 from tests.helpers.training_case import make_config
-
-DEADLINE_S = 50.0
+from tests.helpers.waiting import DEADLINE_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,7 @@ from megatrain.contracts.location import LocalLocation, Location
 from tests.helpers.checkpoint_tree import CRASHED
 from tests.helpers.forked_program import run_forked
 from tests.helpers.hooked_location import Hook, HookedLocation
-from tests.helpers.waiting import wait_until
-
-DEADLINE_S = 50.0
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 def status_of(arena: Arena) -> WriterStatus | None:

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.timeout(240)
 
 VIEWS = ("overview", "incidents", "hosts", "hosts/host-0", "heat", "timeline", "grid", "stragglers", "logs",
          "checkpoints", "actions", "audit")  # fmt: skip
-_NEWS_S = 2.0
 
 
 @dataclass(frozen=True)

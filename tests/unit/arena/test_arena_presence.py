@@ -21,9 +21,7 @@ from megatrain.arena.locks import WakeReader, create_wake, hold_alone, hold_shar
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import crash_at
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
-
-DEADLINE_S = 50.0
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture

@@ -22,9 +22,7 @@ from megatrain.comm.peer_link import PeerAddress, PeerConnection, PeerLimits, Pe
 from megatrain.comm.peer_rendezvous import PeerRendezvous
 from megatrain.contracts.errors import CommunicationError
 from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, Hosts, serving, whole_contents
-from tests.helpers.waiting import wait_until
-
-DEADLINE_S = 20.0
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture

@@ -23,16 +23,8 @@ from megatrain.programs.background import NICENESS_VARIABLE
 from tests.helpers.arena_snapshots import Job, make_image, make_job
 from tests.helpers.checkpoint_tree import manifest_path, path_of, put_checkpoint, tree
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
-from tests.helpers.writer_process import (
-    DEADLINE_S,
-    drain,
-    is_alive,
-    log_of,
-    running_writer,
-    wait_for,
-    writer_thread,
-)
+from tests.helpers.waiting import DEADLINE_S, wait_until
+from tests.helpers.writer_process import drain, is_alive, log_of, running_writer, wait_for, writer_thread
 
 FILES = ["r000002-rank-00000.distcp", "r000002-rank-00001.distcp"]
 

@@ -27,7 +27,7 @@ from megatrain.contracts.manifest import FileEntry
 from tests.helpers.arena_snapshots import Job, described_by, make_job, put_description, put_slot
 from tests.helpers.checkpoint_tree import manifest_path, path_of, put_checkpoint, tree
 from tests.helpers.waiting import wait_until
-from tests.helpers.writer_process import DEADLINE_S, drain, wait_for, writer_thread
+from tests.helpers.writer_process import drain, wait_for, writer_thread
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from megatrain.contracts.manifest import FileEntry
 from tests.helpers.arena_snapshots import Job, make_job, put_slot
 from tests.helpers.checkpoint_tree import path_of, tree
 from tests.helpers.waiting import wait_until
-from tests.helpers.writer_process import DEADLINE_S, crash_writer, running_writer, wait_for, writer_thread
+from tests.helpers.writer_process import crash_writer, running_writer, wait_for, writer_thread
 
 SNAPSHOT = SealedSnapshot(step=10, round=2, snapshot=4)
 FILES = [f"r000002-rank-{rank:05d}.distcp" for rank in range(4)]

@@ -23,9 +23,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from tests.helpers.lone_rank import SilentRecorder
-from tests.helpers.waiting import wait_until
-
-DEADLINE_S = 20.0
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 class Work:

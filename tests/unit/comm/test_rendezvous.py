@@ -11,9 +11,9 @@ from torch import distributed as dist
 from megatrain.comm.rendezvous import Rendezvous, agree_on_round
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.process import Process
+from tests.helpers.waiting import DEADLINE_S
 
 JOB = "rendezvous"
-DEADLINE_S = 20.0
 
 
 @pytest.fixture

@@ -94,9 +94,7 @@ def test_silent_etcd_means_doubt_not_loss(etcd: EtcdServers) -> None:
     ):
         proxy.conduct = Conduct.SWALLOW
         # somebody else keeps it alive, as a new etcd leader would by extending all leases
-        wait_until(
-            lambda: other.renew_lease(keeper.lease_id) > 0 and keeper.state is LeaseState.DOUBTFUL, "doubt"
-        )
+        wait_until(lambda: other.renew_lease(keeper.lease_id) > 0 and keeper.state is LeaseState.DOUBTFUL, "doubt")
         wait_until(lambda: told == [LeaseState.DOUBTFUL], "the doubt to be told")
         kept = keeper.lease_id
         proxy.conduct = Conduct.PASS

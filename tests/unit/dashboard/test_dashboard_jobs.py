@@ -35,7 +35,6 @@ from tests.helpers.waiting import wait_until
 from tests.helpers.written_job import fill
 
 LATER_S = BEGAN_S + 3600.0
-DEADLINE_S = 15.0
 LONG_AGO_S = BEGAN_S - 30 * 86_400.0
 
 

@@ -45,13 +45,12 @@ from tests.helpers.launched_job import make_record
 from tests.helpers.many_runs import BEGAN_S, demo_config, held, report_steps, write_run
 from tests.helpers.recorded_run import write_recorded_run
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 from tests.helpers.written_job import fill
 
 LATER_S = BEGAN_S + 3600.0
 OPEN = DashboardSettings(port=0)
 CLOSED = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, operator_token=OPERATOR_TOKEN)
-DEADLINE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,9 +293,7 @@ def test_two_runs_side_by_side(runs: Path) -> None:
         told = ask(served.port, "/api/v1/compare?jobs=a,b&points=30").json
         zoomed = ask(served.port, "/api/v1/compare?jobs=b,a&first=31&last=50&points=100").json
         report_steps(RunDirectory(runs / "b"), range(41, 51), loss=1.0, step_s=1.0, began_s=BEGAN_S + 40.0)
-        wait_until(
-            lambda: ask(served.port, "/api/v1/compare?jobs=a,b").json["common_step"] == 50, "new steps"
-        )
+        wait_until(lambda: ask(served.port, "/api/v1/compare?jobs=a,b").json["common_step"] == 50, "new steps")
     a, b = told["runs"]
     assert (told["stride"], told["step"][:2], told["step"][-1]) == (2, [2, 4], 60)
     assert told["common_step"] == 40

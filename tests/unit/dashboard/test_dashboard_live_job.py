@@ -60,9 +60,6 @@ from tests.helpers.waiting import wait_until
 from tests.helpers.written_verdicts import STRAGGLER
 from tests.unit.dashboard.test_daemon_state import STATE
 
-DEADLINE_S = 15.0
-SOON_S = 4.0
-"""Less than the time after which everything is read again in any case."""
 _numbers = itertools.count()
 
 

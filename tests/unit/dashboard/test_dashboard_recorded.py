@@ -48,7 +48,6 @@ from tests.helpers.written_verdicts import STRAGGLER
 from tests.unit.dashboard.test_daemon_state import FINDING, STATE
 
 NOW_S = 1_800_000_000.0
-DEADLINE_S = 20.0
 
 
 class Page:

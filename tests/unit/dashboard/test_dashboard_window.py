@@ -41,7 +41,6 @@ from tests.helpers.launched_job import NOW_S, make_incident
 from tests.helpers.recorded_run import FAILED_S, SPIKE_STEP, START_S, end_s, write_recorded_run
 from tests.helpers.waiting import wait_until
 
-DEADLINE_S = 20.0
 BEGAN_S = 1_000_000.0
 GAP_S = 600.0
 

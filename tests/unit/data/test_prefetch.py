@@ -10,8 +10,7 @@ import pytest
 
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import StepBatch
-
-DEADLINE_S = 10.0
+from tests.helpers.waiting import DEADLINE_S
 
 
 def batch(cursor: int, global_batch_size: int) -> StepBatch:

@@ -87,9 +87,7 @@ def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_get
             assert sender.flush(WAIT_S)
             wait_until(lambda: "3 rows rejected: out-of-range" in second.log, "the complaint")
             assert "skipped" in second.log  # what is no round
-            wait_until(
-                lambda: written_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it tells"
-            )
+            wait_until(lambda: written_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it tells")
             record = daemon_record(client)
             assert record is not None
             assert second.end() == ExitCode.OK
@@ -180,9 +178,7 @@ def test_metrics_are_where_the_job_wants_them_also_of_a_daemon_whose_address_was
         if announcement in request:
             is_announced.set()
         elif record in request:
-            wait_until(
-                lambda: is_announced.is_set() or is_in(thread, Configuration.wait.__code__), "the daemon"
-            )
+            wait_until(lambda: is_announced.is_set() or is_in(thread, Configuration.wait.__code__), "the daemon")
 
     client.put(keys.record, encode(JobRecord("other", "", "", config_values(config), 1, 1, 1, "", "", 1.0)))
     with EtcdProxy(etcd.members[0].client_port) as proxy:

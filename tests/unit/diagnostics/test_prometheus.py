@@ -26,13 +26,12 @@ from tests.helpers.metric_readings import make_host_reading, make_job_reading
 from tests.helpers.ports import free_ports
 from tests.helpers.require import require
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 RULES = ROOT / "diagnostics" / "prometheus"
 DASHBOARDS = sorted((ROOT / "diagnostics" / "grafana").glob("*.json"))
 RUNBOOKS = ROOT / "docs" / "runbooks"
 TOKEN = "s3cret"
-DEADLINE_S = 30.0
 _SCRAPE_S = 0.2
 _HOST_METRIC = re.compile(r"\b(megatrain_[a-z0-9_]+)")
 _VARIABLES = {"job_name": "demo", "host": ".*", "dp": ".*", "pp": ".*", "tp": ".*"}

@@ -21,7 +21,7 @@ from megatrain.coordination.settings import Credentials, EtcdSettings
 from megatrain.coordination.wire import KeyRange
 from megatrain_launcher.driver.state import Seen
 from megatrain_launcher.driver.writes import trims_of
-from tests.helpers.driver_candidates import KEYS, NOW, TTL_S, Candidate, Hosts
+from tests.helpers.driver_candidates import KEYS, NOW, Candidate, Hosts
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, enable_users, post
 from tests.helpers.waiting import wait_until

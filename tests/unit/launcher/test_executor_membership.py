@@ -32,9 +32,7 @@ from megatrain_launcher.executor.status_writer import StatusWriter
 from tests.helpers.etcd_server import EtcdServers, enable_users
 from tests.helpers.ports import free_ports
 from tests.helpers.registered_host import TIMES, a_host, a_job
-from tests.helpers.waiting import wait_until
-
-DEADLINE_S = 10.0
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture

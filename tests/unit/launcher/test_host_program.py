@@ -25,7 +25,6 @@ from tests.helpers.lone_rank import make_config
 from tests.helpers.waiting import wait_until
 from tests.helpers.writer_process import is_alive
 
-SOON_S = 20.0
 PROGRAM = """
 import json, os, signal, sys
 with open(sys.argv[1], "a") as file:

@@ -19,8 +19,7 @@ from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import Membership
 from tests.helpers.ports import free_ports
 from tests.helpers.registered_host import TIMES, a_host, a_job
-
-DEADLINE_S = 10.0
+from tests.helpers.waiting import DEADLINE_S
 
 
 def test_all_hosts_of_a_launch_find_the_first_ones_record(client: EtcdClient, keys: JobKeys) -> None:

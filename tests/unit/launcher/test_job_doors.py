@@ -20,7 +20,6 @@ from tests.helpers.launch_cases import small_flags
 from tests.helpers.processes import descendants
 from tests.helpers.waiting import wait_until
 
-SOON_S = 20.0
 TOKEN = "/megatrain/small/daemon"
 SLURM = {
     "SLURM_JOB_ID": "17",

@@ -18,7 +18,6 @@ from megatrain_launcher.executor.job_programs import ProgramSettings, running_pr
 from tests.helpers.lone_rank import make_config
 from tests.helpers.waiting import wait_until
 
-WAIT_S = 20.0
 STAYS = (sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()")
 
 

@@ -27,7 +27,6 @@ from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-SOON_S = 20.0
 SAVES = """
 import signal, sys
 from pathlib import Path

@@ -22,8 +22,6 @@ from tests.helpers.launch_cases import small_flags
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
-SOON_S = 20.0
-
 
 @pytest.fixture
 def plan(tmp_path: Path) -> LaunchPlan:

@@ -16,9 +16,8 @@ from megatrain_launcher import log_disk
 from megatrain_launcher.log_disk import LogDisk
 from megatrain_launcher.log_files import RotatingFile
 from megatrain_launcher.worker_logs import WorkerLogs, rank_log_path
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-DEADLINE_S = 20.0
 LINE = b"nothing to see, nothing to see\n"
 
 

@@ -39,8 +39,6 @@ from tests.helpers.launched_job import make_record
 from tests.helpers.notification_topics import config_with, write_secret
 from tests.helpers.waiting import wait_until
 
-WAIT_S = 15.0
-
 
 @dataclass
 class Story:
@@ -131,9 +129,7 @@ def test_an_incident_is_reported_as_it_opens_and_as_it_is_over(story: Story) -> 
         (incident,) = story.recovered()
         documents = receiver.wait_for(2)
         story.wait_notified(2)
-        wait_until(
-            lambda: story.receipts(incident) == [("webhook", "open", ""), ("webhook", "closed", "")], "receipts"
-        )
+        wait_until(lambda: story.receipts(incident) == [("webhook", "open", ""), ("webhook", "closed", "")], "receipts")
     name = f"incident/{incident.incident_id}"
     assert topics(documents) == [(name, "open"), (name, "closed")]
     opened, closed = (document["topics"][0] for document in documents)

@@ -147,9 +147,7 @@ def test_a_host_without_orders_is_in_no_new_round_until_they_arrive(etcd: EtcdSe
 
             membership.set_unfit_reason(FitnessCheck.HEALTH, "disk: full")
             proxy.conduct = Conduct.PASS
-            wait_until(
-                lambda: eligible_now(driver).refused.get("a") == "it is unfit: disk: full", "it to hear again"
-            )
+            wait_until(lambda: eligible_now(driver).refused.get("a") == "it is unfit: disk: full", "it to hear again")
             membership.set_unfit_reason(FitnessCheck.HEALTH, "")
             wait_until(lambda: "a" in eligible_now(driver).available, "the host to be taken")
 

@@ -34,9 +34,8 @@ from megatrain_launcher.rendezvous.handler import MegatrainRendezvous
 from megatrain_launcher.rendezvous.settings import read_settings
 from tests.helpers.etcd_server import EtcdServers, enable_users
 from tests.helpers.ports import free_ports
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-DEADLINE_S = 20.0
 _numbers = itertools.count()
 
 

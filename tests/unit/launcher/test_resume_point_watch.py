@@ -19,7 +19,6 @@ from tests.helpers.checkpoint_tree import put_branch, put_checkpoint, put_resume
 from tests.helpers.training_case import make_config
 from tests.helpers.waiting import wait_until
 
-SOON_S = 20.0
 POLL_S = 0.02
 NEWEST = 20
 

@@ -23,8 +23,8 @@ from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.worker_environment import server_environment, worker_environment
 from megatrain_launcher.worker_logs import WorkerLogs, rank_log_path
 from tests.helpers.hand_given_orders import HandGivenOrders, Witness
-from tests.helpers.standby_workers import DEADLINE_S, wait_until_gone
-from tests.helpers.waiting import wait_until
+from tests.helpers.standby_workers import wait_until_gone
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 PROGRAM = """
 import ctypes, os, signal, subprocess, sys

@@ -16,8 +16,6 @@ from tests.helpers.launched_job import make_incident
 from tests.helpers.training_case import make_config
 from tests.helpers.waiting import wait_until
 
-SOON_S = 20.0
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:

@@ -35,8 +35,6 @@ from tests.helpers.etcd_server import etcd_program
 from tests.helpers.launch_cases import small_flags
 from tests.helpers.waiting import wait_until
 
-SOON_S = 20.0
-
 EXECUTOR = """
 import signal, sys
 from pathlib import Path

@@ -21,8 +21,8 @@ from megatrain_launcher.standby.client import StandbyClient, StandbyError
 from megatrain_launcher.standby.messages import READY, WorkerStart, receive_message, send_message
 from tests.helpers.processes import is_running
 from tests.helpers.source_tree import ROOT
-from tests.helpers.standby_workers import DEADLINE_S, Programs, programs, read_line, wait_until_gone
-from tests.helpers.waiting import wait_until
+from tests.helpers.standby_workers import Programs, programs, read_line, wait_until_gone
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 STAYS = "import signal; print('up'); signal.pause()"
 WITH_GRANDCHILD = """

@@ -19,9 +19,8 @@ from megatrain_launcher.log_files import RotatingFile
 from megatrain_launcher.log_tee import Tee, is_shown
 from megatrain_launcher.log_watch import LogWatch
 from megatrain_launcher.worker_logs import WorkerLogs
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-DEADLINE_S = 10.0
 OUT_OF_MEMORY = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity\n"
 BROKEN_GPU = b"NVRM: Xid (PCI:0000:10:1c): 79, pid=1234, GPU has fallen off the bus.\n"
 

@@ -26,10 +26,10 @@ from megatrain.contracts.run_directory import black_box_path, own_box_directory,
 from megatrain.telemetry.black_box_writer import open_writer
 from megatrain.telemetry.recorder import open_recorder
 from megatrain_diagnostics.streamer.ring_tail import RingTail
+from tests.helpers.waiting import DEADLINE_S
 from tests.unit.telemetry.conftest import IDENTITY, Boxed
 
 ROOT = Path(__file__).parents[3]
-DEADLINE_S = 20
 
 # Records in which every field says the same number, so that any mixture of two records shows.
 SPINNER = """

@@ -23,9 +23,8 @@ from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training.self_fence import SelfFence
 from tests.helpers.processes import is_running
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-DEADLINE_S = 20.0
 ROUND = 3
 S = 10**9
 RULE = FenceRule(lease_ttl_s=10, floor_s=5, join_timeout_s=600, save_grace_s=60)

@@ -16,8 +16,8 @@ import pytest
 
 from tests.helpers.processes import is_running
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
-DEADLINE_S = 20.0
 LONG_S = 600.0
 
 # Every worker says its watchdog's process number, then does what its test is about.
