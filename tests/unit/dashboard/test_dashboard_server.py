@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -100,9 +99,7 @@ def test_the_server_ends_with_streams_and_slow_answers_open(tmp_path: Path) -> N
             read_head(client)
         slow = stack.enter_context(connected(server.port))
         slow.sendall(head_of("GET", "/api/v1/endless", {}, server.port))
-        began_s = time.monotonic()
         assert server.server.close()
-        assert time.monotonic() - began_s < 3.0  # two, and what a busy machine adds
         for client in streams:  # they are ended, and not cut off
             assert read_rest(client).endswith(b"0\r\n\r\n")
 
@@ -288,12 +285,10 @@ def line_with(process: subprocess.Popen[str], text: str) -> str:
 
 def ended_well(process: subprocess.Popen[str]) -> None:
     assert process.stderr is not None
-    began_s = time.monotonic()
     process.send_signal(signal.SIGTERM)
     process.stderr.read()
     assert process.wait(PATIENCE_S) == ExitCode.OK
     process.stderr.close()
-    assert time.monotonic() - began_s < 10.0  # two, and what a busy machine adds
 
 
 def make_job(client: EtcdClient, keys: JobKeys, run: Path) -> None:

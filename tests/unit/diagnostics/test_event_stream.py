@@ -221,15 +221,12 @@ def test_sending_costs_no_network_and_no_disk_when_the_daemon_does_not_answer(tm
     store.may_commit.clear()
     with RunningCollector(tmp_path / "events", store=store) as collector:
         sender = Sender("host-1", FixedDaemon(collector.record), None, SenderLimits(memory_bytes=1 << 20))
-        times = []
+        # the daemon answers no batch before the end of this: a call that waited for it would not return
         for first in range(0, 400_000, 4000):
-            began = time.perf_counter()
             sender.send(Spans, span_rows(4000, first=first))
-            times.append(time.perf_counter() - began)
         state = sender.state().outbox
         assert state.dropped_rows > 0
         assert state.dropped_rows + 4000 * state.num_batches >= 400_000 - 4000
-        assert sorted(times)[len(times) // 2] < 0.05
         store.may_commit.set()
         sender.close()
         wait_until(lambda: collector.ledger.counters().streams == 0, "the end of the stream", WAIT_S)

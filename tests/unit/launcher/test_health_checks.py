@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,14 @@ def outcomes(report: CheckReport) -> dict[str, str]:
 
 def test_a_stuck_check_does_not_hold_the_gate(tmp_path: Path) -> None:
     release = threading.Event()
+    ended: list[HealthContext] = []
 
     def stuck(context: HealthContext, history: HealthHistory) -> list[HealthFinding]:
-        release.wait(30.0)
+        release.wait(60.0)
+        ended.append(context)
         return [passed("one", ""), passed("two", "")]
 
     try:
-        began = time.monotonic()
         report = run_checks(
             context(tmp_path),
             [
@@ -47,7 +47,7 @@ def test_a_stuck_check_does_not_hold_the_gate(tmp_path: Path) -> None:
                 Check(("well",), lambda context, history: [passed("well", "fine")], 5.0),
             ],
         )
-        assert time.monotonic() - began < 5.0
+        assert not ended, "they are still stuck"
     finally:
         release.set()
     assert outcomes(report) == {"one": "failed", "two": "failed", "minor": "warning", "well": "passed"}
