@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from tests.helpers.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 50.0
-MOST_RESTART_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +57,9 @@ def test_worker_has_torch_and_one_thread(standby: StandbyClient, tmp_path: Path)
     assert found.exit_code == 0
 
 
-def test_killed_rank_costs_seconds_and_a_saving_halt_ends_with_75(standby: StandbyClient, tmp_path: Path) -> None:
+def test_training_goes_on_after_a_killed_rank_and_a_saving_halt_ends_with_75(
+    standby: StandbyClient, tmp_path: Path
+) -> None:
     prefix = write_corpus(tmp_path / "tokens" / "train", 4000, 90, seed=1)
     endless = {
         "train": {"steps": 10**6},
@@ -85,15 +85,12 @@ def test_killed_rank_costs_seconds_and_a_saving_halt_ends_with_75(standby: Stand
             order(1)
             wait_until(lambda: newest_step(job) >= 12, "steps of round 1", DEADLINE_S)
             os.kill(witness.pids[1], signal.SIGKILL)
-            killed_at = time.monotonic()
             witness.wait_for("stopped")
             step = newest_step(job)
             order(2)
             num_records = len(job.records("step"))
             wait_until(lambda: len(job.records("step")) > num_records, "a step of round 2", DEADLINE_S)
-            restart_s = time.monotonic() - killed_at
             assert witness.ends[0].exit_code == -signal.SIGKILL
-            assert restart_s < MOST_RESTART_S
             wait_until(lambda: newest_step(job) > step, "progress in round 2", DEADLINE_S)
             orders.halt(2, is_saving=True)
             witness.wait_for("stopped", 2)
@@ -105,4 +102,3 @@ def test_killed_rank_costs_seconds_and_a_saving_halt_ends_with_75(standby: Stand
             thread.join(DEADLINE_S)
         wait_until_gone(*witness.pids)
     assert not thread.is_alive()
-    print(f"restart took {restart_s:.2f} s")

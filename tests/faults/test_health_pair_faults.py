@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 from torch.distributed import TCPStore
 
@@ -36,9 +35,7 @@ def task_of(store: TCPStore, timeout_s: float) -> PairTask:
 
 def test_a_partner_that_never_comes() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    began = time.monotonic()
     result = run_pair(task_of(store, 1.0), dict(os.environ))
-    assert time.monotonic() - began < 50
     assert result.outcome is CheckOutcome.WARNING
     assert "compute" in result.parts_s
     assert "reduce" not in result.parts_s
