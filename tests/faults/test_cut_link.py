@@ -20,7 +20,7 @@ from tests.helpers.source_tree import ROOT
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.train_process import Job, make_job
 from tests.helpers.training_case import TINY, on_layout
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def test_both_ends_of_a_cut_link_name_the_exchange(case: str, tmp_path: Path) ->
     with HostNetwork(2, (NETWORK,)) as network, workers(network, job) as ranks:
         wait_until(lambda: len(job.records("step")) >= LEAST_STEPS, "the first steps")
         network.cut(1, NETWORK)
-        codes = [process.wait(timeout=60.0) for process in ranks]
+        codes = [process.wait(timeout=DEADLINE_S) for process in ranks]
 
     for rank, code in enumerate(codes):
         text = Path(job.root, f"rank-{rank}.txt").read_text()

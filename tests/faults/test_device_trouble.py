@@ -19,7 +19,7 @@ from tests.helpers.paced_launch import paced_launch
 from tests.helpers.paced_train import Pace, PaceDirectory
 from tests.helpers.source_tree import ROOT
 from tests.helpers.train_process import Job
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def nvml(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def status(run: Path) -> dict[str, Any]:
     words = [sys.executable, "-m", "megatrain", "status", str(run), "--json"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
     return json.loads(done.stdout) if done.stdout else {}
 
 
@@ -54,7 +54,7 @@ def reasons(told: dict[str, Any]) -> dict[str, str]:
 
 
 def got(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
         return str(answer.read().decode())
 
 

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 from torch.distributed import TCPStore
 
 from megatrain.contracts.host_records import CheckOutcome, CheckResult, HostRecord
 from megatrain_launcher.health.pair_test import PairTask, pair_task, run_pair
+from tests.helpers.waiting import DEADLINE_S
 
 PARTNER = """
 import signal, sys
@@ -36,9 +36,7 @@ def task_of(store: TCPStore, timeout_s: float) -> PairTask:
 
 def test_a_partner_that_never_comes() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    began = time.monotonic()
     result = run_pair(task_of(store, 1.0), dict(os.environ))
-    assert time.monotonic() - began < 50
     assert result.outcome is CheckOutcome.WARNING
     assert "compute" in result.parts_s
     assert "reduce" not in result.parts_s
@@ -76,7 +74,7 @@ def test_a_partner_that_is_killed_after_meeting() -> None:
         assert partner.stdout is not None
         assert partner.stdout.readline() == b"met\n"
         partner.send_signal(signal.SIGKILL)
-        thread.join(60)
+        thread.join(DEADLINE_S)
     finally:
         partner.kill()
         partner.wait()

@@ -27,7 +27,6 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
-SOON_S = 240.0
 SIGN_S = 5.0
 """A rank of a job with steps of 0.1 s gives a sign of life much oftener."""
 
@@ -95,7 +94,7 @@ def test_a_launcher_that_died_with_its_etcd_is_an_incident_of_the_next_launch(
     relaunched = time.time()
     second = launch(job, faults)
     try:
-        assert second.wait(SOON_S) == 0, (job.root / "launch.log").read_text()[-3000:]
+        assert second.wait(DEADLINE_S) == 0, (job.root / "launch.log").read_text()[-3000:]
     finally:
         kill_all(second)
 
@@ -133,7 +132,7 @@ def test_a_launch_after_one_that_ended_in_order_has_no_incident(tmp_path: Path) 
     for steps in ("20", "40"):
         first = launch(job, faults, f"--train.steps={steps}")
         try:
-            assert first.wait(SOON_S) == 0, (job.root / "launch.log").read_text()[-3000:]
+            assert first.wait(DEADLINE_S) == 0, (job.root / "launch.log").read_text()[-3000:]
         finally:
             kill_all(first)
     assert list(RunDirectory(job.files.root).incidents.glob("*.json")) == []

@@ -17,9 +17,7 @@ from megatrain_launcher.launch.templates import write_template
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.fake_slurm import install
 from tests.helpers.launch_cases import small_flags
-from tests.helpers.waiting import wait_until
-
-SOON_S = 30.0
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 MEGATRAIN = """
 import argparse, os, signal, sys, threading, time
@@ -78,7 +76,7 @@ def submitted(directory: Path, mode: str) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sbatch", script], env=environment, cwd=directory, start_new_session=True) as job:
         try:
             yield job
-            job.wait(SOON_S)
+            job.wait(DEADLINE_S)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)  # all that it started, when it is not over by itself

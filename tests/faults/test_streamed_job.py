@@ -27,7 +27,6 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
-SOON_S = 240.0
 STEPS = 220
 RANKS = 2
 
@@ -85,7 +84,7 @@ def test_every_step_arrives_whatever_becomes_of_streamers_and_the_switch_is_obey
     diag("set", "--full-for=0")
     reach(170)
     diag("set", "--without=forward-compute")
-    assert launched.wait(SOON_S) == 0, (tmp_path / "launch.log").read_text()[-2000:]
+    assert launched.wait(DEADLINE_S) == 0, (tmp_path / "launch.log").read_text()[-2000:]
     assert streamers(job) == []
 
     events = StoredEvents(job.files.events)

@@ -20,13 +20,12 @@ from tests.helpers.namespaces import HostNetwork
 from tests.helpers.paced_train import Pace, PaceDirectory
 from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 HOSTS = ("host-0", "host-1", "host-2")
 SPARE = "host-2"
 TRAIN, MANAGEMENT = "train", "mgmt"
 _ENDLESS = 100_000
-_DAEMON_ENDS_S = 20.0
 
 
 @dataclass
@@ -144,7 +143,7 @@ def running_daemon(
     finally:
         daemon.terminate()
         try:
-            daemon.wait(_DAEMON_ENDS_S)
+            daemon.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()

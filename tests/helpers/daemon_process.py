@@ -16,9 +16,9 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.coordination.client import EtcdClient
 from megatrain.programs.processes import install_parent_death_guard
+from tests.helpers.waiting import DEADLINE_S
 
 KEYS = JobKeys("demo")
-_END_S = 30.0
 
 
 class DaemonProcess:
@@ -45,7 +45,7 @@ class DaemonProcess:
     def end(self) -> int:
         """Ask it to end and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(_END_S)
+        return self.process.wait(DEADLINE_S)
 
 
 @contextmanager

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
-
-_END_S = 15.0
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 @dataclass
@@ -49,7 +47,7 @@ class DashboardProcess:
             return
         self.process.terminate()
         try:
-            self.process.wait(_END_S)
+            self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

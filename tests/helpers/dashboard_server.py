@@ -28,6 +28,7 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence
 from megatrain_diagnostics.store.reader import StoredEvents
+from tests.helpers.waiting import DEADLINE_S
 
 JOB = "demo"
 VIEWER_TOKEN = "viewer-token-of-the-tests"
@@ -35,7 +36,6 @@ OPERATOR_TOKEN = "operator-token-of-the-tests"
 PAGE = b"<!doctype html><title>page</title>"
 JOB_PATH = "/api/v1/job"
 SCRIPT = b"export const answer = 42;\n" * 100
-_TIMEOUT_S = 10.0
 
 
 def make_asset(body: bytes, media_type: str, compressed: bytes | None = None, cache: str = "no-cache") -> Asset:
@@ -161,7 +161,7 @@ class Reply:
 
 
 def connected(port: int) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S)
+    client = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return client
 

@@ -27,9 +27,7 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.programs.processes import install_parent_death_guard
 from tests.helpers.ports import free_ports
 from tests.helpers.require import require
-from tests.helpers.waiting import wait_until
-
-_END_S = 10.0
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 def etcd_program(name: str = "etcd") -> str:
@@ -115,7 +113,7 @@ class EtcdMember:
     def _reap(self) -> None:
         assert self.process is not None
         try:
-            self.process.wait(_END_S)
+            self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -209,7 +207,7 @@ class EtcdServers:
 def post(url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Call the gateway without the client under test."""
     request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=5.0) as answer:
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
         content: dict[str, Any] = json.load(answer)
     return content
 

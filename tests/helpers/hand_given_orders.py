@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +65,6 @@ class Witness:
     """Keeps what the agent told, in order."""
 
     heard: list[tuple[str, Any]] = field(default_factory=list)
-    at: dict[str, float] = field(default_factory=dict)
 
     def workers_started(self, assignment: Assignment, pids: dict[int, int]) -> None:
         self._hear("started", pids)
@@ -81,7 +79,6 @@ class Witness:
         self._hear("stopped", assignment.round.number)
 
     def _hear(self, kind: str, words: Any) -> None:
-        self.at.setdefault(kind, time.monotonic())
         self.heard.append((kind, words))
 
     @property

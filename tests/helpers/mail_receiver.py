@@ -11,8 +11,7 @@ from typing import Any, Literal, Self
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
 from tests.helpers.certificates import CertificateFiles
-
-_READY_S = 10.0
+from tests.helpers.waiting import DEADLINE_S
 
 
 class MailReceiver:
@@ -49,7 +48,7 @@ class MailReceiver:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(_READY_S)
+        assert self._ready.wait(DEADLINE_S)
         return self
 
     def __exit__(

@@ -22,24 +22,9 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 STEPS = 60
 PACE_S = 0.05
-SLACK = 2.0
-"""Of the bounds that benchmarks/recovery.py measures: tests share their cores."""
 HOSTS = ("host-0", "host-1")
 NOTHING: Mapping[str, str] = MappingProxyType({})
 WORDS = ("--nproc-per-node", "2", "--local-addr", "127.0.0.1")
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Seconds since a fault, as the table of issue 4 has them."""
-
-    detected_s: float
-    next_step_s: float
-
-
-BROKEN = Bounds(1.0, 5.0)
-HUNG = Bounds(6.0, 12.0)
-HOST_KILLED = Bounds(1.0, 8.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +110,11 @@ class Running:
         except TimeoutError:
             raise AssertionError(f"left behind: {left()}") from None
 
-    def check_bounds(self, incident: Incident, struck_unix_s: float, bounds: Bounds) -> None:
-        """Check that an incident was noticed and over in time."""
+    def check_recovered(self, incident: Incident, struck_unix_s: float) -> None:
+        """Check that an incident was noticed and is over. How soon it is, benchmarks/recovery.py measures."""
         assert incident.state is IncidentState.RECOVERED, incident
-        detected_s = incident.moments.detected - struck_unix_s
         assert incident.moments.first_step is not None
-        next_step_s = incident.moments.first_step - struck_unix_s
-        assert detected_s <= SLACK * bounds.detected_s, incident
-        assert next_step_s <= SLACK * bounds.next_step_s, incident
+        assert struck_unix_s <= incident.moments.detected <= incident.moments.first_step, incident
 
 
 def _short_name(pid: int) -> str:

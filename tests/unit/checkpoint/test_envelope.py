@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import time
 import tracemalloc
 
 import pytest
@@ -77,16 +76,13 @@ def test_data_is_neither_held_nor_written() -> None:
     shape = (64 << 20 >> 2,)
     envelope.cache_clear()
     tracemalloc.start()
-    start = time.perf_counter()
     around = envelope(shape, torch.float32)
-    duration_s = time.perf_counter() - start
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
     assert around.num_data_bytes == 64 << 20
     assert len(around.prefix) + len(around.suffix) < 4096
     assert peak < 1 << 20
-    assert duration_s < 0.05
 
 
 def test_a_layout_is_made_once() -> None:

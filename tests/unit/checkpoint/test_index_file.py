@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 import tracemalloc
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from megatrain.checkpoint.index_file import CheckpointIndex
 from megatrain.checkpoint.stored_tensors import MAX_BYTES, StoredBytes, StoredItem, StoredTensor, StoredTensors
 from megatrain.contracts.errors import CheckpointError
+from tests.helpers.work import assert_grows_linearly
 
 DIGEST = "sha256:" + "0" * 64
 FILE, OTHER_FILE = "r000002-rank-00000.distcp", "r000002-rank-00001.distcp"
@@ -34,8 +36,6 @@ STORED = StoredTensors(
     },
     {"step": StoredBytes("step", FILE, 2048, 50)},
 )
-SLOW_S = 20.0
-"""Of the processor, which a test here allows for: hundreds of times what it takes."""
 
 
 def document() -> dict[str, Any]:
@@ -152,19 +152,20 @@ def test_an_index_that_nobody_could_need_is_not_even_read() -> None:
         CheckpointIndex.decode(bytes(MAX_BYTES + 1), "x")
 
 
-@pytest.mark.slow(kept=["raw1", "raw2"])
-@pytest.mark.parametrize(
-    "raw",
-    [
-        with_tensor(shape=[2**62] * 10**5, items=[]),
-        with_tensor(shape=[2**62] * 64, items=[]),
-        with_tensor(items=[0] * 10**5),
-        {**document(), "tensors": {f"w{n}": {"dtype": "int8", "shape": [], "items": []} for n in range(10**4)}},
-    ],
-)
-def test_sizes_that_were_made_up_take_neither_memory_nor_time(raw: Any) -> None:
-    content = json.dumps(raw).encode()
-    started = time.process_time()
+MADE_UP: dict[str, Callable[[int], dict[str, Any]]] = {
+    "dims": lambda size: with_tensor(shape=[2**62] * size, items=[]),
+    "large-dims": lambda size: with_tensor(shape=[2**62] * 64, items=[]),
+    "items": lambda size: with_tensor(items=[0] * size),
+    "tensors": lambda size: {
+        **document(), "tensors": {f"w{n}": {"dtype": "int8", "shape": [], "items": []} for n in range(size // 10)}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.slow(kept=["large-dims", "items"])
+@pytest.mark.parametrize("what", MADE_UP)
+def test_sizes_that_were_made_up_take_no_memory(what: str) -> None:
+    content = json.dumps(MADE_UP[what](10**5)).encode()
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError):
@@ -172,7 +173,15 @@ def test_sizes_that_were_made_up_take_neither_memory_nor_time(raw: Any) -> None:
         assert tracemalloc.get_traced_memory()[1] < 100 * len(content)
     finally:
         tracemalloc.stop()
-    assert time.process_time() - started < SLOW_S
+
+
+@pytest.mark.parametrize("what", MADE_UP)
+def test_sizes_that_were_made_up_take_no_more_work_than_they_have_bytes(what: str) -> None:
+    def refuse(content: bytes) -> None:
+        with pytest.raises(CheckpointError):
+            CheckpointIndex.decode(content, "x")
+
+    assert_grows_linearly(lambda size: partial(refuse, json.dumps(MADE_UP[what](size)).encode()), 10_000)
 
 
 @given(st.integers(0, len(CheckpointIndex(DIGEST, STORED).encode()) - 1), st.binary(max_size=3))

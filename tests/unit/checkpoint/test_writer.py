@@ -190,7 +190,7 @@ def test_one_that_is_started_by_hand_does_not_slow_down_the_session(arena: Arena
     if not group.exists():
         pytest.skip("this kernel does not weigh sessions")
     before = group.read_text()
-    ended = subprocess.run([sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)], timeout=30)
+    ended = subprocess.run([sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)], timeout=DEADLINE_S)
     assert ended.returncode == 0
     assert group.read_text() == before
 

@@ -19,6 +19,7 @@ from megatrain.contracts.location import LocalLocation
 from tests.helpers.checkpoint_tree import tree
 from tests.helpers.saved_checkpoint import Ckpt
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 INDEX = "r000002-index.json"
 WITHOUT_TORCH = """
@@ -33,7 +34,12 @@ def without_torch(*lines: list[object]) -> tuple[list[int], str]:
     """Run `megatrain ckpt` with each line of words where torch cannot be imported; return exit codes and errors."""
     words = json.dumps([[str(word) for word in line] for line in lines])
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, words], capture_output=True, text=True, cwd=ROOT, timeout=110, check=True
+        [sys.executable, "-c", WITHOUT_TORCH, words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=DEADLINE_S,
+        check=True,
     )
     *errors, codes = done.stderr.splitlines()
     return json.loads(codes), "\n".join(errors)

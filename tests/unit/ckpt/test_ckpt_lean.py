@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 HEAVY = ["torch", "numpy", "safetensors", "transformers", "tokenizers"]
 SCRIPT = f"""
@@ -30,6 +31,6 @@ def test_no_verb_but_the_conversions_loads_torch(run: Path) -> None:
     ]  # fmt: skip
     words = json.dumps([[str(word) for word in line] for line in lines])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, words], capture_output=True, text=True, cwd=ROOT, timeout=30, check=True
+        [sys.executable, "-c", SCRIPT, words], capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True
     )
     assert [json.loads(line) for line in done.stderr.splitlines()] == [[line[0], 0, []] for line in lines]

@@ -18,6 +18,7 @@ from tests.helpers.checkpoint_tree import manifest_path, put_main, put_manifest
 from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job
 from tests.helpers.source_tree import ROOT
 from tests.helpers.training_case import make_config
+from tests.helpers.waiting import DEADLINE_S
 
 
 def states(document: dict) -> dict[str, str]:
@@ -186,6 +187,6 @@ def test_a_terminal_of_another_encoding_gets_escapes(tmp_path: Path) -> None:
     place = put_whole(LocalLocation(tmp_path / "p\u00f6rt"), 3)
     done = subprocess.run(
         [sys.executable, "-m", "megatrain", "ckpt", "inspect", str(place)],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, cwd=ROOT, timeout=30, check=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, cwd=ROOT, timeout=DEADLINE_S, check=True,
     )  # fmt: skip
     assert b"p\\xf6rt/step-000000003" in done.stdout

@@ -23,7 +23,7 @@ from megatrain.comm.peer_link import (
     listen,
 )
 from megatrain.contracts.errors import CommunicationError
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 SECRET, OTHER_SECRET = bytes(32), bytes(31) + b"\1"
 LIMITS = PeerLimits(authentication_s=10.0, call_s=10.0, total_s=20.0)
@@ -95,7 +95,7 @@ def test_a_message_may_be_empty_and_has_a_longest_size() -> None:
     with serving(serve) as (_, address), connect_peer(address, SECRET, LIMITS) as connection:
         connection.send_message(b"")
         connection.send_message(b"x" * MAX_MESSAGE_BYTES)
-        assert outcomes.get(timeout=10) == [b"", b"x" * MAX_MESSAGE_BYTES]
+        assert outcomes.get(timeout=DEADLINE_S) == [b"", b"x" * MAX_MESSAGE_BYTES]
 
 
 @pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b"x" * 100_000])
@@ -108,7 +108,7 @@ def test_a_stranger_is_dropped_and_others_are_served(words: bytes) -> None:
         assert is_dropped(stranger)
         with connect_peer(address, SECRET, LIMITS) as connection:
             connection.send_message(b"from a rank")
-            assert outcomes.get(timeout=10) == b"from a rank"
+            assert outcomes.get(timeout=DEADLINE_S) == b"from a rank"
         wait_until(lambda: server.num_rejected == 1, "the stranger")
 
 
@@ -147,7 +147,7 @@ def authenticated_pair(limits: PeerLimits = LIMITS) -> tuple[PeerConnection, Pee
     thread = threading.Thread(target=lambda: server.authenticate(SECRET, is_server=True))
     thread.start()
     client.authenticate(SECRET, is_server=False)
-    thread.join(10)
+    thread.join(DEADLINE_S)
     return client, server, ours
 
 
@@ -221,7 +221,7 @@ def test_a_dripping_peer_is_given_up_at_the_deadline() -> None:
         with pytest.raises(CommunicationError, match=r"client: (too slow|timed out)"):
             server.receive_into(memoryview(bytearray(1_000_000)))
         is_over.set()
-        thread.join(10)
+        thread.join(DEADLINE_S)
 
 
 def test_silent_strangers_are_dropped_in_time_and_never_many() -> None:
@@ -240,7 +240,7 @@ def test_silent_strangers_are_dropped_in_time_and_never_many() -> None:
             # a busy machine may be too slow for limits like these
             with suppress(CommunicationError), connect_peer(address, SECRET, LIMITS) as connection:
                 connection.send_message(b"still here")
-                return bool(outcomes.get(timeout=10) == b"still here")
+                return bool(outcomes.get(timeout=DEADLINE_S) == b"still here")
             return False
 
         wait_until(is_served, "an answer to a rank")
@@ -256,9 +256,9 @@ def test_closing_a_server_ends_what_it_serves() -> None:
     serve, outcomes = outcome_of(wait_for_more)
     with serving(serve) as (server, address):
         connection = connect_peer(address, SECRET, LIMITS)
-        assert is_served.wait(10)
+        assert is_served.wait(DEADLINE_S)
         server.close()
-        assert isinstance(outcomes.get(timeout=10), CommunicationError)
+        assert isinstance(outcomes.get(timeout=DEADLINE_S), CommunicationError)
         with connection, pytest.raises(CommunicationError):
             connection.receive_message()
         with pytest.raises(CommunicationError, match=f"{address}: cannot be reached: Connection refused"):
@@ -279,8 +279,8 @@ def test_a_cut_wakes_the_thread_that_waits() -> None:
     thread.start()
     with client, server:
         server.cut()
-        assert "closed the connection" in outcomes.get(timeout=10)
-        thread.join(10)
+        assert "closed the connection" in outcomes.get(timeout=DEADLINE_S)
+        thread.join(DEADLINE_S)
 
 
 def test_an_address_that_is_not_ours_cannot_be_listened_at() -> None:

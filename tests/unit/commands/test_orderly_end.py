@@ -15,7 +15,7 @@ from megatrain.commands.orderly_end import orderly_end
 from megatrain.programs.stop_signals import STOP_SIGNALS
 from tests.helpers.require import require_module
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 StartBuild = Callable[[], "subprocess.Popen[str]"]
 
@@ -86,7 +86,7 @@ def start_build(tmp_path: Path) -> Iterator[StartBuild]:
 def test_a_stopped_build_leaves_nothing(number: signal.Signals, start_build: StartBuild, tmp_path: Path) -> None:
     process = start_build()
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + number
     assert errors == f"megatrain: stopped by {number.name}\n"
     assert os.listdir(tmp_path) == ["never.txt"]
@@ -96,10 +96,10 @@ def test_a_stopped_build_leaves_nothing(number: signal.Signals, start_build: Sta
 def test_what_a_killed_build_leaves_is_removed_by_the_next(start_build: StartBuild, tmp_path: Path) -> None:
     killed = start_build()
     killed.kill()
-    killed.wait(timeout=30)
+    killed.wait(timeout=DEADLINE_S)
     (left,) = staging_directories(tmp_path)
     process = start_build()
     wait_until(lambda: not left.parent.exists(), "the next build to remove what was left")
     process.terminate()
-    process.wait(timeout=30)
+    process.wait(timeout=DEADLINE_S)
     assert os.listdir(tmp_path) == ["never.txt"]

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 _PROGRAM = """
 import argparse, sys, threading, types
@@ -26,7 +27,7 @@ sys.exit(train.run(argparse.Namespace()))
 def end_of(statement: str, *, has_torch: bool = True) -> tuple[int, str, str]:
     program = _PROGRAM.format(statement=statement, has_torch=has_torch)
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     return done.returncode, done.stdout, done.stderr
 

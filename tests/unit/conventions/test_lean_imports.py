@@ -10,6 +10,7 @@ import pytest
 
 from megatrain.cli import BUILT_IN_VERBS
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 HEAVY_MODULES = ["torch", "numpy", "pyarrow", "tokenizers", "safetensors", "transformers", "tensorboard", "wandb"]
 
@@ -22,7 +23,7 @@ print(json.dumps([name for name in {HEAVY_MODULES} if name in sys.modules]))
 def heavy_modules_after(statements: str) -> list[str]:
     """Return the heavy modules that a fresh interpreter has loaded after `statements`."""
     command = [sys.executable, "-c", statements + REPORT]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=30, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True)
     loaded: list[str] = json.loads(done.stdout.splitlines()[-1])
     return loaded
 

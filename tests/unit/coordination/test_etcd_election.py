@@ -17,7 +17,7 @@ from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import Compare, KeyRange, Put, Range
 from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, etcd_program
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 class Candidate:
@@ -39,7 +39,7 @@ class Candidate:
             self.error = error
 
     def won(self) -> Leadership:
-        self._thread.join(10.0)
+        self._thread.join(DEADLINE_S)
         assert self.leadership is not None
         return self.leadership
 

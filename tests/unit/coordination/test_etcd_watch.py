@@ -17,7 +17,7 @@ from megatrain.coordination.wire import Delete, KeyRange, Put
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.fake_gateway import FakeGateway
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 _QUICK = WatchLimits(silence_s=0.2)
 
@@ -151,7 +151,7 @@ def test_consumer_in_a_loop_ends_with_the_watch(client: EtcdClient, prefix: str)
     consumer.start()
     wait_until(lambda: len(seen) == 1, "the first event")
     watch.close()
-    consumer.join(10.0)
+    consumer.join(DEADLINE_S)
 
     assert not consumer.is_alive()
 

@@ -22,7 +22,7 @@ from megatrain.coordination.watch import Changes, Snapshot, Watch, WatchEvent
 from megatrain.coordination.wire import KeyRange, RangeResponse
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def test_thread_that_fails_begins_anew_and_says_so_once(hasty: None, caplog: pyt
 
     with caplog.at_level(logging.ERROR):
         thread = RestartingThread("watchman", run, closed)
-        assert began.wait(10.0)
+        assert began.wait(DEADLINE_S)
         assert thread.trouble == "watchman failed: another"
         wait_until(lambda: thread.trouble == "", "it to be well for a while")
         closed.set()
-        thread.join(10.0)
+        thread.join(DEADLINE_S)
 
     assert not thread.is_alive
     told = [record.getMessage() for record in caplog.records]
@@ -67,7 +67,7 @@ def test_thread_whose_program_ends_does_not_begin_anew(hasty: None) -> None:
         raise ValueError("at the end")
 
     thread = RestartingThread("watchman", run, closed)
-    thread.join(10.0)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive
 
 
@@ -226,7 +226,7 @@ def test_mistake_of_ours_ends_no_watch(mistaken: MistakenClient, prefix: str) ->
 
     def mistakes() -> Iterator[Exception]:
         yield ZeroDivisionError("a mistake")
-        may_go_on.wait(10.0)
+        may_go_on.wait(DEADLINE_S)
         yield ZeroDivisionError("a mistake")
 
     mistaken.mistakes = mistakes()
@@ -243,6 +243,6 @@ def test_mistake_of_ours_ends_no_watch(mistaken: MistakenClient, prefix: str) ->
 def test_mistake_of_ours_ends_no_lease(hasty: None, mistaken: MistakenClient, caplog: pytest.LogCaptureFixture) -> None:
     mistaken.mistakes = iter([ZeroDivisionError("a mistake")])
     with LeaseKeeper(mistaken, ttl_s=5, period_s=0.05) as keeper:
-        assert mistaken.renewed.wait(10.0)
+        assert mistaken.renewed.wait(DEADLINE_S)
         assert keeper.state is LeaseState.HELD
     assert "ZeroDivisionError: a mistake; it starts again" in caplog.text

@@ -38,6 +38,7 @@ from tests.helpers.answering_driver import AnsweringDriver, answer
 from tests.helpers.dashboard_server import OPERATOR_TOKEN, MadeUpJob, ask, bearer, served
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import NOW_S, make_cordon, make_host, make_record, make_round, make_snapshot
+from tests.helpers.waiting import DEADLINE_S
 
 
 @pytest.fixture
@@ -159,14 +160,14 @@ def test_the_same_key_at_the_same_time_is_carried_out_once(harness: ActionHarnes
 
     def wait() -> None:
         begun.release()
-        assert may_end.wait(10)
+        assert may_end.wait(DEADLINE_S)
 
     harness.backend.before = wait
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(harness.take, "restart") for _ in range(8)]
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=DEADLINE_S)
         may_end.set()
-        answers = {future.result(10) for future in futures}
+        answers = {future.result(DEADLINE_S) for future in futures}
     assert len(answers) == 1
     assert len(harness.backend.done) == 1
     assert len(read_actions(harness.path).entries) == 2

@@ -30,7 +30,7 @@ from tests.helpers.dashboard_server import (
     read_reply,
     served,
 )
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 PATIENCE_S = 10.0
 QUICK = 0.01
@@ -173,7 +173,7 @@ def test_the_number_of_streams_is_limited(tmp_path: Path) -> None:
 
 
 def opened(server: Served, address: str = "127.0.0.1") -> tuple[socket.socket, bytes]:
-    client = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S, source_address=(address, 0))
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S, source_address=(address, 0))
     client.sendall(head_of("GET", "/api/v1/live", {}, server.port))
     return client, read_head(client)
 

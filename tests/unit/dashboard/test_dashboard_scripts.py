@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.require import require_module
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 WEB = ROOT / "diagnostics" / "web"
 FILES = sorted(path.name for path in (WEB / "tests").glob("*.test.ts"))
@@ -26,7 +27,7 @@ def test_script(name: str) -> None:
     assert package is not None
     node = Path(package).parent / "bin" / "node"
     done = subprocess.run(
-        [str(node), "--test", f"tests/{name}"], cwd=WEB, capture_output=True, text=True, timeout=50, check=False
+        [str(node), "--test", f"tests/{name}"], cwd=WEB, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     # a file without tests passes too

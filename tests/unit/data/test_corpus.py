@@ -16,6 +16,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.data.corpus import PYTHON_STDLIB, open_corpus
 from megatrain.data.formats import LONGEST_PIECE_BYTES
 from tests.helpers.require import require_module
+from tests.helpers.waiting import DEADLINE_S
 
 
 def texts(*inputs: Path | str, text_key: str = "text") -> list[str]:
@@ -133,7 +134,9 @@ def test_reading_a_corpus_loads_neither_torch_nor_pyarrow(tmp_path: Path) -> Non
         f"documents = list(open_corpus([{str(tmp_path)!r}]).documents()); "
         "print(len(documents), sorted({'torch', 'pyarrow'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=30, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, timeout=DEADLINE_S, capture_output=True, text=True
+    )
     assert done.stdout == "1 []\n"
 
 

@@ -24,6 +24,7 @@ from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import read_meta
 from megatrain.data.tokenizer import load_tokenizer
 from tests.helpers.require import require_module
+from tests.helpers.waiting import DEADLINE_S
 
 require_module("tokenizers")
 
@@ -140,7 +141,9 @@ def test_building_loads_no_torch(source: Path, tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from megatrain.data.build import build; "
         f"build([{str(source)!r}], Path({str(tmp_path / 'out')!r}), vocab_size=300); print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, timeout=DEADLINE_S, capture_output=True, text=True
+    )
     assert done.stdout.splitlines()[-1] == "False"
 
 

@@ -12,6 +12,7 @@ import pytest
 from megatrain.contracts.errors import DataError
 from megatrain.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_tokenizer
 from tests.helpers.require import require_module
+from tests.helpers.waiting import DEADLINE_S
 
 require_module("tokenizers")
 
@@ -42,7 +43,9 @@ def test_same_text_gives_the_same_file_in_another_process(tmp_path: Path) -> Non
     )
     for hash_seed in ("1", "2"):
         path = tmp_path / f"{hash_seed}.json"
-        subprocess.run([sys.executable, "-c", script, path], env={"PYTHONHASHSEED": hash_seed}, check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-c", script, path], env={"PYTHONHASHSEED": hash_seed}, check=True, timeout=DEADLINE_S
+        )
     assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
 
 
@@ -83,7 +86,9 @@ if child == 0:
     os._exit(0 if tokenizer.encode_batch(texts) == expected else 1)
 print(os.waitpid(child, 0)[1])
 """
-    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=30, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, timeout=DEADLINE_S, capture_output=True, text=True
+    )
     assert done.stdout == "0\n", "the child encoded the same, and ended"
 
 

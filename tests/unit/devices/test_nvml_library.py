@@ -14,6 +14,7 @@ from megatrain.contracts.record import decode
 from megatrain.devices.gpu_readings import GpuReading
 from megatrain_diagnostics.devices.sample import HostSample
 from tests.helpers.fake_nvml import FakeNvml, fake_nvml
+from tests.helpers.waiting import DEADLINE_S
 
 PROGRAM = [sys.executable, "-m", "megatrain_diagnostics.devices", "--interval-s", "0.01"]
 HEALTHY = GpuReading(
@@ -31,7 +32,7 @@ def samples(nvml: FakeNvml | None, count: int = 1) -> tuple[list[HostSample], st
     """Run the program that reads devices; return what it said, and what it complained of."""
     environment = {**os.environ, **(nvml.environment if nvml else {})}
     words = [*PROGRAM, "--count", str(count)]
-    end = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30, check=True)
+    end = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     return [decode(HostSample, line, "a sample") for line in end.stdout.splitlines()], end.stderr
 
 

@@ -25,7 +25,7 @@ from megatrain_diagnostics.wire.sender import Sender
 from tests.helpers.event_collector import RunningCollector, span_rows
 from tests.helpers.fixed_daemon import FixedDaemon
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 WAIT_S = 40.0
 GREETING_BYTES = 400 << 20
@@ -71,7 +71,7 @@ class _LongGreeting(flight.ClientAuthHandler):
 def greet_by_flight(record: DaemonRecord) -> None:
     client = flight.FlightClient(f"grpc://{record.address}:{record.port}")
     with pytest.raises(flight.FlightError):
-        client.authenticate(_LongGreeting(), flight.FlightCallOptions(timeout=WAIT_S))
+        client.authenticate(_LongGreeting(), flight.FlightCallOptions(timeout=DEADLINE_S))
     client.close()
 
 

@@ -26,6 +26,7 @@ from tests.helpers.event_collector import RunningCollector
 from tests.helpers.fixed_daemon import FixedDaemon
 from tests.helpers.source_tree import ROOT
 from tests.helpers.stored_events import START_NS, committed, segment_paths, step_totals
+from tests.helpers.waiting import DEADLINE_S
 
 FORMER = ROOT / "tests" / "golden" / "former-names"
 ROUND = 3
@@ -99,7 +100,7 @@ def test_a_former_streamer_is_turned_away_at_once_and_keeps_its_spool(tmp_path: 
     with RunningCollector(tmp_path / "events") as collector:
         client = flight.FlightClient(f"grpc://127.0.0.1:{collector.server.port}")
         with pytest.raises(flight.FlightUnavailableError):
-            client.authenticate(Greeting(), flight.FlightCallOptions(timeout=WAIT_S))
+            client.authenticate(Greeting(), flight.FlightCallOptions(timeout=DEADLINE_S))
         client.close()
         assert collector.ledger.counters().streams == 0
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from megatrain_diagnostics.analysis.hang import (
 from megatrain_diagnostics.analysis.hang_grid import grid_lines, rank_letters
 from megatrain_diagnostics.events.roster import GroupMembers, Roster
 from megatrain_diagnostics.events.tables import NO_DURATION, Spans, columns_of, from_columns
+from tests.helpers.work import assert_grows_linearly
 
 TP, DP, PP = 1, 2, 3
 
@@ -70,13 +70,11 @@ def stuck(roster: Roster, late: int) -> dict[int, RankStanding]:
 
 
 @pytest.mark.slow
-def test_the_late_one_of_12288_ranks_is_found_in_seconds() -> None:
+def test_the_late_one_of_12288_ranks_is_found() -> None:
     roster = make_roster(Layout(tp_size=8, pp_size=8, dp_size=192))
     groups = roster_groups(roster)
     standings = stuck(roster, 7001)
-    began = time.process_time()
     finding = find_hang(standings, groups, roster)
-    assert time.process_time() - began < 10.0
 
     (suspect,) = finding.suspects
     assert (suspect.rank, suspect.host, suspect.step, suspect.doing) == (7001, "host-875", 9, "forward-compute")
@@ -88,6 +86,15 @@ def test_the_late_one_of_12288_ranks_is_found_in_seconds() -> None:
     lines = grid_lines(roster.layout, letters)
     assert len(lines) <= 4, "replicas that look alike are one line"
     assert any("dp 107" in line and "wXwwwwww" in line for line in lines)
+
+
+def test_twice_as_many_ranks_are_twice_the_work() -> None:
+    def search(dp_size: int) -> Callable[[], object]:
+        roster = make_roster(Layout(tp_size=8, pp_size=4, dp_size=dp_size))
+        groups, standings = roster_groups(roster), stuck(roster, 101)
+        return lambda: find_hang(standings, groups, roster)
+
+    assert_grows_linearly(search, 12)
 
 
 def test_a_rank_without_any_record_is_the_suspect_of_the_others() -> None:

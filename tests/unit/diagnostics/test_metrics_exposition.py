@@ -23,6 +23,7 @@ from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector
 from megatrain_diagnostics.metrics.readings import MAX_SCORES
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 from tests.helpers.metric_readings import make_host_reading, make_job_reading, make_rank_reading
+from tests.helpers.waiting import DEADLINE_S
 
 LABELS_ALLOWED = {
     *("job_name", "host", "rank", *(axis.name for axis in AXES), "gpu_uuid"),
@@ -121,7 +122,7 @@ def get(port: int, path: str, token: str | None = None) -> tuple[int, bytes]:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()

@@ -21,6 +21,7 @@ from megatrain_diagnostics.store.public_trace import read_trace
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segments import SegmentName
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 ROWS = 1 << 20
 
@@ -72,7 +73,7 @@ def test_a_file_of_kilobytes_that_would_be_gigabytes_takes_no_memory(
 ) -> None:
     write_bomb(tmp_path / "events", kind, num_groups)
     command = [sys.executable, "-c", READ, str(tmp_path / "events"), kind.NAME]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
     growth_mb, num_rows_read, problem = told.split(maxsplit=2)
     assert int(growth_mb) < 128
     assert num_rows_read == "0"

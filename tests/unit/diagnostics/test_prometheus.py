@@ -45,7 +45,7 @@ def program(name: str) -> str:
 
 
 def promtool(*words: str) -> str:
-    done = subprocess.run([program("promtool"), *words], capture_output=True, text=True, cwd=RULES, timeout=60)
+    done = subprocess.run([program("promtool"), *words], capture_output=True, text=True, cwd=RULES, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -149,7 +149,9 @@ def prometheus(directory: Path, hosts: int, job: int) -> Iterator[str]:
 
 
 def ask(url: str, path: str, **parameters: str) -> Any:
-    with urllib.request.urlopen(f"{url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=10) as answer:
+    with urllib.request.urlopen(
+        f"{url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=DEADLINE_S
+    ) as answer:
         value = json.load(answer)
     assert value["status"] == "success", value
     return value["data"]

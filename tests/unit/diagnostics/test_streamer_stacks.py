@@ -26,7 +26,7 @@ from megatrain_diagnostics.streamer.stacks import (
     targets_in,
 )
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 WORKER = """
 import ctypes, os, sys, threading
@@ -124,7 +124,7 @@ def test_the_handler_does_not_disturb_who_is_asked(start: Start) -> None:
     for number in range(3):
         stacks = collect_stacks([target(asked)], "host-a", number, time.time_ns)
         assert " reads" in rows_of(stacks, 0)["MainThread"], "it is asked while it waits in the kernel"
-    output, _ = asked.communicate("a word", timeout=20)
+    output, _ = asked.communicate("a word", timeout=DEADLINE_S)
     assert asked.returncode == 0
     assert output == "a word", "the read is not cut short"
 

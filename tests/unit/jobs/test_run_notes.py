@@ -20,6 +20,7 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs import notes
 from megatrain.jobs.notes import MAX_AN_HOUR, Author, NoteRefusedError, NoteWriter, log_path, notes_of, read_notes
 from tests.helpers.launched_job import NOW_S, make_incident
+from tests.helpers.waiting import DEADLINE_S
 
 ADA = Author("ada", "operator", "10.0.0.7")
 BOB = Author("bob@desk", "operator")
@@ -167,7 +168,7 @@ class HeldLog(ActionLog):
 
     def append(self, entry: Any, check: Callable[[ActionTrail], None] = lambda _: None) -> Any:
         self.arrived.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(DEADLINE_S)
         return super().append(entry, check)
 
 
@@ -184,7 +185,7 @@ def test_of_two_retractions_at_once_one_fails_because_the_note_is_gone(notes_wri
 
     thread = threading.Thread(target=late)
     thread.start()
-    assert held.arrived.wait(10)  # the note was there when the late one came
+    assert held.arrived.wait(DEADLINE_S)  # the note was there when the late one came
     notes_writer.retract(wrong.note_id, "first", ADA)
     held.go_on.set()
     thread.join()

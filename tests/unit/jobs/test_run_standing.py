@@ -24,6 +24,7 @@ from megatrain.jobs.run_standing import (
     run_standing,
 )
 from tests.helpers.launched_job import make_incident
+from tests.helpers.waiting import DEADLINE_S
 
 HERE = f"process 17 on {socket.gethostname()}"
 
@@ -138,7 +139,7 @@ def test_what_is_no_file_holds_nobody_up(run: Path) -> None:
     answers: list[object] = []
     thread = threading.Thread(target=lambda: answers.extend([read_facts(run), read_last_known(run)]), daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(DEADLINE_S)
     assert len(answers) == 2
 
 

@@ -17,7 +17,7 @@ from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round, RoundHo
 from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot
 from megatrain.coordination.wire import KeyRange, KeyValue
 from megatrain_launcher.executor.order_state import OrderState
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 KEYS = JobKeys("j")
 ALL = KeyRange.prefix(KEYS.prefix)
@@ -81,7 +81,7 @@ def test_other_rounds_are_waited_out(orders: OrderState, prepare: Callable[[Orde
     waiter.join(0.05)
     assert waiter.is_alive()
     write_round(orders, 5, "a")
-    waiter.join(10)
+    waiter.join(DEADLINE_S)
     (assignment,) = found
     assert assignment is not None
     assert assignment.round.number == 5  # type: ignore[attr-defined]
@@ -186,7 +186,7 @@ def test_a_new_life_begins_only_when_no_worker_of_the_old_one_is_left(orders: Or
     write_round(orders, 3, "a", "b", session="1")
     assert orders.view().taken == 0
     write_round(orders, 4, "a", "b", session="2")
-    waiter.join(10)
+    waiter.join(DEADLINE_S)
     assert orders.view().taken == 4
 
 

@@ -10,6 +10,7 @@ from torch.distributed import TCPStore
 
 from megatrain.contracts.errors import CommunicationError
 from megatrain_launcher.store import open_store
+from tests.helpers.waiting import DEADLINE_S
 
 
 def test_clients_meet_at_the_store() -> None:
@@ -29,7 +30,7 @@ def test_two_stores_have_two_ports() -> None:
 def test_store_listens_at_its_address_only() -> None:
     store, port = open_store("127.0.0.1")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", port), timeout=5)
+        socket.create_connection(("127.0.0.2", port), timeout=DEADLINE_S)
     del store
 
 

@@ -22,7 +22,7 @@ from megatrain_launcher.health.finding import HealthFinding
 from megatrain_launcher.health.forked import measurements
 from megatrain_launcher.health.history import MAX_NAMES, MAX_SAMPLES, HealthHistory, read_history, write_history
 from tests.helpers.processes import is_running
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 CPU = "cpu x4"
 
@@ -224,7 +224,7 @@ run_part("stuck", [good, stuck], 0.3)
 
 
 def test_one_broken_part_takes_nothing_from_the_others() -> None:
-    end = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=20, check=True)
+    end = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     found = measurements("noise\n[1]\n" + end.stdout)
     told = {(line["part"], line.get("number")): line.get("error", "") for line in found}
     assert {key: said for key, said in told.items() if key[1] is not None} == {
@@ -288,7 +288,7 @@ def test_a_probe_ends_with_its_parent(tmp_path: Path) -> None:
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     parent.send_signal(signal.SIGKILL)
-    parent.wait(10)
+    parent.wait(DEADLINE_S)
     parent.stdout.close()
     wait_until(lambda: not is_running(child), "the probe's end")
 

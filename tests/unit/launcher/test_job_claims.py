@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -68,12 +67,10 @@ def test_a_host_that_lives_is_proof_enough_that_its_launch_runs(
     liveness = LivenessPort("1", "127.0.0.1")
     try:
         member(a_host(liveness_port=liveness.port))
-        began = time.monotonic()
         with pytest.raises(ConfigError, match="another launch of this name is running"):
-            claim_job(client, keys, a_job(keys, "b", "second"), 60.0)
+            claim_job(client, keys, a_job(keys, "b", "second"), 3600.0)  # which nobody waits for
     finally:
         liveness.close()
-    assert time.monotonic() - began < 30.0
 
 
 @pytest.mark.slow

@@ -27,9 +27,8 @@ from megatrain_launcher.launch.lone_driver import policy_of, run_lone_driver
 from megatrain_launcher.launch.plan import LaunchPlan, choose_platform, make_plan
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launch_cases import small_flags
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-SOON_S = 15.0
 KEYS = JobKeys("small")
 
 
@@ -86,7 +85,7 @@ def test_it_waits_for_the_job_drives_it_and_ends_with_it(client: EtcdClient, pla
     assert cluster.cordoned[0] == ("host-7", "two hangs")
 
     client.put(KEYS.end, encode(JobEnd(75, "asked to", 0.0)))
-    thread.join(SOON_S)
+    thread.join(DEADLINE_S)
     stop.set()
     assert codes == [75]
     assert told[0] == "waiting for the first host of job small"

@@ -20,7 +20,7 @@ from megatrain_launcher.notify.receivers import receivers_of
 from tests.helpers.notification_topics import config_with, make_message, make_topic, over
 from tests.helpers.ports import free_ports
 from tests.helpers.require import require
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 CONFIG = "route: {receiver: none}\nreceivers: [{name: none}]\n"
 
@@ -52,7 +52,7 @@ def alertmanager(directory: Path) -> Iterator[str]:
 
 def _get(url: str) -> Any:
     try:
-        with urllib.request.urlopen(url, timeout=5.0) as answer:
+        with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
             return json.load(answer)
     except OSError:
         return None

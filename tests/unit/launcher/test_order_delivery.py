@@ -28,7 +28,7 @@ from megatrain_launcher.executor.order_delivery import OrderDelivery, unfit_afte
 from megatrain_launcher.executor.order_state import OrderState
 from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches, is_watch_of
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 KEYS = JobKeys("orders")
 FOLLOWED = {name: KEYS.directory(name) for name in ("rounds", "halts", "commands")}
@@ -91,7 +91,7 @@ def test_a_round_whose_halt_may_have_been_missed_is_not_handed_out(etcd: EtcdSer
         wait_until(lambda: proxy.num_spoiled > spoiled, "the watch of halts to fail again")
         assert (taken, orders.view().taken) == ([], 0)
         proxy.conduct = Conduct.PASS
-        agent.join(10.0)
+        agent.join(DEADLINE_S)
         assert taken == [1]
 
 

@@ -25,9 +25,8 @@ from megatrain_launcher.executor.program_runner import ProgramRunner, ProgramRun
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_record
 from tests.helpers.lone_rank import make_config
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-SOON_S = 15.0
 _numbers = itertools.count()
 
 
@@ -93,7 +92,7 @@ def test_the_driver_s_host_runs_them_until_another_host_is_elected(client: EtcdC
         assert kept.programs.begun == 0
         kept.elect("host-0")
         kept.leading.set()
-        assert kept.programs.is_running.wait(SOON_S)
+        assert kept.programs.is_running.wait(DEADLINE_S)
         kept.leading.clear()
         client.delete(KeyRange.prefix(f"{kept.keys.election}/"))
         kept.await_poll()
@@ -102,7 +101,7 @@ def test_the_driver_s_host_runs_them_until_another_host_is_elected(client: EtcdC
         wait_until(lambda: not kept.programs.is_running.is_set(), "the end")
         kept.elect("host-0")
         kept.leading.set()
-        assert kept.programs.is_running.wait(SOON_S)
+        assert kept.programs.is_running.wait(DEADLINE_S)
         assert kept.programs.begun == 2
 
 
@@ -113,7 +112,7 @@ def test_an_outage_of_etcd_ends_nothing(tmp_path: Path) -> None:
         with EtcdClient(settings) as client, keeping(client) as kept:
             kept.elect("host-0")
             kept.leading.set()
-            assert kept.programs.is_running.wait(SOON_S)
+            assert kept.programs.is_running.wait(DEADLINE_S)
             servers.members[0].kill()
             kept.leading.clear()
             kept.await_poll()
@@ -128,7 +127,7 @@ def test_programs_of_a_finished_job_do_not_start_and_wait_for_its_hosts(client: 
         kept.await_poll()
         assert kept.programs.begun == 0
         client.delete(KeyRange.key(kept.keys.end))
-        assert kept.programs.is_running.wait(SOON_S)
+        assert kept.programs.is_running.wait(DEADLINE_S)
         for host in ("host-0", "host-1"):
             client.put(kept.keys.host(host), "{}")
         client.put(kept.keys.end, encode(JobEnd(0, "done", 1.0)))
@@ -137,7 +136,7 @@ def test_programs_of_a_finished_job_do_not_start_and_wait_for_its_hosts(client: 
         kept.await_poll()
         assert kept.programs.is_running.is_set(), "another host's streamer has not said all"
         client.delete(KeyRange.key(kept.keys.host("host-1")))
-        closing.join(SOON_S)
+        closing.join(DEADLINE_S)
         assert not kept.programs.is_running.is_set()
 
 
@@ -152,7 +151,7 @@ def test_the_host_that_is_named_runs_them_whoever_drives(
     assert start_program_runner(settings, "host-0", client, record, threading.Event()) is None
     runner = start_program_runner(settings, "host-7", client, record, threading.Event())
     assert runner is not None
-    assert programs.is_running.wait(SOON_S)
+    assert programs.is_running.wait(DEADLINE_S)
     runner.close()
     assert not programs.is_running.is_set()
 

@@ -18,9 +18,8 @@ from megatrain_launcher.executor.storage_watch import StorageWatch, saves_of
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
 from tests.helpers.arena_snapshots import host_plan, make_arena
 from tests.helpers.launch_cases import small_flags
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-SOON_S = 30.0
 STATUS = WriterStatus(
     pid=17, branch="main", round=2, num_persisted=3, num_failures=0, last_persisted_step=120, last_error="",
     last_write_s=0.5, last_write_bytes=4096, persisted_unix_s=1000.0,
@@ -59,11 +58,11 @@ def test_what_the_writer_says_is_reported_when_it_changes(plan: LaunchPlan) -> N
     FAILING.write(arena_of(plan, "main", "host-2").writer_status)
     replace(FAILING, round=1).write(arena_of(plan, "before", "host-1").writer_status)
     with watching(plan, changed) as watch:
-        assert changed.wait(SOON_S)
+        assert changed.wait(DEADLINE_S)
         assert watch.view.saves == HostSaves(saved_step=120, saved_unix_s=1000.0, num_bytes=4096)
         changed.clear()
         FAILING.write(arena_of(plan, "main", "host-1").writer_status)
-        assert changed.wait(SOON_S)
+        assert changed.wait(DEADLINE_S)
         told = watch.view.saves
         assert told is not None
         assert (told.num_failed, told.failing_unix_s, told.error) == (2, 1010.0, "step 140: disk full")

@@ -15,6 +15,7 @@ from megatrain.comm.exchange import Pending
 from megatrain.comm.group import Group
 from tests.helpers.hand_made_optimizer import CUT, DECAYED, SHAPES, Rank, build_rank, draw, whole_state
 from tests.helpers.lone_rank import lone_mesh
+from tests.helpers.waiting import DEADLINE_S
 
 STEPS = 6
 
@@ -59,9 +60,9 @@ class ThreadGroup(Group):
 
     def all_reduce(self, x: Tensor, operation: object, *, maximum: bool = False) -> Pending:
         self._sum.tensors[self.rank] = x.clone()
-        self._sum.barrier.wait(timeout=20)
+        self._sum.barrier.wait(timeout=DEADLINE_S)
         total = torch.stack([one for one in self._sum.tensors if one is not None]).sum(0)
-        self._sum.barrier.wait(timeout=20)
+        self._sum.barrier.wait(timeout=DEADLINE_S)
         return Pending(x.copy_(total))
 
 

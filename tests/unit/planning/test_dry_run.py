@@ -18,6 +18,7 @@ from megatrain.planning.memory import estimate_memory
 from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 CONFIG = ROOT / "configs" / "megascale_175b.toml"
 STANDING = ["parameters", "gradients", "optimizer", "inputs"]
@@ -39,7 +40,12 @@ print(json.dumps({"plan": plan.to_dict(), "text": render(plan)}))
 @pytest.fixture(scope="module")
 def output() -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(CONFIG)], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        [sys.executable, "-c", SCRIPT, str(CONFIG)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

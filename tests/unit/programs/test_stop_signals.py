@@ -12,6 +12,7 @@ import pytest
 
 from megatrain.programs.stop_signals import STOP_SIGNALS, StopSignals
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -67,7 +68,7 @@ with StopSignals() as signals:
 sys.exit(75)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=20, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=False
     )
     assert (done.returncode, done.stderr) == (75, "")
 
@@ -132,7 +133,7 @@ with stop._cond:  # as at the beginning of Event.wait
 print(stop.wait(10))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, timeout=20, check=True, capture_output=True, text=True
+        [sys.executable, "-c", script], cwd=ROOT, timeout=DEADLINE_S, check=True, capture_output=True, text=True
     )
     assert done.stdout == "True\n"
 
@@ -151,5 +152,5 @@ print("in order")
     assert server.stdout is not None
     assert server.stdout.readline() == "up\n"
     server.send_signal(number)
-    assert server.communicate(timeout=20)[0] == "in order\n"
+    assert server.communicate(timeout=DEADLINE_S)[0] == "in order\n"
     assert server.returncode == 0

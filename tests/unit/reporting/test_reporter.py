@@ -18,6 +18,7 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.reporting import EvaluationReport, Reporter, StepReport, missing_packages
 from megatrain.telemetry.flops import training_flops_per_token
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 from tests.unit.reporting.conftest import Clock, Stream
 
 MakeReporter = Callable[..., Reporter]
@@ -240,6 +241,6 @@ def test_missing_packages_are_problems_with_a_hint(
 def test_asking_for_missing_packages_loads_no_torch() -> None:
     script = "import megatrain.reporting, json, sys; print(json.dumps(list(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=20, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True
     )
     assert not {"torch", "numpy", "tensorboard", "wandb"} & set(json.loads(done.stdout))

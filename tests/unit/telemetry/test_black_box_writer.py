@@ -90,7 +90,7 @@ def assert_whole(record: Record) -> None:
         same = record.step % 1000
         assert (record.microbatch, record.chunk, record.num_bytes, record.group) == (same, same, same, 1)
     assert record.launch_ns == record.start_ns
-    assert record.duration_ns is None or record.duration_ns < DEADLINE_S * 10**9
+    assert record.duration_ns is None or record.start_ns + record.duration_ns <= time.monotonic_ns()
 
 
 @pytest.mark.parametrize("num_records", [256, 4096])
@@ -192,7 +192,11 @@ def test_the_file_is_complete_and_allocated_from_the_start(boxed: Callable[..., 
     assert found.identity == IDENTITY
     assert found.capacity == 1000
     assert 0 <= found.clock.error_ns < 10**9
-    assert abs(found.clock.unix_of(time.monotonic_ns()) - time.time_ns()) < 10**9
+    before = time.time_ns()
+    now = found.clock.unix_of(time.monotonic_ns())
+    after = time.time_ns()
+    assert before <= now + 10**9, "by its own error, and what the system's clock was set in between"
+    assert now <= after + 10**9
 
 
 def test_a_restarted_rank_replaces_its_old_black_box(boxed: Callable[..., Boxed]) -> None:

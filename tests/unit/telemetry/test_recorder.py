@@ -16,6 +16,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.step_values import StepValue
 from megatrain.telemetry.recorder import Recorder, open_recorder
+from tests.helpers.waiting import DEADLINE_S
 from tests.unit.telemetry.conftest import IDENTITY, Boxed
 
 Boxes = Callable[..., Boxed]
@@ -313,7 +314,7 @@ def test_threads_record_beside_each_other(boxed: Boxes, has_box: bool) -> None:
     start = threading.Barrier(num_threads)
 
     def record(number: int) -> None:
-        start.wait(timeout=10)
+        start.wait(timeout=DEADLINE_S)
         for microbatch in range(num_spans):
             with recorder.span(FORWARD, chunk=number, microbatch=microbatch, num_bytes=1):
                 pass
@@ -322,7 +323,7 @@ def test_threads_record_beside_each_other(boxed: Boxes, has_box: bool) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=DEADLINE_S)
     totals = recorder.complete_step().totals[FORWARD]
     assert (totals.count, totals.num_bytes) == (num_threads * num_spans,) * 2
     if has_box:

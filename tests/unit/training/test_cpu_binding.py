@@ -20,6 +20,7 @@ from megatrain.training.cpu_binding import (
     read_host_cores,
 )
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 PLAIN = HostCores(allowed=tuple(range(8)))
 # Two sockets of 4 physical cores; the second thread of core i is i + 8, as on most servers.
@@ -152,7 +153,7 @@ release.set()
 
 def bind_in_a_process(cpu_binding: str, rank: int, num_ranks: int) -> tuple[str, list[int], list[int]]:
     command = [sys.executable, "-c", BIND, cpu_binding, str(rank), str(num_ranks)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=20, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True)
     text, own, earlier = json.loads(done.stdout)
     return text, own, earlier
 
@@ -195,6 +196,6 @@ def test_threads_of_torch_are_set() -> None:
         "print(set_threads(3), torch.get_num_threads(), set_threads(0))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=50, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True
     )
     assert done.stdout.split() == ["3", "3", "3"]

@@ -33,7 +33,7 @@ from tests.helpers.etcd_server import EtcdServers, enable_users, post
 from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot
 from tests.helpers.ports import free_ports
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 from tests.helpers.written_job import fill
 from tests.unit.launcher.cli.conftest import Run
 
@@ -339,7 +339,7 @@ def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
 def in_a_process(*words: str, at: Path, script: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command line, or a script, as a program of its own."""
     program = ["-c", script] if script else ["-m", "megatrain", *words]
-    return subprocess.run([sys.executable, *program], capture_output=True, text=True, cwd=at, timeout=30, check=False,
+    return subprocess.run([sys.executable, *program], capture_output=True, text=True, cwd=at, timeout=DEADLINE_S, check=False,
                           env={"PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"})  # fmt: skip
 
 

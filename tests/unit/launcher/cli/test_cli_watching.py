@@ -17,7 +17,7 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain_launcher.commands.live_view import LiveView
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 from tests.helpers.written_job import fill
 
 
@@ -77,7 +77,7 @@ def test_watching_ends_when_nobody_reads_any_more(client: EtcdClient, keys: JobK
         thread.start()
         assert os.read(reading, 100)
         os.close(reading)  # as `head` does, and nothing changes from now on
-        thread.join(10)
+        thread.join(DEADLINE_S)
         assert not thread.is_alive()
     assert len(errors) == 1
 
@@ -98,6 +98,6 @@ def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:
             member.start()
             servers.wait_ready()
             client.put(keys.end, encode(JobEnd(0, "all steps are done", time.time())))
-            thread.join(20)
+            thread.join(DEADLINE_S)
             assert not thread.is_alive()
     assert "finished: all steps are done" in screen.getvalue()

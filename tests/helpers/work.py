@@ -1,0 +1,37 @@
+"""How much work a call is: counted, and so the same on a slow or a busy machine. A time is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+MOST_GROWTH = 2.5
+"""Of the work of twice as much: linear work grows twofold, quadratic work fourfold."""
+
+
+def count_work(call: Callable[[], object]) -> int:
+    """Return how many instructions of Python a call carries out in this thread. Loops within C are one of them."""
+    num_instructions = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
+        nonlocal num_instructions
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        num_instructions += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return num_instructions
+
+
+def assert_grows_linearly(work_of: Callable[[int], Callable[[], object]], size: int) -> None:
+    """Check that a call takes hardly more than twice the work at twice the size. `work_of` makes the call of a size."""
+    once, twice = (count_work(work_of(number)) for number in (size, 2 * size))
+    assert once > 0
+    assert twice <= MOST_GROWTH * once, f"{once:,} instructions at {size:,}, {twice:,} at {2 * size:,}"

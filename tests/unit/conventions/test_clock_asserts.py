@@ -1,0 +1,93 @@
+"""No assertion limits real time: it would fail where the machine is slow or busy."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from tests.helpers.source_tree import nodes, python_files, relative
+
+CLOCKS = {f"{name}{unit}" for name in ("monotonic", "perf_counter", "process_time", "time") for unit in ("", "_ns")}
+
+
+def is_reading(node: ast.AST, moments: set[str]) -> bool:
+    """Return whether an expression is what a clock reads, or a name of that."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="time"), attr=name)):
+            return name in CLOCKS
+        case ast.Call(func=ast.Name(id=name)):
+            return name in CLOCKS - {"time"}
+        case ast.Name(id=name):
+            return name in moments
+    return False
+
+
+def is_length(node: ast.AST, moments: set[str], lengths: set[str]) -> bool:
+    """Return whether an expression holds a time between two moments, one of them read from a clock."""
+    return any(
+        (isinstance(part, ast.Name) and part.id in lengths)
+        or (
+            isinstance(part, ast.BinOp)
+            and isinstance(part.op, ast.Sub)
+            and any(is_reading(side, moments) for side in (part.left, part.right))
+            and not isinstance(part.right, ast.Constant)
+        )
+        for part in ast.walk(node)
+    )
+
+
+def named_times(function: ast.AST) -> tuple[set[str], set[str]]:
+    """Return a function's names of what a clock read, and its names of lengths of time, or of lists of them."""
+    moments: set[str] = set()
+    lengths: set[str] = set()
+    for node in sorted(ast.walk(function), key=lambda one: getattr(one, "lineno", 0)):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if is_reading(value, moments):
+                moments.add(name)
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[value])
+            ) if is_length(value, moments, lengths):
+                lengths.add(name)
+    return moments, lengths
+
+
+def limited_times(functions: Iterable[ast.AST]) -> Iterator[int]:
+    """Yield the lines of assertions that a time is shorter than what no clock read."""
+    for function in functions:
+        moments, lengths = named_times(function)
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Assert):
+                continue
+            for compare in (part for part in ast.walk(node.test) if isinstance(part, ast.Compare)):
+                sides = [compare.left, *compare.comparators]
+                for left, operator, right in zip(sides, compare.ops, sides[1:], strict=False):
+                    is_limit = isinstance(operator, ast.Lt | ast.LtE) and not is_length(right, moments, lengths)
+                    if is_limit and is_length(left, moments, lengths):
+                        yield node.lineno
+
+
+def test_no_assertion_limits_real_time() -> None:
+    found = [
+        f"{relative(path)}:{line}"
+        for path in python_files("tests")
+        for line in limited_times(nodes(path, ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    assert not found, f"give a clock to what is tested, or count what it does: {', '.join(found)}"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_bad"),
+    [
+        ("assert time.monotonic() - began < LIMIT_S", True),
+        ("a = perf_counter_ns()\n    go()\n    took = perf_counter_ns() - a\n    assert took / 1e9 <= 5, took", True),
+        ("before = time.time()\n    assert before <= record.at_unix_s <= time.time()", False),
+        ("while not told():\n        assert time.monotonic() < deadline", False),
+    ],
+)
+def test_assertions_that_limit_real_time_are_found(body: str, is_bad: bool) -> None:
+    tree = ast.parse(f"def test_it():\n    {body}\n")
+
+    assert bool(list(limited_times(tree.body))) is is_bad
