@@ -56,7 +56,7 @@ def crash(rank_pool: RankPool, *tables: Tables, orders: Orders) -> None:
     """Run a job in which a rank dies as it was ordered to."""
     config = make_config(*tables)
     with pytest.raises(RankError, match=r"exit code (7|-9)"):
-        rank_pool.run(train_on_rank, config.layout(None).world_size, config, orders, timeout_s=50.0)
+        rank_pool.run(train_on_rank, config.layout(None).world_size, config, orders)
 
 
 def steps_that_are_whole(checkpoints: Path, branch: str = "main") -> list[int]:

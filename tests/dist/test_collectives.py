@@ -22,6 +22,7 @@ from megatrain.telemetry.recorder import open_recorder
 from tests.helpers.black_boxes import boxes_by_rank, spans
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
+from tests.helpers.waiting import DEADLINE_S
 
 SIZE = 3
 CPU = torch.device("cpu")
@@ -42,10 +43,10 @@ class Answers:
 def joined_mesh(context: RankContext, layout: Layout, boxes: str = "", *, has_wrap_links: bool = False) -> Mesh:
     rank, world_size = context.rank, layout.world_size
     process = Process(rank, world_size, rank, world_size, 0, context.init_method)
-    join(open_rendezvous(process, job="collectives", timeout_s=20))
+    join(open_rendezvous(process, job="collectives", timeout_s=DEADLINE_S))
     identity = Identity("collectives", "main", 0, rank, layout, os.getpid(), "host")
     recorder = open_recorder(identity, directory=boxes, run_key="key", num_records=256)
-    return create_mesh(layout, rank, CPU, recorder, has_wrap_links=has_wrap_links, timeout_s=20)
+    return create_mesh(layout, rank, CPU, recorder, has_wrap_links=has_wrap_links, timeout_s=DEADLINE_S)
 
 
 def own(rank: int) -> Tensor:

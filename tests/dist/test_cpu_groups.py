@@ -16,6 +16,7 @@ from megatrain.contracts.process import Process
 from megatrain.telemetry.recorder import open_recorder
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
+from tests.helpers.waiting import DEADLINE_S
 
 LAYOUTS = [
     Layout(tp_size=2, pp_size=2, dp_size=2),
@@ -42,11 +43,11 @@ def talk(context: RankContext, layout: Layout) -> dict[str, Any]:
     rank, world_size = context.rank, layout.world_size
     if world_size > 1:
         process = Process(rank, world_size, rank, world_size, 0, context.init_method)
-        join(open_rendezvous(process, job="talk", timeout_s=20))
+        join(open_rendezvous(process, job="talk", timeout_s=DEADLINE_S))
     recorder = open_recorder(
         Identity("talk", "main", 0, rank, layout, 1, "host"), directory="", run_key="", num_records=256
     )
-    mesh = create_mesh(layout, rank, torch.device("cpu"), recorder, timeout_s=20)
+    mesh = create_mesh(layout, rank, torch.device("cpu"), recorder, timeout_s=DEADLINE_S)
     cpu_groups = mesh.cpu_groups
     return {
         "gathered": cpu_groups.gather_json(rank, plan_of(rank)),

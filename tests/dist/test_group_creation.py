@@ -21,6 +21,7 @@ from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
+from tests.helpers.waiting import DEADLINE_S
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 1.0
@@ -35,14 +36,14 @@ def come(context: RankContext, port: int = 0) -> Rendezvous:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
         rendezvous = Rendezvous(process, store, context.init_method)
     else:
-        opened = open_rendezvous(process, job="creation", timeout_s=20)
+        opened = open_rendezvous(process, job="creation", timeout_s=DEADLINE_S)
         assert opened is not None
         rendezvous = opened
     join(rendezvous)
     return rendezvous
 
 
-def create(planned: PlannedGroup, rendezvous: Rendezvous, timeout_s: float = 20.0) -> dist.ProcessGroup:
+def create(planned: PlannedGroup, rendezvous: Rendezvous, timeout_s: float = DEADLINE_S) -> dist.ProcessGroup:
     store = dist.PrefixStore(rendezvous.prefix, rendezvous.store)
     return create_process_group(planned, rendezvous.process.rank, store, timedelta(seconds=timeout_s))
 

@@ -22,6 +22,7 @@ from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
+from tests.helpers.waiting import DEADLINE_S
 
 LAYOUT = Layout(tp_size=2, pp_size=2, dp_size=2)
 PREFIX = "job/7"
@@ -41,9 +42,11 @@ def rendezvous_at(context: RankContext, port: int) -> Rendezvous:
 
 def mesh_of(rendezvous: Rendezvous, ranks_per_store: int) -> Mesh:
     join(rendezvous)
-    stores = GroupStores(rendezvous, ranks_per_store=ranks_per_store, timeout_s=20)
+    stores = GroupStores(rendezvous, ranks_per_store=ranks_per_store, timeout_s=DEADLINE_S)
     recorder = Recorder(BlackBoxWriter.anonymous())
-    return create_mesh(LAYOUT, rendezvous.process.rank, torch.device("cpu"), recorder, stores=stores, timeout_s=20)
+    return create_mesh(
+        LAYOUT, rendezvous.process.rank, torch.device("cpu"), recorder, stores=stores, timeout_s=DEADLINE_S
+    )
 
 
 def sum_in_all_groups(context: RankContext, port: int, ranks_per_store: int) -> Answers:

@@ -14,4 +14,4 @@ from tests.helpers.rank_pool import RankPool
 @pytest.mark.slow(kept=["pp4-zero-bubble"])
 @pytest.mark.parametrize("name", LATE_CASES)
 def test_late_exchanges_change_no_bit(name: str, rank_pool: RankPool) -> None:
-    assert_late_changes_nothing(rank_pool, LATE_CASES[name], range(2), timeout_s=30.0)
+    assert_late_changes_nothing(rank_pool, LATE_CASES[name], range(2))

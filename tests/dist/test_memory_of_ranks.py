@@ -37,5 +37,5 @@ def test_estimate_is_what_each_rank_holds(changes: dict[str, Any], rank_pool: Ra
     tables = with_changes(SMALL | changes | {"parallel.bucket_size": 50_000})
     world_size = Config.from_dict(tables).layout(None).world_size
 
-    for counted, estimated, moment in rank_pool.run(measure_rank, world_size, tables, timeout_s=60.0):
+    for counted, estimated, moment in rank_pool.run(measure_rank, world_size, tables):
         assert estimated == pytest.approx(counted, rel=BAR), moment

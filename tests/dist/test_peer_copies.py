@@ -94,7 +94,7 @@ def config_of(run_directory: Path, train_data: Tables) -> Config:
 def crash_after_copies(rank_pool: RankPool, config: Config, orders: Orders) -> None:
     """Run until all copies of the snapshot of step 2 are whole, and a rank dies."""
     with pytest.raises(RankError, match="exit code 7"):
-        rank_pool.run(train_and_copy, NUM_HOSTS, config, replace(orders, die_at=(1, 3)), timeout_s=50.0)
+        rank_pool.run(train_and_copy, NUM_HOSTS, config, replace(orders, die_at=(1, 3)))
 
 
 def wait_for_storage(run_directory: Path) -> None:
@@ -176,7 +176,7 @@ def test_what_does_not_come_from_a_peer_comes_from_storage(
     crash_after_copies(rank_pool, config, ALL_HOSTS)
     wait_for_storage(tmp_path)
     lose(tmp_path, (2,))
-    records = rank_pool.run(train_but_fetch_half, NUM_HOSTS, config, ALL_HOSTS, timeout_s=50.0)
+    records = rank_pool.run(train_but_fetch_half, NUM_HOSTS, config, ALL_HOSTS)
     notes = records[0].notes
     (warning,) = (note for note in notes if note.startswith("WARNING"))
     assert "step 2 is in memory, but a peer's copy of it did not arrive: rank 2: 10.0.0.1:4242: the peer" in warning
@@ -190,4 +190,4 @@ def test_a_start_without_hosts_outside_of_groups_is_refused(
 ) -> None:
     config = config_of(tmp_path, train_data)
     with pytest.raises(RankError, match=r"checkpoint\.has_peer_copies=true: .* on 2 hosts leaves no host outside"):
-        rank_pool.run(train_on_rank, NUM_HOSTS, config, Orders(num_hosts=2), timeout_s=50.0)
+        rank_pool.run(train_on_rank, NUM_HOSTS, config, Orders(num_hosts=2))

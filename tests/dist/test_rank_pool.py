@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as distributed
 
-from tests.helpers.rank_pool import RankError, RankPool
+from tests.helpers.rank_pool import RankDeadlineError, RankError, RankPool
 from tests.helpers.rank_protocol import RankContext
 
 
@@ -83,6 +83,7 @@ def test_error_is_reported_with_the_rank_that_failed_first_and_its_traceback(ran
     with pytest.raises(RankError, match=r"fail_on_one_rank on 4 ranks: rank 2 failed first: Traceback") as caught:
         rank_pool.run(fail_on_one_rank, 4, 2)
 
+    assert not isinstance(caught.value, RankDeadlineError)
     assert "ValueError: no luck on rank 2" in caught.value.failures[0].description
     # The other ranks were inside a barrier and lost their peer.
     assert sorted(failure.rank for failure in caught.value.failures) == [0, 1, 2, 3]
@@ -90,7 +91,7 @@ def test_error_is_reported_with_the_rank_that_failed_first_and_its_traceback(ran
 
 
 def test_stuck_rank_is_named_with_its_stack_and_the_pool_recovers(rank_pool: RankPool) -> None:
-    with pytest.raises(RankError, match=r"rank 1 failed first: did not return within 0\.2 s") as caught:
+    with pytest.raises(RankDeadlineError, match=r"rank 1 failed first: did not return within 0\.2 s") as caught:
         rank_pool.run(block_on_one_rank, 2, 1, timeout_s=0.2)
 
     assert [failure.rank for failure in caught.value.failures] == [1]

@@ -31,6 +31,7 @@ from tests.helpers.lone_rank import SilentRecorder
 from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
+from tests.helpers.waiting import DEADLINE_S
 
 STEPS = 4
 SMALL: Tables = {"model": {"num_layers": 2}, "train": {"steps": STEPS, "checksum_interval": 2}}
@@ -116,8 +117,8 @@ def compare_on_more_axes(context: RankContext, layout: Layout, odd_rank: int, od
     """
     rank = context.rank
     process = Process(rank, layout.world_size, rank, layout.world_size, 0, context.init_method)
-    join(open_rendezvous(process, job="compare", timeout_s=20))
-    mesh = create_mesh(layout, rank, torch.device("cpu"), SilentRecorder(), timeout_s=20)
+    join(open_rendezvous(process, job="compare", timeout_s=DEADLINE_S))
+    mesh = create_mesh(layout, rank, torch.device("cpu"), SilentRecorder(), timeout_s=DEADLINE_S)
     options = DataParallelOptions(1, torch.float64, torch.float64, torch.float64, bucket_size=1, has_overlap=False)
     parameters = []
     for row, shape in MORE_ROWS if "ep" in layout.axes else MORE_ROWS[:1]:

@@ -19,6 +19,7 @@ from megatrain.reporting import EvaluationReport, StepReport
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.training_case import STATE_KINDS, Orders, Piece, RankRecord, State, train_on_rank
+from tests.helpers.waiting import DEADLINE_S
 
 Arrays = dict[str, NDArray[Any]]
 """Whole tensors by logical name."""
@@ -70,7 +71,7 @@ class TrainingJobs:
         self,
         config: Config,
         orders: Orders | None = None,
-        timeout_s: float = 50.0,
+        timeout_s: float = DEADLINE_S,
         *,
         worker: Callable[[RankContext, Config, Orders], RankRecord] = train_on_rank,
     ) -> Run:

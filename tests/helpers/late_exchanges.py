@@ -29,6 +29,7 @@ from tests.helpers.paced_train import pause_until
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.training_case import make_config, on_layout
+from tests.helpers.waiting import DEADLINE_S
 
 Tables = dict[str, dict[str, Any]]
 MOST_S = 0.004
@@ -138,7 +139,7 @@ def train_late(context: RankContext, changes: Sequence[Tables], seeds: Sequence[
     on, off = (late_case(changes, overlap=overlap) for overlap in (True, False))
     layout, rank, device = on.layout(context.world_size), context.rank, torch.device("cpu")
     process = Process(rank, context.world_size, rank, context.world_size, 0, context.init_method)
-    join(open_rendezvous(process, job="late", timeout_s=20.0))
+    join(open_rendezvous(process, job="late", timeout_s=DEADLINE_S))
     identity = Identity("late", "main", 0, rank, layout, os.getpid(), "host")
     recorder = open_recorder(identity, directory="", run_key="late", num_records=256)
     delays = Delays(rank)
@@ -199,12 +200,10 @@ def _train(rank_model: RankModel, recorder: Recorder) -> str:
     return digest.hexdigest()
 
 
-def assert_late_changes_nothing(
-    pool: RankPool, changes: Sequence[Tables], seeds: Sequence[int], timeout_s: float
-) -> None:
+def assert_late_changes_nothing(pool: RankPool, changes: Sequence[Tables], seeds: Sequence[int]) -> None:
     """Train a case with each seed's delays and compare all bits with those of a run without."""
     world_size = late_case(changes, overlap=True).layout(None).world_size
-    for rank, (in_time, late) in enumerate(pool.run(train_late, world_size, changes, seeds, timeout_s=timeout_s)):
+    for rank, (in_time, late) in enumerate(pool.run(train_late, world_size, changes, seeds)):
         assert len(late) == len(seeds)
         different = [seed for seed, digest in zip(seeds, late, strict=True) if digest != in_time]
         assert different == [], f"rank {rank} of {changes}"

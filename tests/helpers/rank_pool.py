@@ -26,12 +26,12 @@ from typing import Any, Self
 
 from tests.helpers.fork_server import fork_context
 from tests.helpers.rank_protocol import Job, RankContext, RankFailure
+from tests.helpers.waiting import DEADLINE_S, PATIENCE, DeadlineError
 
-START_TIMEOUT_S = 60.0
 # After a first error the other ranks see their peer's closed connections and fail too; one that does not is stuck.
-AFTER_ERROR_S = 5.0
+AFTER_ERROR_S = 15.0 * PATIENCE
 # A stuck rank writes its stack and ends itself at the deadline; the pool waits this much longer for that.
-LAST_WORDS_S = 2.0
+LAST_WORDS_S = 10.0 * PATIENCE
 
 
 class RankError(Exception):
@@ -45,6 +45,10 @@ class RankError(Exception):
             later_ms = (failure.time_ns - first.time_ns) / 1e6
             parts.append(f"rank {failure.rank} failed {later_ms:.1f} ms later: {failure.description}")
         super().__init__("\n".join(parts))
+
+
+class RankDeadlineError(RankError, DeadlineError):
+    """The first failure is that of a rank that did not return in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +78,15 @@ class RankPool:
     def process_ids(self) -> list[int | None]:
         return [rank.process.pid for rank in self._ranks]
 
-    def run(self, function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 30.0) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = DEADLINE_S
+    ) -> list[Any]:
         """Call `function(context, *args)` on `world_size` ranks and return their results in rank order.
 
         `function` is module-level, `args` and results can be pickled. Tests join the peers with
         `context.init_method`; process groups which the function leaves behind are destroyed.
 
-        Raises: RankError when a rank raises, dies or has not returned after `timeout_s`.
+        Raises: RankError when a rank raises or dies; RankDeadlineError when one has not returned after `timeout_s`.
         """
         if not 1 <= world_size <= self.size:
             raise ValueError(f"world_size={world_size} must be between 1 and the pool's {self.size}")
@@ -97,7 +103,9 @@ class RankPool:
         if not is_clean:
             self._kill(world_size)
         if failures:
-            raise RankError(function.__qualname__, world_size, failures)
+            first = min(failures, key=lambda failure: failure.time_ns)
+            kind = RankDeadlineError if first.is_deadline else RankError
+            raise kind(function.__qualname__, world_size, failures)
         return results
 
     def close(self) -> None:
@@ -116,11 +124,11 @@ class RankPool:
             theirs.close()
             new_ranks.append(_Rank(process, ours))
         self._ranks += new_ranks
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+        deadline_s = time.monotonic() + DEADLINE_S
         for new_rank in new_ranks:
             if not new_rank.link.poll(max(0.0, deadline_s - time.monotonic())):
                 self._kill(world_size)
-                raise TimeoutError(f"{new_rank.process.name} did not start within {START_TIMEOUT_S} s")
+                raise DeadlineError(f"{new_rank.process.name} did not start within {DEADLINE_S} s")
             new_rank.link.recv_bytes()
 
     def _send(self, function: Callable[..., Any], world_size: int, args: Sequence[Any], timeout_s: float) -> None:
@@ -152,7 +160,7 @@ class RankPool:
                 try:
                     outcome = pickle.loads(link.recv_bytes())
                 except EOFError:
-                    outcome = RankFailure(rank, time.monotonic_ns(), self._describe_death(rank, timeout_s))
+                    outcome = self._death(rank, timeout_s)
                     is_clean = False
                 if isinstance(outcome, RankFailure):
                     failures.append(outcome)
@@ -165,17 +173,18 @@ class RankPool:
                     self._ranks[failure.rank].process.kill()
         limit = f"{AFTER_ERROR_S} s after that" if failures else f"{timeout_s} s"
         for rank in waiting.values():
-            failures.append(RankFailure(rank, time.monotonic_ns(), f"did not answer within {limit}"))
+            failures.append(RankFailure(rank, time.monotonic_ns(), f"did not answer within {limit}", is_deadline=True))
         return results, failures, is_clean and not waiting
 
-    def _describe_death(self, rank: int, timeout_s: float) -> str:
+    def _death(self, rank: int, timeout_s: float) -> RankFailure:
         process = self._ranks[rank].process
         process.join(LAST_WORDS_S)
         stack_file = self._stack_file(rank)
         stack = stack_file.read_text() if stack_file.exists() else ""
+        description = f"its process ended with exit code {process.exitcode}"
         if stack:
-            return f"did not return within {timeout_s} s. It was at:\n{stack}"
-        return f"its process ended with exit code {process.exitcode}"
+            description = f"did not return within {timeout_s} s. It was at:\n{stack}"
+        return RankFailure(rank, time.monotonic_ns(), description, is_deadline=bool(stack))
 
     def _stack_file(self, rank: int) -> Path:
         return Path(self._directory.name, f"stack-{self._num_runs}-{rank}")

@@ -21,6 +21,8 @@ class RankFailure:
     rank: int
     time_ns: int
     description: str
+    is_deadline: bool = False
+    """Whether it did not return in time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,8 +339,11 @@ def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
 def in_a_process(*words: str, at: Path, script: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command line, or a script, as a program of its own."""
     program = ["-c", script] if script else ["-m", "megatrain", *words]
-    return subprocess.run([sys.executable, *program], capture_output=True, text=True, cwd=at, timeout=DEADLINE_S, check=False,
-                          env={"PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"})  # fmt: skip
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
+    command = [sys.executable, *program]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=at, timeout=DEADLINE_S, check=False, env=environment
+    )
 
 
 def test_who_stays_has_the_usual_time_limits(run: Path) -> None:
