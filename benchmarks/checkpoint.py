@@ -24,7 +24,6 @@ from tests.helpers.waiting import wait_until
 NUM_RANKS, NUM_STEP_RANKS = 4, 2
 ROUNDS = 5
 _TIMEOUT_S = 1800.0
-_ARENA_ENDS_WITHIN_S = 30.0
 _SHARED_MEMORY = Path("/dev/shm")
 _MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs"}
 
@@ -190,9 +189,7 @@ def _places(storage: str) -> Iterator[Places]:
         tempfile.TemporaryDirectory(prefix="megatrain-benchmark-", dir=_SHARED_MEMORY) as memory,
     ):
         yield Places(Path(disk), Path(memory))
-        wait_until(
-            lambda: not any(Path(memory).glob("megatrain-arena*")), "the end of the writer", _ARENA_ENDS_WITHIN_S
-        )
+        wait_until(lambda: not any(Path(memory).glob("megatrain-arena*")), "the end of the writer")
 
 
 def _disk_directory() -> str:

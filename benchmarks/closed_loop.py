@@ -27,8 +27,6 @@ CALM_STEPS, STEPS_BEFORE, STEPS_AFTER = 60, 30, 30
 NOISES = (0.01, 0.03, 0.06, 0.1)
 """Standard deviations of the pace; runs use them in turn."""
 FACTOR = 1.3
-_PACE_S = 300.0
-_VERDICT_S = 60.0
 
 
 STEPS_BAR, PACE_BAR = 20, 1.05
@@ -88,7 +86,7 @@ def run(calm_runs: int = CALM_RUNS, slow_runs: int = SLOW_RUNS) -> Result:
 
 def _calm(seed: int) -> Calm:
     with _loop(seed) as loop:
-        loop.wait_for_more_steps(CALM_STEPS, _PACE_S)
+        loop.wait_for_more_steps(CALM_STEPS)
         high, low = (len(loop.verdicts(one)) for one in (VerdictConfidence.HIGH, VerdictConfidence.LOW))
         return Calm(high, low, len(loop.evictions()))
 
@@ -97,17 +95,17 @@ def _slowed(seed: int) -> Slowed:
     """Run the loop with a slow rank. Four consecutive seeds give four different ranks."""
     with _loop(seed) as loop:
         began = loop.newest_step()
-        before = loop.wait_for_more_steps(STEPS_BEFORE, _PACE_S)
+        before = loop.wait_for_more_steps(STEPS_BEFORE)
         normal_s = loop.step_time_s(began + 2, before)
         parts = loop.view.rounds()[-1].hosts
         slow = parts[seed % len(parts)]
         loop.pace.slow_down(Slowness("compute", slow.host, seed // 2 % 2, factor=FACTOR))
         slowed_at = loop.newest_step()
-        verdict = loop.wait_for_verdict(_VERDICT_S)
-        incident = loop.view.wait_recovered(0, _PACE_S)
+        verdict = loop.wait_for_verdict()
+        incident = loop.view.wait_recovered(0)
         newest = {part.host for part in loop.view.rounds()[-1].hosts}
         resumed = loop.newest_step()
-        after = loop.wait_for_more_steps(STEPS_AFTER, _PACE_S)
+        after = loop.wait_for_more_steps(STEPS_AFTER)
         assert incident.steps_lost is not None, "known of an incident that is over"
         return Slowed(
             is_host_right=verdict.hosts[0] == slow.host,

@@ -37,7 +37,6 @@ SECONDS = 30.0
 _FULL_STEP = NUM_STEPS - 1
 _FULL_RANKS = range(0, LARGEST.world_size, 40)
 """308 ranks of 322 spans: 99,176 slices."""
-_READY_S = 60.0
 
 
 def run() -> Result:
@@ -95,7 +94,7 @@ def _overview(run_directory: Path, etcd_directory: Path) -> Iterator[dict[str, A
         write_job(client, str(run_directory))
         arguments = ("--run", str(run_directory), "--job", KEYS.job, "--rdzv-endpoint", etcd.urls[0], "--port", "0")
         with _kept("megatrain_diagnostics.dashboard", *arguments) as process, changing_statuses(client):
-            wait_until(lambda: client.get(KEYS.dashboard) is not None, "the page", _READY_S)
+            wait_until(lambda: client.get(KEYS.dashboard) is not None, "the page")
             item = client.get(KEYS.dashboard)
             assert item is not None
             took_ms = _asked(decode(DashboardRecord, item.value, KEYS.dashboard).url)
@@ -118,7 +117,7 @@ def _served(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port = free_ports(1)[0]
     with _kept("megatrain", "dashboard", "--port", str(port), *arguments) as process:
         url = f"http://127.0.0.1:{port}/"
-        wait_until(lambda: _is_ready(url), "the page", _READY_S)
+        wait_until(lambda: _is_ready(url), "the page")
         yield process, url
 
 

@@ -27,7 +27,6 @@ from tests.helpers.outage_job import HOSTS, MANAGEMENT, TRAIN, OutageJob, outage
 from tests.helpers.waiting import wait_until
 
 RUNS = 3
-GIVE_UP_S = 90.0
 FROZEN_S = 15.0
 STEPS_AFTER = 25
 TTL_S = RecoveryConfig().lease_ttl_s
@@ -70,9 +69,9 @@ def _partition(job: OutageJob, *, is_driver: bool) -> tuple[float, float]:
     driver = job.view.driver()
     victim = driver if is_driver else next(host for host in HOSTS[:2] if host != driver)
     began = job.cut([victim], TRAIN, MANAGEMENT)
-    job.wait_until_stopped(victim, GIVE_UP_S)
-    job.wait_for_round(2, GIVE_UP_S)
-    job.view.wait_recovered(0, GIVE_UP_S)
+    job.wait_until_stopped(victim)
+    job.wait_for_round(2)
+    job.view.wait_recovered(0)
     return began, job.mend([victim], TRAIN, MANAGEMENT)
 
 
@@ -168,9 +167,9 @@ def _measure(outage: Outage) -> Found:
         with outage_job(root, num_members=outage.num_members, has_network=outage.has_network) as job:
             before = job.sessions()
             began, over = outage.strike(job)
-            wait_until(lambda: job.sessions().keys() == before.keys(), "all hosts", GIVE_UP_S)
+            wait_until(lambda: job.sessions().keys() == before.keys(), "all hosts")
             back_s = time.time() - over
-            job.wait_for_more_steps(STEPS_AFTER, GIVE_UP_S)
+            job.wait_for_more_steps(STEPS_AFTER)
             return _found(job, outage, before, began, back_s)
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -29,7 +29,6 @@ PACE_S = 0.08
 FAULT_STEP = 24
 HOSTS = ("host-0", "host-1", "host-2")
 SPARE = "host-2"
-START_S = 90.0
 GIVE_UP_S = 90.0
 GLOO_TIMEOUT_S = 10.0
 """The timeout of both sides. Stock torchrun detects a stopped rank only by it."""
@@ -98,7 +97,7 @@ def ours(root: Path) -> Iterator[Side]:
         stack.callback(view.client.close)
         for host in HOSTS[:2]:
             launched.start(host)
-        wait_until(lambda: len(view.rounds()) > 0, "the first round", START_S)
+        wait_until(lambda: len(view.rounds()) > 0, "the first round")
         launched.start(SPARE)
         yield _Ours("megatrain", job, faults, launched, view)
 
@@ -122,12 +121,12 @@ class _Ours:
     def outcome(self, struck_unix_s: float) -> Outcome:
         living = [host for host, each in self.launched.executors.items() if each.poll() is None]
         for host in living:
-            self.launched.finish(host, GIVE_UP_S)
+            self.launched.finish(host)
         incidents = [each for each in self.view.incidents() if each.moments.detected >= struck_unix_s]
         first = incidents[0] if incidents else None
         is_recovered = first is not None and first.state is IncidentState.RECOVERED
         with suppress(TimeoutError):  # whatever is still there is counted below
-            wait_until(lambda: not self.launched.processes() and not memory_files(self.job), "the end of all", 10.0)
+            wait_until(lambda: not self.launched.processes() and not memory_files(self.job), "the end of all")
         return Outcome(
             detected_s=None if first is None else first.moments.detected - struck_unix_s,
             next_step_s=next_step_s(self.job, struck_unix_s) if is_recovered else None,
@@ -192,7 +191,7 @@ class _Torchrun:
                 os.kill(pid, signal.SIGKILL)
         agent.wait()
         if not is_driver:
-            wait_until(lambda: time.time() > struck + 5.0, "somebody who starts another by hand", 10.0)
+            wait_until(lambda: time.time() > struck + 5.0, "somebody who starts another by hand")
             self.start(2)
         return struck
 

@@ -69,7 +69,6 @@ def test_a_rank_that_is_killed(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(50)
 def test_a_rank_that_is_killed_before_it_seals_its_first_snapshot(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -190,7 +189,6 @@ SAVES = 12
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_writers_that_are_killed_while_the_ranks_train_on(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:

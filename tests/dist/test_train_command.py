@@ -41,7 +41,6 @@ def worker_exit_codes(torchrun_stderr: str) -> dict[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_stopped_by_a_signal_and_started_again_it_is_the_run_that_was_never_stopped(
     jobs: TrainingJobs, all_data: Tables, tmp_path: Path
 ) -> None:

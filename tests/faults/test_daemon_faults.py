@@ -20,9 +20,7 @@ from megatrain_diagnostics.wire.sender import Sender
 from tests.helpers.daemon_process import KEYS, daemon_record, running_daemon
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.event_collector import span_rows
-from tests.helpers.waiting import wait_until
-
-WAIT_S = 30.0
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 @pytest.mark.slow
@@ -58,7 +56,7 @@ def test_a_daemon_goes_on_without_etcd_and_says_where_it_is_when_etcd_is_back(tm
                 wait_until(lambda: sender.state().is_connected, "the stream")
                 etcd.members[0].kill()
                 sender.send(Spans, span_rows(10))
-                assert sender.flush(WAIT_S)
+                assert sender.flush(DEADLINE_S)
             finder.close()
             assert daemon.end() == ExitCode.OK
     assert len(StoredEvents(tmp_path / "run" / "events").read(Spans).sequence) == 10
@@ -75,7 +73,7 @@ def test_a_frozen_daemon_is_given_up_and_what_it_did_not_acknowledge_goes_to_the
                 sender.send(Spans, span_rows(10))
                 wait_until(lambda: not sender.state().is_connected, "the end of patience")
             with running_daemon(tmp_path / "run", etcd.urls):
-                assert sender.flush(WAIT_S)
+                assert sender.flush(DEADLINE_S)
         finder.close()
     assert StoredEvents(tmp_path / "run" / "events").read(Spans).sequence.tolist() == list(range(10))
 
@@ -99,6 +97,6 @@ def test_a_daemon_killed_again_and_again_loses_no_acknowledged_batch(tmp_path: P
                 assert len(stored.read(Spans).sequence) >= goal - 2 * (life + 1)  # rows of clocks are counted too
                 assert stored.problems() == ()
             with running_daemon(run, etcd.urls):
-                assert sender.flush(WAIT_S)
+                assert sender.flush(DEADLINE_S)
         finder.close()
     assert StoredEvents(run / "events").read(Spans).sequence.tolist() == list(range(num_sent))

@@ -58,7 +58,6 @@ def got(url: str) -> str:
         return str(answer.read().decode())
 
 
-@pytest.mark.timeout(300)
 def test_an_xid_and_a_lost_gpu_are_red_while_the_job_trains(job: Job, nvml: FakeNvml) -> None:
     run = job.files.root
     wait_until(lambda: status(run).get("state") == "training", "the first step")

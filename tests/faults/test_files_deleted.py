@@ -24,11 +24,10 @@ from tests.helpers.etcd_server import etcd_program
 from tests.helpers.job_under_launch import LaunchedJob, make_launched_job
 from tests.helpers.outage_job import OutageJob, outage_job
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
-START_S = 120.0
 LONG_KEPT = {"checkpoint": {"keep_arena_s": 1800.0, "interval": 10}}
 
 
@@ -117,7 +116,7 @@ def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path
 def evict(running: OutageJob) -> None:
     """Have a host that trains cordoned and left out; a spare takes its place, and it waits as a spare itself."""
     request = make_request(RequestKind.EVICT, host="host-1", reason="a test")
-    for news in news_of(running.view.client, running.view.keys, request, timeout_s=START_S):
+    for news in news_of(running.view.client, running.view.keys, request, timeout_s=DEADLINE_S):
         if isinstance(news, Answer) and checked(news).is_done:
             break
     running.wait_for_round(2)

@@ -19,8 +19,6 @@ from tests.helpers.processes import descendants
 from tests.helpers.recovery_checks import HOSTS, STEPS, Running, running_job
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 SPARE = "host-2"
 SHORT_LEASE = {"recovery": {"lease_ttl_s": 4, "lease_renew_s": 1.0}}
 

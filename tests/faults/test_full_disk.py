@@ -14,7 +14,7 @@ from tests.helpers.recovery_checks import Running, running_job
 from tests.helpers.small_disk import small_disk
 from tests.helpers.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 DISK_BYTES = 64 << 20
 INTERVAL = 10

@@ -12,8 +12,6 @@ from tests.helpers.recovery_checks import running_job
 from tests.helpers.simulated_train import VARIABLE
 from tests.helpers.training_case import on_layout
 
-pytestmark = pytest.mark.timeout(120)
-
 STEP = 20
 
 

@@ -16,8 +16,6 @@ from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from tests.helpers.recovery_checks import HOSTS, STEPS, Running, running_job
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 SPARE = "host-2"
 TTL_S = 4
 SHORT_LEASE = {"recovery": {"lease_ttl_s": TTL_S, "lease_renew_s": 1.0}}

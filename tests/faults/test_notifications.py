@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from megatrain.contracts.incident import IncidentState
 from megatrain.coordination.wire import KeyRange
 from tests.helpers.http_receiver import HttpReceiver
@@ -14,7 +12,6 @@ from tests.helpers.recovery_checks import running_job
 from tests.helpers.vendor_rules import check_pagerduty
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
 KEY = "0123456789abcdef0123456789abcdef"
 
 

@@ -17,8 +17,6 @@ from tests.helpers.etcd_server import post
 from tests.helpers.outage_job import HOSTS, MANAGEMENT, SPARE, TRAIN, OutageJob, outage_job
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(240)
-
 TTL_S = 4
 FLOOR_S = 2.0
 """Of the learned timeout; ten times the median step is less."""

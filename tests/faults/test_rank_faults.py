@@ -12,8 +12,6 @@ from megatrain.contracts.incident import IncidentKind, IncidentState
 from tests.helpers.recovery_checks import STEPS, Running, running_job
 from tests.helpers.tiny_data import write_corpus
 
-pytestmark = pytest.mark.timeout(300)
-
 ENDS = {
     "exception": 1, "abort": -6, "abort-in-thread": -6, "segfault": -11, "kill": -9, "exit": 3,
 }  # fmt: skip

@@ -129,7 +129,6 @@ class Notes:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_workers_and_agents_die_and_come(etcd: EtcdServers, tmp_path: Path) -> None:
     notes = Notes(tmp_path / "notes")
     (tmp_path / "worker.py").write_text(WORKER)
@@ -164,7 +163,6 @@ def test_workers_and_agents_die_and_come(etcd: EtcdServers, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_training_goes_on_with_another_agent_in_place_of_a_dead_one(etcd: EtcdServers, tmp_path: Path) -> None:
     """The survivor counts a restart, the new agent none; their workers meet all the same."""
     corpus = write_corpus(tmp_path / "tokens", 4000, TINY["model"]["vocab_size"], seed=1)

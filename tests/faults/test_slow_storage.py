@@ -25,7 +25,7 @@ from megatrain.jobs.snapshot import read_job
 from tests.helpers.recovery_checks import HOSTS, Running, running_job
 from tests.helpers.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 INTERVAL = 10
 

@@ -12,9 +12,8 @@ from megatrain.contracts.location import LocalLocation
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.paced_launch import paced_launch
 from tests.helpers.paced_train import Pace, PaceDirectory
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-END_S = 60.0
 RANKS = 2
 MICRO_BATCHES = 4
 STEP_S = 3.2
@@ -39,7 +38,7 @@ def test_a_stop_during_a_long_step_loses_nothing(number: signal.Signals, tmp_pat
     with paced_launch(job, pace, RANKS, tmp_path / "launch.log") as launch:
         wait_until(lambda: len(job.records("step")) >= 3, "three steps")
         launch.send_signal(number)  # the next step has just begun, and takes three times the grace
-        code = launch.wait(END_S)
+        code = launch.wait(DEADLINE_S)
 
     said = (tmp_path / "launch.log").read_text()
     assert code == 75, said[-3000:]

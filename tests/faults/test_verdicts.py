@@ -30,8 +30,6 @@ from tests.helpers.recovery_checks import STEPS, Running, running_job
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 SPARE = "host-2"
 CHEAP = {"diagnostics": {"restart_price_s": 0.1}}
 

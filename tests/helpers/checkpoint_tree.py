@@ -12,6 +12,7 @@ from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, FileEntry, Manifest, SampleStream
 from tests.helpers.forked_program import run_forked
+from tests.helpers.waiting import DEADLINE_S
 
 
 def make_manifest(**changes: Any) -> Manifest:
@@ -133,6 +134,6 @@ def crash_at(number: int, preparation: str, action: str) -> bool:
     Return whether it came so far; False when the action was done before.
     """
     script = _CRASH.format(number=number, crashed=CRASHED, preparation=preparation, action=action)
-    done = run_forked(["-c", script], timeout_s=30.0)
+    done = run_forked(["-c", script], timeout_s=DEADLINE_S)
     assert done.returncode in (0, CRASHED), done.stderr
     return done.returncode == CRASHED

@@ -19,7 +19,7 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import decode
 from megatrain_launcher.commands.status import StatusCode
 from tests.helpers.job_under_launch import JobView
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DeadlineError, wait_until
 
 EVERYBODY = ("status", "page", "metrics")
 _ANSWER_S = 1.0
@@ -85,9 +85,9 @@ class HealthViews:
 
             try:
                 wait_until(asked, what)
-            except TimeoutError as error:
+            except DeadlineError as error:
                 newest = {who: heard[-3:] for who, heard in self.heard.items()}
-                raise TimeoutError(f"{error}; the newest answers: {newest}") from None
+                raise DeadlineError(f"{error}; the newest answers: {newest}") from None
 
     def _ask(self, who: str, answer: Callable[[], HealthAnswer]) -> None:
         """Ask one place once. One that does not answer has said nothing."""

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.helpers.require import require
+from tests.helpers.waiting import DEADLINE_S
 
-_DEADLINE_S = 20.0
 _HOLDER = """
 import fcntl, os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
@@ -37,7 +37,7 @@ class HeldFile:
     def wait_until_asked_for(self) -> None:
         """Return once somebody waits for the file."""
         assert self._holder.stdout is not None
-        assert select.select([self._holder.stdout], [], [], _DEADLINE_S)[0], "nobody has opened the file"
+        assert select.select([self._holder.stdout], [], [], DEADLINE_S)[0], "nobody has opened the file"
         assert self._holder.stdout.readline() == "asked for\n"
 
     def release(self) -> None:

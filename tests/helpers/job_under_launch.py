@@ -129,7 +129,7 @@ class LaunchedJob:
         return {record["step"]: record["loss"] for record in self.step_records()}
 
     def wait_for_step(self, step: int) -> None:
-        wait_until(lambda: any(each["step"] >= step for each in self.step_records()), f"step {step}")
+        wait_until(lambda: any(each["step"] >= step for each in self.step_records()), f"step {step}", 3 * DEADLINE_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from tests.helpers.job_under_launch import WORKERS, JobView, LaunchedJob, make_l
 from tests.helpers.namespaces import HostNetwork
 from tests.helpers.processes import descendants
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 HOSTS = ("host-0", "host-1", "host-2")
 SPARE = "host-2"
@@ -77,7 +77,7 @@ class OutageJob:
 
     def wait_seconds(self, since: float, seconds: float) -> None:
         """Let an outage last. It is the clock that is waited for: nothing else ends it."""
-        wait_until(lambda: time.time() >= since + seconds, "the clock", seconds + 5.0)
+        wait_until(lambda: time.time() >= since + seconds, "the clock", seconds + DEADLINE_S)
 
     def newest_step(self) -> int:
         return max((record["step"] for record in self.launched.step_records()), default=0)

@@ -18,9 +18,10 @@ from tests.helpers.canned_job import job_responses
 from tests.helpers.canned_pictures import picture_responses
 from tests.helpers.canned_records import record_responses
 from tests.helpers.require import require, require_module
+from tests.helpers.waiting import DEADLINE_S
 
 CHROMIUM = "/usr/bin/chromium"
-_DEADLINE_MS = 10_000
+_DEADLINE_MS = 1000 * DEADLINE_S
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 

@@ -15,8 +15,6 @@ from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.served_run import served_run
 from tests.helpers.synthetic_steps import SyntheticJob
 
-pytestmark = pytest.mark.timeout(180)
-
 LAYOUT = Layout(dp_size=192, pp_size=8, tp_size=8)
 SLOW_RANK = 7770
 NUM_STEPS = 16
@@ -41,13 +39,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_hosts_of_a_large_job_are_drawn_as_far_as_they_are_seen(url: str, pages) -> None:
     page = pages.open(f"{url}#/hosts")
-    page.locator("table[aria-rowcount='1537']").wait_for(timeout=30_000)
+    page.locator("table[aria-rowcount='1537']").wait_for()
     page.get_by_role("link", name="host-0", exact=True).wait_for()
     assert page.locator("tbody tr").count() < 120
     page.locator(".table-box").evaluate("box => { box.scrollTop = box.scrollHeight; }")
     page.get_by_role("link", name="host-1535", exact=True).wait_for()
     page.get_by_label("Find").fill("host-971")
-    page.get_by_role("link", name="host-971", exact=True).wait_for(timeout=2_000)
+    page.get_by_role("link", name="host-971", exact=True).wait_for()
     expect(page.locator("tbody tr")).to_have_count(1)
 
 
@@ -56,10 +54,10 @@ def test_view_of_a_large_job(url: str, pages, view: str) -> None:
     pages.expected.append("404")  # no step of it was recorded in full
     page = pages.open(f"{url}#/{view}", width=1920, height=1080)
     page.locator("main h1").wait_for()
-    expect(page.locator(".skeleton")).to_have_count(0, timeout=60_000)
+    expect(page.locator(".skeleton")).to_have_count(0)
     expect(page.locator("[role=alert]")).to_have_text([])
     if view in ("heat", "grid"):
-        page.locator("main canvas").first.wait_for(timeout=60_000)
+        page.locator("main canvas").first.wait_for()
     if view == "stragglers":
-        page.get_by_text(f"rank {SLOW_RANK}").first.wait_for(timeout=60_000)
+        page.get_by_text(f"rank {SLOW_RANK}").first.wait_for()
     pages.screenshot(page, f"large_{view}_1920")

@@ -16,8 +16,6 @@ from tests.helpers.etcd_server import etcd_program
 from tests.helpers.paced_train import Pace
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(240)
-
 VIEWS = ("overview", "incidents", "hosts", "hosts/host-0", "heat", "timeline", "grid", "stragglers", "logs",
          "checkpoints", "actions", "audit")  # fmt: skip
 
@@ -53,7 +51,7 @@ def test_view_of_a_job_that_trains(live: Live, pages, view: str) -> None:
     page = live.open(pages, f"#/{view}")
     page.locator("main h1").wait_for()
     page.locator("main[data-connection=live]").wait_for()
-    expect(page.locator(".skeleton")).to_have_count(0, timeout=30_000)  # what-if replays steps beside the job
+    expect(page.locator(".skeleton")).to_have_count(0)  # what-if replays steps beside the job
     expect(page.locator("[role=alert]")).to_have_text([])
     pages.screenshot(page, f"live_{view.replace('/', '_')}")
 
@@ -91,7 +89,7 @@ def test_dashboard_begun_anew_is_found_by_an_open_page(live: Live, pages) -> Non
     live.dashboard.stop()
     page.locator("main[data-connection=reconnecting]").wait_for()
     live.dashboard.start()
-    page.locator("main[data-connection=live]").wait_for(timeout=30_000)
+    page.locator("main[data-connection=live]").wait_for()
     before = shown_step(page)
     wait_until(lambda: shown_step(page) > before, "steps go on")
     expect(page.locator("main[data-connection=live]")).to_have_count(1)
@@ -110,7 +108,7 @@ def test_a_checkpoint_that_is_asked_for_is_written(live: Live, pages) -> None:
     dialog.locator("[data-carry-out]").click()
     dialog.locator("[data-outcome=accepted], [data-outcome=done]").first.wait_for()
     page.keyboard.press("Escape")
-    page.get_by_text("from here").first.wait_for(timeout=60_000)
+    page.get_by_text("from here").first.wait_for()
     page.goto(f"{live.dashboard.url}#/audit")
     page.get_by_text("the test wants one").first.wait_for()
     lines = (live.loop.launched.job.files.root / "diagnosis" / "actions.jsonl").read_text().splitlines()

@@ -58,7 +58,7 @@ def url() -> Iterator[str]:
 
 def expect_loaded(page, text: str) -> None:
     page.get_by_text(text).first.wait_for(state="attached")
-    expect(page.locator(".skeleton")).to_have_count(0, timeout=15_000)
+    expect(page.locator(".skeleton")).to_have_count(0)
     expect(page.locator("[role=alert]")).to_have_text([])
 
 

@@ -102,7 +102,7 @@ def test_waiting_for_a_free_slot_calls_the_writer(monkeypatch: pytest.MonkeyPatc
     found.take(label(1), timeout_s=1.0)
     assert calls == []
     monkeypatch.setattr(snapshots, "_WAKE_AGAIN_S", -1.0)
-    assert found.take(label(2)).step == 2
+    assert found.take(label(2), timeout_s=60.0).step == 2
     assert calls == ["call"]
     assert not found.has_failed(2)
 
@@ -137,7 +137,7 @@ def test_a_rank_that_waits_for_another_ranks_storage_shows_life() -> None:
     found._cpu_groups = SimpleNamespace(minimum=lambda values: waits.pop(0) if waits else values)  # type: ignore[assignment]
     signs: list[str] = []
     found._show_liveness = lambda: signs.append("alive")
-    assert found.take(label(1)).step == 1
+    assert found.take(label(1), timeout_s=60.0).step == 1
     assert signs == ["alive", "alive"]
 
 
@@ -188,7 +188,7 @@ def test_a_snapshot_that_another_host_failed_to_store_frees_its_slot(monkeypatch
     found.take(label(10), timeout_s=1.0)
     found.take(label(20), timeout_s=1.0)
     newest_and_older_elsewhere[1] = 0
-    assert found.take(label(30)).step == 30
+    assert found.take(label(30), timeout_s=60.0).step == 30
     assert [(slot.step, slot.persist) for slot in slots] == [(30, Persist.PENDING), (20, Persist.PENDING)]
 
 

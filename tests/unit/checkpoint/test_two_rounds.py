@@ -53,7 +53,6 @@ def race(directory: Path, number: int) -> str:
     return held_up.point
 
 
-@pytest.mark.timeout(180)
 def test_an_older_round_that_is_held_up_before_any_of_its_changes(tmp_path: Path) -> None:
     points: list[str] = []
     while not points or points[-1]:
@@ -163,7 +162,6 @@ def test_a_number_that_somebody_else_has_claimed_is_not_written_by(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [0, 3, 8, 9, 10, 11, 13])
 def test_power_cuts_while_two_rounds_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Whatever was not synced is lost at random: a job always finds a whole checkpoint to go on from."""

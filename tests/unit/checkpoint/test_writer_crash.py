@@ -30,7 +30,6 @@ def newest_step(job: Job) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_killed_in_a_first_save(tmp_path: Path) -> None:
     points: list[str] = []
     while True:
@@ -55,7 +54,6 @@ def test_killed_in_a_first_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_killed_after_the_commit(tmp_path: Path) -> None:
     """While it tells that, and while it tidies up and removes older checkpoints."""
     points: list[str] = []

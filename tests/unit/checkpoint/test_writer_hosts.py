@@ -211,7 +211,6 @@ def test_a_writer_whose_host_is_left_behind_waits_no_longer(tmp_path: Path, inde
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_writer_that_is_killed_goes_on_where_its_host_was(tmp_path: Path) -> None:
     """Killed before each change of a host that is not the coordinator, which waits."""
     points = []

@@ -28,7 +28,6 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         RunDirectory(tmp_path / "file" / "run").create()
 
 
-@pytest.mark.timeout(10)
 def test_asking_who_trains_in_another_users_run_waits_for_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     assert RunDirectory(tmp_path).holder() is None

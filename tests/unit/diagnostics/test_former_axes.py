@@ -25,12 +25,12 @@ from tests.helpers.fixed_daemon import FixedDaemon
 from tests.helpers.source_tree import ROOT
 from tests.helpers.stored_events import START_NS, segment_paths
 from tests.helpers.synthetic_steps import SyntheticJob
+from tests.helpers.waiting import DEADLINE_S
 
 FORMER = ROOT / "tests" / "golden" / "former-axes"
 LAYOUT = Layout(tp_size=2, pp_size=2, dp_size=2)
 NEW = Layout(tp_size=2, cp_size=2, dp_size=2, ep_size=4)
 ROUND = 3
-WAIT_S = 40.0
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_spool_of_before_the_upgrade_is_sent(tmp_path: Path) -> None:
     shutil.copytree(FORMER / "spool", tmp_path / "spool")
     with RunningCollector(tmp_path / "events") as collector:
         with Sender("host-0", FixedDaemon(collector.record), tmp_path / "spool") as sender:
-            assert sender.flush(WAIT_S)
+            assert sender.flush(DEADLINE_S)
         found = collector.read(Ranks)
         assert collector.ledger.counters().refused_batches == {}
     assert found.rank.tolist() == list(range(8))

@@ -30,7 +30,6 @@ from tests.helpers.waiting import DEADLINE_S
 
 FORMER = ROOT / "tests" / "golden" / "former-names"
 ROUND = 3
-WAIT_S = 40.0
 
 
 @pytest.fixture
@@ -109,7 +108,7 @@ def test_a_spool_of_before_the_upgrade_is_sent(tmp_path: Path) -> None:
     shutil.copytree(FORMER / "spool", tmp_path / "spool")
     with RunningCollector(tmp_path / "events") as collector:
         with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool") as sender:
-            assert sender.flush(WAIT_S)
+            assert sender.flush(DEADLINE_S)
         check_spans(collector)
 
 

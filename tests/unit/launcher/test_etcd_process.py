@@ -27,9 +27,8 @@ from tests.helpers.etcd_strangers import tcp_ports
 from tests.helpers.other_user import as_other_user, everybodys_place, where_all_may_look
 from tests.helpers.ports import free_ports
 from tests.helpers.processes import is_running
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-SOON_S = 20.0
 OWN = Credentials("megatrain", "secret")
 
 
@@ -60,7 +59,7 @@ def test_it_serves_survives_its_own_death_and_leaves_nothing(place: Path, progra
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: etcd.pid not in (None, first), "another process")
 
-        item = client.get("key", deadline_s=SOON_S)
+        item = client.get("key", deadline_s=DEADLINE_S)
         assert item is not None
         assert item.value == b"value"
         counter = client.gateway.cluster_id

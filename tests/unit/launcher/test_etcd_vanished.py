@@ -23,9 +23,8 @@ from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.launch.job_files import JobFiles
 from tests.helpers.etcd_server import etcd_program, user_names
 from tests.helpers.other_user import where_all_may_look
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
-SOON_S = 20.0
 OWN = Credentials("megatrain", "secret")
 
 
@@ -52,7 +51,7 @@ class EtcdContent:
 
     @classmethod
     def by(cls, client: EtcdClient) -> EtcdContent:
-        item = client.get("key", deadline_s=SOON_S)
+        item = client.get("key", deadline_s=DEADLINE_S)
         assert item is not None
         revisions = item.create_revision, item.mod_revision
         return cls(item.value, revisions, item.lease_id, client.gateway.cluster_id, user_names(client))
@@ -114,7 +113,7 @@ def test_what_somebody_removes_is_put_back_and_nothing_is_lost(
         wait_until(lambda: bool(etcd.troubles), "the loss to be told")
 
         assert EtcdContent.by(client) == before
-        assert client.renew_lease(lease.lease_id, deadline_s=SOON_S) == 600
+        assert client.renew_lease(lease.lease_id, deadline_s=DEADLINE_S) == 600
         (text,) = etcd.troubles
         assert text.startswith(f"{place} (")
         assert named in text
@@ -143,7 +142,7 @@ def test_a_socket_that_somebody_removes_is_made_again(tmp_path: Path, program: P
         shutil.rmtree(Path(etcd.settings.endpoints[0].path).parent)
         wait_until(lambda: bool(etcd.troubles), "the loss to be told")
         with EtcdClient(etcd.settings) as other:
-            item = other.get("key", deadline_s=SOON_S)
+            item = other.get("key", deadline_s=DEADLINE_S)
         assert item is not None
         assert item.value == b"value"
 

@@ -37,7 +37,6 @@ PUTS: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(("put", "problem"), PUTS)
 def test_incidents_leaves_out_what_is_no_record(
     run: Path, capfd: pytest.CaptureFixture[str], put: Callable[[Path], object], problem: str
@@ -48,7 +47,6 @@ def test_incidents_leaves_out_what_is_no_record(
     assert SECRET not in text
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(("put", "problem"), PUTS)
 def test_verdicts_reads_no_audit_that_is_no_file(
     run: Path, capfd: pytest.CaptureFixture[str], put: Callable[[Path], object], problem: str
@@ -59,7 +57,6 @@ def test_verdicts_reads_no_audit_that_is_no_file(
     assert SECRET not in text
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(("put", "problem"), PUTS)
 def test_hang_leaves_out_evidence_that_is_no_file(
     run: Path, capfd: pytest.CaptureFixture[str], put: Callable[[Path], object], problem: str

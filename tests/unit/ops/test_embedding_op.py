@@ -14,6 +14,7 @@ from tests.helpers.forked_program import run_forked
 from tests.helpers.kernels import UNDER_TEST, draw, on_device
 from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned, with_gaps
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
+from tests.helpers.waiting import DEADLINE_S
 
 OPS = torch.ops.megatrain
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -219,7 +220,7 @@ tokens, rows = torch.tensor([0, {token}]), torch.ones(4, 3)
 def test_a_wrong_token_ends_the_process_of_a_kernel(call: str, token: int) -> None:
     if UNDER_TEST.kind != "emulated":
         return  # plain torch raises; after such an end no process of the GPU's goes on
-    done = run_forked(["-c", WRONG_TOKEN.format(call=call, token=token)], timeout_s=30.0)
+    done = run_forked(["-c", WRONG_TOKEN.format(call=call, token=token)], timeout_s=DEADLINE_S)
 
     assert done.returncode == -signal.SIGABRT
     assert "Assertion" in done.stderr

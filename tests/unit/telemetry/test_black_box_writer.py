@@ -26,7 +26,7 @@ from megatrain.contracts.run_directory import black_box_path, own_box_directory,
 from megatrain.telemetry.black_box_writer import open_writer
 from megatrain.telemetry.recorder import open_recorder
 from megatrain_diagnostics.streamer.ring_tail import RingTail
-from tests.helpers.waiting import DEADLINE_S
+from tests.helpers.waiting import DEADLINE_S, wait_until
 from tests.unit.telemetry.conftest import IDENTITY, Boxed
 
 ROOT = Path(__file__).parents[3]
@@ -71,13 +71,6 @@ def spinner(tmp_path: Path):
         process.wait(timeout=DEADLINE_S)
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
-        os.sched_yield()
-
-
 def has_completed(path: Path, step: int) -> bool:
     if not path.exists():
         return False
@@ -96,7 +89,7 @@ def assert_whole(record: Record) -> None:
 @pytest.mark.parametrize("num_records", [256, 4096])
 def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_records: int) -> None:
     process, path = spinner(num_records)
-    wait_for(lambda: has_completed(path, num_records // 10), "the ring to come round")
+    wait_until(lambda: has_completed(path, num_records // 10), "the ring to come round")
     for _ in range(10):
         box = read_black_box(path)
         assert box.state is State.RUNNING
@@ -128,13 +121,11 @@ def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_recor
 @pytest.mark.slow
 def test_whoever_follows_beside_the_writer_gets_every_record_once_and_in_full(spinner) -> None:
     process, path = spinner(65536, num_steps=2500)
-    wait_for(lambda: has_completed(path, 1), "the first step")
+    wait_until(lambda: has_completed(path, 1), "the first step")
     seen: list[int] = []
     with BlackBoxReader(path) as reader:
         tail = RingTail(reader)
-        deadline = time.monotonic() + DEADLINE_S
         while len(seen) < 5000:
-            assert time.monotonic() < deadline
             look = tail.poll(reader.cursor())
             assert look.num_lost == 0
             seen += look.ended["sequence"].tolist()
@@ -165,9 +156,7 @@ def test_the_control_page_is_never_seen_half_written(boxed: Callable[..., Boxed]
         thread.start()
     try:
         numbers = set()
-        deadline = time.monotonic() + DEADLINE_S
         while len(numbers) < 60:
-            assert time.monotonic() < deadline
             page = box.recorder.read_control()
             assert (page.interval_ns, page.round) == (2 * page.command_number, 3 * page.command_number)
             numbers.add(page.command_number)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 
 from tests.helpers.processes import is_running
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import DEADLINE_S
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 LONG_S = 600.0
 
@@ -84,14 +84,7 @@ def worker(body: str, grace_s: float = LONG_S, environment: dict[str, str] | Non
         if started.process.poll() is None:
             started.process.kill()
         started.process.communicate()
-        wait_until(lambda: not is_running(started.watchdog_pid))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
+        wait_until(lambda: not is_running(started.watchdog_pid), "the process")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -170,7 +163,7 @@ def test_a_kill_of_the_group_takes_the_watchdog_along() -> None:
     with worker("get_stuck()") as stuck:
         os.killpg(stuck.pid, signal.SIGKILL)
         assert stuck.end() == (-signal.SIGKILL, "")
-        wait_until(lambda: not is_running(stuck.watchdog_pid))
+        wait_until(lambda: not is_running(stuck.watchdog_pid), "the process")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +173,7 @@ def test_a_kill_of_the_group_takes_the_watchdog_along() -> None:
 def test_the_watchdog_ends_with_its_worker(body: str, status: int) -> None:
     with worker(body) as ended:
         assert ended.end() == (status, "")
-        wait_until(lambda: not is_running(ended.watchdog_pid))
+        wait_until(lambda: not is_running(ended.watchdog_pid), "the process")
 
 
 def test_the_watchdog_ends_with_its_worker_although_a_child_holds_the_pipe() -> None:
@@ -198,7 +191,7 @@ os._exit(0)
         child = int(ended.line())
         try:
             assert ended.end() == (0, "")
-            wait_until(lambda: not is_running(ended.watchdog_pid))
+            wait_until(lambda: not is_running(ended.watchdog_pid), "the process")
             assert is_running(child)
         finally:
             os.kill(child, signal.SIGKILL)
@@ -303,7 +296,7 @@ def test_the_watchdog_holds_nothing_of_the_worker_open() -> None:
         stuck.watchdog_pid = int(stuck.line())
         assert stuck.line() == "stuck"
         directory = Path(f"/proc/{stuck.watchdog_pid}/fd")
-        wait_until(lambda: {path.name for path in directory.iterdir()} == {"0", "1", "2", "3"})
+        wait_until(lambda: {path.name for path in directory.iterdir()} == {"0", "1", "2", "3"}, "the process")
         assert [os.readlink(directory / name) for name in "01"] == [os.devnull] * 2
         assert os.readlink(directory / "2") == os.readlink(f"/proc/{stuck.pid}/fd/2")
 
