@@ -1,11 +1,12 @@
-"""The time that a browser needs for the pictures of the largest job. Debian's chromium has no GPU, so these are upper
-bounds.
+"""The time that a browser needs for the pictures, the lists and the news of the largest job. Debian's chromium has no
+GPU, so the times of pictures are upper bounds.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from typing import Any
@@ -16,6 +17,7 @@ CHROMIUM = "/usr/bin/chromium"
 _SIZE: ViewportSize = {"width": 1920, "height": 1080}
 _NUM_PAINTS = 15
 _NUM_FRAMES = 120
+_NUM_SEARCHES = _NUM_NEWS = 15
 _OPERATIONS = ("backward-compute", "optimizer", "data-wait", "grads-reduce-scatter", "step")
 _MEASURES = ("sum", "max", "count")
 """The page answers a repeated request from its own memory, so each combination is requested once."""
@@ -33,6 +35,27 @@ _TIMING = """
 }
 """
 _ASK_ANEW = "(hash) => { performance.clearResourceTimings(); location.hash = hash; }"
+_SEARCH = """
+([text, rows]) => new Promise((resolve) => {
+  const field = document.querySelector("main input[type=search]");
+  const isShown = () => document.querySelectorAll("main tbody tr").length === rows;
+  const asked = performance.now();
+  const observer = new MutationObserver(() => {
+    if (isShown()) { observer.disconnect(); resolve(performance.now() - asked); }
+  });
+  observer.observe(document.querySelector("main"), { childList: true, subtree: true });
+  Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set.call(field, text);
+  field.dispatchEvent(new InputEvent("input", { bubbles: true }));
+})
+"""
+_WATCH_STEP = """
+() => {
+  const figure = document.querySelector("[data-figure=step]");
+  window.shownAt = {};
+  new MutationObserver(() => { window.shownAt[figure.textContent.replaceAll(",", "")] = Date.now() / 1000; })
+    .observe(figure, { childList: true, characterData: true, subtree: true });
+}
+"""
 _PAN_FRAMES = """
 async ([canvas, frames]) => {
   const box = canvas.getBoundingClientRect();
@@ -111,3 +134,33 @@ def pan_figures(page: Page, url: str, query: str) -> dict[str, Any]:
         "worst_ms": max(found["took"]),
         "interval_ms": statistics.median(found["intervals"]),
     }
+
+
+def search_ms(page: Page, url: str, hosts: Iterator[str]) -> float:
+    """Return the median ms from a host's name in the list's search field to a list of that one row."""
+    page.goto(f"{url}#/hosts")
+    page.locator("main tbody tr").nth(20).wait_for()
+    found = []
+    for _ in range(_NUM_SEARCHES):
+        found.append(page.evaluate(_SEARCH, [next(hosts), 1]))
+        page.locator("main input[type=search]").fill("")
+        page.locator("main tbody tr").nth(20).wait_for()
+    return statistics.median(found)
+
+
+def news_ms(page: Page, url: str, put_step: Callable[[int], None], first_step: int) -> list[float]:
+    """Return the ms from a step that is in etcd to that step on the open page, of several steps.
+
+    put_step: writes the record from which on the job has completed that step.
+    """
+    page.goto(url)
+    page.locator("main[data-connection=live]").wait_for()
+    page.locator("[data-figure=step]").wait_for()
+    page.evaluate(_WATCH_STEP)
+    found = []
+    for step in range(first_step, first_step + _NUM_NEWS):
+        put_step(step)
+        known_s = time.time()
+        shown_s = page.wait_for_function("(step) => window.shownAt[step]", arg=str(step)).json_value()
+        found.append(max(0.0, shown_s - known_s) * 1e3)
+    return found

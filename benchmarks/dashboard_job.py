@@ -37,7 +37,12 @@ def write_job(client: EtcdClient, run_directory: str) -> None:
             _name(host), f"s{host}", 100, _address(host), 29400, 29500, _WORKERS, "hash", "0.1.0", "8 GPUs", now_s, True
         )
         client.put(KEYS.host(_name(host)), encode(record_of_host))
-        client.put(KEYS.status(_name(host)), encode(_status(host, 100, now_s)))
+        put_status(client, host, 100)
+
+
+def put_status(client: EtcdClient, host: int, step: int) -> None:
+    """Write that a host has completed this step; the job has completed the lowest step of all hosts."""
+    client.put(KEYS.status(_name(host)), encode(_status(host, step, time.time())))
 
 
 @contextmanager
@@ -50,8 +55,7 @@ def changing_statuses(client: EtcdClient) -> Iterator[None]:
         began_s, number = time.monotonic(), 0
         while not is_over.wait(max(0.0, began_s + number * pause_s - time.monotonic())):
             step = 100 + int((time.monotonic() - began_s) / _STEP_S)
-            host = number % NUM_HOSTS
-            client.put(KEYS.status(_name(host)), encode(_status(host, step, time.time())))
+            put_status(client, number % NUM_HOSTS, step)
             number += 1
 
     thread = threading.Thread(target=write)

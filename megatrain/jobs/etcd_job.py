@@ -1,7 +1,7 @@
 """A running job as stored in etcd, kept current by a thread: it reads when a watch reports a change.
 
-It reads at most twice a second, and at least every five seconds. While etcd is unavailable the last state stays, with
-its age and the reason; the watch and the client recover by themselves.
+It reads at most twice a second, and by default at least every five seconds. While etcd is unavailable the last state
+stays, with its age and the reason; the watch and the client recover by themselves.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from megatrain.jobs.snapshot import DecodedRecords, JobSnapshot, read_job
 from megatrain.jobs.verdict_cases import VerdictWithOutcome, read_cases
 
 _logger = logging.getLogger(__name__)
+MAX_PAUSE_S = 5.0
+"""How long nothing is read while no change is reported, by default."""
 _MIN_PAUSE_S = 0.5
-_MAX_PAUSE_S = 5.0
 _POLL_S = 0.2
 _MAX_CHARACTERS = 300
 _PART_BUSY = 4.0
@@ -84,10 +85,12 @@ class EtcdJob:
         changed: Callable[[EtcdPoll, EtcdPoll], None],
         *,
         clock: Callable[[], float] = time.time,
+        max_pause_s: float = MAX_PAUSE_S,
     ) -> None:
-        """The thread calls `changed` with the earlier and the new state."""
+        """The thread calls `changed` with the earlier and the new state, at least every `max_pause_s` seconds."""
         settings = client.settings
         self._client, self._keys, self._changed, self._clock = client, keys, changed, clock
+        self._max_pause_s = max_pause_s
         self._reader = EtcdClient(replace(settings, attempt_s=min(settings.attempt_s, _ANSWER_S), call_s=_ANSWER_S))
         self._last_poll = EtcdPoll()
         self._decoded = DecodedRecords()
@@ -127,7 +130,7 @@ class EtcdJob:
     def _patience_s(self) -> float:
         """How much longer than the shortest pause the next read waits, if no change is reported."""
         is_current = self._last_poll.snapshot is not None and not self._last_poll.trouble
-        return _MAX_PAUSE_S - _MIN_PAUSE_S if is_current else _MIN_PAUSE_S
+        return self._max_pause_s - _MIN_PAUSE_S if is_current else _MIN_PAUSE_S
 
     def _read(self) -> None:
         before, self._is_stale = self._last_poll, False
@@ -161,7 +164,7 @@ class EtcdJob:
                 event = watch.next(min(_POLL_S, max(0.01, deadline_s - time.monotonic())))
             except CoordinationError as error:
                 job = self._keys.job
-                _logger.warning("job %s cannot be watched, it is read every %g s: %s", job, _MAX_PAUSE_S, error)
+                _logger.warning("job %s cannot be watched, it is read every %g s: %s", job, self._max_pause_s, error)
                 self._drop_watch()
                 return
             if event is not None:

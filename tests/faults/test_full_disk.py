@@ -39,7 +39,8 @@ def half_stored(branch: Path, index: int) -> list[int]:
 def test_a_disk_fills_up_after_one_host_has_stored_its_part(index: int, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
         place = {"checkpoint": {"directory": str(disk.path / "checkpoints"), "interval": INTERVAL}}
-        changes = {"train": {"steps": 1_000_000}}
+        # nothing is given up while the test waits: only the host that notices the full disk can end the checkpoint
+        changes = {"train": {"steps": 1_000_000}, "runtime": {"checkpoint_timeout_s": 3600.0}}
         with running_job(tmp_path / "job", place, changes, enter=disk.enter()) as running:
             branch = disk.seen / "checkpoints/main"
             running.launched.wait_for_step(INTERVAL + 2)

@@ -61,13 +61,12 @@ def shown_step(page: object) -> int:
     return int(text.replace(",", "")) if text[0].isdigit() else 0
 
 
-def test_steps_are_seen_two_seconds_after_they_are_known(live: Live, pages) -> None:
+def test_the_page_follows_the_steps_that_the_stream_reports(live: Live, pages) -> None:
     page = live.open(pages)
     page.locator("[data-figure=step]").wait_for()
     page.locator("main[data-connection=live]").wait_for()
     before = shown_step(page)
     wait_until(lambda: shown_step(page) > before, "a later step on the page")
-    # from here on the page says at any moment what the server's stream said two seconds ago
     stream = """() => new Promise(resolve => {
         const source = new EventSource('api/v1/live');
         let first = null;
@@ -77,9 +76,9 @@ def test_steps_are_seen_two_seconds_after_they_are_known(live: Live, pages) -> N
             if (step > first) { source.close(); resolve(step); }
         });
     })"""
-    told = page.evaluate(stream)
-    wait_until(lambda: shown_step(page) >= told, f"step {told} on the page")
-    assert shown_step(page) >= told > before
+    reported = page.evaluate(stream)
+    wait_until(lambda: shown_step(page) >= reported, f"step {reported} on the page")
+    assert reported > before
 
 
 def test_dashboard_begun_anew_is_found_by_an_open_page(live: Live, pages) -> None:

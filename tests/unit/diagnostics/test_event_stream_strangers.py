@@ -23,6 +23,7 @@ from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 from megatrain_diagnostics.wire.sender import Sender
 from tests.helpers.event_collector import RunningCollector, span_rows
 from tests.helpers.fixed_daemon import FixedDaemon
+from tests.helpers.slow_peer import is_ended_when_sent
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
@@ -128,18 +129,9 @@ def test_a_handshake_that_takes_too_long_is_ended_however_busy_it_looks(
     with RunningCollector(tmp_path / "events") as collector:
         with socket.create_connection(("127.0.0.1", collector.server.port)) as slow:
             slow.sendall(struct.pack("<BQQ", FrameKind.HANDSHAKE, 4096, 0))
-            with suppress(ConnectionError):
-                while not _is_ended(slow):  # only the daemon ends this
-                    slow.sendall(b" ")  # a byte now and then: no receive of the daemon's ever waits long
+            # a byte now and then: no receive of the daemon's ever waits long
+            wait_until(lambda: is_ended_when_sent(slow, b" "), "the daemon to end the handshake")
         wait_until(lambda: collector.ledger.counters().refused_handshakes == 1, "the count")
-
-
-def _is_ended(connection: socket.socket) -> bool:
-    connection.settimeout(0.05)
-    try:
-        return not connection.recv(1000) or True
-    except TimeoutError:
-        return False
 
 
 def test_a_host_that_was_admitted_is_read_into_nothing_beyond_the_limit(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from megatrain_diagnostics.metrics import server
 from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
 from megatrain_diagnostics.metrics.server import MetricsServer
 from tests.helpers.metric_readings import make_host_reading
+from tests.helpers.slow_peer import is_ended_when_sent
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
@@ -46,14 +47,8 @@ def test_a_request_that_takes_too_long_is_ended_however_busy_it_looks(
 ) -> None:
     monkeypatch.setattr(server, "REQUEST_S", 0.2)
     with socket.create_connection(("127.0.0.1", port)) as slow:
-        slow.settimeout(0.05)
         slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
-        is_ended = False
-        with suppress(ConnectionError):
-            while not is_ended:  # only the server ends this
-                slow.sendall(b"x")
-                with suppress(TimeoutError):
-                    is_ended = slow.recv(1000) == b""
+        wait_until(lambda: is_ended_when_sent(slow, b"x"), "the server to end the request")
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def worker(body: str, grace_s: float = LONG_S, environment: dict[str, str] | Non
         if started.process.poll() is None:
             started.process.kill()
         started.process.communicate()
-        wait_until(lambda: not is_running(started.watchdog_pid), "the process")
+        wait_until(lambda: not is_running(started.watchdog_pid), "the end of the watchdog")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -163,7 +163,7 @@ def test_a_kill_of_the_group_takes_the_watchdog_along() -> None:
     with worker("get_stuck()") as stuck:
         os.killpg(stuck.pid, signal.SIGKILL)
         assert stuck.end() == (-signal.SIGKILL, "")
-        wait_until(lambda: not is_running(stuck.watchdog_pid), "the process")
+        wait_until(lambda: not is_running(stuck.watchdog_pid), "the end of the watchdog")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_kill_of_the_group_takes_the_watchdog_along() -> None:
 def test_the_watchdog_ends_with_its_worker(body: str, status: int) -> None:
     with worker(body) as ended:
         assert ended.end() == (status, "")
-        wait_until(lambda: not is_running(ended.watchdog_pid), "the process")
+        wait_until(lambda: not is_running(ended.watchdog_pid), "the end of the watchdog")
 
 
 def test_the_watchdog_ends_with_its_worker_although_a_child_holds_the_pipe() -> None:
@@ -191,7 +191,7 @@ os._exit(0)
         child = int(ended.line())
         try:
             assert ended.end() == (0, "")
-            wait_until(lambda: not is_running(ended.watchdog_pid), "the process")
+            wait_until(lambda: not is_running(ended.watchdog_pid), "the end of the watchdog")
             assert is_running(child)
         finally:
             os.kill(child, signal.SIGKILL)
@@ -296,7 +296,10 @@ def test_the_watchdog_holds_nothing_of_the_worker_open() -> None:
         stuck.watchdog_pid = int(stuck.line())
         assert stuck.line() == "stuck"
         directory = Path(f"/proc/{stuck.watchdog_pid}/fd")
-        wait_until(lambda: {path.name for path in directory.iterdir()} == {"0", "1", "2", "3"}, "the process")
+        wait_until(
+            lambda: {path.name for path in directory.iterdir()} == {"0", "1", "2", "3"},
+            "the watchdog to close its files",
+        )
         assert [os.readlink(directory / name) for name in "01"] == [os.devnull] * 2
         assert os.readlink(directory / "2") == os.readlink(f"/proc/{stuck.pid}/fd/2")
 

@@ -13,7 +13,7 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.formatting.quantities import age_text
-from megatrain.jobs.etcd_job import EtcdJob, EtcdPoll
+from megatrain.jobs.etcd_job import MAX_PAUSE_S, EtcdJob, EtcdPoll
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import cases_of_audit, merged_cases
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
@@ -32,13 +32,18 @@ class LiveJob(RunSource):
         *,
         clock: Callable[[], float] = time.time,
         period_s: float = PERIOD_S,
+        max_pause_s: float = MAX_PAUSE_S,
     ) -> None:
-        """`period_s`: the time between two polls of the run directory."""
+        """Open the job.
+
+        period_s: the time between two polls of the run directory. max_pause_s: the time between two reads of etcd
+        if no change is reported.
+        """
         self._keys, self._clock = keys, clock
         self._config: Config | None = None
         self._etcd_endpoints = ",".join(map(str, client.settings.endpoints))
         super().__init__(run, lambda: checkpoints_place(self._config, run), is_over=False, period_s=period_s)
-        self._etcd = EtcdJob(client, keys, self._take, clock=clock)
+        self._etcd = EtcdJob(client, keys, self._take, clock=clock, max_pause_s=max_pause_s)
 
     @property
     def job(self) -> str:
