@@ -1,0 +1,86 @@
+"""Which tests are about a product module: those that import it, or import what imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.helpers.source_tree import ROOT, imported_modules, python_files, relative
+
+PRODUCT = ("megatrain", "launcher/megatrain_launcher", "diagnostics/megatrain_diagnostics")
+_TESTS = ("tests/unit", "tests/dist")
+
+
+def module_name(path: Path) -> str:
+    """Return a product file's name as it is imported: `megatrain.config.config`."""
+    inside = path.relative_to(ROOT).with_suffix("")
+    parts = inside.parts[1:] if inside.parts[0] in ("launcher", "diagnostics") else inside.parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def files_that_test(path: Path) -> list[str]:
+    """Return the test files of a product file, relative to the root: first those that import it themselves.
+
+    Where there are none, it goes on to the importers of importers. A file that nothing imports, such as a command that
+    is found by its name, has the tests of its package.
+    """
+    imports, importers = _imports_of_tests(), _importers()
+    near = {module_name(path)}
+    own = [test for test, names in imports.items() if names & near]
+    while True:
+        wider = near.union(*(importers.get(one, ()) for one in near))
+        found = own + [test for test, names in imports.items() if names & wider and test not in own]
+        if found or wider == near:
+            return found or _tests_of_package(path)
+        near = wider
+
+
+def _tests_of_package(path: Path) -> list[str]:
+    names = set(path.relative_to(ROOT).parent.parts) - {"megatrain"}
+    return [
+        relative(test) for test in python_files(*(f"tests/unit/{name}" for name in sorted(names))) if _is_test(test)
+    ]
+
+
+def _is_test(path: Path) -> bool:
+    return path.name.startswith("test_")
+
+
+@cache
+def _modules() -> frozenset[str]:
+    return frozenset(module_name(path) for path in python_files(*PRODUCT))
+
+
+@cache
+def _importers() -> dict[str, set[str]]:
+    """Return, by product module, the product modules that import it."""
+    found: dict[str, set[str]] = {}
+    for path in python_files(*PRODUCT):
+        for module in _product_imports(path):
+            found.setdefault(module, set()).add(module_name(path))
+    return found
+
+
+@cache
+def _imports_of_tests() -> dict[str, frozenset[str]]:
+    """Return the product modules that each test file imports, itself and through tests.helpers."""
+    helpers = {
+        f"tests.helpers.{path.stem}": frozenset(_product_imports(path)) for path in python_files("tests/helpers")
+    }
+    found = {}
+    for path in python_files(*_TESTS):
+        if _is_test(path):
+            used = {name.rpartition(".")[0] for name, _ in imported_modules(path)}
+            through = (helpers[name] for name in used & helpers.keys())
+            found[relative(path)] = frozenset(_product_imports(path)).union(*through)
+    return found
+
+
+def _product_imports(path: Path) -> Iterator[str]:
+    modules = _modules()
+    for name, _ in imported_modules(path):
+        if name in modules:
+            yield name
+        elif (parent := name.rpartition(".")[0]) in modules:
+            yield parent

@@ -1,0 +1,208 @@
+"""`python -m tests.mutate [--count N] [--part K/N] [--results FILE] [--against FILE] [--write]`: are faults found?
+
+It draws N mutations over all packages of the product, puts one at a time into a copy of the tree, and runs the quick
+tests of its module there until one fails. --results keeps what was found. --against takes the mutations of such a file
+instead of drawing: whoever makes the suite smaller runs it before and after, and it ends with exit code 1 if a
+mutation that was found is not found any more. --write: a table by package goes to docs/benchmarks/mutations.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from benchmarks.result import Result, publish
+from tests.helpers.importers import PRODUCT, files_that_test
+from tests.helpers.mutation_sites import Mutation, mutated, mutations_of
+from tests.helpers.source_tree import ROOT, python_files
+
+COUNT = 200
+SEED = 0
+NUM_COPIES = 2
+LIMIT_S = 900
+"""A mutation whose tests have not ended by then hangs them, which counts as found."""
+NOTES = (
+    "each mutation ran against the quick tests that import its module, or import a module that imports it",
+    "not all that is not found is a gap: some mutations change a log line, a pause or the size of a cache only",
+)
+
+RunTests = Callable[["Drawn", Path], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A mutation of one file of the product, by its path below the root."""
+
+    path: str
+    mutation: Mutation
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """found_by: the first test that failed; empty if none did."""
+
+    drawn: Drawn
+    found_by: str
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the mutations and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutate", description=__doc__)
+    parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--part", default="1/1", help="K/N: each N-th mutation, from the K-th on")
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args(arguments)
+    before = read_outcomes(args.against) if args.against else []
+    drawn = [one.drawn for one in before] or draw(product_sources(), args.count, SEED)
+    part, parts = map(int, args.part.split("/"))
+    outcomes = []
+    for outcome in run_all(drawn[part - 1 :: parts], _run_tests):
+        outcomes.append(outcome)
+        print(shown(outcome), flush=True)
+        if args.results:
+            args.results.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+    publish(
+        Result("mutations", "Small faults that the tests find", _command(args), by_package(outcomes), NOTES, ()),
+        is_written=args.write,
+    )
+    lost = lost_outcomes(before, outcomes)
+    for one in lost:
+        print(f"found before, not found now: {shown(one)}")
+    return int(bool(lost))
+
+
+def product_sources() -> dict[str, str]:
+    """Return the product's files by their path below the root."""
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in python_files(*PRODUCT)}
+
+
+def draw(sources: Mapping[str, str], count: int, seed: int) -> list[Drawn]:
+    """Return `count` different mutations, one of each package in turn. Equal arguments give equal mutations."""
+    chance = random.Random(seed)
+    by_package: dict[str, list[Drawn]] = {}
+    for path in sorted(sources):
+        of_file = [Drawn(path, one) for one in mutations_of(sources[path])]
+        by_package.setdefault(package_of(path), []).extend(of_file)
+    packages = list(by_package.values())
+    chance.shuffle(packages)
+    for package in packages:
+        chance.shuffle(package)
+    turns = zip_longest(*packages)
+    return [one for turn in turns for one in turn if one is not None][:count]
+
+
+def package_of(path: str) -> str:
+    """Return the package of a product file, such as `megatrain/ops` or `launcher/megatrain_launcher/driver`."""
+    parents = Path(path).parent.parts
+    return "/".join(parents[: 3 if parents[0] in ("launcher", "diagnostics") else 2])
+
+
+def run_all(drawn: Sequence[Drawn], run_tests: RunTests) -> Iterator[Outcome]:
+    """Put each mutation into a copy of the tree, run its tests, and yield the outcomes in order."""
+    with _copies(NUM_COPIES) as free, ThreadPoolExecutor(NUM_COPIES) as pool:
+
+        def outcome(one: Drawn) -> Outcome:
+            tree = free.get()
+            file = tree / one.path
+            source = file.read_text()
+            try:
+                file.write_text(mutated(source, one.mutation))
+                return Outcome(one, run_tests(one, tree))
+            finally:
+                file.write_text(source)
+                free.put(tree)
+
+        yield from pool.map(outcome, drawn)
+
+
+def by_package(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Return a row for each package, and the sum."""
+    rows = []
+    for package in [*sorted({package_of(one.drawn.path) for one in outcomes}), ""]:
+        of_package = [one for one in outcomes if package_of(one.drawn.path).startswith(package)]
+        found = sum(bool(one.found_by) for one in of_package)
+        rows.append({"package": package or "all", "mutations": len(of_package), "found": found})
+    return rows
+
+
+def lost_outcomes(before: Sequence[Outcome], now: Sequence[Outcome]) -> list[Outcome]:
+    """Return what was found before and is not found now."""
+    found = {one.drawn for one in before if one.found_by}
+    return [one for one in now if one.drawn in found and not one.found_by]
+
+
+def read_outcomes(path: Path) -> list[Outcome]:
+    """Return the outcomes that --results has written."""
+    return [
+        Outcome(Drawn(one["drawn"]["path"], Mutation(**one["drawn"]["mutation"])), one["found_by"])
+        for one in json.loads(path.read_text())
+    ]
+
+
+def shown(outcome: Outcome) -> str:
+    """Return an outcome as one line."""
+    path, mutation = outcome.drawn.path, outcome.drawn.mutation
+    before, after = (" ".join(text.split())[:80] for text in (mutation.before, mutation.after))
+    return f"{path}:{mutation.line}: {before} -> {after}: {outcome.found_by or 'NOT FOUND'}"
+
+
+@contextmanager
+def _copies(count: int) -> Iterator[SimpleQueue[Path]]:
+    """Yield copies of what is committed."""
+    with tempfile.TemporaryDirectory(prefix="megatrain-mutations-") as directory:
+        free: SimpleQueue[Path] = SimpleQueue()
+        for number in range(count):
+            tree = Path(directory) / str(number)
+            subprocess.run(["git", "clone", "--quiet", ROOT, tree], check=True)
+            free.put(tree)
+        yield free
+
+
+def _run_tests(drawn: Drawn, tree: Path) -> str:
+    """Return the first failure of the tests of a mutation; empty if they passed, or if there are none."""
+    tests = files_that_test(ROOT / drawn.path)
+    if not tests:
+        return ""
+    # the copy's packages come before the installed ones, which are those of ROOT
+    paths = os.pathsep.join(str(tree / name) for name in ("", "launcher", "diagnostics"))
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--slow=without"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end after {LIMIT_S} s"
+    if done.returncode in (0, 5):  # passed, or no quick test among them
+        return ""
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0] if failed else f"exit code {done.returncode}"
+
+
+def _command(args: argparse.Namespace) -> str:
+    return f"python -m tests.mutate --count {args.count} --part {args.part} --write"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""The mutations that show whether tests find faults: what can be changed, what is drawn, and what counts as lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.importers import files_that_test
+from tests.helpers.mutation_sites import mutated, mutations_of
+from tests.helpers.source_tree import ROOT
+from tests.mutate import Drawn, Outcome, by_package, draw, lost_outcomes, package_of, product_sources, run_all
+
+CHANGES = {
+    "a == b": {"(a != b)"},
+    "x = a < b": {"x = (a <= b)"},
+    "x = a in b": {"x = (a not in b)"},
+    "x = a + b": {"x = (a - b)"},
+    "x = a // b": {"x = (a * b)"},
+    "x = 'é' + a": set(),
+    "x = a and b": {"x = (a or b)"},
+    "x = True": {"x = False"},
+    "x = 3": {"x = 4"},
+    "x = 0.5": {"x = 1.5"},
+    "x: Literal[3] = None": set(),
+    "x = f'{a + b}'": set(),
+    "x = a if b else c": {"x = a if (not b) else c"},
+    "do(a)": {"pass"},
+    "_logger.info(a)": set(),
+    '"""A docstring."""': set(),
+    "if a: x = b": {"if (not a): x = b"},
+    "def f() -> int:\n    return a": {"def f() -> int:\n    return None"},
+    "def f():\n    return None": set(),
+    "x = é(a * b)": {"x = é((a + b))"},
+}
+
+
+@pytest.mark.parametrize("source", CHANGES)
+def test_a_file_has_these_mutations(source: str) -> None:
+    assert {mutated(source, one) for one in mutations_of(source)} == CHANGES[source]
+
+
+def test_a_mutation_of_another_text_is_refused() -> None:
+    (mutation,) = mutations_of("x = 3")
+    with pytest.raises(ValueError, match="line 1 does not have '3'"):
+        mutated("y = 12", mutation)
+
+
+def test_each_package_has_its_turn_and_equal_seeds_draw_equal_mutations() -> None:
+    sources = {
+        "megatrain/a/one.py": "x = 1\ny = 2\n",
+        "megatrain/a/deep/two.py": "x = 1\n",
+        "launcher/megatrain_launcher/b/three.py": "x = 1\ny = 2\nz = 3\n",
+    }
+    drawn = draw(sources, 4, 0)
+    assert sorted(package_of(one.path) for one in drawn) == ["launcher/megatrain_launcher/b"] * 2 + ["megatrain/a"] * 2
+    assert draw(dict(reversed(sources.items())), 4, 0) == drawn
+    assert len(set(draw(sources, 100, 1))) == 6
+
+
+def test_each_mutation_is_alone_in_its_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "megatrain/contracts/layout.py"
+    source = (ROOT / path).read_text()
+    drawn = [Drawn(path, one) for one in mutations_of(source)[:3]]
+    seen = []
+
+    def run_tests(one: Drawn, tree: Path) -> str:
+        seen.append((tree / path).read_text() == mutated(source, one.mutation))
+        return "a test" if one is drawn[1] else ""
+
+    assert [one.found_by for one in run_all(drawn, run_tests)] == ["", "a test", ""]
+    assert seen == [True] * 3
+    assert (ROOT / path).read_text() == source
+
+
+def test_what_was_found_and_is_not_found_any_more_is_lost() -> None:
+    first, second = draw(product_sources(), 2, 0)
+    before = [Outcome(first, "a test"), Outcome(second, "")]
+    assert lost_outcomes(before, [Outcome(first, "another test"), Outcome(second, "")]) == []
+    now = [Outcome(first, ""), Outcome(second, "a test")]
+    assert lost_outcomes(before, now) == [Outcome(first, "")]
+    assert by_package(now)[-1] == {"package": "all", "mutations": 2, "found": 1}
+
+
+def test_the_tests_of_a_module_import_it_or_what_imports_it() -> None:
+    assert files_that_test(ROOT / "megatrain/contracts/layout.py")[0].startswith("tests/")
+    assert "tests/unit/ops/test_normalization.py" in files_that_test(ROOT / "megatrain/ops/normalization.py")
+    # a command, which is found by its name
+    assert files_that_test(ROOT / "megatrain/commands/ckpt/pinning.py")
