@@ -18,7 +18,7 @@ SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
 SUITE      := tests/dist tests/unit tests/docs
 
 .DEFAULT_GOAL := help
-.PHONY: help gate smoke venv web dashboard-sample demo demo-fault test test-all test-kernels test-torch-cuda test-faults test-faults-short test-web check bench ci-nightly ci-deps clean
+.PHONY: help gate smoke venv web dashboard-sample demo demo-fault test test-slow test-all test-kernels test-torch-cuda test-faults test-faults-ranks test-faults-hosts test-faults-outages test-faults-programs test-faults-pace test-faults-short test-web test-mutations check bench ci-nightly ci-deps clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -55,12 +55,15 @@ demo-fault: venv  ## the same training, with a process killed in the middle; sho
 test: venv  ## run the tests that cover each package, in minutes (no GPU, no root, no network)
 	@$(PYTEST) -- $(SUITE) --slow=without $(SIDE_BY_SIDE) $(TEST_ARGS)
 
-test-all: test  ## run these and the slow ones: every layout, every crash point, every example of the guides
+test-slow: venv  ## run the slow ones: every layout, every crash point, every example of the guides
 	@$(PYTEST) -- $(SUITE) --slow=only $(SIDE_BY_SIDE) $(TEST_ARGS)
 
+test-all: test test-slow  ## run both
+
 smoke: venv  ## one test of each expensive kind: a killed rank, a page in a browser, emulated CUDA, nvcc
-	@$(PYTEST) -- tests/faults/test_killed_rank.py \
+	@$(PYTEST) -- tests/faults/ranks/test_killed_rank.py \
 	  'tests/web/test_web_sample.py::test_view_of_the_sample_fits_every_screen[overview]' \
+	  'tests/web/test_web_views.py::test_view_shows_what_it_is_for[overview]' \
 	  tests/kernels/test_compiled.py::test_nvcc_compiles_a_kernel
 	@$(PYTEST) --kernels=emulated -- tests/unit/ops/test_normalization.py
 
@@ -80,14 +83,25 @@ test-torch-cuda:  ## test the kernels and operators beside a torch built for CUD
 	    numpy safetensors h11 setuptools nvidia-cuda-crt nvidia-cuda-nvcc nvidia-nvvm pytest; }
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CUDA_VENV)/bin/python -m pytest $(CUDA_TESTS) $(TEST_ARGS)
 
-test-faults: venv  ## break launched jobs in every way (minutes; as root also with networks that are cut)
-	@$(PYTEST) -- tests/faults $(TEST_ARGS)
+# Launched jobs wait more than they compute. Those that are judged by how long their steps take run alone.
+FAULTS := test-faults-ranks test-faults-hosts test-faults-outages test-faults-programs
+
+test-faults: $(FAULTS) test-faults-pace  ## break launched jobs in every way (as root also with networks that are cut)
+
+$(FAULTS): test-faults-%: venv
+	@$(PYTEST) -- tests/faults/$* -n auto --dist worksteal $(TEST_ARGS)
+
+test-faults-pace: venv
+	@$(PYTEST) -- tests/faults/pace $(TEST_ARGS)
 
 test-faults-short: venv  ## break launched jobs in the ways that happen most
-	@$(PYTEST) -- tests/faults --slow=without $(TEST_ARGS)
+	@$(PYTEST) -- tests/faults --slow=without -n auto --dist worksteal $(TEST_ARGS)
 
 test-web: venv  ## open the dashboard in a real browser (chromium of the system)
 	@$(PYTEST) -- tests/web $(SIDE_BY_SIDE) -n 2 $(TEST_ARGS)
+
+test-mutations: venv  ## put small faults into the product, other ones each day, and see which the quick tests find
+	@$(VENV_PY) -m tests.mutate $(or $(MUTATE_ARGS),--part today)
 
 check: venv  ## format, lint, types, layers and spelling
 	@$(VENV)/bin/ruff format --check --quiet .
@@ -107,7 +121,8 @@ gate:  ## what each change must pass, in minutes; .ci/run (SUITE_ARGS=--write: f
 	@$(PYTHON) -m tests.stages gate $(SUITE_ARGS) ci-deps venv check test smoke
 
 ci-nightly:  ## everything that needs no GPU, once a night
-	@$(PYTHON) -m tests.stages nightly $(SUITE_ARGS) ci-deps venv check test-all test-kernels test-web test-faults
+	@$(PYTHON) -m tests.stages nightly $(SUITE_ARGS) ci-deps venv check test test-slow test-kernels test-web \
+	  $(FAULTS) test-faults-pace
 
 ci-deps:  ## install the Debian packages that tests use (prometheus, alertmanager, chromium)
 	@missing=""; \

@@ -3,7 +3,8 @@
 It draws N mutations over all packages of the product, puts one at a time into a copy of the tree, and runs the quick
 tests of its module there until one fails. --results keeps what was found. --against takes the mutations of such a file
 instead of drawing: whoever makes the suite smaller runs it before and after, and it ends with exit code 1 if a
-mutation that was found is not found any more. --write: a table by package goes to docs/benchmarks/mutations.md.
+mutation that was found is not found any more. --part says which of the mutations: K/N, or `today`, one of 20 parts
+that come one after the other, one each day. --write: a table by package goes to docs/benchmarks/mutations.md.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime
 from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,6 +35,10 @@ from tests.helpers.source_tree import ROOT, python_files
 COUNT = 200
 SEED = 0
 NUM_COPIES = 2
+NUM_DAYS = 20
+"""All mutations have their turn within so many days, a few minutes each day."""
+PATIENCE = "0.25"
+"""Where a mutation keeps a test waiting, a quarter of the usual deadline says so."""
 LIMIT_S = 900
 """A mutation whose tests have not ended by then hangs them, which counts as found."""
 NOTES = (
@@ -62,16 +69,18 @@ def main(arguments: Sequence[str]) -> int:
     """Run the mutations and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutate", description=__doc__)
     parser.add_argument("--count", type=int, default=COUNT)
-    parser.add_argument("--part", default="1/1", help="K/N: each N-th mutation, from the K-th on")
+    parser.add_argument(
+        "--part", type=part_of, default="1/1", help="K/N: each N-th mutation, from the K-th on; or today"
+    )
     parser.add_argument("--results", type=Path)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(arguments)
     before = read_outcomes(args.against) if args.against else []
     drawn = [one.drawn for one in before] or draw(product_sources(), args.count, SEED)
-    part, parts = map(int, args.part.split("/"))
+    part, num_parts = args.part
     outcomes = []
-    for outcome in run_all(drawn[part - 1 :: parts], _run_tests):
+    for outcome in run_all(drawn[part - 1 :: num_parts], _run_tests):
         outcomes.append(outcome)
         print(shown(outcome), flush=True)
         if args.results:
@@ -84,6 +93,16 @@ def main(arguments: Sequence[str]) -> int:
     for one in lost:
         print(f"found before, not found now: {shown(one)}")
     return int(bool(lost))
+
+
+def part_of(text: str, today: date | None = None) -> tuple[int, int]:
+    """Return which part of how many a command line names. Raises: argparse.ArgumentTypeError."""
+    if text == "today":
+        return (today or datetime.now(UTC).date()).toordinal() % NUM_DAYS + 1, NUM_DAYS
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise argparse.ArgumentTypeError(f"{text!r}: is neither K/N, with K from 1 to N, nor `today`")
+    return int(found[1]), int(found[2])
 
 
 def product_sources() -> dict[str, str]:
@@ -186,7 +205,7 @@ def _run_tests(drawn: Drawn, tree: Path) -> str:
         done = subprocess.run(
             command,
             cwd=tree,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths, "MEGATRAIN_TEST_PATIENCE": PATIENCE},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -201,7 +220,8 @@ def _run_tests(drawn: Drawn, tree: Path) -> str:
 
 
 def _command(args: argparse.Namespace) -> str:
-    return f"python -m tests.mutate --count {args.count} --part {args.part} --write"
+    part, num_parts = args.part
+    return f"python -m tests.mutate --count {args.count} --part {part}/{num_parts} --write"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
-"""Random exchanges come late: no result is used early, no rank waits for ever, and no bit changes.
-
-tests/faults/test_many_late_exchanges.py has more of these.
-"""
+"""Random exchanges come late: no result is used early, no rank waits for ever, and no bit changes."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.helpers.late_exchanges import LATE_CASES, assert_late_changes_nothing
+from tests.helpers.late_exchanges import LATE_CASES, SCHEDULES, assert_late_changes_nothing, random_case
 from tests.helpers.rank_pool import RankPool
 
 
@@ -15,3 +12,9 @@ from tests.helpers.rank_pool import RankPool
 @pytest.mark.parametrize("name", LATE_CASES)
 def test_late_exchanges_change_no_bit(name: str, rank_pool: RankPool) -> None:
     assert_late_changes_nothing(rank_pool, LATE_CASES[name], range(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2 * len(SCHEDULES)))
+def test_late_exchanges_change_no_bit_of_random_layouts(seed: int, rank_pool: RankPool) -> None:
+    assert_late_changes_nothing(rank_pool, random_case(seed), range(100 + 3 * seed, 103 + 3 * seed))

@@ -28,6 +28,7 @@ LAYOUTS = {
     "tp2-pp2-chunks2": {**on_layout(2, 2, 1, 2), "batch": {"micro_batch_size": 4}},
     "dp2-chunks2": on_layout(1, 1, 2, 2),
     "pp2-dp2-zero-bubble": on_layout(1, 2, 2, schedule="zero_bubble"),
+    "tp2-pp2-dp2-zero-bubble": on_layout(2, 2, 2, schedule="zero_bubble"),
 }
 COMMON: Tables = {"train": {"precision": "fp32", "steps": 3}, "model": {"dropout": 0.1}}
 OPTIONS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
@@ -37,8 +38,10 @@ OPTIONS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "tp2-pp2-chunks2-full": ("tp2-pp2-chunks2", {"recompute": "full"}, {}),
     "dp2-chunks2-tied": ("dp2-chunks2", {}, {"has_tied_head": True}),
     "pp2-dp2-zero-bubble": ("pp2-dp2-zero-bubble", {}, {}),
+    "tp2-pp2-dp2-chunks2": ("tp2-pp2-dp2-chunks2", {}, {}),
+    "tp2-pp2-dp2-zero-bubble-zero2": ("tp2-pp2-dp2-zero-bubble", {"zero_stage": 2}, {}),
 }
-RESTARTED = ("dp4", "dp2-chunks2-tied")
+RESTARTED = ("dp4", "dp2-chunks2-tied", "tp2-pp2-dp2-chunks2")
 
 
 @pytest.mark.slow(kept=["dp2-chunks2-tied"])

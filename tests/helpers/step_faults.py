@@ -81,7 +81,6 @@ KINDS: Mapping[str, Callable[[], None]] = {
     "stop": _by(signal.SIGSTOP),
     "interpreter-lock": _hold_the_interpreter_lock,
     "exit": lambda: os._exit(3),
-    "exit-of-bad-config": lambda: os._exit(int(ExitCode.CONFIG)),
     "exit-of-bad-data": lambda: os._exit(int(ExitCode.DATA)),
     "terminate": _by(signal.SIGTERM),
     "interrupt": _by(signal.SIGINT),

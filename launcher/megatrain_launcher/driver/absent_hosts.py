@@ -50,6 +50,18 @@ class Absent:
     dead: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class _SecondSign:
+    """What shows, besides a lease that is gone, that hosts are lost.
+
+    `began`: when steps ended, as far as the sign shows it. A host that is cut off stops the others' steps long before
+    its lease ends.
+    """
+
+    evidence: tuple[str, ...]
+    began: float
+
+
 def absent_of(state: ClusterState, round_: Round) -> Absent:
     """Return the hosts of a round that are missing, except those that had finished before they left."""
     gone: list[RoundHost] = []
@@ -82,11 +94,11 @@ def respond_to_vanished(
     began = min(state.gone_since(part) for part in gone)
     probes = probes_for(now, state, gone)
     sign = _second_sign(now, state, policy, round_, gone, began)
-    if sign:
-        evidence = (*(f"{name} is lost; its lease is gone" for name in names[:8]), *sign)
-        # a host that is cut off stops the others' steps long before its lease ends
-        began = min((began, *(stall_began(state, host, now) for host in stalled_hosts(state, round_))))
-        incident = broken_incident(now, state, round_, IncidentKind.HOST_LOST, began, evidence, hosts=names)
+    if sign is not None:
+        evidence = (*(f"{name} is lost; its lease is gone" for name in names[:8]), *sign.evidence)
+        incident = broken_incident(
+            now, state, round_, IncidentKind.HOST_LOST, min(began, sign.began), evidence, hosts=names
+        )
         return break_round(now, round_, incident)
     if now - began < _TOLERATED_S:
         return Decision(probes, f"{', '.join(names[:8])}: lease gone a moment ago")
@@ -104,29 +116,33 @@ def respond_to_vanished(
 
 def _second_sign(
     now: float, state: ClusterState, policy: Policy, round_: Round, gone: tuple[RoundHost, ...], began: float
-) -> tuple[str, ...]:
-    """Return a sign besides the lease that the hosts are lost; empty if they may still train."""
+) -> _SecondSign | None:
+    """Return a sign besides the lease that the hosts are lost; None if they may still train."""
     stalled = stalled_hosts(state, round_)
     if stalled:
-        return tuple(stall_sentence(state, host) for host in stalled[:4])
+        since = min(stall_began(state, host, now) for host in stalled)
+        return _SecondSign(tuple(stall_sentence(state, host) for host in stalled[:4]), since)
     waited_s = now - began
     others = _others(round_, gone)
     if not others:
         until = max(gone_by(state, policy, round_, part, state.gone_since(part)) for part in gone)
-        return (f"no host of the round is reachable for {waited_s:.0f} s",) if now > until else ()
+        return _SecondSign((f"no host of the round is reachable for {waited_s:.0f} s",), began) if now > until else None
     saved = [part.host for part in others if _exit_code_of(state, round_, part) == ExitCode.SAVED_AND_STOPPED]
     if saved:
         # all ranks agree on such a stop, and no known host or person has asked for it
-        return (f"{', '.join(saved[:8])}: the workers were asked to save and stop, and did so",)
+        return _SecondSign((f"{', '.join(saved[:8])}: the workers were asked to save and stop, and did so",), began)
     if _are_too_many(policy, round_, gone) or all(_is_alive(state, part) for part in gone):
         # a host that has finished its work reports no stalls any more
         is_waiting = all(_is_done(state, round_, part) for part in others)
         until = max(gone_by(state, policy, round_, part, state.gone_since(part)) for part in gone)
         is_over = is_waiting and now > until
-        return (f"all others are done and wait for {waited_s:.0f} s",) if is_over else ()
+        return _SecondSign((f"all others are done and wait for {waited_s:.0f} s",), began) if is_over else None
     limit_s = _silence_limit_s(state, policy, round_)
-    silent_s = now - _advanced_at(state, round_, gone, began)
-    return (f"no step was completed for {silent_s:.1f} s (limit {limit_s:.1f} s)",) if silent_s > limit_s else ()
+    advanced_at = _advanced_at(state, round_, gone, began)
+    silent_s = now - advanced_at
+    if silent_s <= limit_s:
+        return None
+    return _SecondSign((f"no step was completed for {silent_s:.1f} s (limit {limit_s:.1f} s)",), advanced_at)
 
 
 def _silence_limit_s(state: ClusterState, policy: Policy, round_: Round) -> float:

@@ -33,6 +33,7 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs import etcd_job
+from megatrain.jobs.etcd_job import MAX_PAUSE_S
 from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.dashboard.api.overview.route import overview_inputs
@@ -68,7 +69,7 @@ _numbers = itertools.count()
 class Running:
     """A job in etcd, and the source that shows it."""
 
-    def __init__(self, servers: EtcdServers, run: RunDirectory, max_pause_s: float = 1.0) -> None:
+    def __init__(self, servers: EtcdServers, run: RunDirectory, max_pause_s: float = MAX_PAUSE_S) -> None:
         self.servers, self.run = servers, run
         run.create()
         settings = replace(EtcdSettings.of(servers.urls), attempt_s=0.5, call_s=0.5)

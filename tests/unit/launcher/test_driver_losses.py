@@ -30,12 +30,16 @@ def wait(job: SimulatedJob, seconds: float) -> None:
 def test_one_of_three_hosts_is_not_many() -> None:
     job = begin(THREE, 4)
     lost = members(job, 1)[1]
+    stepped_at = job.now
+    wait(job, 3.0)
     cut_off(job, lost)
-    wait(job, 8.0)
+    wait(job, 5.0)
     assert KEYS.halt(1) not in job.etcd.items
     wait(job, 4.0)  # no step for 10 s
     assert KEYS.halt(1) in job.etcd.items
-    assert [(one.kind, one.culprit_hosts) for one in incidents(job)] == [(IncidentKind.HOST_LOST, (lost,))]
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.culprit_hosts) == (IncidentKind.HOST_LOST, (lost,))
+    assert incident.moments.began <= stepped_at, "it began with the last step, not with the end of the lease"
 
 
 def test_many_are_held_while_others_could_complain() -> None:

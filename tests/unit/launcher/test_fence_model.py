@@ -28,8 +28,7 @@ POLICY = quiet(Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts=f
 HOSTS = st.integers(0, NUM_HOSTS - 1)
 RATES = st.sampled_from([0.996, 1.0, 1.004])
 STEPS_S = [0.1, 1.0, 5.0, 60.0, 600.0]
-NUM_SCHEDULES = 30
-"""tests/faults/test_fence_schedules.py tries many more."""
+NUM_SCHEDULES, NUM_MANY_SCHEDULES = 30, 300
 
 
 class Fencing(RuleBasedStateMachine):
@@ -174,11 +173,17 @@ class Fencing(RuleBasedStateMachine):
         raise AssertionError(f"no training: {self.job.driver.decide(self.job.driver_now)}")
 
 
+class ManySchedules(Fencing):
+    """As `Fencing`: another name begins elsewhere among the schedules."""
+
+
 Fencing.TestCase.settings = settings(
     max_examples=NUM_SCHEDULES, derandomize=True, stateful_step_count=30,
     suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
 )  # fmt: skip
+ManySchedules.TestCase.settings = settings(Fencing.TestCase.settings, max_examples=NUM_MANY_SCHEDULES)
 TestFencing = Fencing.TestCase
+TestManySchedules = pytest.mark.slow(ManySchedules.TestCase)
 
 
 @pytest.mark.slow(kept=["1.0-11.0", "5.0-33.0", "0.1-9.0"])

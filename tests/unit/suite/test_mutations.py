@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,18 @@ import pytest
 from tests.helpers.importers import files_that_test
 from tests.helpers.mutation_sites import mutated, mutations_of
 from tests.helpers.source_tree import ROOT
-from tests.mutate import Drawn, Outcome, by_package, draw, lost_outcomes, package_of, product_sources, run_all
+from tests.mutate import (
+    NUM_DAYS,
+    Drawn,
+    Outcome,
+    by_package,
+    draw,
+    lost_outcomes,
+    package_of,
+    part_of,
+    product_sources,
+    run_all,
+)
 
 CHANGES = {
     "a == b": {"(a != b)"},
@@ -87,3 +100,13 @@ def test_the_tests_of_a_module_import_it_or_what_imports_it() -> None:
     assert "tests/unit/ops/test_normalization.py" in files_that_test(ROOT / "megatrain/ops/normalization.py")
     # a command, which is found by its name
     assert files_that_test(ROOT / "megatrain/commands/ckpt/pinning.py")
+
+
+def test_every_part_has_its_day() -> None:
+    first = date(2026, 11, 28)
+    parts = [part_of("today", first + timedelta(days=number)) for number in range(NUM_DAYS)]
+    assert sorted(parts) == [(number, NUM_DAYS) for number in range(1, NUM_DAYS + 1)]
+    assert part_of("3/20") == (3, 20)
+    for text in ("0/20", "21/20", "3", "a/b"):
+        with pytest.raises(argparse.ArgumentTypeError, match="neither K/N"):
+            part_of(text)

@@ -20,6 +20,7 @@ from megatrain_diagnostics.wire.sender import Sender
 from tests.helpers.daemon_process import KEYS, daemon_record, running_daemon
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.event_collector import span_rows
+from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
@@ -31,7 +32,7 @@ def test_a_stream_that_does_not_end_keeps_no_daemon_alive(tmp_path: Path) -> Non
         running_daemon(tmp_path / "run", etcd.urls) as daemon,
     ):
         wait_until(lambda: daemon_record(client) is not None, "the record")
-        stubborn = Path(__file__).parents[1] / "helpers" / "stubborn_stream.py"
+        stubborn = ROOT / "tests" / "helpers" / "stubborn_stream.py"
         record = encode(daemon_record(client)).decode()
         with subprocess.Popen([sys.executable, str(stubborn), record], stdout=subprocess.PIPE) as host:
             try:

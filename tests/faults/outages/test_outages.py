@@ -78,14 +78,13 @@ def check_partition(job: OutageJob, victim: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("away_s", [0.5, LONG_S])
-def test_restarted_etcd_goes_unnoticed(tmp_path: Path, away_s: float) -> None:
+def test_restarted_etcd_goes_unnoticed(tmp_path: Path) -> None:
     with outage_job(tmp_path, QUICK) as job:
         sessions = job.sessions()
         (member,) = job.etcd.members
         killed_at = time.time()
         member.kill()
-        job.wait_seconds(killed_at, away_s)
+        job.wait_seconds(killed_at, LONG_S)
         member.start()
         job.etcd.wait_ready()
         check_nobody_was_evicted(job, sessions, killed_at)
@@ -94,36 +93,28 @@ def test_restarted_etcd_goes_unnoticed(tmp_path: Path, away_s: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["killed", "frozen"])
-def test_leader_of_three_is_lost_for_a_while(tmp_path: Path, how: str) -> None:
+def test_leader_of_three_is_frozen_for_a_while(tmp_path: Path) -> None:
     with outage_job(tmp_path, QUICK, num_members=3) as job:
         sessions = job.sessions()
         leader = job.etcd.leader()
         lost_at = time.time()
-        if how == "killed":
-            leader.kill()
-        else:
-            leader.freeze()
+        leader.freeze()
         # the other two go on: a fault meanwhile is answered as ever
         check_next_fault_is_answered(job)
         back_to_work = time.time()
         job.wait_seconds(lost_at, 15.0)
-        if how == "killed":
-            leader.start()
-        else:
-            leader.thaw()
+        leader.thaw()
         job.etcd.wait_ready()
         check_nobody_was_evicted(job, sessions, back_to_work, num_recoveries=1)
         job.end()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["a host", "the driver", "all hosts"])
+@pytest.mark.parametrize("who", ["the driver", "all hosts"])
 def test_management_network_is_down_while_training_goes_on(tmp_path: Path, who: str) -> None:
     with outage_job(tmp_path, QUICK, has_network=True) as job:
         sessions, driver = job.sessions(), job.view.driver()
-        trainers = [host for host in HOSTS[:2] if host != driver]
-        cut_off = {"a host": trainers[:1], "the driver": [driver], "all hosts": list(HOSTS)}[who]
+        cut_off = [driver] if who == "the driver" else list(HOSTS)
         cut_at = job.cut(cut_off, MANAGEMENT)
         wait_until(lambda: not set(cut_off) & set(job.sessions()), "the leases to run out")
         request = JobRequest("r1", RequestKind.CHECKPOINT, "a test", time.time())
@@ -158,15 +149,13 @@ def test_all_leases_revoked_by_hand(tmp_path: Path) -> None:
         job.end()
 
 
-@pytest.mark.slow(kept=["1.0"])
-@pytest.mark.parametrize("away_s", [1.0, LONG_S])
-def test_rank_that_fails_while_etcd_is_away_is_answered_when_it_is_back(tmp_path: Path, away_s: float) -> None:
+def test_rank_that_fails_while_etcd_is_away_is_answered_when_it_is_back(tmp_path: Path) -> None:
     with outage_job(tmp_path, QUICK) as job:
         sessions = job.sessions()
         (member,) = job.etcd.members
         member.kill()
         struck = job.kill_a_rank(RANK)
-        job.wait_seconds(struck, away_s)
+        job.wait_seconds(struck, LONG_S)
         member.start()
         job.etcd.wait_ready()
         back_at = time.time()

@@ -30,17 +30,13 @@ def processes_of(running: Running, host: str) -> list[int]:
 
 
 @pytest.mark.slow(kept=["other"])
-@pytest.mark.parametrize("place", ["first", "driver", "other"])
+@pytest.mark.parametrize("place", ["driver", "other"])
 def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
     tmp_path: Path, place: str, undisturbed_losses: dict[int, float]
 ) -> None:
     with running_job(tmp_path, SHORT_LEASE, spare=SPARE) as running:
         running.launched.wait_for_step(24)
-        host = {
-            "first": running.view.rounds()[0].hosts[0].host,
-            "driver": running.view.driver(),
-            "other": running.other_than_driver(),
-        }[place]
+        host = running.view.driver() if place == "driver" else running.other_than_driver()
         frozen = processes_of(running, host)
         struck = time.time()
         for pid in frozen:
@@ -75,32 +71,30 @@ def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hosts", [HOSTS, HOSTS[:1]])
 def test_training_without_etcd_saves_and_stops_in_time_and_goes_on_when_etcd_is_back(
-    tmp_path: Path, hosts: tuple[str, ...], undisturbed_losses: dict[int, float]
+    tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
-    """Steps are completed all the time, by all hosts or by the only one: the limit is for how long no lease is held."""
+    """Steps are completed by all hosts all the time: the limit is for how long no lease is held."""
     short = {
         "recovery": {"lease_ttl_s": 4, "lease_renew_s": 1.0, "hang_floor_s": 1.0, "join_timeout_s": 12.0},
         "runtime": {"save_grace_s": 3.0},
     }
-    with running_job(tmp_path, short, hosts=hosts, nnodes="1:2", pace_s=0.5) as running:
+    with running_job(tmp_path, short, nnodes="1:2", pace_s=0.5) as running:
         running.launched.wait_for_step(4)
         (member,) = running.etcd.members
         member.kill()
         log = running.launched.log
-        wait_until(lambda: all("save and stop" in log(host) for host in hosts), "the limit")
+        wait_until(lambda: all("save and stop" in log(host) for host in HOSTS), "the limit")
         wait_until(lambda: not running.pids("mt-rank-0"), "the end of the workers")
         stopped_at = max(running.launched.losses())
         assert 8 < stopped_at < STEPS - 5
-        assert all(running.launched.executors[host].poll() is None for host in hosts)
+        assert all(running.launched.executors[host].poll() is None for host in HOSTS)
         member.start()
         running.etcd.wait_ready()
-        assert running.finish(hosts) == 0
+        assert running.finish() == 0
         # what was saved is where the next round began
         incident = running.only_incident()
         assert (incident.state, incident.steps_lost) == (IncidentState.RECOVERED, 0)
         assert incident.resumed_step == stopped_at
         running.check_history()
-        if hosts == HOSTS:
-            assert running.launched.losses() == undisturbed_losses
+        assert running.launched.losses() == undisturbed_losses

@@ -1,4 +1,8 @@
-"""Slow host -> verdict -> checkpoint -> evict -> spare -> resume: real trainer, launcher, streamer and daemon."""
+"""Slow host -> verdict -> checkpoint -> evict -> spare -> resume: real trainer, launcher, streamer and daemon.
+
+The daemon judges real step times, so nothing else may run beside these tests. How soon it all comes, and how fast the
+job is afterwards, benchmarks/closed_loop.py measures.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,7 @@ def outcome_of(loop: ClosedLoop, verdict_id: str) -> OutcomeKind | None:
 
 def test_a_slow_host_is_named_and_replaced(tmp_path: Path) -> None:
     with closed_loop(tmp_path) as loop:
-        began = loop.newest_step()
-        before = loop.wait_for_more_steps(_STEPS_BEFORE)
-        normal_s = loop.step_time_s(began + 2, before)
+        loop.wait_for_more_steps(_STEPS_BEFORE)
         assert loop.verdicts() == []
         (slow,) = [part for part in loop.view.rounds()[-1].hosts if part.first_rank == 2]
         loop.pace.slow_down(Slowness("compute", slow.host, 1, factor=1.3))
@@ -44,9 +46,7 @@ def test_a_slow_host_is_named_and_replaced(tmp_path: Path) -> None:
         newest = loop.view.rounds()[-1]
         assert {part.host for part in newest.hosts} == {"host-0", "host-1", SPARE} - {slow.host}
         assert outcome_of(loop, verdict.verdict_id) is OutcomeKind.ACTED
-        resumed = loop.newest_step()
-        after = loop.wait_for_more_steps(_STEPS_BEFORE)
-        assert loop.step_time_s(resumed + 3, after) <= 1.05 * normal_s
+        loop.wait_for_more_steps(_STEPS_BEFORE)
 
 
 def test_a_slow_link_is_named_and_nobody_evicted_for_a_guess(tmp_path: Path) -> None:
