@@ -75,9 +75,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # a bare GPU machine has torch and pytest, but not xdist
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Run a process more than there are cores: many tests wait for a server."""
-    return len(os.sched_getaffinity(0)) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For `-n auto`, run a process more than there are cores: many tests wait for a server. `-n logical`: one a core."""
+    return len(os.sched_getaffinity(0)) + (config.option.numprocesses == "auto")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -90,7 +90,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is slow, or what is not, where that is asked for; multiply the time limits by the patience."""
-    for item in items:
+    # a bare GPU machine has no plug-in for time limits, and pytest warns of the mark
+    for item in items if config.pluginmanager.hasplugin("timeout") else ():
         limit = item.get_closest_marker("timeout")
         # in front: the first mark of a test counts
         item.add_marker(pytest.mark.timeout((limit.args[0] if limit else TIMEOUT_S) * PATIENCE), append=False)

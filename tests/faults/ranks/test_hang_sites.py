@@ -35,15 +35,8 @@ LAYOUTS: dict[str, tuple[tuple[int, int, int], list[tuple[int, str]]]] = {
         (1, 1, 4),
         [
             (2, "before forward-compute"),
-            (0, IN_FORWARD),
             (3, "before grads-reduce-scatter"),
-        ],
-    ),
-    "dp4-ends": (
-        (1, 1, 4),
-        [
             (1, "before params-all-gather"),
-            (2, "in optimizer"),
             (0, READ),
         ],
     ),
@@ -51,24 +44,16 @@ LAYOUTS: dict[str, tuple[tuple[int, int, int], list[tuple[int, str]]]] = {
         (2, 1, 2),
         [
             (1, "before tp-all-gather"),
-            (2, "in tp-reduce-scatter"),
             (3, "in backward-compute"),
+            (2, "in optimizer"),
         ],
     ),
     "tp2-pp2": (
         (2, 2, 1),
         [
             (2, "before forward-recv"),
-            (1, "before forward-send"),
             (3, "before backward-send"),
-        ],
-    ),
-    "pp2-dp2": (
-        (1, 2, 2),
-        [
-            (0, "before backward-recv"),
-            (3, "before pp-all-reduce"),
-            (1, "before dp-all-reduce of dp"),
+            (1, "before pp-all-reduce"),
         ],
     ),
 }

@@ -118,7 +118,7 @@ def test_an_older_round_whose_put_is_late(checkpoints: Location, s3: FaultyS3, t
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", list(Fault))
 def test_two_rounds_race_while_puts_fail(checkpoints: Location, s3: FaultyS3, tmp_path: Path, fault: Fault) -> None:
-    """A put of the older round goes wrong, each third in turn; then the newer one comes, and the older tries again."""
+    """A put of the older round goes wrong, each fifth in turn; then the newer one comes, and the older tries again."""
     number, has_failed = 0, True
     while has_failed:
         (checkpoints / "main/step-000000010").remove()
@@ -143,8 +143,8 @@ def test_two_rounds_race_while_puts_fail(checkpoints: Location, s3: FaultyS3, tm
         with suppress(CheckpointError):
             old.persist(checkpoints)
         assert newest(checkpoints) == STEP
-        number += 3
-    assert number > 6
+        number += 5
+    assert number > 10
 
 
 @pytest.mark.slow

@@ -76,17 +76,17 @@ def put_another_in_its_place(etcd: EtcdProcess, place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize(
-    ("remove", "named"),
+    ("remove", "named", "is_shared"),
     [
-        (lambda etcd, place: shutil.rmtree(place), "etcd/member/snap/db"),
-        (lambda etcd, place: empty(place), "lock"),
-        (lambda etcd, place: shutil.rmtree(place / "etcd"), "etcd/member/snap/db"),
-        (lambda etcd, place: shutil.rmtree(place / "etcd" / "member" / "wal"), ".wal"),
-        (remove_data_and_etcd, "etcd/member/snap/db"),
-        (put_another_in_its_place, "etcd/member/snap/db"),
-        (lambda etcd, place: (place / "endpoint").unlink(), "endpoint"),
+        (lambda etcd, place: shutil.rmtree(place), "etcd/member/snap/db", False),
+        (lambda etcd, place: shutil.rmtree(place), "etcd/member/snap/db", True),
+        (lambda etcd, place: empty(place), "lock", True),
+        (lambda etcd, place: shutil.rmtree(place / "etcd"), "etcd/member/snap/db", True),
+        (lambda etcd, place: shutil.rmtree(place / "etcd" / "member" / "wal"), ".wal", True),
+        (remove_data_and_etcd, "etcd/member/snap/db", True),
+        (put_another_in_its_place, "etcd/member/snap/db", True),
+        (lambda etcd, place: (place / "endpoint").unlink(), "endpoint", True),
     ],
 )
 def test_what_somebody_removes_is_put_back_and_nothing_is_lost(

@@ -115,12 +115,10 @@ def require_same_training(config: Config, between: Between = lambda rank_model, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_microbatches", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_training_is_the_same_to_the_bit(case: str, num_microbatches: int) -> None:
-    replays = require_same_training(config_of(CASES[case], num_microbatches))
-
-    assert replays == ([5, 5] if num_microbatches == 1 else [5, 5, 10, 10])
+def test_training_is_the_same_to_the_bit(case: str) -> None:
+    """One recording for the first micro-batch, whose gradients are fresh, and one for the two that add to them."""
+    assert require_same_training(config_of(CASES[case], 3)) == [5, 5, 10, 10]
 
 
 @pytest.mark.slow(kept=["1"])
@@ -183,8 +181,8 @@ def test_a_step_in_evaluation_mode_has_no_dropout() -> None:
     assert require_same_training(config_of({"model": {"dropout": 0.3}}, 1), switch) == [4, 4]
 
 
-@pytest.mark.slow(kept=["plain-(2,)"])
-@pytest.mark.parametrize("bad_steps", [(0,), (0, 1), (2,), (4,)], ids=str)
+@pytest.mark.slow(kept=["plain-(4,)"])
+@pytest.mark.parametrize("bad_steps", [(0, 1), (4,)], ids=str)
 @pytest.mark.parametrize("tables", [{}, DELAYED], ids=["plain", "fp8"])
 def test_a_skipped_step_leaves_no_trace(tables: Tables, bad_steps: tuple[int, ...]) -> None:
     """Its gradients are not finite; those of the next step overwrite them. Delayed scales are as long away."""
