@@ -62,6 +62,11 @@ FACTORISATIONS: Mapping[str, tuple[str, ...]] = {"dense": DENSE, "expert": ("edp
 """How the ranks of a stage are divided into axes, outermost first. The dense one determines the ranks of a stage."""
 REPLICAS = tuple(axes[0] for axes in FACTORISATIONS.values())
 """The outermost axis of each factorisation: gradients are summed and state is sharded along it."""
+WITHIN_REPLICA = (STAGES, *DENSE[1:])
+"""The axes along which one replica of the model is spread: the world size is the product of their sizes and dp's.
+
+Axes of other factorisations divide the same ranks once more, so they do not count.
+"""
 _BY_NAME = {axis.name: axis for axis in AXES}
 _DERIVED_SIZE = tuple(axes[0] for axes in FACTORISATIONS.values() if axes is not DENSE)
 SIZED_AXES = tuple(axis for axis in AXES if axis.name not in _DERIVED_SIZE)
@@ -205,8 +210,15 @@ class Layout:
         return {axis: self.index(axis, rank) for axis in self.axes}
 
     def rank_of(self, coordinate: Coordinate) -> int:
-        """Return the rank at a coordinate. Its place is 0 along an axis that the coordinate lacks."""
-        return sum(coordinate.get(axis, 0) * self.stride(axis) for axis in self.grid)
+        """Return the rank at a coordinate. Raises: TopologyError when it lacks an axis that numbers the ranks."""
+        missing = [axis for axis in self.grid if axis not in coordinate]
+        if missing:
+            raise TopologyError(f"the coordinate {dict(coordinate)} lacks {', '.join(missing)} of the layout {self}")
+        return sum(coordinate[axis] * self.stride(axis) for axis in self.grid)
+
+    def first_rank_of(self, stage: int) -> int:
+        """Return the first rank of a stage of the pipeline."""
+        return stage * self.stride(STAGES)
 
     def ranks_along(self, rank: int, *axes: str) -> tuple[int, ...]:
         """Return the ranks that differ from `rank` only along these axes, and `rank`. The first axis varies slowest."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import prod
 
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import STAGES, Coordinate, Holders, Layout
+from megatrain.contracts.layout import STAGES, Holders, Layout
 from megatrain.parallel.boxes import Box
 
 PIPELINE_ENDS = "embedding"
@@ -118,18 +118,18 @@ def row_of(name: str, table: Sequence[PlacementRow]) -> PlacementRow:
 
 
 def placements_of(
-    name: str, shape: Sequence[int], row: PlacementRow, layout: Layout, coordinate: Coordinate
+    name: str, shape: Sequence[int], row: PlacementRow, layout: Layout, rank: int
 ) -> tuple[Placement, ...]:
-    """Return the placements of a parameter of `shape` on the rank at `coordinate`, whose stage has the parameter.
+    """Return the placements of a parameter of `shape` on a rank of `layout`, whose stage has the parameter.
 
     There is one placement, except for fused matrices with splits_first: these have two, which lie end to end in the
     memory of the rank's tensor.
     Raises: TopologyError when the parameter cannot be cut as the row says.
     """
-    holders = _holders(row.sum_group, layout, coordinate)
+    holders = _holders(row.sum_group, layout, rank)
     boxes = [(Box((0,) * len(shape), tuple(shape)), holders)]
     if row.cut is not None:
-        dim, axis_size, index = row.cut.dim, layout.size(row.cut.axis), coordinate.get(row.cut.axis, 0)
+        dim, axis_size, index = row.cut.dim, layout.size(row.cut.axis), layout.index(row.cut.axis, rank)
         splits_first = row.fused is not None and row.fused.splits_first and axis_size > shape[dim]
         num_parts = row.cut.num_parts or (shape[dim] if splits_first else axis_size)
         if axis_size % num_parts or shape[dim] % num_parts:
@@ -187,9 +187,9 @@ def _own_parts(name: str, box: Box, fused: Fused, holders: ShardHolders) -> list
     return [(within(holders.index * num_own, num_own), SOLE_HOLDER), (within(num_first, num_others), holders)]
 
 
-def _holders(group: str, layout: Layout, coordinate: Coordinate) -> ShardHolders:
+def _holders(group: str, layout: Layout, rank: int) -> ShardHolders:
     if not group:
         return SOLE_HOLDER
     if group == PIPELINE_ENDS:
-        return ShardHolders(group, index=min(coordinate[STAGES], 1), count=2)
-    return ShardHolders(group, coordinate.get(group, 0), layout.size(group))
+        return ShardHolders(group, index=min(layout.index(STAGES, rank), 1), count=2)
+    return ShardHolders(group, layout.index(group, rank), layout.size(group))

@@ -13,7 +13,7 @@ from torch import nn
 
 from megatrain.comm.group import Group
 from megatrain.comm.sequence_chunks import SequenceChunks
-from megatrain.contracts.layout import Coordinate, Layout
+from megatrain.contracts.layout import Layout
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
 from megatrain.parallel.placement import Placement, PlacementRow, placements_of, row_of, tensor_shape
 from megatrain.parallel.selective_recompute import SelectiveRecompute
@@ -33,7 +33,7 @@ from megatrain.parallel.styles import (
 class TensorPlan:
     """What to apply to a chunk.
 
-    table, layout, coordinate: the placements, and the rank whose part is cut. recompute: "none", "selective" or "full".
+    table, layout, rank: the placements, and the rank whose part is cut. recompute: "none", "selective" or "full".
     vocab_size: without the padding.
     group: the rank's tensor-parallel group, over which rows are exchanged.
     num_sequence_chunks: how many sequence chunks the branches exchange; with one, all rows at once. has_overlap:
@@ -43,7 +43,7 @@ class TensorPlan:
 
     table: Sequence[PlacementRow]
     layout: Layout
-    coordinate: Coordinate
+    rank: int
     group: Group
     recompute: str
     vocab_size: int
@@ -60,7 +60,7 @@ def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalP
     Raises: TopologyError for a parameter that no row of the table matches, or whose dim cannot be divided.
     """
     placements = {
-        name: placements_of(name, parameter.shape, row_of(name, plan.table), plan.layout, plan.coordinate)
+        name: placements_of(name, parameter.shape, row_of(name, plan.table), plan.layout, plan.rank)
         for name, parameter in chunk.named_parameters(remove_duplicate=False)
     }
     _cut_parameters(chunk, placements)

@@ -30,6 +30,7 @@ KV = PlacementRow("kv.weight", Cut("tp", 0, num_parts=2))
 QKV = row_of("blocks.0.attention_branch.attention.qkv.weight", decoder_table())
 EXPERTS = PlacementRow("experts.up", Cut("ep", 0), replica_group="edp")
 WORD = PlacementRow("embedding.word.weight", Cut("tp", 0), sum_group=PIPELINE_ENDS)
+EVERY_AXIS = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=4)
 CASES: dict[str, tuple[PlacementRow, tuple[int, ...], Layout, tuple[int, ...]]] = {
     "cut": (PlacementRow("w", Cut("tp", 1)), (6, 8, 3), Layout(tp_size=4, dp_size=2), (0,)),
     "whole": (PlacementRow("norm", sum_group="tp"), (13,), Layout(tp_size=4, dp_size=3), (0,)),
@@ -43,6 +44,8 @@ CASES: dict[str, tuple[PlacementRow, tuple[int, ...], Layout, tuple[int, ...]]] 
     "experts within tp": (EXPERTS, (4, 2, 3), Layout(tp_size=4, dp_size=2, ep_size=2), (0,)),
     "experts across dp": (EXPERTS, (8, 2, 3), Layout(tp_size=2, dp_size=4, ep_size=4), (0,)),
     "experts over a stage": (EXPERTS, (8, 3), Layout(tp_size=2, pp_size=2, dp_size=2, ep_size=4), (1,)),
+    "experts, with every axis": (EXPERTS, (8, 3), EVERY_AXIS, (1,)),
+    "cut over tp, with every axis": (PlacementRow("w", Cut("tp", 0)), (8, 3), EVERY_AXIS, (1,)),
     "on both ends": (WORD, (6, 5), Layout(tp_size=2, pp_size=3, dp_size=2), (0, 2)),
 }
 """Row, shape, layout and the stages that hold the parameter."""
@@ -61,7 +64,7 @@ def placed(case: str) -> dict[int, tuple[Placement, ...]]:
     """Return what each rank holds that holds any."""
     row, shape, layout, stages = CASES[case]
     ranks = [rank for rank in range(layout.world_size) if layout.index("pp", rank) in stages]
-    return {rank: placements_of(row.pattern, shape, row, layout, layout.coordinate(rank)) for rank in ranks}
+    return {rank: placements_of(row.pattern, shape, row, layout, rank) for rank in ranks}
 
 
 def boxes_of(case: str) -> list[tuple[int, Placement]]:
@@ -150,7 +153,7 @@ def test_a_rank_has_the_queries_that_its_key_and_value_serve() -> None:
 def test_the_table_says_what_each_rank_holds() -> None:
     head = row_of("loss_head.weight", decoder_table(has_two_ends=True))
     layout = Layout(tp_size=2, pp_size=2)
-    (copy,) = placements_of("loss_head.weight", (6, 5), head, layout, layout.coordinate(3))
+    (copy,) = placements_of("loss_head.weight", (6, 5), head, layout, 3)
 
     assert (copy.name, copy.box.offsets, copy.box.sizes) == ("embedding.word.weight", (3, 0), (3, 5))
     assert (copy.replica_group, copy.holders) == ("dp", ShardHolders("embedding", 1, 2))
@@ -171,7 +174,7 @@ def test_the_table_says_what_each_rank_holds() -> None:
 )
 def test_what_cannot_be_cut_is_refused(row: PlacementRow, shape: tuple[int, ...], tp_size: int, problem: str) -> None:
     with pytest.raises(TopologyError, match=problem):
-        placements_of("w", shape, row, Layout(tp_size=tp_size), {"pp": 0})
+        placements_of("w", shape, row, Layout(tp_size=tp_size), 0)
 
 
 @pytest.mark.parametrize(
