@@ -48,7 +48,7 @@ class Bucket:
 
     The placements of all parameters of a bucket name the same groups. Gradients are reduce-scattered, and parameters
     all-gathered, over `replicas`. After the reduce-scatter, the slices of a shard that have several holders are summed
-    over `sum_group`, which is None where every holder is the only one.
+    over `sum_groups`, one after the other; there are none where every holder is the only one.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Bucket:
     ) -> None:
         """groups: the rank's groups, by name."""
         self.parameters = tuple(parameters)
-        replica_group, sum_group = self.parameters[0].groups
+        replica_group, sum_groups = self.parameters[0].groups
         self.replicas = groups[replica_group]
-        self.sum_group = groups[sum_group] if sum_group else None
+        self.sum_groups = tuple(groups[name] for name in sum_groups)
         self.gradient_dtype = gradient_dtype
         numels = [logical.parameter.numel() for logical in self.parameters]
         self.starts = list(accumulate(numels, initial=0))[:-1]
@@ -191,7 +191,7 @@ def group_into_buckets(parameters: Sequence[LogicalParameter], bucket_size: int)
     Parameters whose gradients are summed over different groups never share a bucket. A bucket is closed when it holds
     `bucket_size` elements or more.
     """
-    open_buckets: dict[tuple[str, str], list[LogicalParameter]] = {}
+    open_buckets: dict[tuple[str, tuple[str, ...]], list[LogicalParameter]] = {}
     closed: list[list[LogicalParameter]] = []
     for logical in reversed(parameters):
         key = logical.groups

@@ -164,7 +164,7 @@ class ChunkDataParallel:
             self._start_reductions()
 
     def finish_reduce(self) -> None:
-        """Wait until this rank's shard of every gradient is summed over both groups of its bucket."""
+        """Wait until this rank's shard of every gradient is summed over all groups of its bucket."""
         self.finish_reductions()
         self.finish_gather()  # of parameters that no forward used: the optimizer is about to write to them
         sums = []
@@ -300,15 +300,21 @@ class ChunkDataParallel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SumOverHolders:
-    """Parts of a shard that one all-reduce sums, end to end in `flat`. A single part is its own `flat`, not a copy."""
+    """Parts of a shard, end to end in `flat`, that are summed over one group after the other.
+
+    A single part is its own `flat`, not a copy. `pending`: the sum over the first group. others: the groups after it.
+    """
 
     parts: Sequence[Tensor]
     flat: Tensor
     pending: Pending
+    others: Sequence[Group]
 
     def finish(self) -> None:
-        """Wait for the sums, and write them to the shard."""
+        """Wait for the sums, and write them to the shard. Communication: an all-reduce over each of the others."""
         self.pending.wait()
+        for group in self.others:
+            _sum_over(group, self.flat).wait()
         if len(self.parts) > 1:
             for part, summed in zip(self.parts, self.flat.split([part.numel() for part in self.parts]), strict=True):
                 part.copy_(summed)
@@ -317,14 +323,19 @@ class _SumOverHolders:
 def _start_sum(bucket: Bucket, shard: Tensor) -> list[_SumOverHolders]:
     """Start to sum the parts of this rank's `shard` of a bucket that have several holders.
 
-    Communication: one all-reduce over the bucket's sum group, or none; all ranks of the group decide the same.
+    Communication: one all-reduce over the first of the bucket's sum groups, or none; all ranks of the groups decide
+    the same.
     """
-    group = bucket.sum_group
-    parts = [shard[one.start : one.stop] for one in bucket.shard_slices() if one.holders.group]
-    if group is None or not parts:
+    parts = [shard[one.start : one.stop] for one in bucket.shard_slices() if one.holders.groups]
+    if not parts:
         return []
     flat = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return [_SumOverHolders(parts, flat, group.all_reduce(flat, all_reduce_along(group.name)))]
+    first, *others = bucket.sum_groups
+    return [_SumOverHolders(parts, flat, _sum_over(first, flat), others)]
+
+
+def _sum_over(group: Group, flat: Tensor) -> Pending:
+    return group.all_reduce(flat, all_reduce_along(group.name))
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

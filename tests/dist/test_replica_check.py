@@ -136,7 +136,7 @@ def compare_on_more_axes(context: RankContext, layout: Layout, odd_rank: int, od
     return str(caught.value)
 
 
-MORE_ROWS = [(PlacementRow("dense", Cut("tp", 0)), (8,)), (PlacementRow("experts", Cut("ep", 0), "edp"), (8,))]
+MORE_ROWS = [(PlacementRow("dense", Cut("tp", 0)), (8,)), (PlacementRow("experts", Cut("ep", 0), ("edp",)), (8,))]
 
 
 @pytest.mark.slow(

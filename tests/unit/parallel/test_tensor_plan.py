@@ -212,8 +212,8 @@ def test_tied_head_on_another_stage_is_a_copy_of_the_same_logical_parameter() ->
     last = planned(config, 2, 1, ModelPart(range(1, 2), has_embedding=False, has_head=True), pp_size=2, stage=1)[1]
 
     for index, part in enumerate((first, last)):
-        (one,) = (one for one in part if one.groups[1] == "embedding")
-        box, holders = Box((30, 0), (30, 16)), ShardHolders("embedding", index, 2)
+        (one,) = (one for one in part if one.groups[1] == ("embedding",))
+        box, holders = Box((30, 0), (30, 16)), ShardHolders(("embedding",), index, 2)
         assert one.placements == (Placement("embedding.word.weight", (60, 16), box, "dp", holders),)
         assert one.parameter.shape == (30, 16)
     assert not any(one.name == "loss_head.weight" for one in last)
@@ -313,7 +313,7 @@ def test_planned_model_of_one_rank_computes_what_the_plain_model_does() -> None:
 
 
 EVERY_AXIS = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=4)
-OVER_EP = PlacementRow("blocks.*.mlp.up.weight", Cut("ep", 1), replica_group="edp")
+OVER_EP = PlacementRow("blocks.*.mlp.up.weight", Cut("ep", 1), replica_axes=("edp",))
 
 
 def test_every_rank_gets_the_part_that_its_whole_coordinate_gives_it() -> None:
