@@ -114,7 +114,12 @@ def build_meta_chunks(
     copy = last.module.loss_head.weight
     last.module.loss_head.weight = first.module.embedding.word.weight
     own = tuple(logical for logical in last.parameters if logical.parameter is not copy)
-    return [*chunks[:-1], replace(last, parameters=own)]
+    tied = last.module.loss_head.weight
+    shared = tuple(
+        replace(logical, num_writes=logical.num_writes + 1) if logical.parameter is tied else logical
+        for logical in first.parameters
+    )
+    return [replace(first, parameters=shared), *chunks[1:-1], replace(last, parameters=own)]
 
 
 def _build_meta_chunk(

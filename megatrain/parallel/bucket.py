@@ -73,8 +73,6 @@ class Bucket:
         self.shard_numel = self.numel // self.replicas.size
         self.values = torch.zeros(self.numel, dtype=dtype, device=device)
         self.gradients: Tensor | None = None
-        self._late: Tensor | None = None
-        """The gradients that were added after the bucket's reduction had started."""
         self._is_written = [False] * len(self.parameters)
         for logical, start in zip(self.parameters, self.starts, strict=True):
             # the module keeps its parameter object; on the meta device it had no memory, now it has the bucket's
@@ -107,28 +105,12 @@ class Bucket:
 
     def take_gradient(self, index: int) -> tuple[Tensor, bool]:
         """Return the memory of parameter number `index`'s gradient, and whether it is fresh: see Addition."""
+        if self.gradients is None:  # ZeRO-2: the head of a tied model, in the last chunk of a stage, comes first
+            self.allocate_gradients()
         assert self.gradients is not None
         is_fresh = not self._is_written[index]
         self._is_written[index] = True
         return self._view(self.gradients, self.parameters[index], self.starts[index]), is_fresh
-
-    @property
-    def has_late_gradients(self) -> bool:
-        return self._late is not None
-
-    def take_late_gradient(self, index: int) -> tuple[Tensor, bool]:
-        """Return the memory for a late gradient of parameter number `index`, and whether it is fresh (it never is).
-
-        While a bucket's reduction is in flight, its gradients must not be written to.
-        """
-        if self._late is None:
-            self._late = torch.zeros(self.numel, dtype=self.gradient_dtype, device=self.values.device)
-        return self._view(self._late, self.parameters[index], self.starts[index]), False
-
-    def release_late_gradients(self) -> Tensor:
-        """Return the late gradients of the whole bucket, and forget them. Zeros where none was added."""
-        late, self._late = self._late, None
-        return torch.zeros(self.numel, dtype=self.gradient_dtype, device=self.values.device) if late is None else late
 
     def finished_gradients(self) -> Tensor:
         """Return the whole bucket's gradients. A parameter that got no gradient has zeros."""

@@ -70,6 +70,7 @@ class PlacementRow:
     their group, and the optimizer state is sharded over it.
     sum_groups: axes, or PIPELINE_ENDS, whose ranks hold the same part, too. Each computes only a part of the gradient,
     so the gradient is summed over these groups as well, one after the other; the state is not sharded over them.
+    may_lack_gradient: a micro-batch may not use the parameter, as an expert to which no token goes.
     logical_name: the single-device model's parameter that this one is a copy of, where the name differs.
     """
 
@@ -77,6 +78,7 @@ class PlacementRow:
     cut: Cut | None = None
     replica_axes: tuple[str, ...] = DENSE_REPLICAS
     sum_groups: tuple[str, ...] = ()
+    may_lack_gradient: bool = False
     logical_name: str = ""
     fused: Fused | None = None
 

@@ -16,10 +16,13 @@ class LogicalParameter:
 
     placements: one for each box; the boxes lie end to end in the tensor's memory. All placements name the same replica
     group, and all with several holders name the same groups of holders.
+    num_writes: how often backward writes to its gradient in each micro-batch: once for each use of the parameter.
+    0 where a micro-batch may give it no gradient.
     """
 
     parameter: nn.Parameter
     placements: tuple[Placement, ...]
+    num_writes: int = 1
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ is on the meta device when the plan is applied, so no full weight ever exists.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,15 @@ def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalP
     _cut_parameters(chunk, placements)
     selective_recompute = SelectiveRecompute()
     _place_styles(chunk, plan, placements, selective_recompute)
-    logical = [LogicalParameter(parameter, placements[name]) for name, parameter in chunk.named_parameters()]
+    num_uses = Counter(id(parameter) for _, parameter in chunk.named_parameters(remove_duplicate=False))
+    logical = [
+        LogicalParameter(
+            parameter,
+            placements[name],
+            0 if row_of(name, plan.table).may_lack_gradient else num_uses[id(parameter)],
+        )
+        for name, parameter in chunk.named_parameters()
+    ]
     return logical, selective_recompute
 
 
