@@ -68,7 +68,7 @@ def build_chunks(
     device_kind: the kind of device that kernels are chosen for, where `device` is meta.
     Raises: TopologyError when a parameter cannot be cut; ImportError when a backend is not installed (not on meta).
     """
-    metas = build_meta_chunks(config, mesh.layout, mesh.coordinate["pp"], mesh.tp, device_kind)
+    metas = build_meta_chunks(config, mesh.layout, mesh.rank, mesh.tp, device_kind)
     built = [_on_device(config, mesh, number, meta, device) for number, meta in enumerate(metas)]
     if config.parallel.offload_layers:
         _offload_activations(config, mesh.tp, metas, copies)
@@ -96,15 +96,15 @@ def pipeline_input(
 
 
 def build_meta_chunks(
-    config: Config, layout: Layout, stage: int, tp: Group, device_kind: DeviceKind | None = None
+    config: Config, layout: Layout, rank: int, tp: Group, device_kind: DeviceKind | None = None
 ) -> list[MetaChunk]:
-    """Return the chunks of `stage`, cut for rank number tp.rank of the tensor-parallel group.
+    """Return the chunks of the stage of `rank`, cut for that rank. tp: its tensor-parallel group.
 
     Where both ends of a tied model are in chunks of this stage, they use one parameter, which the first chunk owns.
     Raises: TopologyError when a parameter cannot be cut.
     """
     chunks = [
-        _build_meta_chunk(config, layout, stage, chunk, tp, device_kind) for chunk in range(config.parallel.num_chunks)
+        _build_meta_chunk(config, layout, rank, chunk, tp, device_kind) for chunk in range(config.parallel.num_chunks)
     ]
     first, last = chunks[0], chunks[-1]
     if first is last or not config.model.has_tied_head or layout.pp_size > 1:
@@ -114,20 +114,25 @@ def build_meta_chunks(
     copy = last.module.loss_head.weight
     last.module.loss_head.weight = first.module.embedding.word.weight
     own = tuple(logical for logical in last.parameters if logical.parameter is not copy)
-    return [*chunks[:-1], replace(last, parameters=own)]
+    tied = last.module.loss_head.weight
+    shared = tuple(
+        replace(logical, num_writes=logical.num_writes + 1) if logical.parameter is tied else logical
+        for logical in first.parameters
+    )
+    return [replace(first, parameters=shared), *chunks[1:-1], replace(last, parameters=own)]
 
 
 def _build_meta_chunk(
-    config: Config, layout: Layout, stage: int, chunk: int, tp: Group, device_kind: DeviceKind | None
+    config: Config, layout: Layout, rank: int, chunk: int, tp: Group, device_kind: DeviceKind | None
 ) -> MetaChunk:
-    part = _model_part(config, stage, chunk)
+    part = _model_part(config, layout.index(STAGES, rank), chunk)
     loss_terms = LossTerms(z_loss=config.train.z_loss, label_smoothing=config.train.label_smoothing)
     with torch.device("meta"):
         module = Transformer(config.model, part, config.train.seed, config.kernels, loss_terms, device_kind)
     plan = TensorPlan(
         table=decoder_table(has_two_ends=config.model.has_tied_head and layout.pp_size > 1),
         layout=layout,
-        coordinate={STAGES: stage, "tp": tp.rank},
+        rank=rank,
         group=tp,
         recompute=config.parallel.recompute,
         vocab_size=config.model.vocab_size,

@@ -27,10 +27,10 @@ def divide(shards: Sequence[SavedShard]) -> tuple[list[SavedShard], list[SavedSh
     """Return the shards that this rank writes, and those that another holder writes, each in the given order."""
     owned: list[SavedShard] = []
     others: list[SavedShard] = []
-    loads: dict[str, list[int]] = {}
+    loads: dict[tuple[str, ...], list[int]] = {}
     for one in shards:
         holders = one.shard.holders
-        load = loads.setdefault(holders.group, [0] * holders.count)
+        load = loads.setdefault(holders.groups, [0] * holders.count)
         owner = load.index(min(load))
         load[owner] += one.shard.tensor.nbytes
         (owned if owner == holders.index else others).append(one)

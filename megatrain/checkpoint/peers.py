@@ -12,7 +12,7 @@ from itertools import product
 
 from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import Layout, axis_named
+from megatrain.contracts.layout import NEAREST, Layout, axis_named
 
 
 def choose_keepers(layout: Layout, host_of: Sequence[str]) -> tuple[int, ...]:
@@ -38,9 +38,10 @@ def choose_keepers(layout: Layout, host_of: Sequence[str]) -> tuple[int, ...]:
 def _shifts(layout: Layout) -> Iterator[dict[str, int]]:
     """Yield shifts that leave every group, the farthest first, because near ranks share hosts.
 
-    A shift along only one axis stays in the group along that axis. No shift along tp is tried: tp ranks are close.
+    A shift along only one axis stays in the group along that axis. No shift along the innermost axis is tried, because
+    its ranks are close.
     """
-    axes = sorted((axis for axis in layout.grid if axis != "tp"), key=lambda axis: axis_named(axis).cuts_model)
+    axes = sorted((axis for axis in layout.grid if axis != NEAREST), key=lambda axis: axis_named(axis).cuts_model)
     for shifts in product(*(_far_first(layout.size(axis)) for axis in axes)):
         if sum(shift > 0 for shift in shifts) > 1:
             yield dict(zip(axes, shifts, strict=True))

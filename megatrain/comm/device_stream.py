@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from megatrain.contracts.layout import HOLDERS_INFIX, REPLICAS
+from megatrain.contracts.layout import REPLICAS, first_axis_of
 
 
 class Mark(Protocol):
@@ -105,7 +105,7 @@ def stream_name(group: str) -> str:
     Three streams serve all groups: what travels between replicas, what the next kernel of the same stage waits for, and
     what stages exchange at the end of a step.
     """
-    axis = group.partition(HOLDERS_INFIX)[0]
+    axis = first_axis_of(group)
     if axis in REPLICAS:
         return "replicas"
     return "stages" if axis in ("pp", "embedding") else axis
@@ -113,4 +113,4 @@ def stream_name(group: str) -> str:
 
 def is_urgent(group: str) -> bool:
     """Return whether the exchanges of the group go before those that travel between replicas."""
-    return group.partition(HOLDERS_INFIX)[0] not in REPLICAS
+    return first_axis_of(group) not in REPLICAS

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.layout import Holders, Layout, axis_named
+from megatrain.contracts.layout import STAGES, Holders, Layout, axis_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +38,29 @@ class PlannedGroup:
 @dataclass(frozen=True, slots=True)
 class _Kind:
     name: str
-    axis: str
+    axes: tuple[str, ...]
     joins_ends: bool = False
     """The group joins the first and the last rank along the axis; each rank between them is a group of one."""
     num_runs: int = 1
-    """The ranks along the axis are cut into this many runs of consecutive ranks; each run is a group."""
+    """The ranks along the axes are cut into this many runs of consecutive ranks; each run is a group."""
     uses_cpu_memory: bool = False
     is_link: bool = False
 
     def planned(self, layout: Layout, rank: int) -> PlannedGroup:
-        ranks = layout.ranks_along(rank, self.axis)
-        length = len(ranks) // self.num_runs
-        first = layout.index(self.axis, rank) // length * length
-        ranks = ranks[first : first + length]
+        ranks = layout.ranks_along(rank, *self.axes)
+        if self.num_runs > 1:
+            length = len(ranks) // self.num_runs
+            first = ranks.index(rank) // length * length
+            ranks = ranks[first : first + length]
         if self.joins_ends:
             ends = (ranks[0], ranks[-1])
             ranks = ends if len(ranks) > 1 and rank in ends else (rank,)
         return PlannedGroup(self.name, ranks, self.uses_cpu_memory, self.is_link)
 
 
-_EMBEDDING = _Kind("embedding", "pp", joins_ends=True)
-_LINKS = tuple(_Kind(name, "pp", is_link=True) for name in ("pp-forward", "pp-backward"))
-_WRAP_LINKS = tuple(_Kind(f"{link.name}-wrap", link.axis, is_link=True) for link in _LINKS)
+_EMBEDDING = _Kind("embedding", (STAGES,), joins_ends=True)
+_LINKS = tuple(_Kind(name, (STAGES,), is_link=True) for name in ("pp-forward", "pp-backward"))
+_WRAP_LINKS = tuple(_Kind(f"{link.name}-wrap", link.axes, is_link=True) for link in _LINKS)
 
 
 def summing_order(layout: Layout) -> tuple[str, ...]:
@@ -101,12 +102,13 @@ def all_planned_groups(
 
 
 def _kinds(layout: Layout, has_wrap_links: bool, holders: Sequence[Holders]) -> tuple[_Kind, ...]:
-    along = (_Kind(axis, axis) for axis in layout.innermost_first)
+    along = (_Kind(axis, (axis,)) for axis in layout.innermost_first)
+    spans = (_Kind(layout.group_name(axes), axes) for axes in layout.replica_spans)
     summed = summing_order(layout)
     others = (axis for axis in layout.innermost_first if axis not in summed)
-    on_cpus = (_Kind(f"host-{axis}", axis, uses_cpu_memory=True) for axis in (*summed, *others))
-    of_holders = (_Kind(one.name, one.axis, num_runs=one.num_groups) for one in holders)
-    always = (*along, *on_cpus, _EMBEDDING, *of_holders)
+    on_cpus = (_Kind(f"host-{axis}", (axis,), uses_cpu_memory=True) for axis in (*summed, *others))
+    of_holders = (_Kind(one.name, (one.axis,), num_runs=one.num_groups) for one in holders)
+    always = (*along, *spans, *on_cpus, _EMBEDDING, *of_holders)
     if layout.pp_size == 1:
         return always
     # with two stages the wrap link joins the same pair of ranks as the neighbour link, so it needs its own group

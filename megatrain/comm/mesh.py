@@ -27,7 +27,7 @@ from megatrain.comm.group_plan import PlannedGroup, planned_groups, summing_orde
 from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.lanes import Lane
 from megatrain.comm.link_warmup import warm_up
-from megatrain.contracts.layout import DENSE, REPLICAS, Coordinate, Holders, Layout
+from megatrain.contracts.layout import DENSE, DENSE_REPLICAS, NEAREST, REPLICAS, Coordinate, Holders, Layout
 from megatrain.contracts.operations import Operation, all_reduce_along
 from megatrain.telemetry.recorder import Recorder
 
@@ -51,6 +51,22 @@ class Mesh:
     links: PipelineLinks | None
     stores: GroupStores | None = None
     holders: Mapping[str, Group] = field(default_factory=dict)
+    spans: Mapping[str, Group] = field(default_factory=dict)
+    """By name, the groups of ranks that hold the same parameters along several axes."""
+
+    @property
+    def replicas(self) -> Group:
+        """The ranks that hold the same dense parameters and see other samples or other tokens."""
+        return self.by_name[self.layout.group_name(DENSE_REPLICAS)]
+
+    @property
+    def contributes_loss(self) -> bool:
+        """Whether this rank contributes its loss to sums over all ranks.
+
+        Along an axis that cuts the stage, all ranks have the same loss.
+        """
+        cuts_stage = (axis for axis in DENSE if axis not in DENSE_REPLICAS)
+        return self.is_last_stage and not any(self.layout.index(axis, self.rank) for axis in cuts_stage)
 
     @property
     def tp(self) -> Group:
@@ -67,7 +83,7 @@ class Mesh:
     @property
     def by_name(self) -> dict[str, Group]:
         """The groups over which parameters and gradients are exchanged."""
-        return {**self.along, self.embedding.name: self.embedding, **self.holders}
+        return {**self.along, **self.spans, self.embedding.name: self.embedding, **self.holders}
 
     @property
     def is_last_stage(self) -> bool:
@@ -80,7 +96,13 @@ class Mesh:
     @property
     def groups(self) -> tuple[Group, ...]:
         """All groups of this rank, without duplicates."""
-        found = [*self.along.values(), self.embedding, *self.holders.values(), *self.cpu_groups.along.values()]
+        found = [
+            *self.along.values(),
+            *self.spans.values(),
+            self.embedding,
+            *self.holders.values(),
+            *self.cpu_groups.along.values(),
+        ]
         if self.links is not None:
             for channel in self.links.channels:
                 if all(channel.group is not group for group in found):
@@ -143,7 +165,9 @@ def create_mesh(
     """
     runner, timeout = ExchangeRunner(recorder, before_exchange), timedelta(seconds=timeout_s)
     streams = DeviceStreams()
-    awaited_later = {*REPLICAS, "tp"} if has_sequence_chunks else {*REPLICAS}
+    awaited_later = {*REPLICAS, *map(layout.group_name, layout.replica_spans)}
+    if has_sequence_chunks:
+        awaited_later.add(NEAREST)
 
     def store_of(planned: PlannedGroup) -> dist.Store:
         return dist.distributed_c10d._get_default_store() if stores is None else stores.of(planned)
@@ -203,4 +227,5 @@ def build_mesh(
         cpu_groups=CpuGroups({axis: groups[f"host-{axis}"] for axis in layout.axes}, summing_order(layout)),
         links=create_links(coordinate["pp"], groups, recorder, has_wrap_links=has_wrap_links),
         holders={one.name: groups[one.name] for one in holders},
+        spans={name: groups[name] for name in map(layout.group_name, layout.replica_spans)},
     )

@@ -7,7 +7,7 @@ from math import prod
 from typing import Literal
 
 from megatrain.config.options import option
-from megatrain.contracts.layout import SIZED_AXES, Axis
+from megatrain.contracts.layout import SIZED_AXES, WITHIN_REPLICA, Axis
 from megatrain.schedule import (
     CHUNKED_NAMES,
     KINDS,
@@ -184,7 +184,8 @@ class ParallelConfig:
     @property
     def replica_sizes(self) -> dict[str, int]:
         """The sizes of the axes along which one replica of the model is spread."""
-        return {name: size for name, size in self.sizes.items() if name != "dp_size"}
+        axes = (axis for axis in configurable_axes() if axis.name in WITHIN_REPLICA)
+        return {axis.size_name: self.sizes[axis.size_name] for axis in axes}
 
     @property
     def overlaps_by_bucket(self) -> bool:

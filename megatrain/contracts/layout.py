@@ -10,7 +10,7 @@ along an axis are always evenly spaced: an axis of a layout is a size and a stri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -25,7 +25,8 @@ class Axis:
     """A row of the list of axes.
 
     title: the kind of parallelism, in full. about: the relation of the ranks along it. cuts_model: they hold parts of
-    one copy of the model; along other axes they compute other samples or tokens. is_always_listed: files, pages and
+    one copy of the model; along other axes they compute other samples or tokens. deals_samples: each reads samples of
+    its own; along all other axes ranks work on the same samples. is_always_listed: files, pages and
     messages list the axis even if its size is 1. word: what people call a place on it, if that is not the name.
     """
 
@@ -33,6 +34,7 @@ class Axis:
     title: str
     about: str
     cuts_model: bool = False
+    deals_samples: bool = False
     is_always_listed: bool = False
     word: str = ""
 
@@ -49,7 +51,13 @@ class Axis:
 
 AXES = (
     Axis("pp", "pipeline", "stages of a pipeline, in order", cuts_model=True, is_always_listed=True, word="stage"),
-    Axis("dp", "data", "ranks that hold the same parameters and see other samples", is_always_listed=True),
+    Axis(
+        "dp",
+        "data",
+        "ranks that hold the same parameters and see other samples",
+        deals_samples=True,
+        is_always_listed=True,
+    ),
     Axis("cp", "context", "ranks that hold the same parameters and see other tokens of the same samples"),
     Axis("tp", "tensor", "ranks that hold the other shards of the same layers", cuts_model=True, is_always_listed=True),
     Axis("edp", "expert-data", "ranks that hold the same experts and see other tokens"),
@@ -60,8 +68,18 @@ STAGES = "pp"
 DENSE = ("dp", "cp", "tp")
 FACTORISATIONS: Mapping[str, tuple[str, ...]] = {"dense": DENSE, "expert": ("edp", "ep")}
 """How the ranks of a stage are divided into axes, outermost first. The dense one determines the ranks of a stage."""
-REPLICAS = tuple(axes[0] for axes in FACTORISATIONS.values())
+_FACTORISED = tuple(FACTORISATIONS.values())
+REPLICAS = tuple(axes[0] for axes in _FACTORISED)
 """The outermost axis of each factorisation: gradients are summed and state is sharded along it."""
+NEAREST = DENSE[-1]
+"""The innermost axis: its ranks are consecutive, and usually on one host."""
+DENSE_REPLICAS = tuple(axis.name for axis in AXES if axis.name in DENSE and not axis.cuts_model)
+"""The axes along which ranks hold the same dense parameters."""
+WITHIN_REPLICA = (STAGES, *DENSE[1:])
+"""The axes along which one replica of the model is spread: the world size is the product of their sizes and dp's.
+
+Axes of other factorisations divide the same ranks once more, so they do not count.
+"""
 _BY_NAME = {axis.name: axis for axis in AXES}
 _DERIVED_SIZE = tuple(axes[0] for axes in FACTORISATIONS.values() if axes is not DENSE)
 SIZED_AXES = tuple(axis for axis in AXES if axis.name not in _DERIVED_SIZE)
@@ -77,6 +95,11 @@ def axis_named(name: str) -> Axis:
         return _BY_NAME[name]
     except KeyError:
         raise TopologyError(f"there is no axis {name!r}; the axes are {', '.join(_BY_NAME)}") from None
+
+
+def first_axis_of(group: str) -> str:
+    """Return the axis of a group by its name, the first one of several: `dp` of `dp-cp`, `tp` of `tp-in-2`."""
+    return group.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +228,15 @@ class Layout:
         return {axis: self.index(axis, rank) for axis in self.axes}
 
     def rank_of(self, coordinate: Coordinate) -> int:
-        """Return the rank at a coordinate. Its place is 0 along an axis that the coordinate lacks."""
-        return sum(coordinate.get(axis, 0) * self.stride(axis) for axis in self.grid)
+        """Return the rank at a coordinate. Raises: TopologyError when it lacks an axis that numbers the ranks."""
+        missing = [axis for axis in self.grid if axis not in coordinate]
+        if missing:
+            raise TopologyError(f"the coordinate {dict(coordinate)} lacks {', '.join(missing)} of the layout {self}")
+        return sum(coordinate[axis] * self.stride(axis) for axis in self.grid)
+
+    def first_rank_of(self, stage: int) -> int:
+        """Return the first rank of a stage of the pipeline."""
+        return stage * self.stride(STAGES)
 
     def ranks_along(self, rank: int, *axes: str) -> tuple[int, ...]:
         """Return the ranks that differ from `rank` only along these axes, and `rank`. The first axis varies slowest."""
@@ -225,6 +255,27 @@ class Layout:
         """Return the listed axes of the same factorisation whose ranks hold the same parameters, such as dp and cp."""
         together = next(axes for axes in FACTORISATIONS.values() if axis in axes)
         return tuple(one for one in self.axes if one in together and not _BY_NAME[one].cuts_model)
+
+    def group_name(self, axes: Sequence[str]) -> str:
+        """Return the name of the group of the ranks that differ only along these axes: `dp-cp`.
+
+        Axes of size 1 are left out, so in a layout without cp it is `dp`.
+        """
+        return "-".join(axis for axis in axes if self.size(axis) > 1) or axes[0]
+
+    @property
+    def replica_spans(self) -> tuple[tuple[str, ...], ...]:
+        """For each factorisation in which ranks hold the same parameters along several axes: these axes."""
+        spans = (tuple(one for one in self.replica_axes(axes[0]) if self.size(one) > 1) for axes in _FACTORISED)
+        return tuple(span for span in spans if len(span) > 1)
+
+    def sample_share(self, rank: int) -> tuple[int, int]:
+        """Return (index, count): the samples of a step are dealt out to `count` ranks in turn, and who gets which."""
+        index, count = 0, 1
+        for axis in self.grid:
+            if _BY_NAME[axis].deals_samples:
+                index, count = index * self.size(axis) + self.index(axis, rank), count * self.size(axis)
+        return index, count
 
     def place_text(self, rank: int, *axes: str) -> str:
         """Return a rank's place as text: "stage 0, dp 3, tp 1". axes: only these, in the given order."""

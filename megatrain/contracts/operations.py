@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from megatrain.contracts.layout import HOLDERS_INFIX, NUMBERING_AXES
+from megatrain.contracts.layout import NUMBERING_AXES, first_axis_of
 
 
 class Operation(StrEnum):
@@ -81,9 +81,9 @@ _BY_NAME = {operation.value: operation for operation in Operation}
 def all_reduce_along(axis: str) -> Operation:
     """Return the operation that sums a small tensor along one of the axes that number the ranks.
 
-    axis: the axis's name, or the name of holders along it: "tp-in-2".
+    axis: the axis's name, or the name of a group along it: "tp-in-2", "dp-cp".
     """
-    return _BY_NAME[f"{axis.partition(HOLDERS_INFIX)[0]}-all-reduce"]
+    return _BY_NAME[f"{first_axis_of(axis)}-all-reduce"]
 
 
 AXIS_ALL_REDUCES = tuple(all_reduce_along(axis.name) for axis in NUMBERING_AXES)

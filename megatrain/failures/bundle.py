@@ -15,7 +15,7 @@ from megatrain.failures.classifier import LogClassifier
 from megatrain.failures.evidence import Evidence
 from megatrain.failures.lines import host_of_line
 from megatrain.failures.sequences import WatchdogSequences
-from megatrain.failures.verdict import ACTIONS, NO_FAILURE, Label, Verdict
+from megatrain.failures.verdict import LABELS, NO_FAILURE, Label, Verdict
 from megatrain.failures.weights import ABORT, LINK, NOISE, TIMEOUT
 
 OWN_CAUSE: Final = TIMEOUT + 1
@@ -159,7 +159,7 @@ def _of(root: RankLog, logs: list[RankLog], reason: str) -> BundleVerdict:
     assert heaviest.evidence is not None
     verdict = heaviest.evidence.verdict
     return BundleVerdict(
-        replace(verdict, action=ACTIONS[label] if root is not heaviest else verdict.action, is_cascade=False,
+        replace(verdict, action=LABELS[label].action if root is not heaviest else verdict.action, is_cascade=False,
                 culprit=f"rank {root.rank}"),
         root.rank, reason,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from megatrain.failures.lines import message_start
-from megatrain.failures.verdict import ACTIONS, FailureAction, Label
+from megatrain.failures.verdict import LABELS, FailureAction, Label
 
 Words = tuple[str, ...]
 
@@ -107,7 +107,7 @@ def rule(
         unless=_compiled(_small(unless)),
         culprit=_compiled(culprit or (pattern if "(?P<" in pattern else ""), re.IGNORECASE),
         is_cascade=is_cascade,
-        action=ACTIONS[label] if action is None else action,
+        action=LABELS[label].action if action is None else action,
         is_silencer=is_silencer,
         names_own_rank=names_own_rank,
         is_at_start=is_at_start,

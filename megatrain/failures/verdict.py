@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Label(StrEnum):
-    """What went wrong.
-
-    The driver counts repeated failures against the host, which can evict it, unless their label is in
-    `_NOT_CAUSED_BY_HOST` (launcher/megatrain_launcher/driver/responses.py).
-    """
+    """What went wrong. What follows from it stands in LABELS."""
 
     GPU_HARDWARE = "gpu_hardware"
     NETWORK = "network"
@@ -48,27 +45,48 @@ class FailureAction(StrEnum):
     NONE = "none"
 
 
-ACTIONS: dict[Label, FailureAction] = {
-    Label.GPU_HARDWARE: FailureAction.EVICT_HOST,
+@dataclass(frozen=True, slots=True)
+class LabelRow:
+    """What follows from a label.
+
+    action: the action if the deciding rule names no other.
+    counts_against_host: repeated failures of the label evict the host. False for a failure that would have occurred on
+    any other host too.
+    runbook: the page of docs/runbooks to begin with; empty for the page of the kind of incident.
+    """
+
+    action: FailureAction
+    counts_against_host: bool
+    runbook: str = ""
+
+
+LABELS: Mapping[Label, LabelRow] = {
+    Label.GPU_HARDWARE: LabelRow(FailureAction.EVICT_HOST, counts_against_host=True, runbook="gpu-errors.md"),
     # one flap is no reason to give up a host: MegaScale and ByteRobust tolerate the first
-    Label.NETWORK: FailureAction.TOLERATE_THEN_EVICT,
-    Label.COLLECTIVE_TIMEOUT: FailureAction.DIAGNOSE_HANG,
+    Label.NETWORK: LabelRow(FailureAction.TOLERATE_THEN_EVICT, counts_against_host=True),
+    Label.COLLECTIVE_TIMEOUT: LabelRow(FailureAction.DIAGNOSE_HANG, counts_against_host=False),
     # the same step needs the same memory again
-    Label.CUDA_OOM: FailureAction.STOP_USER,
-    Label.HOST_OOM: FailureAction.STOP_USER,
+    Label.CUDA_OOM: LabelRow(FailureAction.STOP_USER, counts_against_host=False),
+    Label.HOST_OOM: LabelRow(FailureAction.STOP_USER, counts_against_host=False),
     # the program's mistake or a GPU's: a restart with a check of the host shows which
-    Label.CUDA_ILLEGAL_ACCESS: FailureAction.RESTART_THEN_CHECK,
-    Label.SEGFAULT: FailureAction.RESTART_THEN_CHECK,
-    Label.USER_CODE: FailureAction.STOP_USER,
-    Label.DATA: FailureAction.STOP_USER,
-    Label.STORAGE: FailureAction.RETRY_THEN_STOP,
-    Label.NUMERICS: FailureAction.ROLLBACK,
-    Label.PREEMPTION: FailureAction.REQUEUE,
+    Label.CUDA_ILLEGAL_ACCESS: LabelRow(FailureAction.RESTART_THEN_CHECK, counts_against_host=True),
+    Label.SEGFAULT: LabelRow(FailureAction.RESTART_THEN_CHECK, counts_against_host=True),
+    Label.USER_CODE: LabelRow(FailureAction.STOP_USER, counts_against_host=False),
+    Label.DATA: LabelRow(FailureAction.STOP_USER, counts_against_host=False),
+    Label.STORAGE: LabelRow(FailureAction.RETRY_THEN_STOP, counts_against_host=False, runbook="checkpoints.md"),
+    Label.NUMERICS: LabelRow(FailureAction.ROLLBACK, counts_against_host=False),
+    Label.PREEMPTION: LabelRow(FailureAction.REQUEUE, counts_against_host=False),
     # usually the image and the host do not match; rules name the cases in which only the host is broken
-    Label.DRIVER_SOFTWARE: FailureAction.STOP_USER,
-    Label.BENIGN: FailureAction.NONE,
+    Label.DRIVER_SOFTWARE: LabelRow(FailureAction.STOP_USER, counts_against_host=False),
+    # no log line says what went wrong
+    Label.BENIGN: LabelRow(FailureAction.NONE, counts_against_host=True),
 }
-"""The action if the deciding rule names no other."""
+"""All that depends on a label: a new label is one row here."""
+
+
+def label_row(label: str) -> LabelRow:
+    """Return the row of a label as records write it. None (empty), and one of a later program, counts as benign."""
+    return LABELS[Label(label) if label in set(Label) else Label.BENIGN]
 
 
 @dataclass(frozen=True, slots=True)

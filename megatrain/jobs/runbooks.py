@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.failures.verdict import Label
+from megatrain.failures.verdict import label_row
 
 _OF_KIND = {
     IncidentKind.FAILURE: "worker-ended.md",
@@ -15,10 +15,6 @@ _OF_KIND = {
     IncidentKind.LAUNCH_LOST: "launch-lost.md",
 }
 """None for a request: somebody wanted it."""
-_OF_LABEL = {
-    Label.GPU_HARDWARE: "gpu-errors.md",
-    Label.STORAGE: "checkpoints.md",
-}
 _EVICTED = "host-evicted-or-cordoned.md"
 _RESTART_LIMIT = "stopped-by-the-brake.md"
 
@@ -26,9 +22,8 @@ _RESTART_LIMIT = "stopped-by-the-brake.md"
 def runbooks_of(incident: Incident) -> tuple[str, ...]:
     """Return the pages for an incident, the one to begin with first; none if no action is needed."""
     found = [_OF_KIND[incident.kind]] if incident.kind in _OF_KIND else []
-    of_label = _OF_LABEL.get(Label(incident.label)) if incident.label in set(Label) else None
-    if of_label is not None and incident.kind is IncidentKind.FAILURE:
-        found.insert(0, of_label)
+    if incident.kind is IncidentKind.FAILURE and (page := label_row(incident.label).runbook):
+        found.insert(0, page)
     if incident.state is IncidentState.STOPPED and incident.kind is not IncidentKind.REQUEST:
         found.insert(0, _RESTART_LIMIT)
     if incident.action == "evict":

@@ -85,8 +85,9 @@ def _take_from_first_stages(sums_P2: Tensor, parameters: Sequence[LogicalParamet
     this, the stages' sums would differ in the last bit, and the copies of the weight would drift apart.
     """
     holders_P = [logical.placements[0].holders for logical in parameters]
-    of_ends = [row for row, holders in enumerate(holders_P) if holders.group == PIPELINE_ENDS]
+    of_ends = [row for row, holders in enumerate(holders_P) if PIPELINE_ENDS in holders.groups]
     if of_ends:
         first_T2 = sums_P2[of_ends]
-        first_T2[[holders_P[row].index > 0 for row in of_ends]] = 0.0
+        if mesh.embedding.rank > 0:
+            first_T2.zero_()
         sums_P2[of_ends] = mesh.embedding.all_reduce(first_T2, Operation.EMBEDDING_ALL_REDUCE).wait()

@@ -48,7 +48,7 @@ class Bucket:
 
     The placements of all parameters of a bucket name the same groups. Gradients are reduce-scattered, and parameters
     all-gathered, over `replicas`. After the reduce-scatter, the slices of a shard that have several holders are summed
-    over `sum_group`, which is None where every holder is the only one.
+    over `sum_groups`, one after the other; there are none where every holder is the only one.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Bucket:
     ) -> None:
         """groups: the rank's groups, by name."""
         self.parameters = tuple(parameters)
-        replica_group, sum_group = self.parameters[0].groups
+        replica_group, sum_groups = self.parameters[0].groups
         self.replicas = groups[replica_group]
-        self.sum_group = groups[sum_group] if sum_group else None
+        self.sum_groups = tuple(groups[name] for name in sum_groups)
         self.gradient_dtype = gradient_dtype
         numels = [logical.parameter.numel() for logical in self.parameters]
         self.starts = list(accumulate(numels, initial=0))[:-1]
@@ -73,8 +73,6 @@ class Bucket:
         self.shard_numel = self.numel // self.replicas.size
         self.values = torch.zeros(self.numel, dtype=dtype, device=device)
         self.gradients: Tensor | None = None
-        self._late: Tensor | None = None
-        """The gradients that were added after the bucket's reduction had started."""
         self._is_written = [False] * len(self.parameters)
         for logical, start in zip(self.parameters, self.starts, strict=True):
             # the module keeps its parameter object; on the meta device it had no memory, now it has the bucket's
@@ -107,28 +105,12 @@ class Bucket:
 
     def take_gradient(self, index: int) -> tuple[Tensor, bool]:
         """Return the memory of parameter number `index`'s gradient, and whether it is fresh: see Addition."""
+        if self.gradients is None:  # ZeRO-2: the head of a tied model, in the last chunk of a stage, comes first
+            self.allocate_gradients()
         assert self.gradients is not None
         is_fresh = not self._is_written[index]
         self._is_written[index] = True
         return self._view(self.gradients, self.parameters[index], self.starts[index]), is_fresh
-
-    @property
-    def has_late_gradients(self) -> bool:
-        return self._late is not None
-
-    def take_late_gradient(self, index: int) -> tuple[Tensor, bool]:
-        """Return the memory for a late gradient of parameter number `index`, and whether it is fresh (it never is).
-
-        While a bucket's reduction is in flight, its gradients must not be written to.
-        """
-        if self._late is None:
-            self._late = torch.zeros(self.numel, dtype=self.gradient_dtype, device=self.values.device)
-        return self._view(self._late, self.parameters[index], self.starts[index]), False
-
-    def release_late_gradients(self) -> Tensor:
-        """Return the late gradients of the whole bucket, and forget them. Zeros where none was added."""
-        late, self._late = self._late, None
-        return torch.zeros(self.numel, dtype=self.gradient_dtype, device=self.values.device) if late is None else late
 
     def finished_gradients(self) -> Tensor:
         """Return the whole bucket's gradients. A parameter that got no gradient has zeros."""
@@ -191,7 +173,7 @@ def group_into_buckets(parameters: Sequence[LogicalParameter], bucket_size: int)
     Parameters whose gradients are summed over different groups never share a bucket. A bucket is closed when it holds
     `bucket_size` elements or more.
     """
-    open_buckets: dict[tuple[str, str], list[LogicalParameter]] = {}
+    open_buckets: dict[tuple[str, tuple[str, ...]], list[LogicalParameter]] = {}
     closed: list[list[LogicalParameter]] = []
     for logical in reversed(parameters):
         key = logical.groups

@@ -10,7 +10,6 @@ order stay the same, so the numbers are bitwise the same. Source: MegaScale sec.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ from megatrain.parallel.bucket import Bucket, group_into_buckets
 from megatrain.parallel.deferred_wgrads import Wgrads
 from megatrain.parallel.early_start import WriteCounts
 from megatrain.parallel.sharding import LogicalParameter
-
-_logger = logging.getLogger(__name__)
 
 WrittenGradients = tuple[tuple[bool, ...], ...]
 """For each bucket and each parameter in it: whether the sum of its gradients over the micro-batches has begun."""
@@ -89,9 +86,9 @@ class ChunkDataParallel:
                 self._shards[bucket] = torch.zeros(bucket.shard_numel, dtype=options.gradient_dtype, device=device)
             else:
                 bucket.allocate_gradients()
-        self._counts = WriteCounts([len(bucket.parameters) for bucket in self.buckets])
+        self._counts = WriteCounts([bucket.parameters for bucket in self.buckets])
         self._num_started = 0
-        """How many buckets have started their reduction in the current window of micro-batches."""
+        """How many of the buckets that may start early have started in the current window of micro-batches."""
         self._is_by_bucket = self._is_counting = False
 
     def overlap_by_bucket(self, module: nn.Module) -> None:
@@ -150,7 +147,10 @@ class ChunkDataParallel:
         """
         if self.options.zero_stage == 2:
             for bucket in self.buckets:
-                bucket.allocate_gradients()
+                if (
+                    bucket.gradients is None
+                ):  # else it has the gradient of a tied head, which is in the stage's last chunk
+                    bucket.allocate_gradients()
             self._begin_window(1)
 
     def after_backward(self) -> None:
@@ -164,7 +164,7 @@ class ChunkDataParallel:
             self._start_reductions()
 
     def finish_reduce(self) -> None:
-        """Wait until this rank's shard of every gradient is summed over both groups of its bucket."""
+        """Wait until this rank's shard of every gradient is summed over all groups of its bucket."""
         self.finish_reductions()
         self.finish_gather()  # of parameters that no forward used: the optimizer is about to write to them
         sums = []
@@ -174,24 +174,6 @@ class ChunkDataParallel:
                 sums.pop().finish()
         for one in sums:
             one.finish()
-
-    @property
-    def has_late_gradients(self) -> bool:
-        """Whether this rank wrote a gradient after its bucket's reduction had started, so that the shards lack it."""
-        return any(bucket.has_late_gradients for bucket in self.buckets)
-
-    def reduce_late_gradients(self) -> None:
-        """Add the gradients that any rank wrote late to the shards.
-
-        All ranks must call this if one of them has late gradients.
-        Communication: each bucket's reduction once more, awaited at once.
-        """
-        for bucket in self.buckets:
-            late = bucket.release_late_gradients()
-            shard = self._reduce_scatter(bucket, late, late[bucket.shard]).wait()
-            for one in _start_sum(bucket, shard):
-                one.finish()
-            self.gradient_shard(bucket).add_(shard)
 
     def gradient_shard(self, bucket: Bucket) -> Tensor:
         """Return this rank's shard of the summed gradients. Shapes: [shard_numel]."""
@@ -236,21 +218,16 @@ class ChunkDataParallel:
     def add_gradient(self, number: int, index: int, add: Addition) -> None:
         """Have `add` add to the gradient of parameter `index` of bucket `number`, and start the buckets that are whole.
 
-        A gradient that comes after its bucket's reduction has started is kept apart until reduce_late_gradients.
+        Raises: RuntimeError for more writes than declared.
         """
-        bucket, is_late = self.buckets[number], number < self._num_started
-        if is_late and not bucket.has_late_gradients:
-            _logger.warning(
-                "the gradient of %s is written more often than in the first step, after its bucket's reduction had "
-                "started: the rest is summed in a second collective, and the bucket no longer starts early",
-                bucket.parameters[index].name,
-            )
-        add(*(bucket.take_late_gradient(index) if is_late else bucket.take_gradient(index)))
         if not self._is_counting:
+            add(*self.buckets[number].take_gradient(index))
             return
-        self._counts.note(number, index)
-        while self._num_started < len(self.buckets) and self._counts.is_whole(self._num_started):
-            self._start_reduction(self.buckets[self._num_started])
+        self._counts.note(number, index)  # before the write: the reduction of the bucket may be in flight
+        add(*self.buckets[number].take_gradient(index))
+        early = self._counts.early
+        while self._num_started < len(early) and self._counts.is_whole(early[self._num_started]):
+            self._start_reduction(self.buckets[early[self._num_started]])
             self._num_started += 1
 
     def _begin_window(self, num_microbatches: int) -> None:
@@ -264,10 +241,10 @@ class ChunkDataParallel:
                 pending.wait()
 
     def _start_reductions(self) -> None:
-        for bucket in self.buckets[self._num_started :]:
-            self._start_reduction(bucket)
-        if self._is_counting:
-            self._counts.end()
+        started = set(self._counts.early[: self._num_started])
+        for number, bucket in enumerate(self.buckets):
+            if number not in started:
+                self._start_reduction(bucket)
         self._num_started, self._is_counting = 0, False
         if not self.options.has_overlap:
             self.finish_reductions()
@@ -300,15 +277,21 @@ class ChunkDataParallel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SumOverHolders:
-    """Parts of a shard that one all-reduce sums, end to end in `flat`. A single part is its own `flat`, not a copy."""
+    """Parts of a shard, end to end in `flat`, that are summed over one group after the other.
+
+    A single part is its own `flat`, not a copy. `pending`: the sum over the first group. others: the groups after it.
+    """
 
     parts: Sequence[Tensor]
     flat: Tensor
     pending: Pending
+    others: Sequence[Group]
 
     def finish(self) -> None:
-        """Wait for the sums, and write them to the shard."""
+        """Wait for the sums, and write them to the shard. Communication: an all-reduce over each of the others."""
         self.pending.wait()
+        for group in self.others:
+            _sum_over(group, self.flat).wait()
         if len(self.parts) > 1:
             for part, summed in zip(self.parts, self.flat.split([part.numel() for part in self.parts]), strict=True):
                 part.copy_(summed)
@@ -317,14 +300,19 @@ class _SumOverHolders:
 def _start_sum(bucket: Bucket, shard: Tensor) -> list[_SumOverHolders]:
     """Start to sum the parts of this rank's `shard` of a bucket that have several holders.
 
-    Communication: one all-reduce over the bucket's sum group, or none; all ranks of the group decide the same.
+    Communication: one all-reduce over the first of the bucket's sum groups, or none; all ranks of the groups decide
+    the same.
     """
-    group = bucket.sum_group
-    parts = [shard[one.start : one.stop] for one in bucket.shard_slices() if one.holders.group]
-    if group is None or not parts:
+    parts = [shard[one.start : one.stop] for one in bucket.shard_slices() if one.holders.groups]
+    if not parts:
         return []
     flat = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return [_SumOverHolders(parts, flat, group.all_reduce(flat, all_reduce_along(group.name)))]
+    first, *others = bucket.sum_groups
+    return [_SumOverHolders(parts, flat, _sum_over(first, flat), others)]
+
+
+def _sum_over(group: Group, flat: Tensor) -> Pending:
+    return group.all_reduce(flat, all_reduce_along(group.name))
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

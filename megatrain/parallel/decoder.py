@@ -19,19 +19,19 @@ _GATE_UP = Fused(dim=0, names=("gate", "up"))
 _WORD = PlacementRow("embedding.word.weight", Cut("tp", 0))  #  [V, H]  rows of the vocabulary
 _HEAD = PlacementRow("loss_head.weight", Cut("tp", 0))  #       [V, H]  columns of the logits
 _TABLE = (
-    PlacementRow("embedding.position", sum_group="tp"),
-    PlacementRow("blocks.*.norm.weight", sum_group="tp"),
-    PlacementRow("blocks.*.norm.bias", sum_group="tp"),
+    PlacementRow("embedding.position", sum_groups=("tp",)),
+    PlacementRow("blocks.*.norm.weight", sum_groups=("tp",)),
+    PlacementRow("blocks.*.norm.bias", sum_groups=("tp",)),
     PlacementRow("blocks.*.attention.qkv.weight", Cut("tp", 0), fused=_QKV),  # [G, R+2, D, H]  column-parallel
     PlacementRow("blocks.*.attention.qkv.bias", Cut("tp", 0), fused=_QKV),
     PlacementRow("blocks.*.attention.out.weight", Cut("tp", 1)),  #              [H, N*D]        row-parallel
     PlacementRow("blocks.*.mlp.up.weight", Cut("tp", 1), fused=_GATE_UP),  #     [P, F, H]       column-parallel
     PlacementRow("blocks.*.mlp.up.bias", Cut("tp", 1), fused=_GATE_UP),
     PlacementRow("blocks.*.mlp.down.weight", Cut("tp", 1)),  #                   [H, F]          row-parallel
-    PlacementRow("blocks.*.attention_bias", sum_group="tp"),
-    PlacementRow("blocks.*.mlp_bias", sum_group="tp"),
-    PlacementRow("loss_head.norm.weight", sum_group="tp"),
-    PlacementRow("loss_head.norm.bias", sum_group="tp"),
+    PlacementRow("blocks.*.attention_bias", sum_groups=("tp",)),
+    PlacementRow("blocks.*.mlp_bias", sum_groups=("tp",)),
+    PlacementRow("loss_head.norm.weight", sum_groups=("tp",)),
+    PlacementRow("loss_head.norm.bias", sum_groups=("tp",)),
 )
 
 
@@ -39,5 +39,5 @@ def decoder_table(*, has_two_ends: bool = False) -> tuple[PlacementRow, ...]:
     """Return the rows of all parameters. has_two_ends: whether a tied embedding is used on two different stages."""
     if not has_two_ends:
         return (_WORD, *_TABLE, _HEAD)
-    word = replace(_WORD, sum_group=PIPELINE_ENDS)
+    word = replace(_WORD, sum_groups=(PIPELINE_ENDS,))
     return (word, *_TABLE, replace(word, pattern=_HEAD.pattern, logical_name=word.pattern))

@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import prod
 
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import STAGES, Coordinate, Holders, Layout
+from megatrain.contracts.layout import DENSE_REPLICAS, REPLICAS, STAGES, Holders, Layout
 from megatrain.parallel.boxes import Box
 
 PIPELINE_ENDS = "embedding"
@@ -66,17 +66,19 @@ class PlacementRow:
     """The placement of every parameter whose name in the module matches `pattern`.
 
     cut: None where each rank of a stage holds the whole parameter.
-    replica_group: its ranks hold the same part and compute with it on other tokens. The gradient is summed over the
-    group, and the optimizer state is sharded over it.
-    sum_group: its ranks hold the same part, too, and compute with it on the same samples. Each computes only a part of
-    the gradient, so the gradient is summed over this group as well.
+    replica_axes: ranks along them hold the same part and compute with it on other tokens. The gradient is summed over
+    their group, and the optimizer state is sharded over it.
+    sum_groups: axes, or PIPELINE_ENDS, whose ranks hold the same part, too. Each computes only a part of the gradient,
+    so the gradient is summed over these groups as well, one after the other; the state is not sharded over them.
+    may_lack_gradient: a micro-batch may not use the parameter, as an expert to which no token goes.
     logical_name: the single-device model's parameter that this one is a copy of, where the name differs.
     """
 
     pattern: str
     cut: Cut | None = None
-    replica_group: str = "dp"
-    sum_group: str = ""
+    replica_axes: tuple[str, ...] = DENSE_REPLICAS
+    sum_groups: tuple[str, ...] = ()
+    may_lack_gradient: bool = False
     logical_name: str = ""
     fused: Fused | None = None
 
@@ -87,10 +89,11 @@ class ShardHolders:
 
     If the shard has a gradient, each has a part of it, which is summed over them. Only the first one's values count in
     sums over all parameters.
-    group: the group of these ranks, "" if this rank is the only one. index: this rank's index in the group.
+    groups: the groups whose ranks they are, none if this rank is the only one. index: this rank's index among them;
+    the place in the last group varies fastest.
     """
 
-    group: str = ""
+    groups: tuple[str, ...] = ()
     index: int = 0
     count: int = 1
 
@@ -105,7 +108,7 @@ class Placement:
     name: str
     global_shape: tuple[int, ...]
     box: Box
-    replica_group: str = "dp"
+    replica_group: str = REPLICAS[0]
     holders: ShardHolders = SOLE_HOLDER
 
 
@@ -118,18 +121,18 @@ def row_of(name: str, table: Sequence[PlacementRow]) -> PlacementRow:
 
 
 def placements_of(
-    name: str, shape: Sequence[int], row: PlacementRow, layout: Layout, coordinate: Coordinate
+    name: str, shape: Sequence[int], row: PlacementRow, layout: Layout, rank: int
 ) -> tuple[Placement, ...]:
-    """Return the placements of a parameter of `shape` on the rank at `coordinate`, whose stage has the parameter.
+    """Return the placements of a parameter of `shape` on a rank of `layout`, whose stage has the parameter.
 
     There is one placement, except for fused matrices with splits_first: these have two, which lie end to end in the
     memory of the rank's tensor.
     Raises: TopologyError when the parameter cannot be cut as the row says.
     """
-    holders = _holders(row.sum_group, layout, coordinate)
+    holders = _holders(row.sum_groups, layout, rank)
     boxes = [(Box((0,) * len(shape), tuple(shape)), holders)]
     if row.cut is not None:
-        dim, axis_size, index = row.cut.dim, layout.size(row.cut.axis), coordinate.get(row.cut.axis, 0)
+        dim, axis_size, index = row.cut.dim, layout.size(row.cut.axis), layout.index(row.cut.axis, rank)
         splits_first = row.fused is not None and row.fused.splits_first and axis_size > shape[dim]
         num_parts = row.cut.num_parts or (shape[dim] if splits_first else axis_size)
         if axis_size % num_parts or shape[dim] % num_parts:
@@ -139,15 +142,14 @@ def placements_of(
             )
         num_holders = axis_size // num_parts
         if num_holders > 1:
-            assert not row.sum_group, (
+            assert not row.sum_groups, (
                 f"{row.pattern}: a parameter of which several ranks hold one part cannot have a sum group"
             )
-            holders = ShardHolders(Holders(row.cut.axis, num_parts).name, index % num_holders, num_holders)
+            holders = ShardHolders((Holders(row.cut.axis, num_parts).name,), index % num_holders, num_holders)
         whole = _part(boxes[0][0], dim, index // num_holders, num_parts)
         boxes = _own_parts(name, whole, row.fused, holders) if splits_first and row.fused else [(whole, holders)]
-    return tuple(
-        Placement(row.logical_name or name, tuple(shape), box, row.replica_group, of_box) for box, of_box in boxes
-    )
+    replica_group = layout.group_name(row.replica_axes)
+    return tuple(Placement(row.logical_name or name, tuple(shape), box, replica_group, of_box) for box, of_box in boxes)
 
 
 def tensor_shape(placements: Sequence[Placement]) -> tuple[int, ...]:
@@ -174,7 +176,7 @@ def _own_parts(name: str, box: Box, fused: Fused, holders: ShardHolders) -> list
     num_first = box.sizes[dim] - num_others
     if num_first % holders.count:
         raise TopologyError(
-            f"{name}: {holders.count} ranks of a group of {holders.group} split {fused.names[0]}, which has "
+            f"{name}: {holders.count} ranks of a group of {holders.groups[0]} split {fused.names[0]}, which has "
             f"{num_first} indices along dim {dim}; {holders.count} must divide {num_first}"
         )
     assert prod(box.sizes[:dim]) == 1, f"{name}: matrices that are fused side by side are not contiguous in memory"
@@ -187,9 +189,11 @@ def _own_parts(name: str, box: Box, fused: Fused, holders: ShardHolders) -> list
     return [(within(holders.index * num_own, num_own), SOLE_HOLDER), (within(num_first, num_others), holders)]
 
 
-def _holders(group: str, layout: Layout, coordinate: Coordinate) -> ShardHolders:
-    if not group:
-        return SOLE_HOLDER
-    if group == PIPELINE_ENDS:
-        return ShardHolders(group, index=min(coordinate[STAGES], 1), count=2)
-    return ShardHolders(group, coordinate.get(group, 0), layout.size(group))
+def _holders(groups: Sequence[str], layout: Layout, rank: int) -> ShardHolders:
+    index, count = 0, 1
+    for group in groups:
+        is_ends = group == PIPELINE_ENDS
+        size = 2 if is_ends else layout.size(group)
+        index = index * size + (min(layout.index(STAGES, rank), 1) if is_ends else layout.index(group, rank))
+        count *= size
+    return ShardHolders(tuple(groups), index, count)

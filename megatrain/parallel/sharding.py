@@ -15,24 +15,27 @@ class LogicalParameter:
     """A parameter of the single-device model: the tensor with this rank's part of it, and that part's placements.
 
     placements: one for each box; the boxes lie end to end in the tensor's memory. All placements name the same replica
-    group, and all with several holders name the same group of holders.
+    group, and all with several holders name the same groups of holders.
+    num_writes: how often backward writes to its gradient in each micro-batch: once for each use of the parameter.
+    0 where a micro-batch may give it no gradient.
     """
 
     parameter: nn.Parameter
     placements: tuple[Placement, ...]
+    num_writes: int = 1
 
     @property
     def name(self) -> str:
         return self.placements[0].name
 
     @property
-    def groups(self) -> tuple[str, str]:
+    def groups(self) -> tuple[str, tuple[str, ...]]:
         """The names of the groups that the gradient is summed over. Parameters of one bucket have the same groups.
 
-        The first is the replica group; the second is the group of the holders, of all boxes or of some, or "".
+        The first is the replica group; the others are the groups of the holders, of all boxes or of some.
         """
-        shared_with = (placement.holders.group for placement in self.placements if placement.holders.group)
-        return self.placements[0].replica_group, next(shared_with, "")
+        shared_with = (placement.holders.groups for placement in self.placements if placement.holders.groups)
+        return self.placements[0].replica_group, next(shared_with, ())
 
     @property
     def is_decayed(self) -> bool:

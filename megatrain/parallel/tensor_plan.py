@@ -6,6 +6,7 @@ is on the meta device when the plan is applied, so no full weight ever exists.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from megatrain.comm.group import Group
 from megatrain.comm.sequence_chunks import SequenceChunks
-from megatrain.contracts.layout import Coordinate, Layout
+from megatrain.contracts.layout import Layout
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
 from megatrain.parallel.placement import Placement, PlacementRow, placements_of, row_of, tensor_shape
 from megatrain.parallel.selective_recompute import SelectiveRecompute
@@ -33,7 +34,7 @@ from megatrain.parallel.styles import (
 class TensorPlan:
     """What to apply to a chunk.
 
-    table, layout, coordinate: the placements, and the rank whose part is cut. recompute: "none", "selective" or "full".
+    table, layout, rank: the placements, and the rank whose part is cut. recompute: "none", "selective" or "full".
     vocab_size: without the padding.
     group: the rank's tensor-parallel group, over which rows are exchanged.
     num_sequence_chunks: how many sequence chunks the branches exchange; with one, all rows at once. has_overlap:
@@ -43,7 +44,7 @@ class TensorPlan:
 
     table: Sequence[PlacementRow]
     layout: Layout
-    coordinate: Coordinate
+    rank: int
     group: Group
     recompute: str
     vocab_size: int
@@ -60,13 +61,21 @@ def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalP
     Raises: TopologyError for a parameter that no row of the table matches, or whose dim cannot be divided.
     """
     placements = {
-        name: placements_of(name, parameter.shape, row_of(name, plan.table), plan.layout, plan.coordinate)
+        name: placements_of(name, parameter.shape, row_of(name, plan.table), plan.layout, plan.rank)
         for name, parameter in chunk.named_parameters(remove_duplicate=False)
     }
     _cut_parameters(chunk, placements)
     selective_recompute = SelectiveRecompute()
     _place_styles(chunk, plan, placements, selective_recompute)
-    logical = [LogicalParameter(parameter, placements[name]) for name, parameter in chunk.named_parameters()]
+    num_uses = Counter(id(parameter) for _, parameter in chunk.named_parameters(remove_duplicate=False))
+    logical = [
+        LogicalParameter(
+            parameter,
+            placements[name],
+            0 if row_of(name, plan.table).may_lack_gradient else num_uses[id(parameter)],
+        )
+        for name, parameter in chunk.named_parameters()
+    ]
     return logical, selective_recompute
 
 

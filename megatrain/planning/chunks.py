@@ -16,6 +16,7 @@ from megatrain.comm import Mesh
 from megatrain.comm.dry import dry_group
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
+from megatrain.contracts.layout import NEAREST
 from megatrain.contracts.operations import Operation
 from megatrain.model import ModelPart
 from megatrain.ops.device_kind import DeviceKind
@@ -76,11 +77,11 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
             group,
             recorder,
             kind.type,
-            is_awaited_later=axis != "tp" or config.parallel.num_sequence_chunks > 1,
+            is_awaited_later=axis != NEAREST or config.parallel.num_sequence_chunks > 1,
         )
         for axis, group in mesh.along.items()
     }
-    tp = along["tp"]
+    tp = along[NEAREST]
     copies = ImmediateCopies() if kind.type == "cpu" else host
     built = build_chunks(config, replace(mesh, along=along), _META, copies, kind)
     micro = planned_micro_batch(config, tp)

@@ -105,7 +105,7 @@ def plan_run(config: Config) -> RunPlan:
     groups: dict[str, GroupPlan] = {}
     stages, largest_chunk = [], 0
     for name, alike in _stage_kinds(config):
-        rank = layout.rank_of({"pp": alike[0]})
+        rank = layout.first_rank_of(alike[0])
         with dry_mesh(layout, rank, has_wrap_links=parallel.num_chunks > 1, holders=config.holders) as mesh:
             for group in _group_plans(mesh):
                 groups.setdefault(group.name, group)

@@ -54,8 +54,7 @@ def evaluate(rank_model: RankModel, dataset: IndexedDataset, text_bytes: int | N
             dataset,
             config.model.seq_len,
             config.batch.micro_batch_size,
-            mesh.coordinate["dp"],
-            mesh.layout.dp_size,
+            *mesh.layout.sample_share(mesh.rank),
             config.evaluation.num_samples,
             has_document_mask=config.data.has_document_mask,
         )
@@ -64,9 +63,8 @@ def evaluate(rank_model: RankModel, dataset: IndexedDataset, text_bytes: int | N
         loss_sum += _loss_sum(rank_model, config, group)
         count += sum(map(num_label_tokens, group))
     rank_model.set_training(True)
-    # every tp and pp rank of a pipeline has the same count; one of them contributes it
-    contributes = mesh.is_last_stage and mesh.tp.rank == 0
-    sums = torch.stack([loss_sum, torch.full_like(loss_sum, float(count))]) * float(contributes)
+    # every rank of a pipeline has the same count
+    sums = torch.stack([loss_sum, torch.full_like(loss_sum, float(count))]) * float(mesh.contributes_loss)
     total_loss, total_count = mesh.sum_over_all(sums).tolist()
     covers_all = config.evaluation.num_samples == 0
     bits = total_loss / math.log(2.0) / text_bytes if text_bytes and covers_all else None

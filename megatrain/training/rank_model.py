@@ -64,7 +64,7 @@ class RankModel:
     def _saved_histories(self) -> list[SavedShard]:
         """Return the histories of the FP8 scales, which are the same on all ranks of a stage."""
         count = self.mesh.layout.stride(STAGES)
-        holders = ShardHolders("stage", self.mesh.rank % count, count)
+        holders = ShardHolders(("stage",), self.mesh.rank % count, count)
         saved = []
         for scales in self.fp8_scales:
             for name, history in scales.histories():

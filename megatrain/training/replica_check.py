@@ -18,6 +18,7 @@ from torch import Tensor
 
 from megatrain.comm.group import brief
 from megatrain.contracts.errors import ReplicaError
+from megatrain.contracts.layout import first_axis_of
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.checksum import Checksums
@@ -51,7 +52,7 @@ class ReplicaCheck:
         by_axes: dict[tuple[str, ...], list[_Numbered]] = {}
         for chunk in self._rank_model.data_parallel:
             for bucket in chunk.buckets:
-                axes = mesh.layout.replica_axes(bucket.replicas.name)
+                axes = mesh.layout.replica_axes(first_axis_of(bucket.replicas.name))
                 by_axes.setdefault(axes, []).append((chunk.number, bucket))
         # every group compares, even if an earlier one found a difference: not all ranks know of the difference
         problems = [self._compared(step, axes, buckets) for axes, buckets in by_axes.items()]

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.operations import Operation, all_reduce_along
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import Schedule
 from megatrain.telemetry.recorder import Recorder
@@ -66,7 +66,7 @@ def train_step(
     mesh = rank_model.mesh
     # filled on the device: a copy from the host would wait until the device has done the step before
     token_count = torch.full((1,), float(num_label_tokens), dtype=torch.float64, device=rank_model.device)
-    counted = mesh.dp.all_reduce(token_count, Operation.DP_ALL_REDUCE)
+    counted = mesh.replicas.all_reduce(token_count, all_reduce_along(mesh.replicas.name))
     for chunk in rank_model.data_parallel:
         chunk.start_step()
     # a batch without labels has no loss; a count of 1 avoids a division by zero
@@ -77,18 +77,12 @@ def train_step(
         check_replicas()
 
     with recorder.span(Operation.CLIP):
-        # every tp rank of the last stage has the same loss; one of them contributes it
-        contributes = mesh.is_last_stage and mesh.tp.rank == 0
-        contributed = torch.stack(
-            [rank_model.optimizer.gradient_square_sum(), loss_sum if contributes else torch.zeros_like(loss_sum)]
-        )
+        own_loss = loss_sum if mesh.contributes_loss else torch.zeros_like(loss_sum)
+        contributed = torch.stack([rank_model.optimizer.gradient_square_sum(), own_loss])
         contributed.tolist()  # wait for the device, so that a request that arrives during the step still counts
-        is_late = any(chunk.has_late_gradients for chunk in rank_model.data_parallel)
-        flags = _on_device([float(is_late), *map(float, astuple(requests()))], contributed)
+        flags = _on_device([*map(float, astuple(requests()))], contributed)
         summed = mesh.sum_over_all(torch.cat([contributed, flags]))
-        total_tokens, square_sum, loss_total, num_late, *asked = torch.cat([counted.wait(), summed]).tolist()
-        if num_late > 0.0:
-            square_sum = _add_late_gradients(rank_model)
+        total_tokens, square_sum, loss_total, *asked = torch.cat([counted.wait(), summed]).tolist()
     grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     loss = loss_total / max(total_tokens, 1)
     is_skipped = not (math.isfinite(grad_norm) and math.isfinite(loss))
@@ -104,14 +98,6 @@ def _on_device(values: list[float], like: torch.Tensor) -> torch.Tensor:
     """Return numbers of the host on the device of `like`, in its dtype. The host does not wait for the copy."""
     found = torch.tensor(values, dtype=like.dtype)
     return found.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else found
-
-
-def _add_late_gradients(rank_model: RankModel) -> float:
-    """Add gradients that ranks wrote after the reduction of their bucket to the shards. Return the squared norm of the
-    whole gradient."""
-    for chunk in rank_model.data_parallel:
-        chunk.reduce_late_gradients()
-    return rank_model.mesh.sum_over_all(rank_model.optimizer.gradient_square_sum().reshape(1)).item()
 
 
 def _clip_scale(grad_norm: float, grad_clip: float) -> float:

@@ -140,8 +140,7 @@ class Trainer:
         return self._parts.reader.read_step(
             cursor,
             global_batch_size,
-            mesh.coordinate["dp"],
-            mesh.layout.dp_size,
+            *mesh.layout.sample_share(mesh.rank),
             self._config.batch.micro_batch_size,
             self._excluded_samples,
         )

@@ -122,7 +122,7 @@ def compare_on_more_axes(context: RankContext, layout: Layout, odd_rank: int, od
     options = DataParallelOptions(1, torch.float64, torch.float64, torch.float64, bucket_size=1, has_overlap=False)
     parameters = []
     for row, shape in MORE_ROWS if "ep" in layout.axes else MORE_ROWS[:1]:
-        placements = placements_of(row.pattern, shape, row, layout, mesh.coordinate)
+        placements = placements_of(row.pattern, shape, row, layout, rank)
         memory = torch.zeros(tensor_shape(placements), dtype=torch.float64)
         parameters.append(LogicalParameter(nn.Parameter(memory), placements))
     chunk = ChunkDataParallel(parameters, mesh.by_name, options, mesh.device)
@@ -136,7 +136,7 @@ def compare_on_more_axes(context: RankContext, layout: Layout, odd_rank: int, od
     return str(caught.value)
 
 
-MORE_ROWS = [(PlacementRow("dense", Cut("tp", 0)), (8,)), (PlacementRow("experts", Cut("ep", 0), "edp"), (8,))]
+MORE_ROWS = [(PlacementRow("dense", Cut("tp", 0)), (8,)), (PlacementRow("experts", Cut("ep", 0), ("edp",)), (8,))]
 
 
 @pytest.mark.slow(

@@ -118,5 +118,5 @@ def _logical(name: str, shape: tuple[int, ...], tp: Group) -> LogicalParameter:
     offsets = (0,) * (len(shape) - 1) + (tp.rank * last if is_cut else 0,)
     parameter = nn.Parameter(torch.empty((*shape[:-1], last), device="meta"))
     # without tensor parallel all is alike, so that one bucket may hold anything
-    holders = SOLE_HOLDER if is_cut or tp.size == 1 else ShardHolders("tp", tp.rank, tp.size)
+    holders = SOLE_HOLDER if is_cut or tp.size == 1 else ShardHolders(("tp",), tp.rank, tp.size)
     return LogicalParameter(parameter, (Placement(name, shape, Box(offsets, tuple(parameter.shape)), holders=holders),))

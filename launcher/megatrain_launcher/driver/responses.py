@@ -13,7 +13,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.failures.culprit import SIGNS_OF_LOSS, root_of
-from megatrain.failures.verdict import ACTIONS, FailureAction, Label
+from megatrain.failures.verdict import LABELS, FailureAction, Label, label_row
 from megatrain.jobs.incident_phrases import rank_and_end
 from megatrain.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
 from megatrain_launcher.driver.policy import Policy
@@ -27,11 +27,6 @@ _FATAL = {
 """Exit codes of failures that a restart cannot cure, with the reason."""
 _LABEL_OF_CODE = {ExitCode.NON_FINITE: Label.NUMERICS, ExitCode.SAVE_FAILED: Label.STORAGE}
 _ONE_RETRY = (FailureAction.STOP_USER, FailureAction.RETRY_THEN_STOP, FailureAction.ROLLBACK)
-_NOT_CAUSED_BY_HOST = (
-    Label.COLLECTIVE_TIMEOUT, Label.CUDA_OOM, Label.HOST_OOM, Label.USER_CODE, Label.DATA, Label.STORAGE,
-    Label.NUMERICS, Label.PREEMPTION, Label.DRIVER_SOFTWARE,
-)  # fmt: skip
-"""Labels of failures that would have occurred on any other host too."""
 RESTART, EVICT, STOP, REQUEUE, HOLD = "restart", "evict", "stop", "requeue", "hold"
 ROLLBACK = "rollback"
 """The action of a restart from before the fault, without the batches that caused it."""
@@ -212,7 +207,7 @@ def _evict_if_recurring(
 
     def counts_against_host(kind: IncidentKind, label: str, num_culprits: int) -> bool:
         is_host_fault = kind is IncidentKind.HOST_LOST or (
-            kind is IncidentKind.FAILURE and label not in _NOT_CAUSED_BY_HOST
+            kind is IncidentKind.FAILURE and label_row(label).counts_against_host
         )
         return is_host_fault and num_culprits <= most  # if many hosts fail at once, the cause is shared
 
@@ -237,10 +232,10 @@ def _label_and_action(failure: RankFailure) -> tuple[str, str]:
     """Return label and action; an exit code of megatrain's own is more reliable than a log."""
     by_code = _LABEL_OF_CODE.get(ExitCode(failure.exit_code)) if failure.exit_code in set(ExitCode) else None
     if by_code is not None:
-        return by_code, ACTIONS[by_code]
+        return by_code, LABELS[by_code].action
     if failure.action or failure.label not in set(Label):
         return failure.label, failure.action
-    return failure.label, ACTIONS[Label(failure.label)]
+    return failure.label, label_row(failure.label).action
 
 
 def _is_again(label: str, facts: Facts, history: Sequence[Incident]) -> bool:

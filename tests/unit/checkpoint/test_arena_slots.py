@@ -40,7 +40,7 @@ def state(size: int = 1000) -> list[SavedShard]:
     weight, norm = torch.arange(size, dtype=torch.float32), torch.full((300,), 7.0)
     return [
         SavedShard("master", FlatShard("weight", (size,), Box((0,), (size,)), weight)),
-        SavedShard("master", FlatShard("norm", (300,), Box((0,), (300,)), norm, ShardHolders("tp", 1, 2))),
+        SavedShard("master", FlatShard("norm", (300,), Box((0,), (300,)), norm, ShardHolders(("tp",), 1, 2))),
     ]
 
 

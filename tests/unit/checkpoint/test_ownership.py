@@ -28,7 +28,7 @@ def test_copies_divide_by_bytes_and_agree() -> None:
     by_rank = []
     for index in range(2):
         shards = [shard("mine", 100)] + [
-            shard(name, size, ShardHolders("tp", index, 2)) for name, size in sizes.items()
+            shard(name, size, ShardHolders(("tp",), index, 2)) for name, size in sizes.items()
         ]
         by_rank.append(divide(shards))
     assert names(by_rank[0][0]) == ["mine", "a", "e"]
@@ -39,7 +39,11 @@ def test_copies_divide_by_bytes_and_agree() -> None:
 
 def test_groups_are_counted_apart() -> None:
     # the end stages have other norms, and still agree on the embedding
-    first = divide([shard("norm", 9, ShardHolders("tp", 0, 2)), shard("word", 4, ShardHolders("embedding", 0, 2))])
-    last = divide([shard("word", 4, ShardHolders("embedding", 1, 2)), shard("other", 9, ShardHolders("tp", 0, 2))])
+    first = divide(
+        [shard("norm", 9, ShardHolders(("tp",), 0, 2)), shard("word", 4, ShardHolders(("embedding",), 0, 2))]
+    )
+    last = divide(
+        [shard("word", 4, ShardHolders(("embedding",), 1, 2)), shard("other", 9, ShardHolders(("tp",), 0, 2))]
+    )
     assert names(first[0]) == ["norm", "word"]
     assert names(last[1]) == ["word"]

@@ -119,6 +119,10 @@ def test_the_groups_of_a_name_are_those_of_the_layout(layout: Layout, has_wrap_l
     if layout.size("ep") > 1:
         partitions |= partitions_of(layout, ("pp", "edp", "ep"))
     expected = {**partitions, **{f"host-{name}": groups for name, groups in partitions.items()}}
+    if min(layout.dp_size, layout.size("cp")) > 1:
+        grid = np.arange(layout.world_size).reshape([layout.size(axis) for axis in ("pp", *DENSE)])
+        same = np.moveaxis(grid, -1, 1).reshape(-1, layout.dp_size * layout.size("cp"))
+        expected["dp-cp"] = {tuple(members) for members in same.tolist()}
     pipelines = partitions["pp"]
     expected["embedding"] = {(members[0], members[-1]) for members in pipelines}
     expected |= dict.fromkeys(("pp-forward", "pp-backward"), pipelines)
@@ -164,7 +168,7 @@ def test_the_order_of_sums_and_of_creation() -> None:
     layout = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=2)
     assert summing_order(layout) == ("tp", "pp", "cp", "dp")
     assert [planned.name for planned in planned_groups(layout, 0)] == [
-        *("tp", "cp", "dp", "pp", "ep", "edp", "host-tp", "host-pp", "host-cp", "host-dp"),
+        *("tp", "cp", "dp", "pp", "ep", "edp", "dp-cp", "host-tp", "host-pp", "host-cp", "host-dp"),
         *("host-ep", "host-edp", "embedding", "pp-forward", "pp-backward"),
     ]
     assert [planned.name for planned in planned_groups(Layout(), 0)] == [

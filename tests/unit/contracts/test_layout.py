@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import AXES, FACTORISATIONS, Layout
+from megatrain.contracts.layout import AXES, FACTORISATIONS, WITHIN_REPLICA, Layout
 from megatrain.contracts.operations import Operation, all_reduce_along
 
 SIZES = (1, 2, 3)
@@ -65,7 +66,18 @@ def test_rank_of_coordinate_and_sizes_lead_back() -> None:
         )
         assert Layout(**layout.sizes) == layout
         assert pickle.loads(pickle.dumps(layout)) == layout
-    assert Layout(pp_size=3, tp_size=2).rank_of({"pp": 2}) == 4
+    assert Layout(pp_size=3, tp_size=2).first_rank_of(2) == 4
+
+
+def test_replicas_are_as_many_as_the_axes_within_one_leave_places() -> None:
+    for layout in LAYOUTS:
+        ranks_per_replica = math.prod(layout.size(axis) for axis in WITHIN_REPLICA)
+        assert ranks_per_replica * layout.dp_size == layout.world_size, layout
+
+
+def test_a_coordinate_that_lacks_an_axis_is_refused() -> None:
+    with pytest.raises(TopologyError, match=r"the coordinate \{'pp': 1, 'tp': 1\} lacks dp of the layout pp_size=2"):
+        Layout(pp_size=2, dp_size=2, tp_size=2).rank_of({"pp": 1, "tp": 1})
 
 
 def test_ranks_along_several_axes() -> None:

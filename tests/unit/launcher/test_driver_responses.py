@@ -8,7 +8,7 @@ import pytest
 
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
-from megatrain.failures.verdict import ACTIONS, Label
+from megatrain.failures.verdict import LABELS, Label
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.responses import Facts, respond
 
@@ -18,7 +18,7 @@ HOST_OF = {0: "a", 1: "a", 2: "b", 3: "b"}
 
 
 def failure(rank: int = 2, code: int = 1, label: str = "", **more: object) -> RankFailure:
-    action = ACTIONS[Label(label)] if label else ""
+    action = LABELS[Label(label)].action if label else ""
     return replace(RankFailure(rank, code, NOW - 1, label, action, line="the line"), **more)
 
 

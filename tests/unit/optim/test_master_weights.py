@@ -119,7 +119,7 @@ def test_replicas_add_nothing_to_the_norm_unless_they_are_not_finite() -> None:
     rank = build_rank()
     rank.set_gradients(draw(3))
     for bucket in rank.chunk.buckets:
-        give_holders(bucket, ShardHolders("tp", index=1, count=2))
+        give_holders(bucket, ShardHolders(("tp",), index=1, count=2))
     assert rank.optimizer.gradient_square_sum().item() == 0.0
 
     for bad in (math.nan, math.inf):

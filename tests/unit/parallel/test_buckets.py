@@ -184,9 +184,9 @@ def test_large_parameter_closes_its_bucket() -> None:
 
 
 def test_parameters_of_different_groups_never_share_a_bucket() -> None:
-    over_tp = ShardHolders("tp", 0, 2)
+    over_tp = ShardHolders(("tp",), 0, 2)
     forward_order = [
-        logical("tied", 10, holders=ShardHolders("embedding", 0, 2)),
+        logical("tied", 10, holders=ShardHolders(("embedding",), 0, 2)),
         logical("norm1", 10, holders=over_tp),
         logical("w1", 10),
         logical("experts1", 10, replica_group="edp"),
@@ -202,12 +202,12 @@ def test_parameters_of_different_groups_never_share_a_bucket() -> None:
 def test_a_bucket_has_the_groups_of_its_parameters() -> None:
     dp, edp, tp = (simulated_group(name, size, 1) for name, size in (("dp", 2), ("edp", 4), ("tp", 2)))
     experts = build([logical("experts", 10, replica_group="edp")], dp, edp, tp)
-    norm = build([logical("norm", 10, holders=ShardHolders("tp", 1, 2))], dp, edp, tp)
+    norm = build([logical("norm", 10, holders=ShardHolders(("tp",), 1, 2))], dp, edp, tp)
 
-    assert (experts.replicas, experts.sum_group) == (edp, None)
-    assert (norm.replicas, norm.sum_group) == (dp, tp)
+    assert (experts.replicas, experts.sum_groups) == (edp, ())
+    assert (norm.replicas, norm.sum_groups) == (dp, (tp,))
     assert experts.shard_slices() == [ShardSlice(0, SHARD_MULTIPLE, SOLE_HOLDER)]
-    assert norm.shard_slices() == [ShardSlice(0, SHARD_MULTIPLE, ShardHolders("tp", 1, 2))]
+    assert norm.shard_slices() == [ShardSlice(0, SHARD_MULTIPLE, ShardHolders(("tp",), 1, 2))]
     assert experts.shard == slice(SHARD_MULTIPLE, 2 * SHARD_MULTIPLE)
     assert (experts.numel, norm.numel) == (4 * SHARD_MULTIPLE, 2 * SHARD_MULTIPLE)
 
@@ -215,9 +215,9 @@ def test_a_bucket_has_the_groups_of_its_parameters() -> None:
 @pytest.mark.parametrize("dp_size", [1, 2, 5])
 def test_a_shard_is_slices_of_values_with_the_same_holders(dp_size: int) -> None:
     row = row_of("blocks.0.attention_branch.attention.qkv.weight", decoder_table())
-    layout, holders = Layout(tp_size=4), ShardHolders("tp-in-2", 1, 2)
+    layout, holders = Layout(tp_size=4), ShardHolders(("tp-in-2",), 1, 2)
     shapes = {"first": (2, 6, 5, 7), "second": (2, 6, 11)}
-    placements = {name: placements_of(name, shape, row, layout, layout.coordinate(3)) for name, shape in shapes.items()}
+    placements = {name: placements_of(name, shape, row, layout, 3) for name, shape in shapes.items()}
     groups = [simulated_group("tp-in-2", 2, 1)]
     is_shared = []
     for dp_rank in range(dp_size):
@@ -242,7 +242,7 @@ def test_a_shard_is_slices_of_values_with_the_same_holders(dp_size: int) -> None
 @given(sizes=st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=20), limit=st.integers(1, 80))
 def test_every_parameter_is_in_one_bucket_in_backward_order(sizes: Any, limit: int) -> None:
     forward_order = [
-        logical(f"{number}", numel, holders=ShardHolders("tp", 0, 2) if is_shared else SOLE_HOLDER)
+        logical(f"{number}", numel, holders=ShardHolders(("tp",), 0, 2) if is_shared else SOLE_HOLDER)
         for number, (numel, is_shared) in enumerate(sizes)
     ]
     buckets = group_into_buckets(forward_order, limit)

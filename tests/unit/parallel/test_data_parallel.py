@@ -211,8 +211,8 @@ def noting(chunk: ChunkDataParallel) -> tuple[list[Exchange], NotingGroup]:
     exchanges: list[Exchange] = []
     group = NotingGroup("tp", exchanges)
     for bucket in chunk.buckets:
-        bucket.replicas = bucket.sum_group = group  # type: ignore[assignment]
-        give_holders(bucket, ShardHolders("tp", 0, 2))
+        bucket.replicas, bucket.sum_groups = group, (group,)  # type: ignore[assignment]
+        give_holders(bucket, ShardHolders(("tp",), 0, 2))
     return exchanges, group
 
 

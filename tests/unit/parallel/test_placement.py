@@ -28,12 +28,13 @@ from megatrain.parallel.placement import (
 
 KV = PlacementRow("kv.weight", Cut("tp", 0, num_parts=2))
 QKV = row_of("blocks.0.attention_branch.attention.qkv.weight", decoder_table())
-EXPERTS = PlacementRow("experts.up", Cut("ep", 0), replica_group="edp")
-WORD = PlacementRow("embedding.word.weight", Cut("tp", 0), sum_group=PIPELINE_ENDS)
+EXPERTS = PlacementRow("experts.up", Cut("ep", 0), replica_axes=("edp",))
+WORD = PlacementRow("embedding.word.weight", Cut("tp", 0), sum_groups=(PIPELINE_ENDS,))
+EVERY_AXIS = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=4)
 CASES: dict[str, tuple[PlacementRow, tuple[int, ...], Layout, tuple[int, ...]]] = {
     "cut": (PlacementRow("w", Cut("tp", 1)), (6, 8, 3), Layout(tp_size=4, dp_size=2), (0,)),
-    "whole": (PlacementRow("norm", sum_group="tp"), (13,), Layout(tp_size=4, dp_size=3), (0,)),
-    "whole on one tp rank": (PlacementRow("norm", sum_group="tp"), (13,), Layout(dp_size=3), (0,)),
+    "whole": (PlacementRow("norm", sum_groups=("tp",)), (13,), Layout(tp_size=4, dp_size=3), (0,)),
+    "whole on one tp rank": (PlacementRow("norm", sum_groups=("tp",)), (13,), Layout(dp_size=3), (0,)),
     "fewer parts than ranks": (KV, (2, 5, 3), Layout(tp_size=4, dp_size=2), (0,)),
     "as many parts as ranks": (KV, (4, 5), Layout(tp_size=2, dp_size=2), (0,)),
     "one part": (PlacementRow("kv", Cut("tp", 0, num_parts=1)), (4, 5), Layout(tp_size=4, dp_size=2), (0,)),
@@ -43,6 +44,10 @@ CASES: dict[str, tuple[PlacementRow, tuple[int, ...], Layout, tuple[int, ...]]] 
     "experts within tp": (EXPERTS, (4, 2, 3), Layout(tp_size=4, dp_size=2, ep_size=2), (0,)),
     "experts across dp": (EXPERTS, (8, 2, 3), Layout(tp_size=2, dp_size=4, ep_size=4), (0,)),
     "experts over a stage": (EXPERTS, (8, 3), Layout(tp_size=2, pp_size=2, dp_size=2, ep_size=4), (1,)),
+    "experts, with every axis": (EXPERTS, (8, 3), EVERY_AXIS, (1,)),
+    "whole, with every axis": (PlacementRow("norm", sum_groups=("tp",)), (13,), EVERY_AXIS, (1,)),
+    "state whole along cp": (PlacementRow("n", replica_axes=("dp",), sum_groups=("cp", "tp")), (13,), EVERY_AXIS, (1,)),
+    "cut over tp, with every axis": (PlacementRow("w", Cut("tp", 0)), (8, 3), EVERY_AXIS, (1,)),
     "on both ends": (WORD, (6, 5), Layout(tp_size=2, pp_size=3, dp_size=2), (0, 2)),
 }
 """Row, shape, layout and the stages that hold the parameter."""
@@ -61,7 +66,7 @@ def placed(case: str) -> dict[int, tuple[Placement, ...]]:
     """Return what each rank holds that holds any."""
     row, shape, layout, stages = CASES[case]
     ranks = [rank for rank in range(layout.world_size) if layout.index("pp", rank) in stages]
-    return {rank: placements_of(row.pattern, shape, row, layout, layout.coordinate(rank)) for rank in ranks}
+    return {rank: placements_of(row.pattern, shape, row, layout, rank) for rank in ranks}
 
 
 def boxes_of(case: str) -> list[tuple[int, Placement]]:
@@ -75,7 +80,8 @@ def part_of(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ..
 
 def shard_of(rank: int, placement: Placement, layout: Layout) -> tuple[int, int]:
     """Return the range of the flattened box whose state the rank has."""
-    index, count = layout.index(placement.replica_group, rank), layout.size(placement.replica_group)
+    (replicas,) = (one.ranks for one in planned_groups(layout, rank) if one.name == placement.replica_group)
+    index, count = replicas.index(rank), len(replicas)
     return placement.box.numel * index // count, placement.box.numel * (index + 1) // count
 
 
@@ -109,7 +115,7 @@ def test_copies_are_the_ranks_with_the_same_shard(case: str) -> None:
     for same in holders.values():
         assert [one.index for one in same] == list(range(len(same)))
         assert {one.count for one in same} == {len(same)}
-        assert len({one.group for one in same}) == 1
+        assert len({one.groups for one in same}) == 1
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -118,10 +124,13 @@ def test_groups_are_those_of_the_plan(case: str) -> None:
     holders = [HOLDERS[case]] if case in HOLDERS else []
     for rank, placement in boxes_of(case):
         planned = planned_groups(layout, rank, holders=holders)
-        ranks_of = {"": (rank,), **{one.name: one.ranks for one in planned}}
+        ranks_of = {one.name: one.ranks for one in planned}
         replicas, same = ranks_of[placement.replica_group], placement.holders
         assert all(placement in found[replica] for replica in replicas)
-        assert (ranks_of[same.group].index(rank), len(ranks_of[same.group])) == (same.index, same.count)
+        index, count = 0, 1
+        for ranks in (ranks_of[group] for group in same.groups):
+            index, count = index * len(ranks) + ranks.index(rank), count * len(ranks)
+        assert (index, count) == (same.index, same.count)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -142,7 +151,7 @@ def test_a_rank_has_the_queries_that_its_key_and_value_serve() -> None:
     assert (queries.box, queries.holders) == (Box((1, 2, 0, 0), (1, 2, 2, 3)), SOLE_HOLDER)
     assert (key_and_value.box, key_and_value.holders) == (
         Box((1, 4, 0, 0), (1, 2, 2, 3)),
-        ShardHolders("tp-in-2", 1, 2),
+        ShardHolders(("tp-in-2",), 1, 2),
     )
     assert [len(placements) for placements in placed("a key-value head a rank").values()] == [1] * 8
 
@@ -150,13 +159,13 @@ def test_a_rank_has_the_queries_that_its_key_and_value_serve() -> None:
 def test_the_table_says_what_each_rank_holds() -> None:
     head = row_of("loss_head.weight", decoder_table(has_two_ends=True))
     layout = Layout(tp_size=2, pp_size=2)
-    (copy,) = placements_of("loss_head.weight", (6, 5), head, layout, layout.coordinate(3))
+    (copy,) = placements_of("loss_head.weight", (6, 5), head, layout, 3)
 
     assert (copy.name, copy.box.offsets, copy.box.sizes) == ("embedding.word.weight", (3, 0), (3, 5))
-    assert (copy.replica_group, copy.holders) == ("dp", ShardHolders("embedding", 1, 2))
+    assert (copy.replica_group, copy.holders) == ("dp", ShardHolders(("embedding",), 1, 2))
     (kv,), (experts,) = placed("fewer parts than ranks")[3], placed("experts across dp")[5]
-    assert (kv.replica_group, kv.holders.group) == ("dp", "tp-in-2")
-    assert (experts.replica_group, experts.holders.group) == ("edp", "")
+    assert (kv.replica_group, kv.holders.groups) == ("dp", ("tp-in-2",))
+    assert (experts.replica_group, experts.holders.groups) == ("edp", ())
 
 
 @pytest.mark.parametrize(
@@ -171,7 +180,7 @@ def test_the_table_says_what_each_rank_holds() -> None:
 )
 def test_what_cannot_be_cut_is_refused(row: PlacementRow, shape: tuple[int, ...], tp_size: int, problem: str) -> None:
     with pytest.raises(TopologyError, match=problem):
-        placements_of("w", shape, row, Layout(tp_size=tp_size), {"pp": 0})
+        placements_of("w", shape, row, Layout(tp_size=tp_size), 0)
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def planned_model(style: str, recompute: str) -> tuple[Transformer, SelectiveRec
     config = ModelConfig(**(sizes | STYLES[style]))
     model = Transformer(config, dropout_seed=4)
     tp = simulated_group("tp", 1, 0)
-    plan = TensorPlan(decoder_table(), Layout(), {"pp": 0}, tp, recompute, config.vocab_size)
+    plan = TensorPlan(decoder_table(), Layout(), 0, tp, recompute, config.vocab_size)
     _, selective_recompute = apply_tensor_plan(model, plan)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

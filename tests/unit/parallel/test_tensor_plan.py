@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import AXES, Layout
 from megatrain.model import ModelPart, TokenContext, Transformer
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.decoder import decoder_table
-from megatrain.parallel.placement import Placement, ShardHolders
+from megatrain.parallel.placement import Cut, Placement, PlacementRow, ShardHolders, row_of
 from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import GatherSequence, ReduceScatterSequence, VocabularyCrossEntropy, VocabularyRows
@@ -62,7 +62,7 @@ def plan_of(
     return TensorPlan(
         table=decoder_table(has_two_ends=config.has_tied_head and pp_size > 1),
         layout=Layout(tp_size=tp_size, pp_size=pp_size),
-        coordinate={"pp": stage, "tp": rank},
+        rank=stage * tp_size + rank,
         group=simulated_group("tp", tp_size, rank),
         recompute=recompute,
         vocab_size=config.vocab_size,
@@ -212,8 +212,8 @@ def test_tied_head_on_another_stage_is_a_copy_of_the_same_logical_parameter() ->
     last = planned(config, 2, 1, ModelPart(range(1, 2), has_embedding=False, has_head=True), pp_size=2, stage=1)[1]
 
     for index, part in enumerate((first, last)):
-        (one,) = (one for one in part if one.groups[1] == "embedding")
-        box, holders = Box((30, 0), (30, 16)), ShardHolders("embedding", index, 2)
+        (one,) = (one for one in part if one.groups[1] == ("embedding",))
+        box, holders = Box((30, 0), (30, 16)), ShardHolders(("embedding",), index, 2)
         assert one.placements == (Placement("embedding.word.weight", (60, 16), box, "dp", holders),)
         assert one.parameter.shape == (30, 16)
     assert not any(one.name == "loss_head.weight" for one in last)
@@ -310,3 +310,28 @@ def test_planned_model_of_one_rank_computes_what_the_plain_model_does() -> None:
 
     assert torch.equal(loss_of(None), loss_of("none"))
     assert torch.equal(loss_of(None), loss_of("selective"))
+
+
+EVERY_AXIS = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=4)
+OVER_EP = PlacementRow("blocks.*.mlp.up.weight", Cut("ep", 1), replica_axes=("edp",))
+
+
+def test_every_rank_gets_the_part_that_its_whole_coordinate_gives_it() -> None:
+    """With each axis above 1: a part is on as many ranks of a stage as the axes that do not cut it have places."""
+    assert all(EVERY_AXIS.size(axis.name) > 1 for axis in AXES)
+    config = replace(config_of(STYLES[0]), num_kv_heads=4)
+    found: dict[str, Counter[Box]] = defaultdict(Counter)
+    for rank in range(EVERY_AXIS.stride("pp")):
+        with torch.device("meta"):
+            model = Transformer(config)
+        plan = replace(
+            plan_of(config, tp_size=2, rank=rank % 2), layout=EVERY_AXIS, rank=rank, table=(OVER_EP, *decoder_table())
+        )
+        for one in apply_tensor_plan(model, plan)[0]:
+            for placement in one.placements:
+                found[one.name][placement.box] += 1
+    for name, boxes in found.items():
+        cut = row_of(name, (OVER_EP, *decoder_table())).cut
+        num_parts = 1 if cut is None else EVERY_AXIS.size(cut.axis)
+        assert len(boxes) == num_parts, name
+        assert set(boxes.values()) == {EVERY_AXIS.stride("pp") // num_parts}, name

@@ -38,7 +38,7 @@ def test_stages_together_are_the_model(path: Path) -> None:
     layout = config.layout(None)
     total, layers = 0, []
     for stage in range(layout.pp_size):
-        for chunk in build_meta_chunks(config, layout, stage, tp_group(layout.tp_size)):
+        for chunk in build_meta_chunks(config, layout, layout.first_rank_of(stage), tp_group(layout.tp_size)):
             layers += chunk.part.layers
             total += sum(
                 # the other tp ranks hold the rest of it, or the same
@@ -71,7 +71,7 @@ def test_every_tensor_rank_holds_the_same_amount() -> None:
     held = {
         sum(
             one.parameter.numel()
-            for chunk in build_meta_chunks(config, Layout(tp_size=4), 0, tp_group(4, rank))
+            for chunk in build_meta_chunks(config, Layout(tp_size=4), rank, tp_group(4, rank))
             for one in chunk.parameters
         )
         for rank in range(4)
