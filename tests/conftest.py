@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # a bare GPU machine has torch and pytest, but not xdist
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run a process more than there are cores for `-n auto`, as many tests wait for a server; one a core for logical."""
+    """Return a process more than there are cores for `-n auto`: many tests wait for a server. Else one each core."""
     return len(os.sched_getaffinity(0)) + (config.option.numprocesses == "auto")
 
 
