@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.host_verdict import Cause, OutcomeKind
+from megatrain.contracts.host_verdict import Cause, OutcomeKind, VerdictConfidence
 from tests.helpers.closed_loop import HOSTS, SPARE, TRAIN, ClosedLoop, closed_loop
 from tests.helpers.paced_train import Pace, Slowness
 
@@ -58,7 +58,7 @@ def test_a_slow_link_is_named_and_nobody_evicted_for_a_guess(tmp_path: Path) -> 
         loop.network.slow_down(HOSTS.index(slow), TRAIN, "12mbit")
         slowed_at = loop.newest_step()
 
-        verdict = loop.wait_for_verdict()
+        verdict = loop.wait_for_verdict(VerdictConfidence.LOW)
 
         assert verdict.cause is Cause.NETWORK
         assert slow in verdict.hosts

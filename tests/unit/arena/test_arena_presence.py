@@ -218,7 +218,7 @@ def test_links_in_an_arena_are_removed_and_not_followed(path: Path, tmp_path: Pa
 REMOVE = "from pathlib import Path; from megatrain.arena.directory import remove_arena"
 
 
-@pytest.mark.slow(kept=["4"])
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(8))
 def test_a_removal_that_is_cut_short_is_finished_by_the_next(path: Path, number: int) -> None:
     arena, lock = join_arena(path)

@@ -356,6 +356,7 @@ def test_a_long_state_is_not_gone_through_again_and_again() -> None:
     assert_grows_linearly(lambda times: functools.partial(refuse, pickled_with_a_long_state(times), other), 500)
 
 
+@pytest.mark.slow(kept=["share_many_chunks"])
 @pytest.mark.parametrize("change", [share_many_chunks, share_a_long_path, share_a_long_size])
 def test_what_is_shared_is_not_gone_through_again_and_again(change: Callable[[Metadata, int], None]) -> None:
     refuse(pickled_with(change, 20_000))

@@ -76,6 +76,7 @@ def test_killed_after_the_commit(tmp_path: Path) -> None:
     assert {"remove WRITING", "persist word", "remove COMMIT", "remove step-000000001"} <= set(points)
 
 
+@pytest.mark.slow
 def test_files_that_are_gone_are_written_again_although_the_host_was_done(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     job.put_snapshot(step=10, snapshot=4)

@@ -221,7 +221,7 @@ def test_a_transaction_that_was_given_up_is_not_applied_once_the_mark_is_renewed
     with ExitStack() as stack:
         proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
-        far = stack.enter_context(EtcdClient(EtcdSettings.of([proxy.url], attempt_s=0.3, call_s=0.3)))
+        far = stack.enter_context(EtcdClient(EtcdSettings.of([proxy.url], attempt_s=1.0, call_s=1.0)))
         keeper = stack.enter_context(LeaseKeeper(client, ttl_s=10))
         leadership = Election(far, "/marks").campaign(keeper, "one")
         assert leadership is not None

@@ -19,7 +19,7 @@ def test_a_write_that_was_given_up_does_not_come_after_a_later_one(etcd: EtcdSer
     with ExitStack() as stack:
         proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
-        far = stack.enter_context(EtcdClient(EtcdSettings.of([proxy.url], attempt_s=0.3, call_s=0.3)))
+        far = stack.enter_context(EtcdClient(EtcdSettings.of([proxy.url], attempt_s=1.0, call_s=1.0)))
         own = OwnKeys(far)
         for number in range(3):
             own.put("/own/status", b"trains")

@@ -67,6 +67,7 @@ def test_documents_of_several_sequences_are_read(tmp_path: Path) -> None:
     assert [dataset.document(number).tolist() for number in range(2)] == [[5, 6, 7, 300], [0, 65499]]
 
 
+@pytest.mark.slow
 def test_megatron_core_reads_our_files_and_writes_the_same(write_tokens: Callable[..., Path], tmp_path: Path) -> None:
     require("megatron-core", find_spec("megatron") is not None, "its data set is the oracle of the file format")
     sizes = (4096, 128_256)

@@ -169,6 +169,7 @@ def firing(url: str) -> set[str]:
     return {one["labels"]["alertname"] for one in ask(url, "alerts")["alerts"] if one["state"] == "firing"}
 
 
+@pytest.mark.slow
 def test_a_real_prometheus_scrapes_and_judges(tmp_path: Path) -> None:
     now_s = time.time()
     with ExitStack() as stack:

@@ -20,7 +20,6 @@ from tests.mutate import (
     lost_outcomes,
     package_of,
     part_of,
-    product_sources,
     run_all,
 )
 
@@ -87,7 +86,7 @@ def test_each_mutation_is_alone_in_its_tree(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_was_found_and_is_not_found_any_more_is_lost() -> None:
-    first, second = draw(product_sources(), 2, 0)
+    first, second = draw({"megatrain/a/one.py": "x = 1\ny = 2\n"}, 2, 0)
     before = [Outcome(first, "a test"), Outcome(second, "")]
     assert lost_outcomes(before, [Outcome(first, "another test"), Outcome(second, "")]) == []
     now = [Outcome(first, ""), Outcome(second, "a test")]
@@ -95,6 +94,7 @@ def test_what_was_found_and_is_not_found_any_more_is_lost() -> None:
     assert by_package(now)[-1] == {"package": "all", "mutations": 2, "found": 1}
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_module_import_it_or_what_imports_it() -> None:
     assert files_that_test(ROOT / "megatrain/contracts/layout.py")[0].startswith("tests/")
     assert "tests/unit/ops/test_normalization.py" in files_that_test(ROOT / "megatrain/ops/normalization.py")

@@ -275,18 +275,20 @@ def test_the_end_of_the_job_answers_a_stop(client: EtcdClient, keys: JobKeys, me
 @pytest.mark.slow
 def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
     keys, request = JobKeys("demo"), make_request(RequestKind.STOP)
-    with EtcdServers(tmp_path) as servers:
-        settings = EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.4)
-        with EtcdClient(settings) as client, EtcdClient(settings) as other:
+    with (
+        EtcdServers(tmp_path) as servers,
+        EtcdClient(EtcdSettings.of(servers.urls, call_s=3.0)) as client,
+        EtcdClient(EtcdSettings.of(servers.urls)) as other,
+    ):
 
-            def accept_and_end() -> None:
-                _accept(other, keys, request)
-                servers.members[0].kill()
+        def accept_and_end() -> None:
+            _accept(other, keys, request)
+            servers.members[0].kill()
 
-            thread = threading.Thread(target=accept_and_end, name="etcd accepting")
-            thread.start()
-            last = wait_for_answer(client, keys, request, timeout_s=30, gone_s=0.2)
-            thread.join()
+        thread = threading.Thread(target=accept_and_end, name="etcd accepting")
+        thread.start()
+        last = wait_for_answer(client, keys, request, timeout_s=30, gone_s=0.2)
+        thread.join()
     assert last.is_done
     assert last.text == "saving; the job's etcd has gone since then, as it does when a job has ended"
 

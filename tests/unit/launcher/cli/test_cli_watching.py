@@ -86,10 +86,11 @@ def test_watching_ends_when_nobody_reads_any_more(client: EtcdClient, keys: JobK
 def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as servers:
         keys = JobKeys("demo")
-        with EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.4)) as client:
+        impatient = EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.4)
+        with EtcdClient(EtcdSettings.of(servers.urls)) as client, EtcdClient(impatient) as other:
             fill(client, keys)
             screen = _Screen(is_terminal=False)
-            thread = threading.Thread(target=LiveView(client, keys, output=screen, redraw_s=0.2).run, name="etcd view")
+            thread = threading.Thread(target=LiveView(other, keys, output=screen, redraw_s=0.2).run, name="etcd view")
             thread.start()
             wait_until(lambda: "green, training" in screen.getvalue(), "the first picture")
             member = servers.members[0]
