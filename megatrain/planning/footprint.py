@@ -215,12 +215,13 @@ class _Run:
     def early(self) -> tuple[int, int]:
         """Return what reductions that start early add to the peak of the backward, and to the peak of its wgrad.
 
-        Runs two micro-batches and reduces each. In the first the writes are counted, and no bucket starts early.
+        Runs two micro-batches and reduces each. Buckets of the second one start early.
         """
         data_parallel = self._chunk.data_parallel
-        data_parallel.overlap_by_bucket(self._chunk.meta.module)
         peaks = []
-        for _ in range(2):
+        for is_by_bucket in (False, True):
+            if is_by_bucket:
+                data_parallel.overlap_by_bucket(self._chunk.meta.module)
             data_parallel.expect(1)
             data_parallel.before_backward()
             self.forward()

@@ -39,7 +39,7 @@ OPTIONS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "dp2-chunks2-tied": ("dp2-chunks2", {}, {"has_tied_head": True}),
     "pp2-dp2-zero-bubble": ("pp2-dp2-zero-bubble", {}, {}),
     "tp2-pp2-dp2-chunks2": ("tp2-pp2-dp2-chunks2", {}, {}),
-    "tp2-pp2-dp2-zero-bubble-zero2": ("tp2-pp2-dp2-zero-bubble", {"zero_stage": 2}, {}),
+    "tp2-pp2-dp2-zero-bubble": ("tp2-pp2-dp2-zero-bubble", {}, {}),
 }
 RESTARTED = ("dp4", "dp2-chunks2-tied", "tp2-pp2-dp2-chunks2")
 
