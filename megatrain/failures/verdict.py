@@ -85,7 +85,7 @@ LABELS: Mapping[Label, LabelRow] = {
 
 
 def label_row(label: str) -> LabelRow:
-    """Return the row of a label as records write it. None (empty), and one of a later program, counts as benign."""
+    """Return the row of a label as records write it. An empty label, and one that a later program added, is benign."""
     return LABELS[Label(label) if label in set(Label) else Label.BENIGN]
 
 

@@ -147,9 +147,8 @@ class ChunkDataParallel:
         """
         if self.options.zero_stage == 2:
             for bucket in self.buckets:
-                if (
-                    bucket.gradients is None
-                ):  # else it has the gradient of a tied head, which is in the stage's last chunk
+                # a tied head is in the stage's last chunk, and its gradient is there already
+                if bucket.gradients is None:
                     bucket.allocate_gradients()
             self._begin_window(1)
 
@@ -164,8 +163,20 @@ class ChunkDataParallel:
             self._start_reductions()
 
     def finish_reduce(self) -> None:
-        """Wait until this rank's shard of every gradient is summed over all groups of its bucket."""
+        """Wait until this rank's shard of every gradient is summed over all groups of its bucket.
+
+        Raises: RuntimeError when a gradient was written after the last reduction of its bucket (ZeRO-2).
+        """
         self.finish_reductions()
+        for bucket in self.buckets:
+            if self.options.zero_stage == 2 and bucket.gradients is not None:
+                names = [
+                    one.name for one, is_written in zip(bucket.parameters, bucket.written, strict=True) if is_written
+                ]
+                raise RuntimeError(
+                    f"the gradients of {', '.join(names)} were written after the last reduction of the step: a "
+                    "backward ran outside of the schedule, or a module of another chunk uses them"
+                )
         self.finish_gather()  # of parameters that no forward used: the optimizer is about to write to them
         sums = []
         for bucket in self.buckets:

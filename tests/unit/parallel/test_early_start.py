@@ -200,6 +200,15 @@ def test_a_tied_head_in_another_chunk_of_the_stage_adds_to_the_same_gradient() -
             torch.testing.assert_close(gradients[name], expected)
 
 
+def test_a_gradient_after_the_last_reduction_of_a_step_is_an_error() -> None:
+    rank_model = make_rank_model("zero 2", overlap=False)
+    (chunk,) = rank_model.data_parallel
+    run_step(rank_model, 1)
+    chunk.add_gradient(0, 0, lambda total, is_fresh: total.fill_(1.0))
+    with pytest.raises(RuntimeError, match=r"the gradients of \S+ were written after the last reduction of the step"):
+        chunk.finish_reduce()
+
+
 def _completed(notes: list[str], completed: list[int], complete: Callable[[], None]) -> None:
     """Note how many buckets had not started early."""
     num_notes = len(notes)
