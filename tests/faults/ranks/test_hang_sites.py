@@ -35,8 +35,15 @@ LAYOUTS: dict[str, tuple[tuple[int, int, int], list[tuple[int, str]]]] = {
         (1, 1, 4),
         [
             (2, "before forward-compute"),
+            (0, IN_FORWARD),
             (3, "before grads-reduce-scatter"),
+        ],
+    ),
+    "dp4-ends": (
+        (1, 1, 4),
+        [
             (1, "before params-all-gather"),
+            (2, "in optimizer"),
             (0, READ),
         ],
     ),
