@@ -73,7 +73,7 @@ def run(size_gb: float = 1.0, storage: str = "") -> Result:
             "storage_file_system": file_system,
             "arena": str(_SHARED_MEMORY),
         },
-        beyond_bar=[one for row in rows for one in as_written(row["figure"], row["median"], row["bar"])],
+        bars=[one for row in rows for one in as_written(row["figure"], row["median"], row["bar"])],
     )
 
 

@@ -64,12 +64,9 @@ def run() -> Result:
             "memory: resident memory of the dashboard's process afterwards",
             "list of hosts: from a name in its search field to the list of that one row, median of 15",
             "news: from a step that is in etcd to that step on an open page; etcd is read at most twice a second",
-            "required: heat map 50 ms and 1.5 MB; timeline 16 ms a frame; overview 50 ms; list and news 2 s",
         ],
         settings={"ranks": LARGEST.world_size, "steps": NUM_STEPS, "layout": str(LARGEST)},
-        beyond_bar=[
-            one for row in rows for one in as_written(f"{row['case']}, {row['figure']}", row["value"], row["asked"])
-        ],
+        bars=[one for row in rows for one in as_written(f"{row['case']}, {row['figure']}", row["value"], row["asked"])],
     )
 
 

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.result import machine, table
+from benchmarks.result import machine
+from benchmarks.tables import table
 
 Row = dict[str, Any]
 

@@ -75,11 +75,10 @@ def run(num_processes: int = 128, num_rounds: int = 5) -> Result:
         rows=rows,
         notes=_notes(num_rounds, costs),
         settings={"rounds": num_rounds, "backend": "gloo", "store": "one TCPStore (libuv) on this machine"},
-        beyond_bar=[
-            one
+        bars=[
+            at_least(f"{row['ranks']} ranks, {row['side']}: seconds / ours", row["times ours"], 1.0)
             for row in rows
             if row["side"] != "ours" and row["times ours"]
-            for one in at_least(f"{row['ranks']} ranks, {row['side']}: seconds by ours", row["times ours"], 1.0)
         ],
     )
 

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bars import at_most, must_hold
+from benchmarks.bars import Bar, at_most, must_hold
 from benchmarks.recovery_sides import FAULT_STEP, GIVE_UP_S, Outcome, Side, ours, torchrun
 from benchmarks.result import Result
 from tests.helpers.waiting import wait_until
@@ -60,7 +60,7 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
     ]
     expected = _losses(ours)
     rows: list[dict[str, Any]] = []
-    beyond: list[str] = []
+    bars: list[Bar] = []
     for fault in faults:
         found: dict[str, list[Outcome]] = {name: [] for name, _ in sides}
         for number in range(num_runs):
@@ -69,7 +69,7 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
                 found[name].append(outcome)
                 print(f"{fault.title}, {name}, run {number + 1}: {_outcome_text(outcome)}", file=sys.stderr, flush=True)
         rows += [_row(fault, name, outcomes, expected) for name, outcomes in found.items()]
-        beyond += _beyond_bar(fault, found[OURS], expected)
+        bars += _bars(fault, found[OURS], expected)
     return Result(
         name="recovery",
         title="Recovery from faults: 2 hosts of 2 gloo ranks, paced steps of 80 ms, a checkpoint every 10 steps",
@@ -84,7 +84,7 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
             "left behind: processes and files in memory, 10 s after the end.",
             "torchrun's collectives time out after 10 s, as ours do (runtime.step_timeout_s).",
         ],
-        beyond_bar=beyond,
+        bars=bars,
     )
 
 
@@ -143,9 +143,7 @@ def _row(fault: Fault, name: str, outcomes: list[Outcome], expected: dict[int, f
         "launcher": name,
         "recovered": f"{len(recovered)} of {len(outcomes)}",
         "detected s": _spread([each.detected_s for each in outcomes]) if is_ours else "",
-        "asked": f"{fault.detected_within_s:g}" if is_ours else "",
         "next step s": _spread([each.next_step_s for each in outcomes]),
-        "asked ": f"{fault.next_step_within_s:g}" if is_ours else "",
         "culprit named": "; ".join(sorted({each.named or "nobody" for each in outcomes})) if is_ours else "",
         "same losses": "yes" if is_same and recovered else "no",
         "left behind": sum(each.num_orphans + len(each.leaked) for each in outcomes) if is_ours else "",
@@ -153,18 +151,18 @@ def _row(fault: Fault, name: str, outcomes: list[Outcome], expected: dict[int, f
     }
 
 
-def _beyond_bar(fault: Fault, outcomes: list[Outcome], expected: dict[int, float]) -> list[str]:
-    """Return sentences about megatrain's recoveries that miss a bar. A missing value counts as infinite."""
+def _bars(fault: Fault, outcomes: list[Outcome], expected: dict[int, float]) -> list[Bar]:
+    """Return the bars of megatrain's recoveries. A missing value counts as infinite."""
 
     def median(values: list[float | None]) -> float:
         return statistics.median(math.inf if value is None else value for value in values)
 
     detected_s, next_step_s = ([getattr(each, name) for each in outcomes] for name in ("detected_s", "next_step_s"))
     return [
-        *at_most(f"{fault.title}: seconds until it is detected", median(detected_s), fault.detected_within_s),
-        *at_most(f"{fault.title}: seconds until the next step", median(next_step_s), fault.next_step_within_s),
-        *must_hold(f"{fault.title}: the same losses", all(each.losses == expected for each in outcomes)),
-        *must_hold(
+        at_most(f"{fault.title}: seconds until it is detected", median(detected_s), fault.detected_within_s),
+        at_most(f"{fault.title}: seconds until the next step", median(next_step_s), fault.next_step_within_s),
+        must_hold(f"{fault.title}: the same losses", all(each.losses == expected for each in outcomes)),
+        must_hold(
             f"{fault.title}: nothing is left behind", not any(each.num_orphans or each.leaked for each in outcomes)
         ),
     ]

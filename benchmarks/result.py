@@ -1,4 +1,7 @@
-"""The result of a benchmark: printed as a table, and stored as JSON and Markdown with date, machine and command."""
+"""The result of a benchmark: printed as tables, and stored as JSON and Markdown with date, machine and command.
+
+`summary.py` makes the one table of all benchmarks from the stored results.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bars import Bar
+from benchmarks.summary import write_summary
+from benchmarks.tables import cell, table
+
 RESULTS = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 
@@ -18,7 +25,7 @@ RESULTS = Path(__file__).parent.parent / "docs" / "benchmarks"
 class Result:
     """`rows`: dictionaries with the same keys. `notes`: what the figures mean and what they do not mean.
 
-    `beyond_bar`: one sentence for each figure that misses its bar. If there is any, the command fails.
+    `bars`: what the figures must reach. If one is missed, the command fails, and the page says so.
     """
 
     name: str
@@ -26,7 +33,7 @@ class Result:
     command: str
     rows: Sequence[Mapping[str, Any]]
     notes: Sequence[str]
-    beyond_bar: Sequence[str]
+    bars: Sequence[Bar]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -47,21 +54,14 @@ def machine() -> dict[str, Any]:
     return facts
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a Markdown table."""
-    header = list(rows[0])
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(_cell(row[key]) for key in header) + " |" for row in rows]
-    return "\n".join(lines)
-
-
 def publish(result: Result, *, is_written: bool) -> None:
     """Print the result. With is_written also write it to docs/benchmarks, replacing the previous one of this name."""
     print(f"\n{result.title}\n{table(result.rows)}")
     for note in result.notes:
         print(f"- {note}")
-    for found in result.beyond_bar:
-        print(f"BEYOND THE BAR: {found}")
+    for bar in result.bars:
+        if not bar.is_met:
+            print(f"BEYOND THE BAR: {bar.figure}: {cell(bar.row()['found'])}, where {bar.bar} is required")
     if not is_written:
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -73,6 +73,7 @@ def publish(result: Result, *, is_written: bool) -> None:
         "machine": facts,
         "settings": dict(result.settings),
         "rows": [dict(row) for row in result.rows],
+        "bars": [bar.row() for bar in result.bars],
         "notes": list(result.notes),
     }
     (RESULTS / f"{result.name}.json").write_text(json.dumps(record, indent=2) + "\n")
@@ -89,14 +90,12 @@ def publish(result: Result, *, is_written: bool) -> None:
         "",
         table(result.rows),
         "",
+        *([table([bar.row() for bar in result.bars]), ""] if result.bars else []),
         *(f"- {note}" for note in result.notes),
     ]
     (RESULTS / f"{result.name}.md").write_text("\n".join(page) + "\n")
+    write_summary(RESULTS)
     print(f"written: {RESULTS / result.name}.md and .json")
-
-
-def _cell(value: object) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _cpu_name() -> str:

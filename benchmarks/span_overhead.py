@@ -106,7 +106,5 @@ def run() -> Result:
         command="python -m benchmarks span_overhead --write",
         rows=rows,
         notes=[f"mean of {SPANS_A_BLOCK} calls a block, median and p90 over {BLOCKS} blocks, black box in {directory}"],
-        beyond_bar=[
-            one for row in rows for one in at_most(f"{row['recorder']}, {row['case']}, ns", row["median ns"], BAR_NS)
-        ],
+        bars=[at_most(f"{row['recorder']}, {row['case']}, ns", row["median ns"], BAR_NS) for row in rows],
     )

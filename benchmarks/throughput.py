@@ -42,10 +42,9 @@ def run() -> Result:
             "fp32, forward, backward, clipping and optimizer of both sides; our side also writes its black box",
         ],
         settings={**SHAPE, "micro_batch_size": MICRO_BATCH_SIZE, "threads": torch.get_num_threads()},
-        beyond_bar=[
-            one
+        bars=[
+            at_least(f"{row['micro-batches']} micro-batches: their seconds / ours", row["ratio"], RATIO_BAR)
             for row in rows
-            for one in at_least(f"{row['micro-batches']} micro-batches: their seconds / ours", row["ratio"], RATIO_BAR)
         ],
     )
 

@@ -29,8 +29,7 @@ ROOT = Path(__file__).parent.parent
 STEPS, WARMUP = 40, 10
 NUM_CORES = len(os.sched_getaffinity(0))
 EIGHT_BAR = 0.5
-"""The bar for tokens/s of 8 processes, divided by those of single processes that fill the same cores. Not met yet: 0.33
-and 0.48."""
+"""The bar for tokens/s of 8 processes, divided by those of single processes that fill the same cores."""
 VOCAB_SIZE = 4096
 
 
@@ -68,13 +67,17 @@ def run() -> Result:
             f"median over steps {WARMUP + 1} to {STEPS}, one thread a process, gloo over loopback, fp32",
             "jobs side by side: the sum of their tokens/s, the median of all their steps",
             "8 processes share the machine's cores: the figure shows the cost of the layout there, not how it scales",
+            "bar: 0.8 of ONE process on 23 November 2026, which leaves cores idle; on that day it became 0.5 of jobs",
+            "that fill the cores; 0.3 for some hours of 24 November, for no reason; then 0.5 again",
         ],
         settings={"configuration": "configs/demo.toml", "steps": STEPS},
-        beyond_bar=at_least(
-            f"tokens/s of 8 processes / of {NUM_CORES} jobs of one",
-            rows[2]["tokens/s"] / rows[1]["tokens/s"],
-            EIGHT_BAR,
-        ),
+        bars=[
+            at_least(
+                f"tokens/s of 8 processes / of {NUM_CORES} jobs of one",
+                rows[2]["tokens/s"] / rows[1]["tokens/s"],
+                EIGHT_BAR,
+            )
+        ],
     )
 
 

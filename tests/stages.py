@@ -31,6 +31,10 @@ NOTES = (
     "installing depends on the machine's caches of packages, and ci-deps does nothing where the programs are installed",
 )
 
+RUN_LIMITS_S = {"gate": 720, "nightly": 2700}
+STAGE_LIMITS_S = {"venv": 60, "check": 120, "test": 360}
+NIGHTLY_STAGE_LIMIT_S = 900
+
 Make = Callable[[str, Path], int]
 
 
@@ -95,12 +99,29 @@ def with_rows(published: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str
     return [*(row for row in published if row["run"] not in names), *rows]
 
 
+def limits_s(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, float]]:
+    """Return what has a limit of time: its name, its seconds, and the most that 2 quiet cores may take."""
+    found: list[tuple[str, float, float]] = []
+    for run, most_s in RUN_LIMITS_S.items():
+        stages = [row for row in rows if row["run"] == run and row["stage"] != "ci-deps"]
+        if stages:
+            found.append((f"{run}, all but ci-deps: seconds", sum(row["seconds"] for row in stages), most_s))
+        known = [row for row in stages if row["stage"] in STAGE_LIMITS_S or run == "nightly"]
+        found += [
+            (f"{run}, {row['stage']}: seconds", row["seconds"], STAGE_LIMITS_S.get(row["stage"], NIGHTLY_STAGE_LIMIT_S))
+            for row in known
+        ]
+    return found
+
+
 def publish_rows(file: str) -> None:
     """Write docs/benchmarks/suite.md and .json from the rows in `file`."""
+    from benchmarks.bars import at_most
     from benchmarks.result import Result, publish
 
     rows = json.loads(Path(file).read_text())
-    publish(Result("suite", TITLE, "make gate SUITE_ARGS=--write", rows, NOTES, ()), is_written=True)
+    bars = [at_most(*one) for one in limits_s(rows)]
+    publish(Result("suite", TITLE, "make gate SUITE_ARGS=--write", rows, NOTES, bars), is_written=True)
 
 
 def _published_rows() -> list[dict[str, Any]]:

@@ -1,48 +1,76 @@
-"""A benchmark fails beyond its bar, and a figure that is no number is beyond every bar."""
+"""A benchmark fails beyond its bar, and its page and the table of all benchmarks say so."""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks.bars import as_written, at_least, at_most, must_hold
+from benchmarks import result as results
+from benchmarks.bars import Bar, as_written, at_least, at_most, must_hold
 from benchmarks.result import Result
+from benchmarks.summary import BEGIN, END, summary
 
 
 @pytest.mark.parametrize(
-    ("sentences", "is_beyond"),
+    ("bar", "is_met"),
     [
-        (at_most("a", 1.0, 1.0), False),
-        (at_most("a", 1.1, 1.0), True),
-        (at_most("a", math.nan, 1.0), True),
-        (at_least("a", 1.0, 1.0), False),
-        (at_least("a", 0.9, 1.0), True),
-        (at_least("a", math.nan, 1.0), True),
-        (must_hold("a", True), False),
-        (must_hold("a", False), True),
-        (as_written("a", 5.0, ""), False),
-        (as_written("a", 5.0, "-"), False),
-        (as_written("a", 1.3, "<= 1.3"), False),
-        (as_written("a", 1.31, "<= 1.3"), True),
-        (as_written("a", 0.79, ">= 0.8"), True),
+        (at_most("a", 1.0, 1.0), True),
+        (at_most("a", 1.1, 1.0), False),
+        (at_most("a", math.nan, 1.0), False),
+        (at_least("a", 1.0, 1.0), True),
+        (at_least("a", 0.9, 1.0), False),
+        (at_least("a", math.nan, 1.0), False),
+        (must_hold("a", True), True),
+        (must_hold("a", False), False),
+        *((bar, True) for bar in as_written("a", 1.3, "<= 1.3")),
+        *((bar, False) for bar in as_written("a", 1.31, "<= 1.3")),
+        *((bar, False) for bar in as_written("a", 0.79, ">= 0.8")),
     ],
 )
-def test_bars(sentences: list[str], is_beyond: bool) -> None:
-    assert bool(sentences) is is_beyond
+def test_bars(bar: Bar, is_met: bool) -> None:
+    assert (bar.is_met, bar.row()["met"]) == (is_met, "yes" if is_met else "no")
 
 
-@pytest.mark.parametrize("beyond", [[], ["the ratio is 2; it must be at most 1"]])
-def test_the_command_fails_beyond_a_bar_and_says_which(
-    beyond: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_table_states_no_bar_for_a_figure_without_one() -> None:
+    assert as_written("a", 5.0, "") == as_written("a", 5.0, "-") == []
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_the_command_fails_beyond_a_bar_and_every_page_says_which(
+    ratio: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = Result("made", "Made", "command", [{"figure": 1}], [], beyond)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    bars = [at_most("the ratio", ratio, 1), must_hold("the losses are equal", True)]
+    result = Result("made", "Made", "command", [{"figure": 1}], ["a note"], bars)
     monkeypatch.setattr(command, "NAMES", ("made",))
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
     monkeypatch.setitem(sys.modules, "benchmarks.made", SimpleNamespace(run=lambda: result))
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "made"])
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "made", "--write"])
 
-    assert command.main() == len(beyond)
-    assert all(f"BEYOND THE BAR: {one}" in capsys.readouterr().out for one in beyond)
+    is_missed = ratio > 1
+    assert command.main() == is_missed
+    assert ("BEYOND THE BAR: the ratio: 2, where <= 1 is required" in capsys.readouterr().out) is is_missed
+    row = f"the ratio | {ratio:g} | <= 1 | {'no' if is_missed else 'yes'} |"
+    assert row in (tmp_path / "made.md").read_text()
+    assert json.loads((tmp_path / "made.json").read_text())["bars"] == [bar.row() for bar in bars]
+    table = readme.read_text()
+    assert table.startswith(f"before\n{BEGIN}\n| benchmark |")
+    assert table.endswith(f"|\n{END}\nafter\n")
+    assert (row in table) is is_missed
+
+
+def test_the_table_of_all_benchmarks_names_each_missed_bar() -> None:
+    rows = [bar.row() for bar in (at_most("a", 2, 1), at_least("b", 3, 1), at_least("c", 4, 1))]
+    record = {"name": "made", "date": "2026-11-28", "bars": rows}
+    assert summary([record, {**record, "name": "free", "bars": []}]).splitlines()[2:] == [
+        "| [made](made.md) | 2026-11-28 | a | 2 | <= 1 | no |",
+        "| [made](made.md) | 2026-11-28 | the other 2 |  |  | yes |",
+        "| [free](free.md) | 2026-11-28 | no bar |  |  |  |",
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.stages import run_stages, summary, with_rows
+from tests.stages import limits_s, run_stages, summary, with_rows
 
 
 class FakeMake:
@@ -65,3 +65,20 @@ def test_rows_replace_those_of_the_same_run() -> None:
     published = [{"run": "gate", "stage": "old"}, {"run": "nightly", "stage": "test-web"}]
     new = [{"run": "gate", "stage": "check"}]
     assert with_rows(published, new) == [{"run": "nightly", "stage": "test-web"}, {"run": "gate", "stage": "check"}]
+
+
+def test_a_run_and_its_stages_have_limits_of_time() -> None:
+    rows = [
+        {"run": "gate", "stage": "ci-deps", "seconds": 500},
+        {"run": "gate", "stage": "test", "seconds": 361},
+        {"run": "gate", "stage": "smoke", "seconds": 100},
+        {"run": "nightly", "stage": "test", "seconds": 300},
+        {"run": "nightly", "stage": "test-web", "seconds": 901},
+    ]
+    assert limits_s(rows) == [
+        ("gate, all but ci-deps: seconds", 461, 720),
+        ("gate, test: seconds", 361, 360),
+        ("nightly, all but ci-deps: seconds", 1201, 2700),
+        ("nightly, test: seconds", 300, 360),
+        ("nightly, test-web: seconds", 901, 900),
+    ]
