@@ -1,34 +1,32 @@
 """The files that describe a checkpoint: the index, and `.metadata`, with which unmodified torch reads the directory.
 
-The classes in `.metadata` are torch's, some of them private names of torch.distributed.checkpoint. Only this file
-builds them, and only metadata_unpickler.py reads them.
+`.metadata` is a pickle of classes of torch.distributed.checkpoint, some of them private. This file writes them by name:
+importing them costs each rank's start about as much processor time as torch itself. metadata_unpickler.py reads them.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from megatrain.arena.directory import Arena
 from megatrain.checkpoint.data_file import content_digest, data_file_name
 from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import ItemsJson
 from megatrain.checkpoint.index_file import CheckpointIndex
+from megatrain.checkpoint.named_pickle import Call, Items, Name, New, Value, pickled
 from megatrain.checkpoint.stored_tensors import StoredTensor, StoredTensors
 from megatrain.contracts.checkpoint_files import INDEX_NAME, METADATA_NAME
 from megatrain.contracts.errors import CheckpointError
 
-_PICKLE_PROTOCOL = 4
+# torch.distributed.checkpoint.filesystem.CURRENT_DCP_VERSION of torch 2.11 to 2.13
+_VERSION = "1.0.0"
+_METADATA = "torch.distributed.checkpoint.metadata"
+_SIZE = Name("torch", "Size")
+# the layout, the memory format (0: contiguous) and the two flags between are deprecated, and always the same
+_LAYOUT = Call(Name("torch.serialization", "_get_layout"), "torch.strided")
+_MEMORY_FORMAT = Call(Name(_METADATA, "_MEM_FORMAT_ENCODING"), 0)
 
 
 def describing_files(stored: StoredTensors) -> dict[str, bytes]:
@@ -55,34 +53,47 @@ def publish_description(arena: Arena, round_number: int, items_by_rank: Mapping[
 
 def metadata_bytes(stored: StoredTensors) -> bytes:
     """Return the content of `.metadata`. Raises: as `describing_files`."""
-    tensors: dict[str, TensorStorageMetadata] = {}
-    storage: dict[MetadataIndex, _StorageInfo] = {}
-    # pickle writes a repeated object once: this halves the sizes and offsets, in memory and in the file
-    sizes: dict[tuple[int, ...], torch.Size] = {}
-    for key, tensor in stored.tensors.items():
-        indexes = [MetadataIndex(key, item.offsets, number) for number, item in enumerate(tensor.items)]
-        tensors[key] = TensorStorageMetadata(
-            properties=TensorProperties(dtype=_dtype_of(tensor)),
-            size=torch.Size(tensor.shape),
-            chunks=[
-                ChunkStorageMetadata(index.offset, sizes.setdefault(item.sizes, torch.Size(item.sizes)))
-                for index, item in zip(indexes, tensor.items, strict=True)
-            ],
+    tensors = stored.tensors
+    return pickled(
+        _metadata(
+            "Metadata",
+            state_dict_metadata={key: _tensor(tensor) for key, tensor in tensors.items()},
+            # describes how a nested state dict was flattened; here keys stay as they are
+            planner_data={key: (key,) for key in tensors},
+            storage_data=Items(_places(stored)),
+            storage_meta=None,
+            version=_VERSION,
         )
-        for index, item in zip(indexes, tensor.items, strict=True):
-            storage[index] = _StorageInfo(item.file, item.offset, item.length)
-    metadata = Metadata(
-        state_dict_metadata=dict(tensors),
-        # describes how a nested state dict was flattened; here keys stay as they are
-        planner_data={key: (key,) for key in tensors},
-        storage_data=storage,
-        version=CURRENT_DCP_VERSION,
     )
-    return pickle.dumps(metadata, protocol=_PICKLE_PROTOCOL)
 
 
-def _dtype_of(tensor: StoredTensor) -> torch.dtype:
-    dtype = getattr(torch, tensor.dtype, None)
-    if not isinstance(dtype, torch.dtype):
+def _metadata(name: str, **fields: Value) -> New:
+    return New(Name(_METADATA, name), fields)
+
+
+def _tensor(tensor: StoredTensor) -> New:
+    state = (_dtype_of(tensor), _LAYOUT, False, _MEMORY_FORMAT, False)
+    return _metadata(
+        "TensorStorageMetadata",
+        properties=New(Name(_METADATA, "TensorProperties"), state),
+        size=Call(_SIZE, tensor.shape),
+        chunks=[
+            _metadata("ChunkStorageMetadata", offsets=Call(_SIZE, item.offsets), sizes=Call(_SIZE, item.sizes))
+            for item in tensor.items
+        ],
+    )
+
+
+def _places(stored: StoredTensors) -> Iterator[tuple[New, New]]:
+    """Yield a MetadataIndex and its _StorageInfo for each item of each tensor."""
+    info = Name("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+    for key, tensor in stored.tensors.items():
+        for number, item in enumerate(tensor.items):
+            index = _metadata("MetadataIndex", fqn=key, offset=Call(_SIZE, item.offsets), index=number)
+            yield index, New(info, {"relative_path": item.file, "offset": item.offset, "length": item.length})
+
+
+def _dtype_of(tensor: StoredTensor) -> Name:
+    if not isinstance(getattr(torch, tensor.dtype, None), torch.dtype):
         raise CheckpointError(f"{tensor.key} has dtype {tensor.dtype!r}, which torch does not have")
-    return dtype
+    return Name("torch", tensor.dtype)

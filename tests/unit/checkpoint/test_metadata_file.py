@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -13,14 +14,23 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from megatrain.checkpoint.data_file import content_digest
 from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import ItemsJson, plan_image
 from megatrain.checkpoint.index_file import CheckpointIndex
-from megatrain.checkpoint.metadata_file import describing_files
+from megatrain.checkpoint.metadata_file import describing_files, metadata_bytes
 from megatrain.checkpoint.metadata_unpickler import read_metadata
+from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor, StoredTensors
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, boxes_of_range
 from megatrain.parallel.sharding import FlatShard
@@ -128,6 +138,42 @@ def test_our_reader_finds_the_same(tmp_path: Path) -> None:
             (found,) = (one for one in stored.tensors[item.key].items if one.offsets == item.offsets)
             assert (found.sizes, found.file) == (item.sizes, file_name(rank))
             assert (found.offset, found.length) == (item.offset, item.length)
+
+
+def test_torch_unpickles_what_it_would_have_written_itself() -> None:
+    tensors = {
+        f"model.{number}.weight-\u00e9": StoredTensor(
+            f"model.{number}.weight-\u00e9", dtype, shape, (StoredItem((0,) * len(shape), shape, file, offset, length),)
+        )
+        for number, (dtype, shape, file, offset, length) in enumerate([
+            ("float32", (), "r000001-rank-00000.distcp", 0, 1),
+            ("bfloat16", (255,), "r000001-rank-00000.distcp", 255, 256),
+            ("float64", (256, 3), "r000001-rank-00001.distcp", 2**31 - 1, 2**31),
+            ("int64", (1, 2, 70_000), "r000001-rank-00001.distcp", 2**40, 2**62),
+            ("bool", (1, 2, 3, 4), "x" * 300, 65_536, 1),
+            *(("float16", (number,), "r000001-rank-00002.distcp", number, 2) for number in range(300)),
+        ])
+    }  # fmt: skip
+    found = pickle.loads(metadata_bytes(StoredTensors(tensors, {})))
+
+    assert found == Metadata(
+        state_dict_metadata={
+            key: TensorStorageMetadata(
+                TensorProperties(dtype=getattr(torch, tensor.dtype)),
+                torch.Size(tensor.shape),
+                [ChunkStorageMetadata(torch.Size(item.offsets), torch.Size(item.sizes)) for item in tensor.items],
+            )
+            for key, tensor in tensors.items()
+        },
+        planner_data={key: (key,) for key in tensors},
+        storage_data={
+            MetadataIndex(key, item.offsets, number): _StorageInfo(item.file, item.offset, item.length)
+            for key, tensor in tensors.items()
+            for number, item in enumerate(tensor.items)
+        },
+        version=CURRENT_DCP_VERSION,
+    )
+    assert [index.index for index in found.storage_data] == [0] * len(tensors)
 
 
 def items_of_ranks() -> dict[int, list[list[object]]]:

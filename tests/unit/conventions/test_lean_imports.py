@@ -12,7 +12,10 @@ from megatrain.cli import BUILT_IN_VERBS
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S
 
-HEAVY_MODULES = ["torch", "numpy", "pyarrow", "tokenizers", "safetensors", "transformers", "tensorboard", "wandb"]
+HEAVY_MODULES = [
+    "torch", "torch.distributed.checkpoint", "torch._dynamo", "sympy", "numpy", "pyarrow", "tokenizers", "safetensors",
+    "transformers", "tensorboard", "wandb",
+]  # fmt: skip
 
 REPORT = f"""
 import json, sys
@@ -61,6 +64,10 @@ def test_module_loads_the_standard_library_only(module: str) -> None:
 
 def test_replay_loads_numpy_but_no_torch() -> None:
     assert set(heavy_modules_after("import megatrain.replay")) <= {"numpy"}
+
+
+def test_a_rank_starts_with_torch_and_numpy_only() -> None:
+    assert heavy_modules_after("import megatrain.training.worker") == ["torch", "numpy"]
 
 
 def test_help_loads_nothing_heavy() -> None:
