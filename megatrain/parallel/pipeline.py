@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 from megatrain.comm.exchange import Pending
 from megatrain.comm.mesh import Mesh
@@ -232,7 +232,9 @@ class Pipeline:
 
 def _run_backward(edge: GradientEdge | None, dtype: torch.dtype, gradient: Tensor) -> None:
     assert edge is not None, "a forward that ran without grad mode has no backward"
-    torch.autograd.backward([edge], [gradient.to(dtype)])
+    # What torch.autograd.backward calls in the end. Before that it checks shapes, as the engine does too, with a module
+    # that imports sympy: 1 to 2 s of processor time in the first backward of each rank.
+    _engine_run_backward((edge,), (gradient.to(dtype),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _release_delivered(sends: dict[tuple[int, int], Pending]) -> None:

@@ -56,6 +56,11 @@ class PeakTensorBytes(TorchDispatchMode):
         self._references.clear()
         self._sizes.clear()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # nothing here is compiled; a mode that has to be skipped costs the import of all of torch._dynamo, about 2 s
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
