@@ -29,6 +29,7 @@ NAMES = (
     "event_ingest",
     "whatif",
     "dashboard",
+    "command_line",
 )
 
 

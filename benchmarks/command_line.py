@@ -1,0 +1,123 @@
+"""How long commands take before their work begins, beside the bare interpreter; and the start of a rank, beside torch.
+
+The commands take turns, in the other order every other time. A finished run is made by a launch of one rank.
+Run alone on the machine: python -m benchmarks command_line [--write]
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import Bar, at_most
+from benchmarks.result import Result
+from benchmarks.throughput_ranks import ROOT, SINGLE, write_random_tokens
+
+ROUNDS = 7
+LARGE = "configs/megascale_175b.toml"
+DRY_RUN_BAR_S = 10.0
+HELP_BAR, STATUS_BAR = 6.0, 15.0
+"""The bars for `megatrain --help` and `megatrain status` / the seconds of `python -c pass`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, and the name of the one that its seconds are divided by."""
+
+    name: str
+    words: Sequence[str]
+    beside: str = "python -c pass"
+
+
+def run() -> Result:
+    """Make a finished run, then measure every command."""
+    with tempfile.TemporaryDirectory(prefix="command-line-") as name:
+        finished = _finished_run(Path(name))
+        commands = [
+            Command("python -c pass", ["-c", "pass"]),
+            Command("megatrain --help", ["-m", "megatrain", "--help"]),
+            Command("megatrain status, finished run", ["-m", "megatrain", "status", str(finished)]),
+            Command("megatrain config check", ["-m", "megatrain", "config", "check", LARGE]),
+            Command("megatrain config check --dry-run, 175B on 12,288 ranks",
+                    ["-m", "megatrain", "config", "check", LARGE, "--dry-run"]),
+            Command("import torch", ["-c", "import torch"]),
+            Command("what a rank imports", ["-c", "import megatrain.training.worker"], "import torch"),
+        ]  # fmt: skip
+        seconds, processor_s = _measure(commands)
+    rows = [_row(command, seconds, processor_s) for command in commands]
+    return Result(
+        name="command-line",
+        title="Seconds of commands",
+        command="python -m benchmarks command_line --write",
+        rows=rows,
+        notes=[
+            f"medians of {ROUNDS} after one that is not counted; Python's compiled files exist",
+            "processor s: user and system time of the command and its processes",
+            "ratio: seconds / those of `python -c pass`; of what a rank imports: / those of `import torch`",
+        ],
+        bars=_bars(rows),
+    )
+
+
+def _bars(rows: Sequence[dict[str, Any]]) -> list[Bar]:
+    by_name = {row["command"]: row for row in rows}
+    dry_run = "megatrain config check --dry-run, 175B on 12,288 ranks"
+    return [
+        at_most("megatrain --help / python -c pass", by_name["megatrain --help"]["ratio"], HELP_BAR),
+        at_most("megatrain status / python -c pass", by_name["megatrain status, finished run"]["ratio"], STATUS_BAR),
+        at_most(f"{dry_run}, s", by_name[dry_run]["s"], DRY_RUN_BAR_S),
+    ]
+
+
+def _finished_run(directory: Path) -> Path:
+    prefix, finished = directory / "train", directory / "run"
+    write_random_tokens(prefix)
+    command = [
+        sys.executable, "-m", "megatrain", "launch", "--standalone", "--nproc-per-node=1", "--no-daemon",
+        "configs/demo.toml", *SINGLE, f"--job.run_directory={finished}", f"--data.train={prefix}",
+        "--data.validation=", "--data.tokenizer=", "--train.steps=2", "--optimizer.lr_warmup_steps=0",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return finished
+
+
+def _measure(commands: Sequence[Command]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return the seconds and the processor seconds of each round of each command."""
+    seconds: dict[str, list[float]] = {command.name: [] for command in commands}
+    processor_s: dict[str, list[float]] = {command.name: [] for command in commands}
+    for turn in range(ROUNDS + 1):
+        for command in commands[:: 1 if turn % 2 == 0 else -1]:
+            before, began = _children_s(), time.perf_counter()
+            subprocess.run(
+                [sys.executable, *command.words], check=True, cwd=ROOT, env=os.environ, stdout=subprocess.DEVNULL
+            )
+            if turn:
+                seconds[command.name].append(time.perf_counter() - began)
+                processor_s[command.name].append(_children_s() - before)
+    return seconds, processor_s
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _row(command: Command, seconds: dict[str, list[float]], processor_s: dict[str, list[float]]) -> dict[str, Any]:
+    own = seconds[command.name]
+    return {
+        "command": command.name,
+        "s": statistics.median(own),
+        "least s": min(own),
+        "most s": max(own),
+        "processor s": statistics.median(processor_s[command.name]),
+        "ratio": statistics.median(own) / statistics.median(seconds[command.beside]),
+    }
