@@ -23,8 +23,9 @@ from benchmarks.dashboard_browser import heat_figures, news_ms, opened_page, pan
 from benchmarks.dashboard_job import KEYS, NUM_HOSTS, changing_statuses, put_status, write_job
 from benchmarks.process_memory import resident_mb
 from benchmarks.result import Result
+from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.diag_records import DashboardRecord
-from megatrain.contracts.record import decode
+from megatrain.contracts.record import decode, encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain_launcher.etcd_process import free_ports
@@ -93,7 +94,8 @@ def _pictures(run_directory: Path) -> Iterator[dict[str, Any]]:
 def _overview(run_directory: Path, etcd_directory: Path) -> Iterator[dict[str, Any]]:
     with EtcdServers(etcd_directory) as etcd, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         write_job(client, str(run_directory))
-        arguments = ("--run", str(run_directory), "--job", KEYS.job, "--rdzv-endpoint", etcd.urls[0], "--port", "0")
+        arguments = ("--run", str(run_directory), "--job", KEYS.job, "--rdzv-endpoint", etcd.urls[0], "--port", "0",
+                     "--section", encode(DashboardConfig()).decode())  # fmt: skip
         with _kept("megatrain_diagnostics.dashboard", *arguments) as process:
             wait_until(lambda: client.get(KEYS.dashboard) is not None, "the page")
             item = client.get(KEYS.dashboard)

@@ -5,8 +5,9 @@ it has acknowledged is on disk; hosts send the rest again.
 
 While etcd is away, streams continue, all rows are stored, and those of the known rounds are judged. What etcd supplies
 or receives waits: new rounds, whose rows are judged later, another configuration, verdicts, requests for full spans,
-and the daemon's report. A daemon that starts meanwhile has the default configuration, and no host finds its address
-yet.
+and the daemon's report. A daemon that starts meanwhile has the configuration that its launch passed to it, and no host
+finds its address yet. One that is started by hand takes the configuration from the job's record. No port is opened
+before the configuration is known: it says who may reach the port, and whether a token is required.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from pathlib import Path
 import megatrain
 from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.commands.etcd_flags import add_etcd_arguments, etcd_flags
-from megatrain.config.config import Config
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.serialize import config_of_values
 from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.errors import ConfigError, DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobRecord
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.announcement import Announcement
@@ -73,22 +74,29 @@ _POLL_S = 1.0
 _MAINTENANCE_S = 60.0
 _LOCK_PATIENCE_S = 15.0
 """A daemon that is being replaced may still write its last batches."""
-_RECORD_PATIENCE_S = 3.0
 _GOODBYE_S = 3.0
 _EVERYTHING = Retention(hours=1e6, num_bytes=1e18)
 
 
 class Configuration:
-    """The job's configuration from its record in etcd; the defaults of [diagnostics] until there is a record."""
+    """Section [diagnostics] and the checkpoints' directory: as the launch passed them, later as in the job's record."""
 
-    def __init__(self) -> None:
-        self._section = DiagnosticsConfig()
-        self.config: Config | None = None
+    def __init__(self, settings: DaemonSettings) -> None:
+        self._section = settings.section or DiagnosticsConfig()
+        self._run = RunDirectory(settings.run)
+        self._checkpoints = settings.checkpoints
         self._known = threading.Event()
+        if settings.section is not None:
+            self._known.set()
 
     @property
     def section(self) -> DiagnosticsConfig:
+        """The section; the defaults until it is known."""
         return self._section
+
+    @property
+    def checkpoints(self) -> Path:
+        return self._checkpoints or self._run.checkpoints
 
     @property
     def retention(self) -> Retention:
@@ -101,15 +109,22 @@ class Configuration:
         """Take a record's section; an unreadable record changes nothing."""
         try:
             # the record of a job that torchrun started has no configuration
-            self.config = config_of_values(record.config, record.job) if record.config else None
-            self._section = self.config.diagnostics if self.config else DiagnosticsConfig()
+            config = config_of_values(record.config, record.job) if record.config else None
+            self._section = config.diagnostics if config else DiagnosticsConfig()
+            if config and config.checkpoint.directory:
+                self._checkpoints = Path(config.checkpoint.directory)
             self._known.set()
         except ConfigError as error:
             _logger.warning("the configuration in the job's record cannot be read, the old one stays: %s", error)
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when a record came, or after the time."""
-        self._known.wait(timeout_s)
+    def wait(self, stop: threading.Event) -> bool:
+        """Wait until the section is known, or `stop` is set; return whether it is known."""
+        if not self._known.is_set():
+            _logger.info("the daemon opens no port before it has the job's record, which says where it may listen")
+        while not self._known.wait(_POLL_S / 4):
+            if stop.is_set():
+                return False
+        return True
 
 
 def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
@@ -120,7 +135,7 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
     keys = JobKeys(settings.job)
     with ExitStack() as closing:
         store = closing.enter_context(_opened_store(RunDirectory(settings.run).events, stop))
-        ledger, rounds, configuration = Ledger(), KnownRounds(), Configuration()
+        ledger, rounds, configuration = Ledger(), KnownRounds(), Configuration(settings)
         client = closing.enter_context(EtcdClient(settings.etcd))
         watch = JobWatch(client, keys, rounds, configuration.take)
         closing.callback(watch.close)
@@ -131,7 +146,8 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         devices = DeviceWatch(lambda: configuration.section.telemetry_interval_s)
         consumers = ConsumerThread([controller, training, devices], ledger, RowsAhead(lambda: rounds.latest_in_etcd))
         closing.callback(consumers.close)
-        configuration.wait(_RECORD_PATIENCE_S)  # it may name the addresses for hosts and for scrapes
+        if not configuration.wait(stop):
+            return
         _recall(store, rounds, consumers)
         ingest = Ingest(store, Admission(rounds, RowRateLimiter()), ledger, consumers)
         closing.callback(ingest.close)
@@ -141,7 +157,7 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         etcd = EtcdJob(client, keys, failures.follow)
         closing.callback(etcd.close)
         parts = MetricsParts(training, ledger, controller, store, etcd, failures)
-        metrics = served_metrics(parts, keys.job, settings.run, configuration.config)
+        metrics = served_metrics(parts, keys.job, configuration.checkpoints, configuration.section)
         record = DaemonRecord(
             host=socket.gethostname(), session=session, address=_reachable_address(settings, server.address),
             port=server.port, token=token, metrics_port=closing.enter_context(metrics), started_unix_s=time.time(),
@@ -287,6 +303,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.daemon", allow_abbrev=False)
     parser.add_argument("--run", required=True, type=utf8_path, metavar="DIR", help="the run directory")
     parser.add_argument("--job", required=True, type=utf8_text, metavar="NAME")
+    parser.add_argument("--section", default="", metavar="JSON",
+                        help="section [diagnostics] (default: as in the job's record, once it is there)")  # fmt: skip
+    parser.add_argument("--checkpoints", default=None, type=utf8_path, metavar="DIR",
+                        help="where the job's checkpoints are (default: in the run directory)")  # fmt: skip
     add_daemon_arguments(parser)
     add_etcd_arguments(parser)
     args = parser.parse_args(arguments)
@@ -298,6 +318,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             etcd=etcd,
             address=args.address,
             port=args.port,
+            section=decode(DiagnosticsConfig, args.section, "--section") if args.section else None,
+            checkpoints=args.checkpoints,
         )
         return serve(settings)
     except MegatrainError as error:

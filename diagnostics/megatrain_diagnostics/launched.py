@@ -31,7 +31,10 @@ def job_commands(*, config: Config, run: Path, etcd: Sequence[str]) -> dict[str,
     place = ["--run", str(run), "--job", config.job.name, *etcd]
     found = {}
     if _are_installed(_DAEMON_PACKAGES):
-        found["diagnostics"] = [sys.executable, "-m", "megatrain_diagnostics.daemon", *place]
+        section = ["--section", encode(config.diagnostics).decode()]
+        directory = config.checkpoint.directory
+        saved = ["--checkpoints", directory] if directory else []
+        found["diagnostics"] = [sys.executable, "-m", "megatrain_diagnostics.daemon", *place, *section, *saved]
     if config.dashboard.is_served and _are_installed(_PAGE_PACKAGES):
         section = ["--section", encode(config.dashboard).decode()]
         found["dashboard"] = [sys.executable, "-m", "megatrain_diagnostics.dashboard", *place, *section]

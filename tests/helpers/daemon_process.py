@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import decode
+from megatrain.contracts.record import decode, encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.programs.processes import install_parent_death_guard
 from tests.helpers.waiting import DEADLINE_S
@@ -29,6 +30,7 @@ class DaemonProcess:
         self._log = run / "daemon.log"
         command = [sys.executable, "-m", "megatrain_diagnostics.daemon", "--run", str(run), "--job", KEYS.job]
         command += ["--rdzv-endpoint", ",".join(endpoints), "--address", "127.0.0.1", "--port", "0"]
+        command += ["--section", encode(DiagnosticsConfig()).decode()]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stderr=log, preexec_fn=partial(install_parent_death_guard, os.getpid())

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.config.dashboard import DashboardConfig
+from megatrain.contracts.record import encode
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
@@ -35,7 +37,8 @@ class DashboardProcess:
         self.log.write_bytes(b"")
         command = [
             sys.executable, "-m", "megatrain_diagnostics.dashboard", "--run", str(self.run), "--job", self.job,
-            "--rdzv-endpoint", ",".join(self.urls), "--port", str(self.port), *self.flags,
+            "--rdzv-endpoint", ",".join(self.urls), "--port", str(self.port),
+            "--section", encode(DashboardConfig()).decode(), *self.flags,
         ]  # fmt: skip
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_text, whole_number
+from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.coordination.settings import EtcdSettings
 
 
@@ -21,6 +22,10 @@ class DaemonSettings:
     """Empty: [diagnostics] daemon_address, else loopback or this machine's address on the way to etcd."""
     port: int | None = None
     """None: [diagnostics] daemon_port."""
+    section: DiagnosticsConfig | None = None
+    """[diagnostics] as the launch has it. None: as in the job's record, for which the daemon waits."""
+    checkpoints: Path | None = None
+    """Where the job's checkpoints are, if not in the run directory."""
 
 
 def add_daemon_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from megatrain import __version__
-from megatrain.config.config import Config
+from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.etcd_job import EtcdJob
 from megatrain_diagnostics.analysis.findings import StragglerAssessment
 from megatrain_diagnostics.collector.counters import Ledger
@@ -82,20 +81,14 @@ def reading_of(parts: MetricsParts, checkpoints: SavedCheckpointWatch, job: str)
 
 
 @contextmanager
-def served_metrics(parts: MetricsParts, job: str, run: Path, config: Config | None) -> Iterator[int]:
-    """Serve /metrics of a job during the block, which receives the port; a failure is reported, with port 0.
-
-    `config`: of the job; None where it is not known, which selects the defaults.
-    """
+def served_metrics(parts: MetricsParts, job: str, checkpoints: Path, section: DiagnosticsConfig) -> Iterator[int]:
+    """Serve /metrics of a job during the block, which receives the port; a failure is reported, with port 0."""
     with ExitStack() as closing:
-        checkpoints = RunDirectory(run).checkpoints
-        if config is not None and config.checkpoint.directory:
-            checkpoints = Path(config.checkpoint.directory)
         watch = SavedCheckpointWatch(checkpoints)
         closing.callback(watch.close)
         collector = JobCollector(lambda: reading_of(parts, watch, job))
         try:
-            server = _server(collector, config)
+            server = _server(collector, section)
         except ConfigError as error:
             _logger.warning("/metrics of this job is not served: %s", error)
             yield 0
@@ -104,10 +97,7 @@ def served_metrics(parts: MetricsParts, job: str, run: Path, config: Config | No
         yield server.port
 
 
-def _server(collector: JobCollector, config: Config | None) -> MetricsServer:
+def _server(collector: JobCollector, section: DiagnosticsConfig) -> MetricsServer:
     """Start the server. Raises: ConfigError."""
-    if config is None:
-        return MetricsServer(registry_of(collector), "127.0.0.1", 0)
-    section = config.diagnostics
     token = read_token(section.metrics_token_file)
     return MetricsServer(registry_of(collector), section.metrics_address, section.daemon_metrics_port, token)

@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
@@ -309,8 +310,16 @@ def test_the_program_of_a_running_job(etcd: EtcdServers, tmp_path: Path) -> None
     reached = ("--rdzv-endpoint", etcd.urls[0], "--port", "0")
     with EtcdClient(EtcdSettings.of(etcd.urls)) as client, ExitStack() as stack:
         make_job(client, keys, run)
+        section = ("--section", encode(DashboardConfig()).decode())
         kept = started(
-            "megatrain_diagnostics.dashboard", "--run", str(run), "--job", "demo", *reached, directory=tmp_path
+            "megatrain_diagnostics.dashboard",
+            "--run",
+            str(run),
+            "--job",
+            "demo",
+            *reached,
+            *section,
+            directory=tmp_path,
         )
         stack.callback(reaped, kept)
         url = line_with(kept, "dashboard of job demo at ").split()[-1]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import shutil
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 from types import CodeType
 
@@ -38,7 +40,6 @@ from megatrain_diagnostics.store.segments import StoreError
 from megatrain_diagnostics.wire.discovery import WatchedDaemon
 from megatrain_diagnostics.wire.sender import Sender
 from tests.helpers.daemon_process import KEYS, daemon_record, running_daemon
-from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.event_collector import span_rows
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -105,7 +106,12 @@ def written_state(run: Path) -> tuple[object, object]:
 
 
 def settings_of(etcd: EtcdServers, run: Path, address: str = "127.0.0.1", port: int = 0) -> DaemonSettings:
+    """Return the settings of a daemon that is started by hand."""
     return DaemonSettings(run=run, job="other", etcd=EtcdSettings.of(etcd.urls), address=address, port=port)
+
+
+def launched_settings(etcd: EtcdServers, run: Path, address: str = "127.0.0.1", port: int = 0) -> DaemonSettings:
+    return replace(settings_of(etcd, run, address, port), section=DiagnosticsConfig())
 
 
 @pytest.mark.slow
@@ -114,7 +120,7 @@ def test_an_address_that_is_not_this_machines_is_refused_naming_the_key(
     etcd: EtcdServers, tmp_path: Path, address: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"diagnostics.daemon_address='{address}', daemon_port=0: cannot listen"):
-        run_daemon(settings_of(etcd, tmp_path, address), threading.Event())
+        run_daemon(launched_settings(etcd, tmp_path, address), threading.Event())
 
 
 @pytest.mark.slow
@@ -125,7 +131,7 @@ def test_a_port_that_somebody_has_is_refused(etcd: EtcdServers, tmp_path: Path) 
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"daemon_port={port}: cannot listen there: .*in use"):
-            run_daemon(settings_of(etcd, tmp_path, port=port), threading.Event())
+            run_daemon(launched_settings(etcd, tmp_path, port=port), threading.Event())
 
 
 def test_a_second_daemon_of_a_run_is_refused_in_words(
@@ -139,21 +145,27 @@ def test_a_second_daemon_of_a_run_is_refused_in_words(
         run_daemon(settings_of(etcd, tmp_path), threading.Event())
 
 
-def test_nothing_is_removed_before_it_is_known_what_is_kept() -> None:
-    configuration = Configuration()
+def test_nothing_is_removed_before_it_is_known_what_is_kept(tmp_path: Path) -> None:
+    settings = DaemonSettings(run=tmp_path, job="demo", etcd=EtcdSettings.of(["http://127.0.0.1:1"]))
+    configuration = Configuration(settings)
     assert configuration.retention.hours >= 1e6
     assert configuration.retention.num_bytes >= 1e18
     record = JobRecord("demo", "", "", {"diagnostics.retention_hours": "]"}, 1, 1, 1, "", "", 1.0)
     configuration.take(record)
     assert configuration.retention.hours >= 1e6
     config = load_config(
-        CONFIGS / "demo.toml", ["--diagnostics.retention_hours=2.5", "--diagnostics.retention_gb=3"]
+        CONFIGS / "demo.toml",
+        ["--diagnostics.retention_hours=2.5", "--diagnostics.retention_gb=3", "--checkpoint.directory=/elsewhere"],
     ).config
     configuration.take(replace(record, config=config_values(config)))
     assert configuration.retention == Retention(2.5, 3e9)
+    assert configuration.checkpoints == Path("/elsewhere")
     configuration.take(replace(record, config={}))  # a job that torchrun started
     assert configuration.section == DiagnosticsConfig()
     assert configuration.retention.hours == DiagnosticsConfig().retention_hours
+    launched = Configuration(replace(settings, section=config.diagnostics))
+    assert launched.retention == Retention(2.5, 3e9)
+    assert launched.checkpoints == tmp_path / "checkpoints"
 
 
 def is_in(thread: threading.Thread, code: CodeType) -> bool:
@@ -162,38 +174,73 @@ def is_in(thread: threading.Thread, code: CodeType) -> bool:
     return frame is not None and any(one.f_code is code for one, _ in traceback.walk_stack(frame))
 
 
-def test_metrics_are_where_the_job_wants_them_also_of_a_daemon_whose_address_was_said(
-    etcd: EtcdServers, client: EtcdClient, tmp_path: Path
-) -> None:
-    """The job's record, which names the port, comes only when the daemon waits for it, or has announced itself."""
+@contextmanager
+def daemon_thread(settings: DaemonSettings) -> Iterator[threading.Thread]:
+    stop = threading.Event()
+    thread = threading.Thread(target=run_daemon, args=(settings, stop))
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join()
+
+
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = load_config(CONFIGS / "demo.toml", [f"--diagnostics.daemon_metrics_port={port}"]).config
-    keys, stop, is_announced = JobKeys("other"), threading.Event(), threading.Event()
-    record, announcement = (b'"%s"' % base64.b64encode(key.encode()) for key in (keys.record, keys.daemon))
+        return int(free.getsockname()[1])
 
-    def hold_record(request: bytes) -> None:
-        if announcement in request:
-            is_announced.set()
-        elif record in request:
-            wait_until(lambda: is_announced.is_set() or is_in(thread, Configuration.wait.__code__), "the daemon")
 
-    client.put(keys.record, encode(JobRecord("other", "", "", config_values(config), 1, 1, 1, "", "", 1.0)))
-    with EtcdProxy(etcd.members[0].client_port) as proxy:
-        proxy.before = hold_record
-        settings = replace(settings_of(etcd, tmp_path), etcd=EtcdSettings.of([proxy.url]))
-        thread = threading.Thread(target=run_daemon, args=(settings, stop))
-        thread.start()
-        try:
-            wait_until(lambda: client.get(keys.daemon) is not None, "the daemon's record")
-            item = client.get(keys.daemon)
-            assert item is not None
-            assert decode(DaemonRecord, item.value, keys.daemon).metrics_port == port
-        finally:
-            stop.set()
-            thread.join()
-            client.delete(keys.record)
+def announced(client: EtcdClient, keys: JobKeys) -> DaemonRecord | None:
+    item = client.get(keys.daemon)
+    return None if item is None else decode(DaemonRecord, item.value, keys.daemon)
+
+
+def answer_of(port: int) -> int:
+    connection = HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_a_daemon_listens_only_where_and_to_whom_its_configuration_says(
+    etcd: EtcdServers, client: EtcdClient, tmp_path: Path, is_launched: bool
+) -> None:
+    """A launch passes the section; a daemon that is started by hand opens no port before the job has a record."""
+    port, secret = free_port(), tmp_path / "token"
+    secret.write_text("a secret of 32 characters, at least")
+    secret.chmod(0o600)
+    config = load_config(
+        CONFIGS / "demo.toml",
+        [f"--diagnostics.daemon_metrics_port={port}", f"--diagnostics.metrics_token_file={secret}"],
+    ).config
+    keys, settings = JobKeys("other"), settings_of(etcd, tmp_path)
+    record = JobRecord("other", "", "", config_values(config), 1, 1, 1, "", "", 1.0)
+    if is_launched:
+        settings = replace(settings, section=config.diagnostics)
+    try:
+        with daemon_thread(settings) as thread:
+            if not is_launched:
+                wait_until(lambda: is_in(thread, Configuration.wait.__code__), "the daemon to wait")
+                assert announced(client, keys) is None
+                client.put(keys.record, encode(record))
+            wait_until(lambda: announced(client, keys) is not None, "the daemon's record")
+            found = announced(client, keys)
+            assert found is not None
+            assert found.metrics_port == port
+            assert answer_of(port) == HTTPStatus.UNAUTHORIZED
+    finally:
+        client.delete(keys.record)
+
+
+def test_a_daemon_without_a_configuration_ends_when_it_is_asked_to(etcd: EtcdServers, tmp_path: Path) -> None:
+    with daemon_thread(settings_of(etcd, tmp_path)) as thread:
+        wait_until(lambda: is_in(thread, Configuration.wait.__code__), "the daemon to wait")
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("name", ["demo.toml", "gpt_125m.toml"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.config.dashboard import DashboardConfig
+from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.record import decode
 from megatrain.contracts.run_directory import RunDirectory, black_box_path, previous_black_box
 from megatrain_diagnostics.launched import job_commands, streamer_command
@@ -32,10 +33,17 @@ def test_both_are_installed() -> None:
 def test_daemon_and_page_get_the_run_and_its_etcd() -> None:
     place = ["--run", "/run", "--job", "a job", *ETCD]
     found = job_commands(config=CONFIG, run=Path("/run"), etcd=ETCD)
-    assert found["diagnostics"][1:] == ["-m", "megatrain_diagnostics.daemon", *place]
+    assert found["diagnostics"][1:-1] == ["-m", "megatrain_diagnostics.daemon", *place, "--section"]
+    assert decode(DiagnosticsConfig, found["diagnostics"][-1], "--section") == CONFIG.diagnostics
     assert found["dashboard"][1:-1] == ["-m", "megatrain_diagnostics.dashboard", *place, "--section"]
     assert decode(DashboardConfig, found["dashboard"][-1], "--section") == CONFIG.dashboard
     assert found.keys() == {"diagnostics", "dashboard"}
+
+
+def test_the_daemon_learns_where_checkpoints_are_that_are_not_in_the_run_directory() -> None:
+    config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, directory="/elsewhere"))
+    found = job_commands(config=config, run=Path("/run"), etcd=ETCD)
+    assert found["diagnostics"][-2:] == ["--checkpoints", "/elsewhere"]
 
 
 def test_a_page_that_nobody_wants_is_not_served() -> None:
