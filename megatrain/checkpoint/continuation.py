@@ -87,19 +87,42 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
             TrainingProgress(), (*notes, "weights that were trained elsewhere, so this run begins at step 0")
         )
     notes += [f"changed since: {change}" for change in training_changes(before, config)]
-    if _is_same_order(origin.data, data) and before.model.seq_len == config.model.seq_len:
+    notes += _notes_on_files(origin.data, data)
+    is_known = origin.data.digest in ("", data.digest)
+    if not is_known and data.digest == config.data.accepted_digest:
+        notes.append(f"data.train has other content (digest {data.digest}), which data.accepted_digest accepts")
+        is_known = True
+    if is_known and _is_same_order(origin.data, data) and before.model.seq_len == config.model.seq_len:
         return Continuation(origin.progress, tuple(notes), origin.data.skipped)
-    order = f"data of {origin.data.num_tokens} tokens with seed {origin.data.seed}"
+    order = _order_text(origin.data)
     if is_same_run:
+        accept = "" if is_known else f"; to use these data at the same cursor: data.accepted_digest={data.digest}"
         raise CheckpointError(
-            f"{location}: its sample order belongs to {order}, but the data now have {data.num_tokens} tokens "
-            f"with seed {data.seed}, so the consumed samples are unknown; restore data.train and data.seed, or begin "
-            "another run (job.run_directory) with checkpoint.load"
+            f"{location}: its sample order belongs to {order}, but data.train={config.data.train!r} is "
+            f"{_order_text(data)}, so the consumed samples are unknown; restore data.train and data.seed, or begin "
+            f"another run (job.run_directory) with checkpoint.load{accept}"
         )
     notes.append(
         f"a different sample order (before: {order}), so this run begins at step 0 with these weights and moments"
     )
     return Continuation(replace(TrainingProgress(), num_updates=origin.progress.num_updates), tuple(notes))
+
+
+def _order_text(data: SampleStream) -> str:
+    digest = f" and digest {data.digest}" if data.digest else ""
+    return f"data of {data.num_tokens} tokens{digest} with seed {data.seed}"
+
+
+def _notes_on_files(before: SampleStream, now: SampleStream) -> list[str]:
+    """Return notes on files that changed and do not affect the sample order, and on what cannot be compared."""
+    notes = []
+    if not before.digest:
+        notes.append("the checkpoint has no digest of its data, so it is not known whether their content has changed")
+    if before.validation_digest and now.validation_digest not in ("", before.validation_digest):
+        notes.append("changed since: the content of data.validation; losses of evaluations before and after differ")
+    if before.tokenizer_digest and now.tokenizer_digest not in ("", before.tokenizer_digest):
+        notes.append("changed since: the content of data.tokenizer")
+    return notes
 
 
 def _is_same_order(before: SampleStream, now: SampleStream) -> bool:

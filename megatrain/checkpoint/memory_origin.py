@@ -40,8 +40,7 @@ def memory_origin(attachment: Attachment, words: SlotWords, rank: int, cpu_group
 
 
 def _stream_of(received: Mapping[str, Any]) -> SampleStream:
-    skipped = tuple((first, end) for first, end in received["skipped"])
-    return SampleStream(received["num_tokens"], received["seed"], skipped)
+    return SampleStream(**{**received, "skipped": tuple((first, end) for first, end in received["skipped"])})
 
 
 def place_in_memory(attachment: Attachment) -> str:

@@ -24,7 +24,9 @@ _RESOLVED = {
     "vocab_multiple": "padded_vocab_size",
 }
 _TRAINING_SECTIONS = ("batch", "train", "optimizer", "data", "fp8")
-_NO_MATTER = frozenset({"train.steps", "train.gc_interval", "train.checksum_interval", "data.prefetch"})
+_NO_MATTER = frozenset(
+    {"train.steps", "train.gc_interval", "train.checksum_interval", "data.prefetch", "data.accepted_digest"}
+)
 """Keys that affect how training runs, but not what it computes."""
 
 

@@ -23,6 +23,14 @@ class DataConfig:
         default=False,
         metadata=option("Whether attention stops at the boundaries of the documents packed in one sample."),
     )
+    accepted_digest: str = field(
+        default="",
+        metadata=option(
+            "Digest of training data with which a run may go on although its checkpoint was trained on other data of "
+            "the same size. The refusal names it.",
+            pattern="[0-9a-f]{32}|",
+        ),
+    )
     seed: int = field(default=0, metadata=option("Seed of the sample order. 0: train.seed.", minimum=0))
     prefetch: int = field(
         default=2,

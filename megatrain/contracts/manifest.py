@@ -64,22 +64,30 @@ class CheckpointVersions:
     python: str
 
 
+_DATA_DIGESTS = ("digest", "validation_digest", "tokenizer_digest")
+
+
 @dataclass(frozen=True, slots=True)
 class SampleStream:
     """What determines the sample order, with the model's seq_len: the cursor has a meaning only in this order.
 
-    num_tokens 0: no training took place. `skipped`: samples that the job leaves out since a rollback.
+    num_tokens 0: no training took place. `skipped`: samples that the job leaves out since a rollback. The digests are
+    of the training data, of the held-out data and of the tokenizer's file; empty where there is none, or none is known.
     """
 
     num_tokens: int
     seed: int
     skipped: SampleRanges = ()
+    digest: str = ""
+    validation_digest: str = ""
+    tokenizer_digest: str = ""
 
     @classmethod
     def read(cls, reader: JsonObject) -> Self:
         """Return the stream in a JSON object. Raises: CheckpointError naming the field."""
         reader.check_names(cls)
-        return cls(reader.count("num_tokens"), reader.count("seed"), reader.sample_ranges("skipped"))
+        digests = {name: reader.text(name) if name in reader else "" for name in _DATA_DIGESTS}
+        return cls(reader.count("num_tokens"), reader.count("seed"), reader.sample_ranges("skipped"), **digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +136,8 @@ class Manifest:
 
     def to_json(self) -> str:
         raw = {**asdict(self), "mesh": self.mesh.to_dict()}
-        if not self.data.skipped:
-            del raw["data"]["skipped"]  # older programs, which do not know the field, can read all other checkpoints
+        # what has no content is left out
+        raw["data"] = {name: value for name, value in raw["data"].items() if value not in ((), "")}
         return json.dumps(raw, indent=2, sort_keys=True) + "\n"
 
     @classmethod

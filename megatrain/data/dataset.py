@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from megatrain.contracts.errors import DataError
+from megatrain.data.digest import BLOCK_TOKENS, block_starts
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, TOKENIZER_NAME, read_meta
 from megatrain.data.tokenizer import has_tokenizers, load_tokenizer, read_tokenizer_file
-
-_SAMPLED_BLOCKS = 64
-_BLOCK_TOKENS = 16384
 
 
 def open_dataset(prefix: Path, vocab_size: int) -> IndexedDataset:
@@ -34,9 +31,8 @@ def open_dataset(prefix: Path, vocab_size: int) -> IndexedDataset:
             f"--vocab-size {vocab_size}"
         )
     dataset = IndexedDataset(prefix, vocab_size)
-    last_block = max(dataset.num_tokens - _BLOCK_TOKENS, 0)
-    for start in np.unique(np.linspace(0, last_block, _SAMPLED_BLOCKS, dtype=np.int64)):
-        dataset.window(int(start), _BLOCK_TOKENS)
+    for start in block_starts(dataset.num_tokens):
+        dataset.window(int(start), BLOCK_TOKENS)
     return dataset
 
 
@@ -71,6 +67,33 @@ def check_tokenizer(tokenizer: Path, prefix: Path, vocab_size: int) -> None:
             f"{tokenizer}: has {num_tokens} tokens, more than model.vocab_size={vocab_size}; set "
             f"model.vocab_size={num_tokens}, or data.tokenizer to the file that the tokens at {prefix} were made with"
         )
+
+
+def tokenizer_digest(tokenizer: Path) -> str:
+    """Return the SHA-256 of a tokenizer's file, as meta.json has it. Raises: DataError when it cannot be read."""
+    return hashlib.sha256(read_tokenizer_file(tokenizer)).hexdigest()
+
+
+def check_same_tokenizer(prefixes: Mapping[str, Path]) -> None:
+    """Check that one tokenizer made all of these data sets, by the key that names each; those without meta.json pass.
+
+    Raises: DataError naming two keys, their files and their tokenizers' digests. A loss on tokens of another tokenizer
+    has no meaning.
+    """
+    first: tuple[str, Path, str] | None = None
+    for key, prefix in prefixes.items():
+        meta = read_meta(prefix.parent / META_NAME)
+        if meta is None:
+            continue
+        if first is None:
+            first = key, prefix, meta.tokenizer_sha256
+        elif meta.tokenizer_sha256 != first[2]:
+            raise DataError(
+                f"{key}={str(prefix)!r}: its tokens were made with another tokenizer (SHA-256 "
+                f"{meta.tokenizer_sha256[:12]}...) than those of {first[0]}={str(first[1])!r} ({first[2][:12]}...), by "
+                f"the {META_NAME} next to each; build both with one tokenizer: `megatrain data build --tokenizer "
+                f"{first[1].parent / TOKENIZER_NAME}`"
+            )
 
 
 def _is_tokenizer_json(content: bytes) -> bool:

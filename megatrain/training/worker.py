@@ -33,7 +33,8 @@ from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.run_lock import checkpoints_locked
-from megatrain.data.dataset import check_tokenizer, open_dataset
+from megatrain.data.dataset import check_same_tokenizer, check_tokenizer, open_dataset, tokenizer_digest
+from megatrain.data.digest import data_digest
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
 from megatrain.ops.extension import load_extension
@@ -44,7 +45,7 @@ from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import cuda_timer
 from megatrain.training.allocator import let_segments_grow, set_allocator
 from megatrain.training.cpu_binding import bind_process, gpu_pci_address, set_threads
-from megatrain.training.evaluation import open_validation
+from megatrain.training.evaluation import Validation, open_validation
 from megatrain.training.hardware_queues import use_all_queues
 from megatrain.training.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
@@ -94,7 +95,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 config,
                 mesh,
                 rank_model.saved_shards(),
-                SampleStream(reader.dataset.num_tokens, config.resolved_data_seed),
+                _sample_stream(config, reader, validation),
                 local_rank=process.local_rank,
                 round_number=process.round,
                 directory=config.checkpoint.directory or str(run_directory.checkpoints),
@@ -241,9 +242,24 @@ def _check_same_config(config: Config, rendezvous: Rendezvous) -> None:
     raise ConfigError(problems)
 
 
+def _sample_stream(config: Config, reader: BatchReader, validation: Validation | None) -> SampleStream:
+    tokenizer = config.data.tokenizer
+    return SampleStream(
+        reader.dataset.num_tokens,
+        config.resolved_data_seed,
+        digest=data_digest(reader.dataset),
+        validation_digest=data_digest(validation[0]) if validation is not None else "",
+        tokenizer_digest=tokenizer_digest(Path(tokenizer)) if tokenizer else "",
+    )
+
+
 def _open_reader(config: Config) -> BatchReader:
+    paths = {"data.train": config.data.train, "data.validation": config.data.validation}
+    prefixes = {key: Path(path) for key, path in paths.items() if path}
+    check_same_tokenizer(prefixes)
     if config.data.tokenizer:
-        check_tokenizer(Path(config.data.tokenizer), Path(config.data.train), config.model.vocab_size)
+        for prefix in prefixes.values():
+            check_tokenizer(Path(config.data.tokenizer), prefix, config.model.vocab_size)
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed, config.data.train)
     return BatchReader(dataset, order, config.data.has_document_mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ BASE: dict[str, dict[str, Any]] = {
     "train": {"steps": 200},
     "optimizer": {"lr": 1e-3},
 }
-DATA = SampleStream(num_tokens=5000, seed=7)
+DATA = SampleStream(num_tokens=5000, seed=7, digest="d" * 32)
 PROGRESS = TrainingProgress(120, 3840, 983_040, 118, 2)
 
 
@@ -59,13 +60,58 @@ def test_another_run_may_compute_something_else_with_the_weights() -> None:
     assert found == Continuation(PROGRESS, ("changed since: model.window_size: 0 -> 8",))
 
 
-@pytest.mark.parametrize("data", [SampleStream(4999, 7), SampleStream(5000, 8)])
+@pytest.mark.parametrize("data", [replace(DATA, num_tokens=4999), replace(DATA, seed=8)])
 def test_the_cursor_means_something_in_its_own_order_alone(data: SampleStream) -> None:
-    with pytest.raises(CheckpointError, match=r"^the-checkpoint: its sample order belongs to data of 5000 tokens with"):
+    with pytest.raises(CheckpointError, match=r"^the-checkpoint: its sample order belongs to data of 5000 tokens and"):
         go_on(is_same_run=True, data=data)
     found = go_on(is_same_run=False, data=data)
     assert found.progress == TrainingProgress(num_updates=118)
     assert "begins at step 0 with these weights and moments" in found.notes[-1]
+
+
+OLD, NEW = "0" * 32, "1" * 32
+
+
+def with_digests(before: SampleStream, now: SampleStream, **changes: Any) -> Continuation:
+    manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=before)
+    config = Config.from_dict({**BASE, "data": changes})
+    return continuation(origin_of(manifest, "the-checkpoint"), config, now, is_same_run=True)
+
+
+def test_other_content_of_the_same_size_is_refused_with_both_digests_and_accepted_by_name() -> None:
+    before, now = replace(DATA, digest=OLD), replace(DATA, digest=NEW)
+    with pytest.raises(
+        CheckpointError,
+        match=f"5000 tokens and digest {OLD} with seed 7, but data.train='' is .* digest {NEW} with seed 7.*"
+        f"at the same cursor: data.accepted_digest={NEW}$",
+    ):
+        with_digests(before, now)
+    with pytest.raises(CheckpointError, match=f"digest {OLD}"):
+        with_digests(before, now, accepted_digest=OLD)
+    found = with_digests(before, now, accepted_digest=NEW)
+    assert found.progress == PROGRESS
+    assert found.notes == (f"data.train has other content (digest {NEW}), which data.accepted_digest accepts",)
+    assert with_digests(now, now, accepted_digest=NEW) == Continuation(PROGRESS, ())
+    with pytest.raises(CheckpointError, match="4999 tokens"):
+        with_digests(before, replace(now, num_tokens=4999), accepted_digest=NEW)
+
+
+def test_another_run_begins_at_step_0_with_other_content() -> None:
+    manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=replace(DATA, digest=OLD))
+    now = replace(DATA, digest=NEW)
+    found = continuation(origin_of(manifest, "x"), Config.from_dict(BASE), now, is_same_run=False)
+    assert found.progress == TrainingProgress(num_updates=118)
+
+
+def test_changed_files_that_do_not_affect_the_order_are_noted() -> None:
+    before = replace(DATA, digest=OLD, validation_digest=OLD, tokenizer_digest=OLD)
+    assert with_digests(before, replace(before, validation_digest=NEW, tokenizer_digest=NEW)).notes == (
+        "changed since: the content of data.validation; losses of evaluations before and after differ",
+        "changed since: the content of data.tokenizer",
+    )
+    assert with_digests(before, replace(before, validation_digest="", tokenizer_digest="")).notes == ()
+    (note,) = with_digests(replace(DATA, digest=""), before).notes
+    assert "the checkpoint has no digest of its data" in note
 
 
 def test_a_configuration_of_another_version_is_reported() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.build import build
-from megatrain.data.dataset import check_tokenizer
+from megatrain.data.dataset import check_same_tokenizer, check_tokenizer
 from megatrain.data.tokenizer import END_OF_DOCUMENT
 from tests.helpers.require import require_module
 
@@ -91,3 +91,18 @@ def test_a_tokenizer_that_cannot_be_loaded_is_refused(built: Path) -> None:
     path.write_text(whole.replace(END_OF_DOCUMENT, "<|stop|>"))
     with pytest.raises(DataError, match=r"tokenizer\.json: has no end-of-document token"):
         check_tokenizer(path, built / "train", VOCAB_SIZE)
+
+
+def test_data_of_two_tokenizers_are_refused_with_both_named(built: Path, has_library: bool) -> None:
+    other = built.parent / "second"
+    build([str(path) for path in sorted(built.parent.glob("*.txt"))], other, vocab_size=VOCAB_SIZE - 5)
+    keys = {"data.train": built / "train", "data.validation": other / "validation"}
+    with pytest.raises(
+        DataError,
+        match=rf"^data\.validation='.*second/validation': its tokens were made with another tokenizer .* than those of "
+        rf"data\.train='.*out/train' .*--tokenizer {built}/tokenizer\.json",
+    ):
+        check_same_tokenizer(keys)
+    check_same_tokenizer({**keys, "data.validation": built / "validation"})
+    (other / "meta.json").unlink()
+    check_same_tokenizer(keys)

@@ -1,0 +1,60 @@
+"""The digest of a data set changes with its content, its order and its documents, and costs the same at any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from megatrain.data.digest import BLOCK_TOKENS, BLOCKS, block_starts, data_digest
+from megatrain.data.indexed import IndexedDataset, IndexedWriter
+
+Documents = list[NDArray[np.int64]]
+
+
+def digest_of(documents: Sequence[NDArray[np.int64]], prefix: Path, dtype: type = np.uint16) -> str:
+    with IndexedWriter(prefix, np.dtype(dtype)) as writer:
+        for document in documents:
+            writer.add_document(document)
+    return data_digest(IndexedDataset(prefix))
+
+
+def documents_of(num_tokens: int) -> Documents:
+    tokens = np.random.default_rng(0).integers(0, 1000, num_tokens)
+    return np.split(tokens, range(100, num_tokens, 100))
+
+
+CHANGES: dict[str, Callable[[Documents], Documents]] = {
+    "another order": lambda one: [*one[1:], one[0]],
+    "reversed": lambda one: one[::-1],
+    "the last token": lambda one: [*one[:-1], np.append(one[-1][:-1], one[-1][-1] + 1)],
+    "other bounds of documents": lambda one: [one[0][:50], np.concatenate([one[0][50:], one[1]]), *one[2:]],
+    "a document less": lambda one: one[:-1],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("num_tokens", [1000, 3 * BLOCKS * BLOCK_TOKENS])
+def test_a_change_changes_the_digest(tmp_path: Path, num_tokens: int, change: str) -> None:
+    documents = documents_of(num_tokens)
+    before = digest_of(documents, tmp_path / "before")
+    assert digest_of(documents, tmp_path / "same") == before
+    assert digest_of(CHANGES[change](documents), tmp_path / "after") != before
+
+
+def test_another_type_of_ids_changes_the_digest(tmp_path: Path) -> None:
+    documents = documents_of(1000)
+    assert digest_of(documents, tmp_path / "a") != digest_of(documents, tmp_path / "b", np.int32)
+
+
+@pytest.mark.parametrize("length", [0, 1, BLOCK_TOKENS, BLOCKS * BLOCK_TOKENS, 10**13])
+def test_few_blocks_cover_both_ends(length: int) -> None:
+    starts = block_starts(length)
+    assert len(starts) <= BLOCKS
+    assert starts[0] == 0
+    assert starts[-1] == max(length - BLOCK_TOKENS, 0)
+    if length <= BLOCKS * BLOCK_TOKENS:
+        assert all(np.diff(starts) <= BLOCK_TOKENS)
