@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="SRC",
-        help=".txt, .jsonl or .parquet files, folders of them, or python-stdlib (this Python's own library)",
+        help=".txt, .jsonl, .json or .parquet files, also compressed (.gz, .zst, .bz2, .xz), folders of them, or "
+        "python-stdlib (this Python's own library)",
     )
     build.add_argument("--output", type=utf8_path, required=True, metavar="DIR", help="the directory to create")
     build.add_argument(
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--seed", type=seed, default=1, metavar="N", help="seed of the order of documents (default %(default)s)"
     )
+    build.add_argument("--strict", action="store_true", help="refuse a folder with files that are not read")
     build.add_argument("--force", action="store_true", help="replace a data directory that exists")
     inspect = verbs.add_parser("inspect", help="show what a .bin/.idx pair contains", allow_abbrev=False)
     inspect.add_argument("prefix", type=utf8_path, metavar="PREFIX", help="the files' path without .bin or .idx")
@@ -88,6 +90,7 @@ def _build(args: argparse.Namespace) -> int:
             validation_fraction=args.validation,
             seed=args.seed,
             is_forced=args.force,
+            is_strict=args.strict,
             report=lambda line: print(line, flush=True),
         )
     for name, split in (("train", meta.train), ("validation", meta.validation)):

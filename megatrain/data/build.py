@@ -55,18 +55,21 @@ def build(
     validation_fraction: float = 0.02,
     seed: int = 1,
     is_forced: bool = False,
+    is_strict: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> DataMeta:
     """Build `output` from `inputs` and return its meta.json; `report` gets a line for each phase.
 
     The tokenizer comes from `tokenizer_path`. Without one, a byte-level BPE of `vocab_size` is trained on at most 8 MB
-    of the training documents.
+    of the training documents. `is_strict`: refuse folders with files that are not read.
 
     Raises: DataError when an input cannot be used, there are fewer than two documents, or `output` is taken.
     """
     if not 0 < validation_fraction < 1:
         raise DataError(f"validation={validation_fraction} must be above 0 and below 1: a share of the documents")
     corpus = open_corpus(inputs, text_key)
+    if is_strict:
+        corpus.check_complete()
     with new_directory(output, FILE_NAMES, is_forced) as staging:
         start_s = time.perf_counter()
         if tokenizer_path is None:

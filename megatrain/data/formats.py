@@ -1,28 +1,26 @@
-"""Readers of the text formats .txt, .jsonl and .parquet: generators of records that never have a whole file in memory.
+"""Readers of text, JSON and Parquet files: generators of records.
 
-Errors name the exact place: file and line, or file and row. A long .txt file is cut into several records, at blank
-lines if possible, so that memory stays bounded and a corpus of one book can be split.
+Only a .json file that holds one array is in memory as a whole. Errors name the exact place: file and line, or file and
+row. A long .txt file is cut into several records, at blank lines if possible, so that memory stays bounded and a corpus
+of one book can be split.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from megatrain.contracts.errors import DataError
+from megatrain.data.compression import opened, unreadable
 
 LONGEST_PIECE_BYTES = 65536
 """A .txt file of at most this size is one document; a longer file is several."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PARQUET_BATCH_ROWS = 256
-
-
-def unreadable(path: Path, error: OSError) -> DataError:
-    """Return the error for a file that the operating system cannot read."""
-    return DataError(f"{path}: cannot be read: {error.strerror or error}; check the path and its permissions")
+_START_BYTES = 4096
 
 
 def empty(path: Path) -> DataError:
@@ -37,20 +35,17 @@ def read_txt(path: Path, text_key: str) -> Iterator[str]:
     """
     num_lines = 0
     has_text = False
-    try:
-        with path.open("rb") as file:
-            for piece in _pieces(file):
-                try:
-                    text = piece.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    line = num_lines + piece.count(b"\n", 0, error.start) + 1
-                    raise _not_utf8(f"{path}:{line}", error) from error
-                num_lines += piece.count(b"\n")
-                if text.strip():
-                    has_text = True
-                    yield text
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with opened(path) as file:
+        for piece in _pieces(file):
+            try:
+                text = piece.decode("utf-8")
+            except UnicodeDecodeError as error:
+                line = num_lines + piece.count(b"\n", 0, error.start) + 1
+                raise _not_utf8(f"{path}:{line}", error) from error
+            num_lines += piece.count(b"\n")
+            if text.strip():
+                has_text = True
+                yield text
     if not has_text:
         raise empty(path)
 
@@ -61,19 +56,25 @@ def read_jsonl(path: Path, text_key: str) -> Iterator[str]:
     Raises: DataError when the file is unreadable or has no records, or a line is not UTF-8, is not a JSON object, or
     has no text under the key.
     """
-    num_records = 0
-    try:
-        with path.open("rb") as file:
-            for line_number, line in enumerate(file, 1):
-                if line_number == 1:
-                    line = line.removeprefix(_BYTE_ORDER_MARK)
-                if line.strip():
-                    num_records += 1
-                    yield _jsonl_text(line, text_key, f"{path}:{line_number}")
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if num_records == 0:
+    with opened(path) as file:
+        yield from _lines(file, path, text_key)
+
+
+def read_json(path: Path, text_key: str) -> Iterator[str]:
+    """Yield the texts of a .json file: one array of objects, or JSON lines under the name .json.
+
+    Raises: DataError as `read_jsonl`.
+    """
+    with opened(path) as file:
+        start = file.read(_START_BYTES).removeprefix(_BYTE_ORDER_MARK)
+        if not start.lstrip().startswith(b"["):
+            yield from _lines(_Rest(start, file), path, text_key)
+            return
+        records = _parsed(start + file.read(), str(path))
+    if not records:
         raise empty(path)
+    for number, record in enumerate(records):
+        yield _text_of(record, text_key, f"{path}: element {number}")
 
 
 def read_parquet(path: Path, text_key: str) -> Iterator[str]:
@@ -138,15 +139,50 @@ def _cut(text: bytes) -> int:
     return LONGEST_PIECE_BYTES
 
 
-def _jsonl_text(line: bytes, text_key: str, location: str) -> str:
+class _Rest:
+    """The lines of a file whose first bytes were read already."""
+
+    def __init__(self, start: bytes, file: BinaryIO) -> None:
+        self._start = start
+        self._file = file
+
+    def __iter__(self) -> Iterator[bytes]:
+        *whole, last = self._start.splitlines(keepends=True) or [b""]
+        yield from whole
+        if last.endswith(b"\n"):
+            yield last
+        elif line := last + self._file.readline():
+            yield line
+        yield from self._file
+
+
+def _lines(lines: Iterable[bytes], path: Path, text_key: str) -> Iterator[str]:
+    num_records = 0
+    for line_number, line in enumerate(lines, 1):
+        if line_number == 1:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+        if line.strip():
+            num_records += 1
+            location = f"{path}:{line_number}"
+            yield _text_of(_parsed(line, location), text_key, location)
+    if num_records == 0:
+        raise empty(path)
+
+
+def _parsed(content: bytes, location: str) -> Any:
     try:
-        record = json.loads(line.decode("utf-8"))
+        return json.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise _not_utf8(location, error) from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}: is not JSON ({error}); each line must be one JSON object") from error
+        raise DataError(
+            f"{location}: is not JSON ({error}); each line must be one JSON object, or the file one array of them"
+        ) from error
+
+
+def _text_of(record: object, text_key: str, location: str) -> str:
     if not isinstance(record, dict):
-        raise DataError(f"{location}: is {_kind(record)}; each line must be one JSON object")
+        raise DataError(f"{location}: is {_kind(record)}; each record must be one JSON object")
     if text_key not in record:
         keys = ", ".join(map(str, record)) or "none"
         raise DataError(f"{location}: has no key {text_key!r} (keys: {keys}); name the text's key with --text-key")

@@ -93,7 +93,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_refused(built: Path) -> None:
         check_tokenizer(path, built / "train", VOCAB_SIZE)
 
 
-def test_data_of_two_tokenizers_are_refused_with_both_named(built: Path, has_library: bool) -> None:
+def test_data_of_two_tokenizers_are_refused_with_both_named(built: Path) -> None:
     other = built.parent / "second"
     build([str(path) for path in sorted(built.parent.glob("*.txt"))], other, vocab_size=VOCAB_SIZE - 5)
     keys = {"data.train": built / "train", "data.validation": other / "validation"}
