@@ -69,24 +69,30 @@ def load_model(checkpoint: Location, device: torch.device) -> LoadedModel:
 
 
 def _tokenizer(checkpoint: Location, manifest: Manifest) -> Tokenizer:
-    location, name = checkpoint / TOKENIZER_NAME, manifest.name_of(TOKENIZER_NAME)
-    if name in manifest.files:
-        content = checked_content(checkpoint, manifest, name)
-    elif location.exists():
-        content = location.read()  # a user added it after the checkpoint was written
-    else:
+    def small_file(name: str) -> bytes | None:
+        stored, location = manifest.name_of(name), checkpoint / name
+        if stored in manifest.files:
+            return checked_content(checkpoint, manifest, stored)
+        return location.read() if location.exists() else None  # a user added it after the checkpoint was written
+
+    content, location = small_file(TOKENIZER_NAME), checkpoint / TOKENIZER_NAME
+    if content is None:
         raise DataError(f"{location} is missing: the job had no data.tokenizer; copy its tokenizer.json there")
-    return parse_tokenizer(content, str(location))
+    return parse_tokenizer(content, str(location), beside=small_file)
 
 
 def generate(loaded: LoadedModel, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-    """Yield tokens one by one, until the end-of-document token or max_tokens. An empty prompt starts a document."""
+    """Yield tokens one by one, until the end-of-document token or max_tokens. An empty prompt starts a document.
+
+    Raises: DataError for an empty prompt when the tokenizer names no end-of-document token.
+    """
+    end = loaded.tokenizer.eod_id if loaded.tokenizer.end else None
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt) or [loaded.tokenizer.eod_id]
     for _ in range(sampling.max_tokens):
         context = tokens[-loaded.config.model.seq_len :]
         token = choose_token(_next_logits(loaded, context), sampling, generator)
-        if token == loaded.tokenizer.eod_id:
+        if token == end:
             return
         tokens.append(token)
         yield token

@@ -44,6 +44,7 @@ from megatrain.contracts.checkpoint_files import (
     COMMIT_NAME,
     INDEX_NAME,
     METADATA_NAME,
+    TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
     Commit,
     expose_metadata,
@@ -224,7 +225,11 @@ class Persistence:
         if index.exists():  # a round that an older program began has no index; readers unpickle .metadata
             fixed[self._name_of(INDEX_NAME)] = _read(index)
         if self._plan.tokenizer:
-            fixed[self._name_of(TOKENIZER_NAME)] = _read(Path(self._plan.tokenizer))
+            tokenizer = Path(self._plan.tokenizer)
+            fixed[self._name_of(TOKENIZER_NAME)] = _read(tokenizer)
+            beside = tokenizer.with_name(TOKENIZER_CONFIG_NAME)  # names the token that ends documents
+            if beside.exists():
+                fixed[self._name_of(TOKENIZER_CONFIG_NAME)] = _read(beside)
         for name, content in fixed.items():
             self._write_writing_mark()
             (self._directory / name).write(content)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from megatrain.config.checkpoint import CheckpointConfig
+from megatrain.contracts.checkpoint_files import TOKENIZER_CONFIG_NAME
 from megatrain.formatting.quantities import bytes_text, seconds_text
 
 MOST_SHARE = 0.02
@@ -80,11 +81,10 @@ def checkpoint_bytes(data_files: Iterable[int], described_bytes: int, tokenizer:
     """Return the size of a checkpoint's files, as `ckpt ls` shows it.
 
     data_files: the size of each. described_bytes: of metadata and index. tokenizer: the path of the tokenizer file
-    that each checkpoint contains, "" without one.
+    that each checkpoint contains, with its configuration; "" without one.
     """
-    path = Path(tokenizer)
-    beside = path.stat().st_size if tokenizer and path.exists() else 0
-    return sum(data_files) + described_bytes + beside
+    paths = (Path(tokenizer), Path(tokenizer).with_name(TOKENIZER_CONFIG_NAME)) if tokenizer else ()
+    return sum(data_files) + described_bytes + sum(path.stat().st_size for path in paths if path.exists())
 
 
 def free_bytes(location: str) -> int | None:

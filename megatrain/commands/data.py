@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="vocabulary size of the tokenizer to train (default %(default)s)",
     )
     build.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json to use instead of training one")
+    build.add_argument("--eod", type=utf8_text, default="", metavar="TOKEN",
+                       help="the tokenizer's token that ends documents (default: eos_token of the "
+                       "tokenizer_config.json beside it, else the one of a known model)")  # fmt: skip
     build.add_argument(
         "--text-key", type=utf8_text, default="text", help="key or column that holds the text (default %(default)s)"
     )
@@ -86,6 +89,7 @@ def _build(args: argparse.Namespace) -> int:
             args.output,
             vocab_size=args.vocab_size,
             tokenizer_path=args.tokenizer,
+            end=args.eod,
             text_key=args.text_key,
             validation_fraction=args.validation,
             seed=args.seed,

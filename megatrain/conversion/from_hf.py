@@ -31,9 +31,10 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, Manifest, SampleStream
 from megatrain.conversion.software import current_versions
+from megatrain.data.end_of_document import end_of_document, files_beside, tokenizer_config
 from megatrain.hf import HfModel, open_model
 from megatrain.hf.tensor_map import our_shapes
-from megatrain.hf.tokenizer_files import TOKENIZER_NAME
+from megatrain.hf.tokenizer_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, token_ids
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 
@@ -61,8 +62,11 @@ def import_hf(source: Path, output: Location, *, file_bytes: int = _FILE_BYTES) 
     opened = open_model(source)
     toml = _toml(opened, output)
     small_files = {MODEL_TOML_NAME: toml.encode()}
+    notes = opened.notes
     if opened.tokenizer is not None:
-        small_files[TOKENIZER_NAME] = _content(opened.tokenizer)
+        files, note = _tokenizer_files(opened.tokenizer)
+        small_files |= files
+        notes += (note,)
     parameters = _InOrder(opened)
     manifest = write_checkpoint(
         output,
@@ -72,7 +76,20 @@ def import_hf(source: Path, output: Location, *, file_bytes: int = _FILE_BYTES) 
         lambda number: data_file_name(0, number),
         small_files,
     )
-    return ImportReport(manifest, opened.architecture, opened.num_parameters, toml, opened.notes)
+    return ImportReport(manifest, opened.architecture, opened.num_parameters, toml, notes)
+
+
+def _tokenizer_files(tokenizer: Path) -> tuple[dict[str, bytes], str]:
+    """Return the tokenizer's files for a checkpoint, and a note on the token that ends documents."""
+    content = _content(tokenizer)
+    end, source = end_of_document(token_ids(content, str(tokenizer)), files_beside(tokenizer))
+    if not end:
+        note = (
+            f"{tokenizer}: names no token that ends documents: name it with --eod in `data build` and `ckpt export-hf`"
+        )
+        return {TOKENIZER_NAME: content}, note
+    files = {TOKENIZER_NAME: content, TOKENIZER_CONFIG_NAME: tokenizer_config(end).encode()}
+    return files, f"documents end with {end} ({source})"
 
 
 class _InOrder:

@@ -15,9 +15,18 @@ from megatrain.hf import Dtype, ExportReport, TokenizerFile, export_model
 
 
 def export_hf(
-    source: Location, output: Path, *, dtype: Dtype, max_shard_bytes: int, has_tokenizer: bool, is_forced: bool
+    source: Location,
+    output: Path,
+    *,
+    dtype: Dtype,
+    max_shard_bytes: int,
+    has_tokenizer: bool,
+    end: str,
+    is_forced: bool,
 ) -> ExportReport:
     """Write the master weights of the committed checkpoint `source`, in `dtype`, for transformers.
+
+    `end`: the tokenizer's token that ends documents; "" finds it.
 
     Raises: ConfigError for a model that no family expresses; CheckpointError or DataError, which name the file.
     """
@@ -29,15 +38,18 @@ def export_hf(
         output,
         dtype=dtype,
         max_shard_bytes=max_shard_bytes,
-        tokenizer=_tokenizer(source, manifest) if has_tokenizer else None,
+        tokenizer=_tokenizer(source, manifest, end) if has_tokenizer else None,
         is_forced=is_forced,
     )
 
 
-def _tokenizer(source: Location, manifest: Manifest) -> TokenizerFile | None:
-    name = manifest.name_of(TOKENIZER_NAME)
-    if name not in manifest.files:
+def _tokenizer(source: Location, manifest: Manifest, end: str) -> TokenizerFile | None:
+    def small_file(name: str) -> bytes | None:
+        stored = manifest.name_of(name)
+        return checked_content(source, manifest, stored) if stored in manifest.files else None
+
+    content = small_file(TOKENIZER_NAME)
+    if content is None:
         return None
-    location = str(source / name)
-    content = checked_content(source, manifest, name)
-    return TokenizerFile(content, location, parse_tokenizer(content, location).eod_id)
+    location = str(source / manifest.name_of(TOKENIZER_NAME))
+    return TokenizerFile(content, location, parse_tokenizer(content, location, end, small_file).eod_id)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.corpus import Corpus, CorpusDocument, open_corpus
+from megatrain.data.end_of_document import TOKENIZER_CONFIG_NAME, tokenizer_config
 from megatrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
 from megatrain.data.meta import META_NAME, TOKENIZER_NAME, DataMeta, SplitMeta
 from megatrain.data.output import new_directory
@@ -37,6 +38,7 @@ VALIDATION = "validation"
 FILE_NAMES = (
     *(f"{split}.{suffix}" for split in (TRAIN, VALIDATION) for suffix in ("bin", "idx")),
     TOKENIZER_NAME,
+    TOKENIZER_CONFIG_NAME,
     META_NAME,
 )
 _TRAINING_SAMPLE_BYTES = 8_000_000
@@ -51,6 +53,7 @@ def build(
     *,
     vocab_size: int = 4096,
     tokenizer_path: Path | None = None,
+    end: str = "",
     text_key: str = "text",
     validation_fraction: float = 0.02,
     seed: int = 1,
@@ -60,13 +63,16 @@ def build(
 ) -> DataMeta:
     """Build `output` from `inputs` and return its meta.json; `report` gets a line for each phase.
 
-    The tokenizer comes from `tokenizer_path`. Without one, a byte-level BPE of `vocab_size` is trained on at most 8 MB
-    of the training documents. `is_strict`: refuse folders with files that are not read.
+    The tokenizer comes from `tokenizer_path`; `end` is its token that ends documents, "" finds it. Without one, a
+    byte-level BPE of `vocab_size` is trained on at most 8 MB of the training documents. `is_strict`: refuse folders
+    with files that are not read.
 
     Raises: DataError when an input cannot be used, there are fewer than two documents, or `output` is taken.
     """
     if not 0 < validation_fraction < 1:
         raise DataError(f"validation={validation_fraction} must be above 0 and below 1: a share of the documents")
+    if end and tokenizer_path is None:
+        raise DataError(f"eod={end!r} names a token of an existing tokenizer; give its file with --tokenizer")
     corpus = open_corpus(inputs, text_key)
     if is_strict:
         corpus.check_complete()
@@ -76,9 +82,16 @@ def build(
             tokenizer = train_tokenizer(_training_sample(corpus, validation_fraction), vocab_size)
             tokenizer.save(staging / TOKENIZER_NAME)
         else:
-            tokenizer = load_tokenizer(tokenizer_path)
+            tokenizer = load_tokenizer(tokenizer_path, end)
             shutil.copyfile(tokenizer_path, staging / TOKENIZER_NAME)
-        report(f"tokenizer: {tokenizer.vocab_size} tokens ({time.perf_counter() - start_s:.1f} s)")
+        (staging / TOKENIZER_CONFIG_NAME).write_text(tokenizer_config(tokenizer.end), encoding="utf-8")
+        source = f", {tokenizer.end_source}" if tokenizer_path is not None else ""
+        report(
+            f"tokenizer: {tokenizer.vocab_size} tokens; {tokenizer.end} ({tokenizer.eod_id}{source}) ends documents "
+            f"({time.perf_counter() - start_s:.1f} s)"
+        )
+        for note in tokenizer.notes:
+            report(f"tokenizer: switched off: {note}")
 
         start_s = time.perf_counter()
         spool = _spool(corpus, tokenizer, seed, staging / "spool")

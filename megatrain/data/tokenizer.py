@@ -6,44 +6,59 @@ is data: a document that contains the text <|endoftext|> gets ordinary tokens, n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatrain.contracts.errors import DataError
+from megatrain.data.end_of_document import (
+    END_OF_DOCUMENT,
+    KNOWN_NAMES,
+    TOKENIZER_CONFIG_NAME,
+    SmallFile,
+    end_of_document,
+    files_beside,
+    no_files,
+)
 
 if TYPE_CHECKING:
     import tokenizers
 
-END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCAB_SIZE = 257
 """The 256 bytes and the end-of-document token."""
 
-_END_OF_DOCUMENT_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
-"""The names of that token in GPT-2, Llama 3, Llama 2 and Gemma, in the order of search."""
-
 
 class Tokenizer:
-    """A loaded tokenizer. `vocab_size` is its largest id plus one; `eod_id` ends every document.
+    """A loaded tokenizer. `vocab_size` is its largest id plus one.
 
+    `notes`: what its file asks for and is switched off, because it is random or changes the text. `end`: the token that
+    ends every document, empty where none is known; `end_source`: what names it.
     Encoding a batch uses the library's threads. A fork after that is safe: the child then encodes in one thread.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, name: str) -> None:
-        # A file may ask for truncation or padding, which are for inference and would silently change the corpus.
-        backend.no_truncation()
-        backend.no_padding()
+    def __init__(self, backend: tokenizers.Tokenizer, name: str, end: str = "", beside: SmallFile = no_files) -> None:
+        """Raises: DataError when the vocabulary has no token `end`; "" finds the token (end_of_document.py)."""
+        self.notes = tuple(_switched_off(backend))
         backend.encode_special_tokens = True
         self._backend = backend
+        self._name = name
         vocabulary = backend.get_vocab(with_added_tokens=True)
-        end_of_document = next((name for name in _END_OF_DOCUMENT_NAMES if name in vocabulary), None)
-        if end_of_document is None:
-            raise DataError(
-                f"{name}: has no end-of-document token; its vocabulary must hold one of "
-                f"{', '.join(_END_OF_DOCUMENT_NAMES)}"
-            )
-        self.eod_id: int = vocabulary[end_of_document]
+        if end and end not in vocabulary:
+            raise DataError(f"{name}: has no token {end!r}, which should end documents; name a token of its vocabulary")
+        self.end, self.end_source = (end, "as given") if end else end_of_document(vocabulary, beside)
+        self._eod_id = vocabulary.get(self.end)
         self.vocab_size: int = max(vocabulary.values()) + 1
+
+    @property
+    def eod_id(self) -> int:
+        """The id of `end`. Raises: DataError when no end-of-document token is known."""
+        if self._eod_id is None:
+            raise DataError(
+                f"{self._name}: names no token that ends documents, and its vocabulary has none of "
+                f"{', '.join(map(ascii, KNOWN_NAMES))}; give the token with --eod, or put a {TOKENIZER_CONFIG_NAME} "
+                "with its eos_token beside the file"
+            )
+        return self._eod_id
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without any special token."""
@@ -88,16 +103,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return Tokenizer(backend, "the trained tokenizer")
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json.
+def load_tokenizer(path: Path, end: str = "") -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json. `end`: the token that ends documents; "" finds it.
 
     Raises: DataError when the file is missing or is not a tokenizer, or the `tokenizers` library is absent.
     """
     _require_tokenizers()
-    return parse_tokenizer(read_tokenizer_file(path), str(path))
+    return parse_tokenizer(read_tokenizer_file(path), str(path), end, files_beside(path))
 
 
-def parse_tokenizer(content: bytes, name: str) -> Tokenizer:
+def parse_tokenizer(content: bytes, name: str, end: str = "", beside: SmallFile = no_files) -> Tokenizer:
     """Return the tokenizer from the content of a tokenizer.json; `name` is its source in errors.
 
     Raises: DataError when it is not a tokenizer, or the `tokenizers` library is absent.
@@ -111,7 +126,24 @@ def parse_tokenizer(content: bytes, name: str) -> Tokenizer:
         raise DataError(f"{name}: is not UTF-8, so it is not a tokenizer.json") from error
     except Exception as error:  # the library raises bare Exception for a bad file
         raise DataError(f"{name}: is not a tokenizer.json of the tokenizers library: {error}") from error
-    return Tokenizer(backend, name)
+    return Tokenizer(backend, name, end, beside)
+
+
+def _switched_off(backend: tokenizers.Tokenizer) -> Iterator[str]:
+    """Switch off what makes tokens random or loses text, and yield a note on each."""
+    if backend.truncation is not None:
+        backend.no_truncation()
+        yield "truncation, which would cut documents"
+    if backend.padding is not None:
+        backend.no_padding()
+        yield "padding, which would add tokens"
+    model = backend.model
+    if getattr(model, "dropout", None):
+        yield f"dropout {model.dropout:g} of merges, which makes two builds of one corpus differ"
+        model.dropout = None
+    if getattr(model, "fuse_unk", False):
+        model.fuse_unk = False
+        yield "fuse_unk, which would merge unknown characters into one token"
 
 
 def read_tokenizer_file(path: Path) -> bytes:

@@ -58,7 +58,7 @@ def special_tokens(tokenizer: TokenizerFile, vocab_size: int) -> SpecialTokens:
     Raises: CheckpointError when the file is not a tokenizer.json, lacks the end-of-document token, or has more tokens
     than the model.
     """
-    ids = _token_ids(tokenizer)
+    ids = token_ids(tokenizer.content, tokenizer.location)
     largest = max(ids.values(), default=0)
     if largest >= vocab_size:
         raise CheckpointError(
@@ -75,8 +75,12 @@ def special_tokens(tokenizer: TokenizerFile, vocab_size: int) -> SpecialTokens:
     return SpecialTokens(eod, tokenizer.eod_id, beginning, ids[beginning])
 
 
-def _token_ids(tokenizer: TokenizerFile) -> dict[str, int]:
-    content = parse_object(tokenizer.content, tokenizer.location)
+def token_ids(tokenizer: bytes, location: str) -> dict[str, int]:
+    """Return the id of each token of a tokenizer.json; `location` names it in errors.
+
+    Raises: CheckpointError when it is not a tokenizer.json.
+    """
+    content = parse_object(tokenizer, location)
     vocabulary = content.section("model").values.get("vocab", {})
     added = content.values.get("added_tokens", [])
     try:
@@ -86,6 +90,6 @@ def _token_ids(tokenizer: TokenizerFile) -> dict[str, int]:
         return {str(text): int(number) for text, number in found.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{tokenizer.location}: not a tokenizer.json of the tokenizers library ({type(error).__name__}: {error}); "
+            f"{location}: not a tokenizer.json of the tokenizers library ({type(error).__name__}: {error}); "
             f"give another"
         ) from error

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from megatrain.commands.argument_types import utf8_path
+from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint, reading
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.orderly_end import orderly_end
@@ -31,6 +31,8 @@ def add_verb(verbs: Verbs) -> None:
     parser.add_argument(
         "--no-tokenizer", action="store_false", dest="has_tokenizer", help="do not export the tokenizer"
     )
+    parser.add_argument("--eod", type=utf8_text, default="", metavar="TOKEN",
+                        help="the tokenizer's token that ends documents (default: as in the checkpoint)")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace an earlier export")
     add_json(parser)
     parser.set_defaults(run_verb=run)
@@ -59,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
             dtype=args.dtype,
             max_shard_bytes=args.max_shard_size,
             has_tokenizer=args.has_tokenizer,
+            end=args.eod,
             is_forced=args.force,
         )
     if args.is_json:

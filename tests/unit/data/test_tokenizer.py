@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_tokenizer
+from megatrain.data.end_of_document import END_OF_DOCUMENT, KNOWN_NAMES
+from megatrain.data.tokenizer import load_tokenizer, train_tokenizer
 from tests.helpers.require import require_module
 from tests.helpers.waiting import DEADLINE_S
 
@@ -64,16 +65,6 @@ def test_text_that_spells_the_end_of_document_is_only_text() -> None:
     assert tokenizer.decode(ids) == f"a {END_OF_DOCUMENT} b"
 
 
-def test_a_file_that_truncates_or_adds_tokens_does_not_change_the_text(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    train_tokenizer(TEXTS, 300).save(path)
-    content = json.loads(path.read_text())
-    content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
-    path.write_text(json.dumps(content))
-    tokenizer = load_tokenizer(path)
-    assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
-
-
 def test_forking_after_a_parallel_batch_does_not_hang() -> None:
     script = f"""
 import os
@@ -102,10 +93,96 @@ def test_bad_tokenizer_files_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match=r"tokenizer\.json: is not UTF-8"):
         load_tokenizer(path)
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A tokenizer.json whose end of a document has a name that no known model uses."""
+    path = tmp_path / "tokenizer.json"
     train_tokenizer(TEXTS, 300).save(path)
     path.write_text(path.read_text().replace(END_OF_DOCUMENT, "<|stop|>"))
-    with pytest.raises(DataError, match=r"tokenizer\.json: has no end-of-document token; .*<\|endoftext\|>"):
-        load_tokenizer(path)
+    return path
+
+
+def test_an_unknown_end_of_documents_is_refused_only_where_it_is_needed(odd: Path) -> None:
+    tokenizer = load_tokenizer(odd)
+    assert tokenizer.vocab_size == 300
+    assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
+    with pytest.raises(DataError, match=r"tokenizer\.json: names no token that ends documents, .*--eod.*eos_token"):
+        _ = tokenizer.eod_id
+    with pytest.raises(DataError, match=r"tokenizer\.json: has no token '<\|end\|>'"):
+        load_tokenizer(odd, "<|end|>")
+
+
+END_ID = 0
+"""The one that a trained tokenizer gives its first special token."""
+
+
+@pytest.mark.parametrize(
+    ("given", "files", "source"),
+    [
+        ("<|stop|>", {}, "as given"),
+        ("", {"tokenizer_config.json": {"eos_token": "<|stop|>"}}, "eos_token of tokenizer_config.json"),
+        ("", {"tokenizer_config.json": {"eos_token": {"content": "<|stop|>"}}}, "eos_token of tokenizer_config.json"),
+        ("", {"generation_config.json": {"eos_token_id": END_ID}}, "eos_token_id of generation_config.json"),
+        ("", {"generation_config.json": {"eos_token_id": [END_ID, 7]}}, "eos_token_id of generation_config.json"),
+        (
+            "",
+            {"tokenizer_config.json": {"eos_token": "<gone>"}, "generation_config.json": {"eos_token_id": END_ID}},
+            "eos_token_id of generation_config.json",
+        ),
+    ],
+)
+def test_what_names_the_end_of_documents(odd: Path, given: str, files: dict[str, object], source: str) -> None:
+    for name, content in files.items():
+        odd.with_name(name).write_text(json.dumps(content))
+    tokenizer = load_tokenizer(odd, given)
+    assert (tokenizer.end, tokenizer.eod_id, tokenizer.end_source) == ("<|stop|>", END_ID, source)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"eos_token": 3}', '{"eos_token_id": true}', '{"eos_token_id": "x"}', "[" * 100_000]
+)
+def test_odd_files_beside_a_tokenizer_name_nothing(odd: Path, content: str) -> None:
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        odd.with_name(name).write_text(content)
+    assert load_tokenizer(odd).end == ""
+
+
+@pytest.mark.parametrize("name", KNOWN_NAMES)
+def test_the_ends_of_known_models_are_found(odd: Path, name: str) -> None:
+    odd.write_text(odd.read_text(encoding="utf-8").replace("<|stop|>", name), encoding="utf-8")
+    assert load_tokenizer(odd).end == name
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "note"),
+    [
+        ("truncation", {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}, "truncation"),
+        (
+            "padding",
+            {"strategy": {"Fixed": 900}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+             "pad_type_id": 0, "pad_token": "x"},
+            "padding",
+        ),
+        ("model.dropout", 0.5, "dropout 0.5 of merges"),
+        ("model.fuse_unk", True, "fuse_unk"),
+    ],
+)  # fmt: skip
+def test_what_is_random_or_cuts_is_switched_off_and_named(
+    tmp_path: Path, section: str, value: object, note: str
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(TEXTS, 300).save(path)
+    expected = load_tokenizer(path).encode_batch(TEXTS)
+    content = json.loads(path.read_text())
+    *outer, key = section.split(".")
+    (content["model"] if outer else content)[key] = value
+    path.write_text(json.dumps(content))
+    tokenizer = load_tokenizer(path)
+    assert [tokenizer.encode_batch(TEXTS) for _ in range(5)] == [expected] * 5
+    (found,) = tokenizer.notes
+    assert found.startswith(note)
 
 
 def test_too_small_a_vocabulary_is_refused() -> None:

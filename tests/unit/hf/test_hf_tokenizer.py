@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import CheckpointError
-from megatrain.data.tokenizer import END_OF_DOCUMENT, Tokenizer, load_tokenizer, train_tokenizer
+from megatrain.data.end_of_document import END_OF_DOCUMENT
+from megatrain.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from megatrain.hf import TokenizerFile, export_model
 from tests.helpers.hf_models import random_parameters, tiny
 from tests.helpers.require import require_module

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -127,9 +129,15 @@ def test_the_last_tokens_are_all_the_context_there_is(prompt_length: int, run: T
 def test_the_end_of_a_document_ends_the_text(loaded: LoadedModel) -> None:
     tokens = list(generate(loaded, [1], GREEDY))
     assert tokens.index(tokens[5]) == 5, "the one that is to be the end comes for the first time"
-    loaded.tokenizer.eod_id = tokens[5]
+    ending: Any = SimpleNamespace(end="<end>", eod_id=tokens[5])
 
-    assert list(generate(loaded, [1], GREEDY)) == tokens[:5]
+    assert list(generate(replace(loaded, tokenizer=ending), [1], GREEDY)) == tokens[:5]
+
+
+def test_a_tokenizer_without_an_end_of_documents_samples_to_the_last_token(loaded: LoadedModel) -> None:
+    endless: Any = SimpleNamespace(end="")
+    tokens = list(generate(loaded, [1], GREEDY))
+    assert list(generate(replace(loaded, tokenizer=endless), [1], GREEDY)) == tokens
 
 
 def test_rows_that_only_fill_up_the_vocabulary_are_never_chosen(loaded: LoadedModel) -> None:
