@@ -21,6 +21,7 @@ from megatrain.config.train import TrainConfig
 from megatrain.contracts.checkpoint_files import read_manifest
 from megatrain.contracts.location import LocalLocation
 from megatrain.conversion.from_hf import import_hf
+from megatrain.data.end_of_document import END_OF_DOCUMENT
 from megatrain.data.tokenizer import train_tokenizer
 from tests.helpers.hf_models import (
     export,
@@ -146,6 +147,29 @@ def test_the_tokenizer_is_exported_unless_it_is_left_out(ckpt: Ckpt, tmp_path: P
     message = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "with", code=66)
     assert "replace it with --force" in message
     ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "with", "--force")
+
+
+@pytest.mark.parametrize("is_configured", [True, False])
+def test_a_tokenizer_with_an_end_of_its_own_comes_back(ckpt: Ckpt, tmp_path: Path, is_configured: bool) -> None:
+    model, tokenizer = tiny("gpt2", vocab_size=300), tmp_path / "hf/tokenizer.json"
+    export(random_parameters(model), model, tmp_path / "hf")
+    train_tokenizer(["to be or not to be"], 270).save(tokenizer)
+    tokenizer.write_text(tokenizer.read_text().replace(END_OF_DOCUMENT, "<|stop|>"))
+    if is_configured:
+        tokenizer.with_name("tokenizer_config.json").write_text('{"eos_token": "<|stop|>", "chat_template": "x"}')
+    for name in () if is_configured else ("tokenizer_config.json", "generation_config.json"):
+        tokenizer.with_name(name).unlink(missing_ok=True)
+
+    notes = ckpt("import-hf", tmp_path / "hf", "--output", tmp_path / "saved", "--json")["notes"]
+
+    if not is_configured:
+        assert "names no token that ends documents: name it with --eod" in notes[-1]
+        assert "give the token with --eod" in ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "x", code=65)
+    else:
+        assert notes[-1] == "documents end with <|stop|> (eos_token of tokenizer_config.json)"
+    words = [] if is_configured else ["--eod", "<|stop|>"]
+    ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "again", *words)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "again").eos_token == "<|stop|>"
 
 
 def test_data_files_hold_some_parameters_each(ckpt: Ckpt, tmp_path: Path) -> None:

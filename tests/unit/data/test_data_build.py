@@ -20,9 +20,10 @@ import pytest
 from megatrain.contracts.errors import DataError
 from megatrain.data.build import FILE_NAMES, build
 from megatrain.data.dataset import open_dataset
+from megatrain.data.end_of_document import END_OF_DOCUMENT
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import read_meta
-from megatrain.data.tokenizer import load_tokenizer
+from megatrain.data.tokenizer import load_tokenizer, train_tokenizer
 from tests.helpers.require import require_module
 from tests.helpers.waiting import DEADLINE_S
 
@@ -87,6 +88,24 @@ def test_meta_describes_what_was_built(source: Path, tmp_path: Path) -> None:
     assert meta.vocab_size == load_tokenizer(output / "tokenizer.json").vocab_size
     shares = [count / len(tokens) for count in Counter(tokens).values()]
     assert meta.unigram_entropy_nats == pytest.approx(-sum(share * math.log(share) for share in shares), rel=1e-12)
+
+
+def test_documents_end_with_the_token_that_is_given_and_the_directory_records_it(source: Path, tmp_path: Path) -> None:
+    tokenizer = tmp_path / "odd.json"
+    train_tokenizer(["to be or not to be"], 300).save(tokenizer)
+    tokenizer.write_text(tokenizer.read_text().replace(END_OF_DOCUMENT, "<|stop|>"))
+    lines: list[str] = []
+    with pytest.raises(DataError, match=r"odd\.json: names no token that ends documents"):
+        build([str(source)], tmp_path / "out", tokenizer_path=tokenizer)
+    with pytest.raises(DataError, match="give its file with --tokenizer"):
+        build([str(source)], tmp_path / "out", end="<|stop|>")
+
+    meta = build([str(source)], tmp_path / "out", tokenizer_path=tokenizer, end="<|stop|>", report=lines.append)
+
+    assert f"<|stop|> ({meta.eod_id}, as given) ends documents" in lines[0]
+    dataset = IndexedDataset(tmp_path / "out/train")
+    assert {int(dataset.document(number)[-1]) for number in range(dataset.num_documents)} == {meta.eod_id}
+    assert load_tokenizer(tmp_path / "out/tokenizer.json").eod_id == meta.eod_id
 
 
 def test_build_is_deterministic_and_seed_changes_order_but_not_split(source: Path, tmp_path: Path) -> None:
