@@ -161,18 +161,15 @@ def cut_documents(batch: Any, count: int) -> Any:
 
 def main() -> int:
     """Train as `megatrain.train` does, at the pace that was ordered."""
-    import torch
-
     from megatrain.cli import main as cli_main
     from megatrain.data.reader import BatchReader
-    from megatrain.model.transformer import Transformer
+    from megatrain.parallel.pipeline import PipelineChunk
     from megatrain.training.trainer import Trainer
 
     pacer = Pacer(Path(os.environ[VARIABLE]))
     train_step: Any = Trainer._train_step
     read_step: Any = BatchReader.read_step
-    forward: Any = Transformer.forward
-    backward: Any = torch.autograd.backward
+    forward: Any = PipelineChunk.forward
 
     def paced_train_step(trainer: Any, batch: Any) -> Any:
         pacer.begin_step()
@@ -189,20 +186,17 @@ def main() -> int:
             batch = cut_documents(batch, 1 if pacer.is_meant("lengths") else _SHORT_DOCUMENTS)
         return batch
 
-    def paced_forward(model: Any, *arguments: Any, **more: Any) -> Any:
+    def paced_forward(chunk: Any, *arguments: Any) -> Any:
         def work() -> Any:
             pacer.collect_garbage()
-            return forward(model, *arguments, **more)
+            return forward(chunk, *arguments)
 
-        return pacer.take(pacer.pace.forward_s, work)
-
-    def paced_backward(*arguments: Any, **more: Any) -> Any:
-        return pacer.take(pacer.pace.backward_s, lambda: backward(*arguments, **more))
+        out, backward = pacer.take(pacer.pace.forward_s, work)
+        return out, lambda gradient: pacer.take(pacer.pace.backward_s, lambda: backward(gradient))
 
     Trainer._train_step = paced_train_step  # type: ignore[method-assign]
     BatchReader.read_step = paced_read_step  # type: ignore[method-assign]
-    Transformer.forward = paced_forward  # type: ignore[method-assign]
-    torch.autograd.backward = paced_backward
+    PipelineChunk.forward = paced_forward  # type: ignore[method-assign]
     return cli_main(["train", *sys.argv[1:]])
 
 
