@@ -23,6 +23,8 @@ from benchmarks.result import Result
 from benchmarks.throughput_ranks import ROOT, SINGLE, write_random_tokens
 
 ROUNDS = 7
+_ENDED = 5
+"""The exit code of `megatrain status` for a job that is over."""
 LARGE = "configs/megascale_175b.toml"
 DRY_RUN_BAR_S = 10.0
 HELP_BAR, STATUS_BAR = 6.0, 15.0
@@ -31,11 +33,12 @@ HELP_BAR, STATUS_BAR = 6.0, 15.0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command, and the name of the one that its seconds are divided by."""
+    """A command, the name of the one that its seconds are divided by, and its exit code."""
 
     name: str
     words: Sequence[str]
     beside: str = "python -c pass"
+    code: int = 0
 
 
 def run() -> Result:
@@ -45,7 +48,8 @@ def run() -> Result:
         commands = [
             Command("python -c pass", ["-c", "pass"]),
             Command("megatrain --help", ["-m", "megatrain", "--help"]),
-            Command("megatrain status, finished run", ["-m", "megatrain", "status", str(finished)]),
+            Command("megatrain status, finished run", ["-m", "megatrain", "status", str(finished)],
+                    code=_ENDED),
             Command("megatrain config check", ["-m", "megatrain", "config", "check", LARGE]),
             Command("megatrain config check --dry-run, 175B on 12,288 ranks",
                     ["-m", "megatrain", "config", "check", LARGE, "--dry-run"]),
@@ -97,9 +101,9 @@ def _measure(commands: Sequence[Command]) -> tuple[dict[str, list[float]], dict[
     for turn in range(ROUNDS + 1):
         for command in commands[:: 1 if turn % 2 == 0 else -1]:
             before, began = _children_s(), time.perf_counter()
-            subprocess.run(
-                [sys.executable, *command.words], check=True, cwd=ROOT, env=os.environ, stdout=subprocess.DEVNULL
-            )
+            words = [sys.executable, *command.words]
+            done = subprocess.run(words, check=False, cwd=ROOT, env=os.environ, stdout=subprocess.DEVNULL)
+            assert done.returncode == command.code, (words, done.returncode)
             if turn:
                 seconds[command.name].append(time.perf_counter() - began)
                 processor_s[command.name].append(_children_s() - before)
