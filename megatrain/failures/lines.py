@@ -14,12 +14,15 @@ MAX_LINE_BYTES: Final = 16 * 1024
 
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
+_OF_MEMORY = re.compile(r"\bEDAC\b|\bDIMM|mcelog|\bcsrow|\bCPU_SrcID|\bIPMI\b|\braid\d|\bbank:?\s*\d", re.IGNORECASE)
+"""Lines in which "rank 3" is a part of a memory module or an array of disks."""
+_RANK_IN_TEXT = re.compile(r"\brank[ =:]+(\d+)\b", re.IGNORECASE)
 _RANK = (
     re.compile(r"\[rank ?:?(\d+)\]", re.IGNORECASE),
     re.compile(r"^\[(?:\d+,)?(\d+)\]<std"),  # horovodrun, mpirun --tag-output
     re.compile(r"^ *(\d+): "),  # srun --label
     re.compile(r"^\[[a-z]+(\d+)\]:"),  # torchrun --tee
-    re.compile(r"\brank[ =:]+(\d+)\b", re.IGNORECASE),
+    _RANK_IN_TEXT,
 )
 _HOST = (
     re.compile(r"^(?:\[\S+\] |<\d+>)?\w{3} +\d+ [\d:]{8} ([\w.-]+) \S+:"),  # syslog
@@ -84,7 +87,7 @@ def rank_of_line(line: str) -> str | None:
     for pattern in _RANK:
         found = pattern.search(line)
         if found is not None:
-            return found[1]
+            return None if pattern is _RANK_IN_TEXT and _OF_MEMORY.search(line) else found[1]
     return None
 
 

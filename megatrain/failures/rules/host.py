@@ -160,6 +160,17 @@ CRASHES: tuple[Rule, ...] = (
                 + r"|\[(?P<host3>[\w.-]+):\d+(?::\d+)*\] (?:\*\*\* process received|caught signal)",
     ),
     rule(
+        "task-crashed", Label.SEGFAULT, CRASH,
+        "srun: error & bus error", "srun: error & illegal instruction", "srun: error & floating point exception",
+        "srun: error & trace/breakpoint trap",
+        pattern=_SRUN + r"(?:bus error|illegal instruction|floating point exception|trace/breakpoint trap)",
+        culprit=_SRUN_NAMED,
+    ),
+    rule(
+        "task-exited", Label.USER_CODE, EXIT_CODE + 2, "srun: error & exited with exit code",
+        pattern=_SRUN + r"exited with exit code [12]\b(?!\d)", culprit=_SRUN_NAMED,
+    ),
+    rule(
         "shell-reports-crash", Label.SEGFAULT, CRASH,
         "bus error", "segmentation fault", "illegal instruction", "floating point exception",
         "trace/breakpoint trap", "bad system call",
@@ -188,6 +199,7 @@ CRASHES: tuple[Rule, ...] = (
                 r"(?:exit ?_?code|exit status)s?\W*(?:-6|134)\b|terminate called (?:without|after throwing)|"
                 + _SHELL_JOB + r"aborted|" + _SRUN + r"aborted",
         unless=r"(?:DistBackendError|c10::Error|std::runtime_error|gloo|NCCL|python_error)",
+        culprit=_SRUN_NAMED,
     ),
 )  # fmt: skip
 

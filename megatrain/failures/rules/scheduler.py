@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from megatrain.failures.rule import Rule, rule
 from megatrain.failures.verdict import Label
-from megatrain.failures.weights import ENDED_BY_OTHERS, SIGNAL_FROM_OUTSIDE
+from megatrain.failures.weights import ENDED_BY_OTHERS, EXIT_CODE, SIGNAL_FROM_OUTSIDE
 
 RULES: tuple[Rule, ...] = (
     rule(
         "slurm-ended", Label.PREEMPTION, ENDED_BY_OTHERS,
-        "due to time limit", "due to preemption", "due to node failure", "slurmstepd: error: *** & cancelled at",
+        "due to time limit", "due to preemption", "due to node failure",
         "job & has been requeued", "due to job requeue", "requeued due to", "cancelled by & slurm",
         "state=preempted", "state=timeout", "job & preempted", "job & timelimit", "job reached time limit",
         "node_fail", "due to node_fail", "node failure on", "aborting job & signal & time limit",
@@ -18,6 +18,11 @@ RULES: tuple[Rule, ...] = (
         "sigusr & time limit", "about to reach its time limit", "requeueing job", "scontrol requeue",
         culprit=r"\bon (?P<host>[\w.-]+) (?:cancelled|failed)|node failure on (?P<host2>[\w.-]+)|"
                 r"(?P<host3>[\w.-]+) failed",
+    ),
+    # By hand, or because a task failed: a task's own line before it is the cause, one after it the consequence.
+    rule(
+        "slurm-cancelled", Label.PREEMPTION, EXIT_CODE + 2, "slurmstepd: error: *** & cancelled at",
+        unless=r"due to (?:time limit|preemption|node failure|job requeue)", names_own_rank=False,
     ),
     rule(
         "pod-evicted", Label.PREEMPTION, ENDED_BY_OTHERS,

@@ -119,7 +119,20 @@ def test_an_exceptions_name_in_a_sentence_is_no_exception() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "rank"), [("[rank12]: x", "12"), ("7: x", "7"), ("[1,4]<stdout>x", "4"), ("[Rank 5] x", "5"), ("x", None)]
+    ("line", "rank"),
+    [
+        ("[rank12]: x", "12"),
+        ("7: x", "7"),
+        ("[1,4]<stdout>x", "4"),
+        ("[Rank 5] x", "5"),
+        ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD", "3"),
+        ("x", None),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0 (channel:1 slot:0 rank:3 row:0x1)", None),
+        ("mcelog: Hardware event. rank 1 of a module", None),
+        ("kernel: EDAC sbridge MC1: socket:1 ha:0 channel_mask:1 rank:1", None),
+        ("Memory | Uncorrectable ECC | DIMM_A1 rank 0", None),
+        ("[rank2]: EDAC MC0: rank:3", "2"),
+    ],
 )
 def test_rank_of_a_line(line: str, rank: str | None) -> None:
     assert rank_of_line(line) == rank

@@ -75,6 +75,41 @@ CASES = [
 ]
 
 
+CANCELLED = "slurmstepd: error: *** STEP 88.0 ON gpu-[1-4] CANCELLED AT 2026-01-02T03:04:05 ***"
+TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nKeyError: 1'
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "label", "culprit"),
+    [
+        ("srun: error: gpu-3: task 3: Bus error (core dumped)", "", "segfault", "gpu-3 rank 3"),
+        ("srun: error: gpu-3: task 3: Bus error", "", "segfault", "gpu-3 rank 3"),
+        ("srun: error: gpu-3: task 3: Segmentation fault", "", "segfault", "gpu-3 rank 3"),
+        ("srun: error: gpu-3: task 3: Illegal instruction", "", "segfault", "gpu-3 rank 3"),
+        ("srun: error: gpu-3: task 3: Aborted (core dumped)", "", "segfault", "gpu-3 rank 3"),
+        ("srun: error: gpu-3: task 3: Killed", "", "host_oom", "gpu-3 rank 3"),
+        ("srun: error: gpu-3: task 3: Exited with exit code 1", "", "user_code", "gpu-3 rank 3"),
+        (f"{TRACEBACK}\nsrun: error: gpu-3: task 3: Exited with exit code 1", "", "user_code", None),
+        ("", "srun: error: gpu-1: tasks 0-7: Terminated", "preemption", None),
+        ("", "srun: error: gpu-1: task 0: Killed", "preemption", None),
+        ("", "", "preemption", None),
+    ],
+)
+def test_a_cancelled_step_is_a_consequence_of_a_task_that_failed_before(
+    before: str, after: str, label: str, culprit: str | None
+) -> None:
+    verdict = classify("\n".join(filter(None, [before, CANCELLED, after])))
+    assert (verdict.label, verdict.culprit) == (label, culprit)
+
+
+@pytest.mark.parametrize("reason", ["TIME LIMIT", "PREEMPTION", "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"])
+def test_a_step_that_the_scheduler_ended_outweighs_how_its_tasks_ended(reason: str) -> None:
+    end = CANCELLED.replace("05 ***", f"05 DUE TO {reason} ***")
+    assert classify(f"srun: error: gpu-3: task 3: Killed\n{end}").label == "preemption"
+    failed = CANCELLED.replace("05 ***", "05 DUE TO TASK FAILURE ***")
+    assert classify(f"srun: error: gpu-3: task 3: Killed\n{failed}").label == "host_oom"
+
+
 @pytest.mark.parametrize(("line", "label", "action"), CASES)
 def test_line_is_known(line: str, label: str, action: str) -> None:
     verdict = classify(line)
