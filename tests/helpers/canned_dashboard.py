@@ -19,12 +19,15 @@ from urllib.parse import urlsplit
 from megatrain_diagnostics.dashboard.actions.document import ActionAnswer, ActionRequest
 from megatrain_diagnostics.dashboard.api.live.document import LiveDocument
 from megatrain_diagnostics.dashboard.api.notes.document import NoteRequest
+from megatrain_diagnostics.dashboard.api.session.document import SessionDocument
 from megatrain_diagnostics.dashboard.assets import Asset, installed_assets
 from megatrain_diagnostics.dashboard.responses.document import Document, ErrorDocument
 from megatrain_diagnostics.dashboard.security.headers import SECURITY_HEADERS
+from megatrain_diagnostics.dashboard.security.sessions import PAGE_SECRET_HEADER
 from tests.helpers.canned_job import NOW_S, STEP
 
 _TICK_S = 0.05
+_PAGE_SECRET = "a-secret-of-the-page"
 _PREFIX = "/api/v1/"
 TOPICS = ("overview", "series", "heat", "grid", "stragglers", "incidents", "hosts", "checkpoints", "logs", "timeline")
 
@@ -120,7 +123,8 @@ class _Handler(BaseHTTPRequestHandler):
             if body["token"] != canned.token:
                 self._refuse(401, "unauthorized", "This token is not known.")
                 return
-            self._send(200, b'{"role": "viewer", "ends_unix_s": 2000000000}', "application/json", cookie="session=yes")
+            session = SessionDocument(role="viewer", ends_unix_s=2_000_000_000, page_secret=_PAGE_SECRET)
+            self._send(200, session.model_dump_json().encode(), "application/json", cookie="session=yes")
             return
         if self.path == f"{_PREFIX}notes":
             canned.notes.append(NoteRequest.model_validate(body))
@@ -142,7 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(204, b"", "application/json", cookie="session=; Max-Age=0")
 
     def _is_known(self) -> bool:
-        return not self.dashboard.token or "session=yes" in self.headers.get("Cookie", "")
+        has_cookie = "session=yes" in self.headers.get("Cookie", "")
+        return not self.dashboard.token or (has_cookie and self.headers.get(PAGE_SECRET_HEADER) == _PAGE_SECRET)
 
     def _file(self, name: str) -> None:
         asset = self.files.get(name)

@@ -114,10 +114,14 @@ def served(
     handler: ActionHandler | None = None,
     more: Sequence[APIRouter] = (),
     source: MadeUpJob | None = None,
+    files: Mapping[str, Asset] = FILES,
 ) -> Iterator[Served]:
-    """Run a server at any free port until the end of the block. `more`: routes at the very front, of the test's own."""
+    """Run a server at any free port until the end of the block. `more`: routes at the very front, of the test's own.
+
+    `files`: of the page.
+    """
     source = source or MadeUpJob(RunDirectory(directory))
-    dashboard = make_app(source, settings, handler, files=FILES)
+    dashboard = make_app(source, settings, handler, files=files)
     for router in more:
         dashboard.app.include_router(router)
         dashboard.app.router.routes.insert(0, dashboard.app.router.routes.pop())
@@ -226,6 +230,14 @@ def read_rest(client: socket.socket) -> bytes:
 
 def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
+
+
+def session_headers(login: Reply) -> dict[str, str]:
+    """Return what a page sends of a session after its login: the cookie, and the page secret."""
+    return {
+        "Cookie": login.headers["set-cookie"].partition(";")[0],
+        "X-Megatrain-Session": login.json["page_secret"],
+    }
 
 
 def from_page(port: int) -> dict[str, str]:

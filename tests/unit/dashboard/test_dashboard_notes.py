@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,17 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.notes import MAX_AN_HOUR, Author, NoteWriter, read_notes
 from megatrain_diagnostics.dashboard.actions.handler import ActionHandler
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from tests.helpers.dashboard_server import OPERATOR_TOKEN, VIEWER_TOKEN, MadeUpJob, Reply, Served, ask, bearer, served
+from tests.helpers.dashboard_server import (
+    OPERATOR_TOKEN,
+    VIEWER_TOKEN,
+    MadeUpJob,
+    Reply,
+    Served,
+    ask,
+    bearer,
+    served,
+    session_headers,
+)
 
 JSON = {"Content-Type": "application/json"}
 SETTINGS = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, operator_token=OPERATOR_TOKEN)
@@ -106,16 +115,16 @@ def test_another_page_writes_nothing_with_a_browsers_session(page: Page) -> None
     own = {**JSON, "Origin": f"http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin", "X-Megatrain-Request": "1"}
     login = ask(port, "/api/v1/session", own, method="POST", body=body)
     assert login.status in (200, 204), login.body
-    cookie = {"Cookie": re.split(";", login.headers["set-cookie"])[0]}
+    session = session_headers(login)
     note = json.dumps({"text": "not mine", "idempotency_key": "key-00000001"}).encode()
     for foreign in (
         {"Origin": "https://evil.example"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Origin": f"http://127.0.0.1:{port}", "X-Megatrain-Request": ""},
     ):
-        ask(port, "/api/v1/notes", {**own, **cookie, **foreign}, method="POST", body=note).assert_refused(403)
+        ask(port, "/api/v1/notes", {**own, **session, **foreign}, method="POST", body=note).assert_refused(403)
     assert page.texts() == []
-    assert ask(port, "/api/v1/notes", {**own, **cookie}, method="POST", body=note).status == 200
+    assert ask(port, "/api/v1/notes", {**own, **session}, method="POST", body=note).status == 200
 
 
 @pytest.mark.slow(kept=["body9-413-"])

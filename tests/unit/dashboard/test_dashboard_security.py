@@ -27,6 +27,7 @@ from tests.helpers.dashboard_server import (
     bearer,
     from_page,
     served,
+    session_headers,
 )
 
 LIMITS = Limits(max_wrong_tokens=3)
@@ -91,9 +92,30 @@ def test_without_a_token_nothing_is_reported(locked: Served, headers: Mapping[st
 
 def test_a_token_is_refused_even_beside_a_session(locked: Served) -> None:
     login = ask(locked.port, "/api/v1/session", from_page(locked.port), method="POST", body=login_body(VIEWER_TOKEN))
-    cookie = login.headers["set-cookie"].partition(";")[0]
-    assert ask(locked.port, JOB_PATH, {"Cookie": cookie}).status == 200
-    ask(locked.port, JOB_PATH, {"Cookie": cookie} | bearer("guessed")).assert_refused(401)
+    session = session_headers(login)
+    assert ask(locked.port, JOB_PATH, session).status == 200
+    ask(locked.port, JOB_PATH, session | bearer("guessed")).assert_refused(401)
+
+
+def test_the_cookie_alone_reads_and_does_nothing(locked: Served) -> None:
+    """A browser sends it to the servers of all ports of this host; one of them replays it with forged headers."""
+    login = ask(locked.port, "/api/v1/session", from_page(locked.port), method="POST", body=login_body(OPERATOR_TOKEN))
+    session = session_headers(login)
+    other = ask(locked.port, "/api/v1/session", from_page(locked.port), method="POST", body=login_body(OPERATOR_TOKEN))
+    cookie = {"Cookie": session["Cookie"]}
+    for stolen in (
+        cookie,
+        cookie | {"X-Megatrain-Session": ""},
+        cookie | {"X-Megatrain-Session": session_headers(other)["X-Megatrain-Session"]},
+        cookie | {"X-Megatrain-Session": session["Cookie"].rpartition(".")[2]},
+        {"X-Megatrain-Session": session["X-Megatrain-Session"]},
+    ):
+        forged = from_page(locked.port) | stolen
+        for path in (JOB_PATH, "/api/v1/live", "/api/v1/audit"):
+            ask(locked.port, path, forged).assert_refused(401)
+        ask(locked.port, "/api/v1/actions", forged, method="POST", body=action()).assert_refused(401)
+        ask(locked.port, "/api/v1/session", forged, method="DELETE")
+        assert ask(locked.port, JOB_PATH, session).status == 200, "nobody else ends the session"
 
 
 def login_body(token: str) -> bytes:
@@ -163,7 +185,7 @@ def test_a_page_of_ours_comes_to_the_action(page: Served) -> None:
     with served(page.source.run.root, settings) as server:
         token = json.dumps({"token": OPERATOR_TOKEN}).encode()
         signed_in = ask(server.port, "/api/v1/session", from_page(server.port), method="POST", body=token)
-        headers = from_page(server.port) | {"Cookie": signed_in.headers["set-cookie"].partition(";")[0]}
+        headers = from_page(server.port) | session_headers(signed_in)
         reply = ask(server.port, "/api/v1/actions", headers, method="POST", body=action())
         reply.assert_refused(403, "nothing to act on")
 

@@ -16,7 +16,16 @@ import pytest
 from megatrain_diagnostics.dashboard.security.roles import Role
 from megatrain_diagnostics.dashboard.security.sessions import Sessions
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
-from tests.helpers.dashboard_server import OPERATOR_TOKEN, VIEWER_TOKEN, Reply, Served, ask, from_page, served
+from tests.helpers.dashboard_server import (
+    OPERATOR_TOKEN,
+    VIEWER_TOKEN,
+    Reply,
+    Served,
+    ask,
+    from_page,
+    served,
+    session_headers,
+)
 
 SETTINGS = DashboardSettings(
     port=0,
@@ -49,9 +58,11 @@ def test_a_token_becomes_a_session(locked: Served, token: str, role: str) -> Non
     reply.assert_secured()
     assert reply.json["role"] == role
     told = reply.headers["set-cookie"]
+    assert reply.json["page_secret"] not in told
     assert re.fullmatch(r"megatrain-[0-9a-f]{12}=[^;]+; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict", told)
     assert token not in told
-    job = ask(locked.port, JOB_PATH, {"Cookie": f"other=1; {cookie_of(reply)}"}).json
+    session = session_headers(reply)
+    job = ask(locked.port, JOB_PATH, session | {"Cookie": f"other=1; {session['Cookie']}"}).json
     assert (job["role"], job["has_session"]) == (role, True)
 
 
@@ -64,10 +75,10 @@ def test_logging_out_takes_the_cookie_away(locked: Served) -> None:
 
 
 def test_a_copy_of_a_cookie_ends_with_its_session(locked: Served) -> None:
-    ours, others = cookie_of(log_in(locked.port, VIEWER_TOKEN)), cookie_of(log_in(locked.port, VIEWER_TOKEN))
-    ask(locked.port, "/api/v1/session", from_page(locked.port) | {"Cookie": ours}, method="DELETE")
-    ask(locked.port, JOB_PATH, {"Cookie": ours}).assert_refused(401)
-    assert ask(locked.port, JOB_PATH, {"Cookie": others}).status == 200
+    ours, others = (session_headers(log_in(locked.port, VIEWER_TOKEN)) for _ in range(2))
+    ask(locked.port, "/api/v1/session", from_page(locked.port) | ours, method="DELETE")
+    ask(locked.port, JOB_PATH, ours).assert_refused(401)
+    assert ask(locked.port, JOB_PATH, others).status == 200
 
 
 def test_the_name_of_the_cookie_is_no_quick_test_of_a_guess() -> None:
@@ -102,34 +113,36 @@ def value_of(cookie: str) -> str:
 
 def test_a_session_holds_until_it_ends() -> None:
     sessions = Sessions(SETTINGS)
-    cookie = sessions.new_cookie(Role.VIEWER, NOW_S, is_secure=False).partition(";")[0]
-    found = sessions.session_of(cookie, NOW_S + 43_199)
+    cookie, secret = sessions.new_session(Role.VIEWER, NOW_S, is_secure=False)
+    cookie = cookie.partition(";")[0]
+    found = sessions.session_of(cookie, secret, NOW_S + 43_199)
     assert found is not None
     assert (found.role, found.ends_unix_s) == (Role.VIEWER, int(NOW_S) + 43_200)
-    assert sessions.session_of(cookie, NOW_S + 43_200) is None
+    assert sessions.session_of(cookie, secret, NOW_S + 43_200) is None
 
 
 def test_a_session_survives_the_server_and_ends_with_its_token() -> None:
-    cookie = Sessions(SETTINGS).new_cookie(Role.OPERATOR, NOW_S, is_secure=False).partition(";")[0]
-    again = Sessions(SETTINGS).session_of(cookie, NOW_S)
+    cookie, secret = Sessions(SETTINGS).new_session(Role.OPERATOR, NOW_S, is_secure=False)
+    again = Sessions(SETTINGS).session_of(cookie.partition(";")[0], secret, NOW_S)
     assert again is not None
     assert again.role is Role.OPERATOR
     changed = replace(SETTINGS, operator_token="another-token-of-the-tests")
     renamed = f"{changed.cookie_name}={value_of(cookie)}"
-    assert Sessions(changed).session_of(renamed, NOW_S) is None
+    assert Sessions(changed).session_of(renamed, secret, NOW_S) is None
     without = replace(SETTINGS, operator_token="")
-    assert Sessions(without).session_of(f"{without.cookie_name}={value_of(cookie)}", NOW_S) is None
+    assert Sessions(without).session_of(f"{without.cookie_name}={value_of(cookie)}", secret, NOW_S) is None
 
 
 def test_what_is_not_signed_is_no_session() -> None:
     sessions, name = Sessions(SETTINGS), SETTINGS.cookie_name
-    value = value_of(sessions.new_cookie(Role.VIEWER, NOW_S, is_secure=False))
+    cookie, secret = sessions.new_session(Role.VIEWER, NOW_S, is_secure=False)
+    value = value_of(cookie)
     version, role, ends, nonce, signature = value.split(".")
     forged = [
         f"{version}.operator.{ends}.{nonce}.{signature}",
         f"{version}.{role}.{int(ends) + 1}.{nonce}.{signature}",
         f"{version}.{role}.{ends}.00000000.{signature}",
-        f"2.{role}.{ends}.{nonce}.{signature}",
+        f"1.{role}.{ends}.{nonce}.{signature}",
         f"{version}.{role}.{ends}.{nonce}.{signature[:-1]}0" + ("1" if signature.endswith("0") else ""),
         f"{version}.{role}.{ends}.{nonce}.",
         f"{version}.{role}.{ends}.{nonce}",
@@ -140,15 +153,18 @@ def test_what_is_not_signed_is_no_session() -> None:
         "x" * 100_000,
     ]
     for wrong in forged:
-        assert sessions.session_of(f"{name}={wrong}", NOW_S) is None, wrong
-    assert sessions.session_of(f"{name}={value}", NOW_S) is not None
+        assert sessions.session_of(f"{name}={wrong}", secret, NOW_S) is None, wrong
+    for wrong in ("", secret[:-1], secret + "0", "\u00e9", "x" * 100_000):
+        assert sessions.session_of(f"{name}={value}", wrong, NOW_S) is None, wrong
+    assert sessions.session_of(f"{name}={value}", secret, NOW_S) is not None
 
 
 def test_a_cookie_beside_ours_does_not_hide_it() -> None:
     """Another server of this machine, at another port, may set what it likes."""
     sessions = Sessions(SETTINGS)
-    ours = sessions.new_cookie(Role.VIEWER, NOW_S, is_secure=False).partition(";")[0]
-    assert sessions.session_of(f"{SETTINGS.cookie_name}=tossed; a=b=c; =; {ours}; x", NOW_S) is not None
+    cookie, secret = sessions.new_session(Role.VIEWER, NOW_S, is_secure=False)
+    beside = f"{SETTINGS.cookie_name}=tossed; a=b=c; =; {cookie.partition(';')[0]}; x"
+    assert sessions.session_of(beside, secret, NOW_S) is not None
 
 
 def test_two_dashboards_of_one_machine_have_two_cookies() -> None:

@@ -1,8 +1,8 @@
 """Authenticate the caller from the headers and the address of a request. Pure except for the count of attempts.
 
-These are tried in order: the headers of a trusted proxy, a bearer token, a session cookie; where the page is open, the
-caller is anonymous. A wrong token is refused even if the cookie is valid. Proxy headers from other addresses are
-ignored.
+These are tried in order: the headers of a trusted proxy, a bearer token, a session (cookie and page secret); where the
+page is open, the caller is anonymous. A wrong token is refused even if the session is valid. Proxy headers from other
+addresses are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megatrain.contracts.network_address import is_loopback
 from megatrain_diagnostics.dashboard.responses.errors import RefusalError, too_many
 from megatrain_diagnostics.dashboard.security.attempts import Attempts
 from megatrain_diagnostics.dashboard.security.roles import Caller, Proof, Role
-from megatrain_diagnostics.dashboard.security.sessions import Sessions
+from megatrain_diagnostics.dashboard.security.sessions import PAGE_SECRET_HEADER, Sessions
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 
 _MAX_NAME_CHARACTERS = 128
@@ -48,7 +48,8 @@ class Authenticator:
             if scheme.lower() == "bearer":
                 role = self.role_of_token(token.strip(), address, now_s)
                 return Caller(f"token-{role}", role, Proof.TOKEN, address)
-        session = self.sessions.session_of(headers.get("cookie", ""), now_s)
+        secret = headers.get(PAGE_SECRET_HEADER, "")
+        session = self.sessions.session_of(headers.get("cookie", ""), secret, now_s)
         return Caller(session.user, session.role, Proof.SESSION, address) if session is not None else None
 
     def role_of_token(self, token: str, address: str, now_s: float) -> Role:

@@ -21,6 +21,7 @@ from megatrain_diagnostics.dashboard.security.authenticator import Authenticator
 from megatrain_diagnostics.dashboard.security.headers import secured
 from megatrain_diagnostics.dashboard.security.origins import REQUEST_HEADER, SAFE_METHODS, Origins
 from megatrain_diagnostics.dashboard.security.roles import SCOPE_KEY
+from megatrain_diagnostics.dashboard.security.sessions import PAGE_SECRET_HEADER
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 
 API = "/api/"
@@ -32,6 +33,7 @@ _OF_JOB = re.compile(r"/jobs/([^/]+)(/.*)", re.DOTALL)
 _SINGLE = (
     "host", "authorization", "content-length", "content-type", "transfer-encoding", "origin", "sec-fetch-site",
     "sec-fetch-mode", "sec-fetch-dest", "x-forwarded-proto", "if-none-match", "last-event-id", REQUEST_HEADER,
+    PAGE_SECRET_HEADER,
 )  # fmt: skip
 _logger = logging.getLogger(__name__)
 _MAX_DIGITS = 9

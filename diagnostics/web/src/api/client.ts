@@ -3,6 +3,7 @@
 
 import { signal } from "@preact/signals";
 
+import { rootPath } from "../app/place";
 import type { ErrorDocument } from "./documents";
 
 export type Query = Record<string, string | number | boolean | null | undefined>;
@@ -56,7 +57,7 @@ export function forgetAnswers(): void {
   kept.clear();
 }
 
-/** Return the URL of a resource of the API, for links and downloads. Null, undefined and empty values are left out. */
+/** Return the URL of a resource of the API. Null, undefined and empty values are left out. */
 export function apiUrl(path: string, query: Query = {}): string {
   const params = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
@@ -80,10 +81,28 @@ async function refusal(response: Response): Promise<ApiError> {
   return new ApiError(response.status, typeof body.error === "string" ? body.error : "unavailable", text);
 }
 
-async function request(url: string, init: RequestInit): Promise<Response> {
+// Browsers separate this store by origin, port included; cookies they send to every port of a host.
+const SECRET_KEY = `megatrain-session:${rootPath}`;
+
+/** Keep the page secret of a session; null removes it. */
+export function keepPageSecret(secret: string | null): void {
+  if (secret === null) {
+    window.localStorage.removeItem(SECRET_KEY);
+  } else {
+    window.localStorage.setItem(SECRET_KEY, secret);
+  }
+}
+
+/** Send a request with the page secret and return the answer. Throws ApiError, or AbortError. */
+export async function request(url: string, init: RequestInit): Promise<Response> {
   let response: Response;
+  const headers = new Headers(init.headers);
+  const secret = window.localStorage.getItem(SECRET_KEY);
+  if (secret !== null) {
+    headers.set("X-Megatrain-Session", secret);
+  }
   try {
-    response = await fetch(url, { credentials: "same-origin", cache: "no-store", ...init });
+    response = await fetch(url, { credentials: "same-origin", cache: "no-store", ...init, headers });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") {
       throw error;
@@ -128,6 +147,17 @@ export async function getJson<T>(path: string, query: Query = {}, signalToStop?:
 export async function getArrays(path: string, query: Query = {}, signalToStop?: AbortSignal): Promise<ArrayBuffer> {
   const accept = "application/x-megatrain-arrays";
   return (await get(apiUrl(path, query), accept, (answer) => answer.arrayBuffer(), signalToStop)) as ArrayBuffer;
+}
+
+/** Save an answer as a file, under the name that the server gives it. A link would not send the page secret. */
+export async function download(url: string): Promise<void> {
+  const response = await request(url, {});
+  const name = /filename="?([^";]+)"?/.exec(response.headers.get("Content-Disposition") ?? "")?.[1];
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await response.blob());
+  link.download = name ?? new URL(url).pathname.split("/").at(-1) ?? "download";
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
 /** Send a body and read the answer; null if it is empty. The server accepts such requests only from its own page. */

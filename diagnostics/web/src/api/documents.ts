@@ -807,6 +807,7 @@ export interface RunbooksDocument {
 export interface SessionDocument {
   role: "viewer" | "operator";
   ends_unix_s: number;
+  page_secret: string;
 }
 
 export interface FindingDocument {

@@ -1,13 +1,12 @@
 // One stream of events from the server. Each event lists the version of every topic; a visible view then reads its data again.
-// EventSource stops reconnecting at the first error answer, so reconnection is done here: the delay doubles up to ten
-// seconds, and a retry is immediate when the page becomes visible or the network returns. A browser opens at most six
+// Reconnection: the delay doubles up to ten seconds, and a retry is immediate when the page becomes visible or the network returns. A browser opens at most six
 // connections to a server for all its pages together, so a hidden page closes its stream and polls the job's state.
 
 import { effect, signal } from "@preact/signals";
 
-import { apiUrl, forgetAnswers, getJson, isSignedOut } from "./client";
-import type { JobDocument, JobsDocument, LiveDocument } from "./documents";
-import { isList } from "../app/place";
+import { forgetAnswers, isSignedOut } from "./client";
+import type { LiveDocument } from "./documents";
+import { readEvents } from "./event_stream";
 
 export type Connection = "connecting" | "live" | "reconnecting" | "recorded";
 
@@ -34,7 +33,7 @@ const SILENCE_MS = 45_000;
 const UNSEEN_MS = 5000;
 const UNSEEN_PERIOD_MS = 30_000;
 
-let source: EventSource | null = null;
+let source: AbortController | null = null;
 let timer = 0;
 let unseenTimer = 0;
 let waitMs = FIRST_WAIT_MS;
@@ -83,7 +82,7 @@ function take(text: string): void {
 
 function close(): void {
   window.clearTimeout(timer);
-  source?.close();
+  source?.abort();
   source = null;
 }
 
@@ -105,29 +104,24 @@ function retry(): void {
   waitMs = Math.min(waitMs * 2, LONGEST_WAIT_MS);
 }
 
-async function probe(): Promise<void> {
-  // EventSource does not expose the status of an error answer; a normal request does: a 401 shows the sign-in page.
-  try {
-    await getJson<JobDocument | JobsDocument>(isList ? "jobs" : "job");
-  } catch {
-    return;
-  }
-}
-
 function open(): void {
   close();
   if (isSignedOut.peek()) {
     return;
   }
-  const opened = new EventSource(apiUrl("live"));
+  const opened = new AbortController();
   source = opened;
-  opened.addEventListener("change", (event) => take((event as MessageEvent<string>).data));
-  opened.onerror = () => {
-    if (source === opened) {
-      retry();
-      void probe();
+  const takeChange = (name: string, data: string): void => {
+    if (name === "change" && source === opened) {
+      take(data);
     }
   };
+  const onEnd = (): void => {
+    if (source === opened) {
+      retry();
+    }
+  };
+  void readEvents("live", takeChange, opened.signal).then(onEnd, onEnd);
 }
 
 function leave(): void {

@@ -1,8 +1,9 @@
-// Signing in and out: a token is exchanged for a cookie that scripts cannot read.
+// Signing in and out: a token is exchanged for a cookie that scripts cannot read, and for a secret that other ports cannot.
 
 import { signal } from "@preact/signals";
 
-import { forgetAnswers, isSignedOut, send } from "../api/client";
+import { forgetAnswers, isSignedOut, keepPageSecret, send } from "../api/client";
+import type { SessionDocument } from "../api/documents";
 import { epoch } from "../api/live";
 import { job, overview, readJob } from "./job";
 import { isList } from "./place";
@@ -13,7 +14,8 @@ export const isSigningIn = signal(false);
 export async function signIn(token: string): Promise<void> {
   isSigningIn.value = true;
   try {
-    await send("POST", "session", { token });
+    const session = await send<SessionDocument>("POST", "session", { token });
+    keepPageSecret(session?.page_secret ?? null);
     forgetAnswers();
     isSignedOut.value = false;
     await readAgain();
@@ -24,6 +26,7 @@ export async function signIn(token: string): Promise<void> {
 
 export async function signOut(): Promise<void> {
   await send("DELETE", "session");
+  keepPageSecret(null);
   forgetAnswers();
   job.value = null;
   overview.value = null;

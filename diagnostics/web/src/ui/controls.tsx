@@ -1,8 +1,9 @@
-// Small controls: radio group, select, text field, switch, copy button.
+// Small controls: radio group, select, text field, switch, copy and download buttons.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 
+import { asApiError, download } from "../api/client";
 import { flushLocation } from "../app/location";
 
 export interface Option {
@@ -158,5 +159,40 @@ export function CopyButton({ text, children }: CopyButtonProps): JSX.Element {
         {message}
       </span>
     </button>
+  );
+}
+
+interface DownloadButtonProps {
+  /** A resource of the API. */
+  url: string;
+  children: ComponentChildren;
+}
+
+/** Saves a resource of the API as a file. Shows the reason if the server refuses. */
+export function DownloadButton({ url, children }: DownloadButtonProps): JSX.Element {
+  const [isBusy, setIsBusy] = useState(false);
+  const [problem, setProblem] = useState("");
+  const save = async (): Promise<void> => {
+    setIsBusy(true);
+    setProblem("");
+    try {
+      await download(url);
+    } catch (error) {
+      setProblem(asApiError(error).message);
+    } finally {
+      setIsBusy(false);
+    }
+  };
+  return (
+    <>
+      <button type="button" class="button small" disabled={isBusy} onClick={() => void save()}>
+        {children}
+      </button>
+      {problem === "" ? null : (
+        <span class="section-note" role="alert">
+          {problem}
+        </span>
+      )}
+    </>
   );
 }

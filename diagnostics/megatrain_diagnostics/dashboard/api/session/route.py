@@ -1,4 +1,5 @@
-"""POST /session exchanges a token for a cookie, and DELETE /session removes the cookie: a browser logs in and out."""
+"""POST /session exchanges a token for a cookie and a page secret, and DELETE /session ends both: a browser logs in and
+out."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from megatrain_diagnostics.dashboard.responses.document import Document
 from megatrain_diagnostics.dashboard.responses.errors import conflict
 from megatrain_diagnostics.dashboard.security.authenticator import Authenticator
 from megatrain_diagnostics.dashboard.security.guard import IS_SECURE_KEY
+from megatrain_diagnostics.dashboard.security.sessions import PAGE_SECRET_HEADER
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 
 
@@ -37,16 +39,19 @@ def router(settings: DashboardSettings, authenticator: Authenticator, clock: Cal
         address = request.client.host if request.client is not None else ""
         now_s = clock()
         role = authenticator.role_of_token(login.token, address, now_s)
-        response = document_response(SessionDocument(role=role.value, ends_unix_s=int(now_s + settings.session_s)))
         is_secure = bool(request.scope[IS_SECURE_KEY])
-        response.headers["set-cookie"] = authenticator.sessions.new_cookie(role, now_s, is_secure=is_secure)
+        cookie, secret = authenticator.sessions.new_session(role, now_s, is_secure=is_secure)
+        ends_unix_s = int(now_s + settings.session_s)
+        response = document_response(SessionDocument(role=role.value, ends_unix_s=ends_unix_s, page_secret=secret))
+        response.headers["set-cookie"] = cookie
         return response
 
     @routes.delete("/session", status_code=204)
     async def log_out(request: Request) -> Response:
         """End this browser's session and delete its cookie."""
         cookies, is_secure = request.headers.get("cookie", ""), bool(request.scope[IS_SECURE_KEY])
-        ended = authenticator.sessions.end_cookie(cookies, clock(), is_secure=is_secure)
+        secret = request.headers.get(PAGE_SECRET_HEADER, "")
+        ended = authenticator.sessions.end_session(cookies, secret, clock(), is_secure=is_secure)
         return Response(status_code=204, headers={"set-cookie": ended})
 
     return routes

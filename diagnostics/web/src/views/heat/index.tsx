@@ -11,7 +11,7 @@ import { RoundSelect } from "../../app/round_select";
 import { isWholeRun } from "../../app/range";
 import { hrefOf, setParams, useNumberParam } from "../../app/location";
 import type { HeatPicture } from "../../canvas/heat-picture";
-import { CopyButton, Segmented, Select } from "../../ui/controls";
+import { CopyButton, DownloadButton, Segmented, Select } from "../../ui/controls";
 import { countOf, countText } from "../../ui/format";
 import { ViewHead } from "../../ui/section";
 import { EmptyState, ErrorState, Skeleton } from "../../ui/states";
@@ -120,9 +120,7 @@ export function HeatView(): JSX.Element {
     <>
       <ViewHead title="Heat map" note={noteOf(picture)}>
         <RoundSelect />
-        <a class="button small" href={apiUrl("heat.csv", query)} download="">
-          CSV
-        </a>
+        <DownloadButton url={apiUrl("heat.csv", query)}>CSV</DownloadButton>
         <CopyButton text={() => window.location.href}>Copy link</CopyButton>
       </ViewHead>
       <Controls choice={choice} />

@@ -15,7 +15,7 @@ import { hrefOf, setParams } from "../../app/location";
 import {
   findSlices, idealPicture, inOrderOfTime, parseSearch, timelinePicture, type IdealPicture, type TimelinePicture,
 } from "../../canvas/timeline-picture";
-import { CopyButton, Select, Switch, TextField } from "../../ui/controls";
+import { CopyButton, DownloadButton, Select, Switch, TextField } from "../../ui/controls";
 import { countOf, countText, durationText, timesText } from "../../ui/format";
 import { ViewHead } from "../../ui/section";
 import { EmptyState, ErrorState, Skeleton } from "../../ui/states";
@@ -55,9 +55,7 @@ function Handover({ choice }: { choice: TimelineChoice }): JSX.Element {
       <button type="button" class="button small" onClick={() => void open()}>
         Open in Perfetto
       </button>
-      <a class="button small" href={traceUrl} download="">
-        Trace
-      </a>
+      <DownloadButton url={traceUrl}>Trace</DownloadButton>
       <CopyButton text={() => window.location.href}>Copy link</CopyButton>
     </>
   );

@@ -1,6 +1,8 @@
 // "Open in Perfetto": opens a window of the configured Perfetto and sends it the trace once it answers. Perfetto's protocol:
 // it answers "PONG" to "PING", and accepts {perfetto: {buffer, title}}.
 
+import { request } from "../../api/client";
+
 const PING_MS = 100;
 const PATIENCE_MS = 20_000;
 
@@ -11,12 +13,7 @@ export async function openInPerfetto(perfettoUrl: string, traceUrl: string, titl
   if (opened === null) {
     throw new Error("The browser blocked the new window. Allow pop-ups for this page, or download the trace.");
   }
-  const trace = fetch(traceUrl, { credentials: "same-origin" }).then((answer) => {
-    if (!answer.ok) {
-      throw new Error(`The trace could not be read (status ${answer.status}).`);
-    }
-    return answer.arrayBuffer();
-  });
+  const trace = request(traceUrl, {}).then((answer) => answer.arrayBuffer());
   await Promise.all([answered(opened, origin), trace]);
   opened.postMessage({ perfetto: { buffer: await trace, title, keepApiOpen: false } }, origin);
 }
