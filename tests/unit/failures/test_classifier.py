@@ -127,7 +127,7 @@ def test_an_exceptions_name_in_a_sentence_is_no_exception() -> None:
         ("[Rank 5] x", "5"),
         ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD", "3"),
         ("x", None),
-        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0 (channel:1 slot:0 rank:3 row:0x1)", None),
+        ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0 (channel:1 slot:0 rank:3 row:0x1)", None),
         ("mcelog: Hardware event. rank 1 of a module", None),
         ("kernel: EDAC sbridge MC1: socket:1 ha:0 channel_mask:1 rank:1", None),
         ("Memory | Uncorrectable ECC | DIMM_A1 rank 0", None),
