@@ -21,10 +21,9 @@ from typing import Any
 from benchmarks.bars import Bar, at_most
 from benchmarks.result import Result
 from benchmarks.throughput_ranks import ROOT, SINGLE, write_random_tokens
+from megatrain_launcher.commands.status import StatusCode
 
 ROUNDS = 7
-_ENDED = 5
-"""The exit code of `megatrain status` for a job that is over."""
 LARGE = "configs/megascale_175b.toml"
 DRY_RUN_BAR_S = 10.0
 HELP_BAR, STATUS_BAR = 6.0, 15.0
@@ -49,7 +48,7 @@ def run() -> Result:
             Command("python -c pass", ["-c", "pass"]),
             Command("megatrain --help", ["-m", "megatrain", "--help"]),
             Command("megatrain status, finished run", ["-m", "megatrain", "status", str(finished)],
-                    code=_ENDED),
+                    code=StatusCode.ENDED),
             Command("megatrain config check", ["-m", "megatrain", "config", "check", LARGE]),
             Command("megatrain config check --dry-run, 175B on 12,288 ranks",
                     ["-m", "megatrain", "config", "check", LARGE, "--dry-run"]),

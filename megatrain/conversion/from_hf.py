@@ -26,6 +26,7 @@ from megatrain.config.serialize import config_hash, section_toml
 from megatrain.config.toml_text import value_text
 from megatrain.config.train import TrainConfig
 from megatrain.contracts.branches import MAIN_BRANCH
+from megatrain.contracts.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.location import LocalLocation, Location
@@ -34,7 +35,7 @@ from megatrain.conversion.software import current_versions
 from megatrain.data.end_of_document import end_of_document, files_beside, tokenizer_config
 from megatrain.hf import HfModel, open_model
 from megatrain.hf.tensor_map import our_shapes
-from megatrain.hf.tokenizer_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, token_ids
+from megatrain.hf.tokenizer_files import token_ids
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 

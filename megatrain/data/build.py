@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.contracts.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from megatrain.contracts.errors import DataError
 from megatrain.data.corpus import Corpus, CorpusDocument, open_corpus
-from megatrain.data.end_of_document import TOKENIZER_CONFIG_NAME, tokenizer_config
+from megatrain.data.end_of_document import tokenizer_config
 from megatrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
-from megatrain.data.meta import META_NAME, TOKENIZER_NAME, DataMeta, SplitMeta
+from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
 from megatrain.data.output import new_directory
 from megatrain.data.summary import entropy_nats, token_counts
 from megatrain.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer

@@ -155,19 +155,27 @@ def _stdlib_files() -> list[_Found]:
 def _walk(root: Path, left_out: dict[str, list[Path]], without: Sequence[str] = ()) -> Iterator[Path]:
     """Yield the files under `root` in the order of their names, so that the order is the same on every file system.
 
-    Links to folders are followed, except to one that the path is in already. Folders named in `without` are left out.
+    Links to folders are followed, except to one that is read already, so that no document comes twice and no ring of
+    links is endless. Folders named in `without` are left out.
     """
+    entered = {os.path.realpath(root)}
 
     def refuse(error: OSError) -> None:
         raise unreadable(Path(error.filename), error) from error
 
     for folder, subfolders, names in os.walk(root, onerror=refuse, followlinks=True):
-        above = {os.path.realpath(parent) for parent in (Path(folder), *Path(folder).parents)}
-        rings = [Path(folder, name) for name in subfolders if os.path.realpath(Path(folder, name)) in above]
-        if rings:
-            left_out.setdefault("links to a folder that they are in", []).extend(sorted(rings))
-        entered = {name for name in subfolders if name not in without and Path(folder, name) not in rings}
-        subfolders[:] = sorted(entered)
+        chosen = []
+        # a folder before a link to it, so that it is read under its own name
+        for name in sorted(subfolders, key=lambda name: (Path(folder, name).is_symlink(), name)):
+            path = Path(folder, name)
+            if name in without:
+                continue
+            if os.path.realpath(path) in entered:
+                left_out.setdefault("folders that are read already", []).append(path)
+                continue
+            entered.add(os.path.realpath(path))
+            chosen.append(name)
+        subfolders[:] = sorted(chosen)
         for name in sorted(names):
             yield Path(folder, name)
 

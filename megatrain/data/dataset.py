@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megatrain.contracts.checkpoint_files import TOKENIZER_NAME
 from megatrain.contracts.errors import DataError
 from megatrain.data.digest import BLOCK_TOKENS, block_starts
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.meta import META_NAME, TOKENIZER_NAME, read_meta
+from megatrain.data.meta import META_NAME, read_meta
 from megatrain.data.tokenizer import has_tokenizers, load_tokenizer, read_tokenizer_file
 
 

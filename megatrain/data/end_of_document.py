@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from megatrain.contracts.checkpoint_files import TOKENIZER_CONFIG_NAME
 from megatrain.contracts.errors import DataError
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -20,7 +21,6 @@ KNOWN_NAMES = (
     "[EOS]",
 )
 """The token's name in GPT-2, Llama 3, Llama 2, Gemma, DeepSeek, Command R and Kimi K2, in the order of search."""
-TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 GENERATION_CONFIG_NAME = "generation_config.json"
 
 SmallFile = Callable[[str], bytes | None]

@@ -15,7 +15,6 @@ from typing import Any, get_type_hints
 from megatrain.contracts.errors import DataError
 
 META_NAME = "meta.json"
-TOKENIZER_NAME = "tokenizer.json"
 SCHEMA_VERSION = 1
 _FORMAT = "megatrain-data"
 _SCALARS: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,)}

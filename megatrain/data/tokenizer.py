@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatrain.contracts.checkpoint_files import TOKENIZER_CONFIG_NAME
 from megatrain.contracts.errors import DataError
 from megatrain.data.end_of_document import (
     END_OF_DOCUMENT,
     KNOWN_NAMES,
-    TOKENIZER_CONFIG_NAME,
     SmallFile,
     end_of_document,
     files_beside,

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from megatrain.config.model import ModelConfig
+from megatrain.contracts.checkpoint_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.families import family_for_export
 from megatrain.hf.output_directory import new_model_directory
 from megatrain.hf.tensor_map import HfTensor, our_shapes
-from megatrain.hf.tokenizer_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, TokenizerFile, special_tokens
+from megatrain.hf.tokenizer_files import TokenizerFile, special_tokens
 from megatrain.hf.weight_files import INDEX_NAME, index_json, shard_name, write_shard
 
 Dtype = Literal["fp32", "bf16", "fp16"]

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from megatrain.config.model import ModelConfig
+from megatrain.contracts.checkpoint_files import TOKENIZER_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.config_json import read_object
 from megatrain.hf.families import family_of, read_model, section_of
 from megatrain.hf.family import Family
 from megatrain.hf.tensor_map import HfTensor, our_shapes
-from megatrain.hf.tokenizer_files import TOKENIZER_NAME
 from megatrain.hf.weight_files import StoredWeight, WeightFiles, find_tensors
 
 HEAD_NAME = "lm_head.weight"

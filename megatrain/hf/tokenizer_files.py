@@ -8,9 +8,6 @@ from typing import Any
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.config_json import parse_object
 
-TOKENIZER_NAME = "tokenizer.json"
-TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
-
 _BEGINNINGS = ("<|begin_of_text|>", "<s>", "<bos>")
 """The token that begins a text in Llama 3, Llama 2 and Gemma.
 

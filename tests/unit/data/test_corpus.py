@@ -116,16 +116,20 @@ def test_what_a_folder_has_and_is_not_read_is_counted_and_refused_when_strict(tm
     for name in ("site-packages", "b.TXT", "elsewhere"):
         (folder / name).symlink_to(tmp_path / name)
     (folder / "ring").symlink_to(folder)
+    (folder / "own").mkdir()
+    (folder / "own" / "d.txt").write_text("own")
+    (folder / "again").symlink_to(folder / "own")
     for name in ("one.md", "two.MD", "three.md", "four.md", "no-suffix"):
         (folder / name).write_text("no document")
     corpus = open_corpus([str(folder)])
     skipped: Counter[str] = Counter()
-    assert [one.text for one in corpus.documents(skipped)] == ["loud", "linked", "a package's text"]
+    assert [one.text for one in corpus.documents(skipped)] == ["loud", "linked", "own", "a package's text"]
     kinds = {"files of another kind (.md)": 4, "files of another kind (no suffix)": 1}
-    assert skipped == {**kinds, "links to a folder that they are in": 1}
-    with pytest.raises(DataError, match=r"corpus/ring: links to a folder that they are in; known kinds: .*--strict"):
+    assert skipped == {**kinds, "folders that are read already": 2}
+    with pytest.raises(DataError, match=r"corpus/again, .*corpus/ring: folders that are read already; .*--strict"):
         corpus.check_complete()
     (folder / "ring").unlink()
+    (folder / "again").unlink()
     (folder / "no-suffix").unlink()
     with pytest.raises(DataError, match=r"four\.md, .*one\.md, .*three\.md and 1 more: files of another kind"):
         open_corpus([str(folder)]).check_complete()

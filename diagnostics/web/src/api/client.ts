@@ -4,6 +4,7 @@
 import { signal } from "@preact/signals";
 
 import { rootPath } from "../app/place";
+import { forget, store, stored } from "../app/storage";
 import type { ErrorDocument } from "./documents";
 
 export type Query = Record<string, string | number | boolean | null | undefined>;
@@ -81,15 +82,15 @@ async function refusal(response: Response): Promise<ApiError> {
   return new ApiError(response.status, typeof body.error === "string" ? body.error : "unavailable", text);
 }
 
-// Browsers separate this store by origin, port included; cookies they send to every port of a host.
-const SECRET_KEY = `megatrain-session:${rootPath}`;
+// The browser keeps it by origin, port included; cookies it sends to every port of a host.
+const SECRET_KEY = `megatrain.session:${rootPath}`;
 
 /** Keep the page secret of a session; null removes it. */
 export function keepPageSecret(secret: string | null): void {
   if (secret === null) {
-    window.localStorage.removeItem(SECRET_KEY);
+    forget(SECRET_KEY);
   } else {
-    window.localStorage.setItem(SECRET_KEY, secret);
+    store(SECRET_KEY, secret);
   }
 }
 
@@ -97,7 +98,7 @@ export function keepPageSecret(secret: string | null): void {
 export async function request(url: string, init: RequestInit): Promise<Response> {
   let response: Response;
   const headers = new Headers(init.headers);
-  const secret = window.localStorage.getItem(SECRET_KEY);
+  const secret = stored(SECRET_KEY);
   if (secret !== null) {
     headers.set("X-Megatrain-Session", secret);
   }

@@ -2,28 +2,14 @@
 
 import { computed, effect, signal } from "@preact/signals";
 
+import { store, stored } from "./storage";
+
 export type Theme = "system" | "light" | "dark";
 export type Clock = "local" | "utc";
 
 const THEME_KEY = "megatrain.theme";
 const CLOCK_KEY = "megatrain.clock";
 const AXIS_KEY = "megatrain.axis";
-
-function stored(key: string): string | null {
-  try {
-    return window.localStorage.getItem(key);
-  } catch {
-    return null; // storage may be disabled
-  }
-}
-
-function store(key: string, value: string): void {
-  try {
-    window.localStorage.setItem(key, value);
-  } catch {
-    // storage may be disabled: the choice lasts until the page is closed
-  }
-}
 
 function storedTheme(): Theme {
   const value = stored(THEME_KEY);
