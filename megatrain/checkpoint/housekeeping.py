@@ -4,7 +4,7 @@ The writer on the host of rank 0 does it. It touches only the branch that is bei
 the branch's newest complete checkpoint. It never removes a checkpoint that is pinned or where another branch begins. A
 checkpoint that lost its COMMIT stays as long as a whole one would. If anything about that cannot be read, or the newest
 checkpoint turns out not to be whole, it removes nothing. A superseded round removes nothing, because the newer round
-may resume from what this one considers old.
+may resume from what this one considers old. It finishes what an ended process has begun to remove (removals.py).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from megatrain.contracts.checkpoint_files import (
     lacks_only_commit,
     matching_commit,
     read_manifest,
-    remove_checkpoint,
     step_directory_name,
     step_of,
     wrong_files,
 )
 from megatrain.contracts.claims import Claims
-from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.errors import CheckpointError, NewerRoundError
 from megatrain.contracts.lineage import Candidate, origins
 from megatrain.contracts.location import Location
+from megatrain.contracts.removals import Remover, being_removed
 from megatrain.contracts.resume_point import known_damage
 from megatrain.contracts.retention import to_remove
 from megatrain.contracts.round_starts import is_superseded, newest_start, round_starts
@@ -43,27 +43,33 @@ class Housekeeping:
     def __init__(self) -> None:
         self._rounds: dict[tuple[str, int], int] = {}
         self._lacking_commit: set[str] = set()
+        self._remover = Remover()
 
     def run(self, checkpoints: Location, plan: HostPlan) -> list[str]:
         """Return what was removed and what failed, one sentence each. The new checkpoint is complete in any case."""
         said: list[str] = []
         known = set(self._lacking_commit)
         try:
-            newer = Claims(checkpoints).newest_number()
-            if newer > plan.round and _may_go_on_here(checkpoints, plan, newer):
-                return [f"older checkpoints are left to round {newer}, which continues {plan.branch}"]
-            for location in self._to_remove(checkpoints, plan):
-                remove_checkpoint(location)
+            newest = Claims(checkpoints).newest_number()
+            if newest > plan.round and _may_go_on_here(checkpoints, plan, newest):
+                return [f"older checkpoints are left to round {newest}, which continues {plan.branch}"]
+            chosen = [(plan.branch, step) for step in self._to_remove(checkpoints, plan)]
+            for location in self._remover.remove(checkpoints, chosen, newest):
                 self._lacking_commit.discard(str(location))
                 said.append(f"removed {location}")
+        except NewerRoundError as error:
+            return [f"older checkpoints are kept for now: {error}"]
         except CheckpointError as error:
             said.append(f"older checkpoints were not removed: {error}")
         left = sorted(self._lacking_commit - known)
         return said + [f"kept {location}: it is complete except for a matching COMMIT" for location in left]
 
-    def _to_remove(self, checkpoints: Location, plan: HostPlan) -> list[Location]:
+    def _to_remove(self, checkpoints: Location, plan: HostPlan) -> list[int]:
+        """Return steps of the branch that is being written, ascending."""
         branch = checkpoints / plan.branch
-        found = sorted(step for entry in branch.entries() if (step := step_of(entry.name)) is not None)
+        present = sorted(step for entry in branch.entries() if (step := step_of(entry.name)) is not None)
+        begun = {step for name, step in being_removed(checkpoints) if name == plan.branch}
+        found = [step for step in present if step not in begun]
         rounds = {step: number for step in found if (number := self._committed_by(branch, step)) is not None}
         starts = round_starts(checkpoints, plan.branch, min(rounds.values(), default=0))
         committed = [step for step, number in rounds.items() if not is_superseded(step, number, starts)]
@@ -74,6 +80,7 @@ class Housekeeping:
         if problem is not None:
             raise CheckpointError(f"the newest one is not complete: {problem}")
         outdated = _outdated(checkpoints, plan, committed)
+        outdated += [step for step in begun.intersection(present) if step < committed[-1]]
         lacking: set[int] = set()
         for step in found:
             if step < committed[-1] and step not in committed:
@@ -85,8 +92,7 @@ class Housekeeping:
         if lacking:
             # this also finishes interrupted removals: retention had decided them for the same reason
             outdated += lacking.intersection(_outdated(checkpoints, plan, [*committed, *lacking]))
-        locations = [branch / step_directory_name(step) for step in sorted(outdated)]
-        return [location for location in locations if not is_pinned(location)]
+        return [step for step in sorted(outdated) if not is_pinned(branch / step_directory_name(step))]
 
     def _lacks_only_commit(self, directory: Location, branch: str) -> bool:
         name = str(directory)

@@ -62,6 +62,7 @@ from megatrain.contracts.claims import Claims
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.location import Location, put_once
 from megatrain.contracts.manifest import FileEntry, Manifest, name_in_round
+from megatrain.contracts.removals import check_not_being_removed
 from megatrain.contracts.round_starts import RoundStart, begin_round, is_superseded, round_starts
 
 _NUM_FILES_AT_ONCE = 4
@@ -150,7 +151,7 @@ class Persistence:
     def _claim_and_check_round(self) -> None:
         """Claim the round if storage was unavailable when it began.
 
-        Raises: CheckpointError if a newer round supersedes it.
+        Raises: CheckpointError if a newer round supersedes it, or a former checkpoint of this step is being removed.
         """
         plan = self._plan
         if plan.claim and plan.is_coordinator:
@@ -159,6 +160,7 @@ class Persistence:
                 begin_round(self._checkpoints, RoundStart(plan.round, plan.branch, plan.began_at_step))
             if location.read() != plan.claim.encode():
                 raise CheckpointError(f"{location}: another process has claimed round {plan.round}; this one must stop")
+        check_not_being_removed(self._checkpoints, plan.branch, self._snapshot.step)
         for start in self._starts():
             if is_superseded(self._snapshot.step, self._snapshot.round, [start]):
                 raise CheckpointError(

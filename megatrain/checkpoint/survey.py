@@ -22,6 +22,7 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import candidates, current_branch
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
+from megatrain.contracts.removals import being_removed
 from megatrain.contracts.resume_point import ResumePoint, resume_point
 from megatrain.contracts.verifications import Verification, known_verifications
 
@@ -37,6 +38,8 @@ class CheckpointState(StrEnum):
     """It was begun but never completed: a process is writing it, or its writer died."""
     DAMAGED = "damaged"
     """COMMIT names a manifest that cannot be used, or a verification found damaged files."""
+    BEING_REMOVED = "being removed"
+    """A process removes it, or ended while it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def survey(checkpoints: Location) -> Survey:
     with suppress(CheckpointError):  # the resume point describes the problem
         current = current_branch(checkpoints) if branches else None
         ancestry = {(one.branch, one.step) for one in candidates(checkpoints)}
-    verified = known_verifications(checkpoints)
+    verified, begun = known_verifications(checkpoints), being_removed(checkpoints)
     found = [
         _look(
             branch.name,
@@ -93,6 +96,7 @@ def survey(checkpoints: Location) -> Survey:
             entry,
             is_in_ancestry=(branch.name, step) in ancestry,
             verification=verified.get((branch.name, step)),
+            is_being_removed=(branch.name, step) in begun,
         )
         for branch in branches
         for entry in (checkpoints / branch.name).entries()
@@ -107,8 +111,17 @@ def stored_bytes(manifest: Manifest) -> int:
 
 
 def _look(
-    branch: str, step: int, location: Location, *, is_in_ancestry: bool, verification: Verification | None
+    branch: str,
+    step: int,
+    location: Location,
+    *,
+    is_in_ancestry: bool,
+    verification: Verification | None,
+    is_being_removed: bool,
 ) -> FoundCheckpoint:
+    if is_being_removed:
+        num_bytes = sum(entry.size() or 0 for entry in location.entries())
+        return FoundCheckpoint(branch, step, location, CheckpointState.BEING_REMOVED, is_in_ancestry, num_bytes)
     try:
         if not is_committed(location):
             state = CheckpointState.UNFINISHED if is_unfinished(location) else CheckpointState.UNCOMMITTED

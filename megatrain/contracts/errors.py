@@ -70,6 +70,10 @@ class SaveError(CheckpointError):
     exit_code = ExitCode.SAVE_FAILED
 
 
+class NewerRoundError(CheckpointError):
+    """A round has started since this process looked, so what it decided may be wrong. Nothing was changed."""
+
+
 class FencedError(MegatrainError):
     """Another process holds what this process would write to. This process is superseded, or too late, and must stop.
 

@@ -42,6 +42,7 @@ from megatrain.contracts.claims import CLAIMS_NAME, Claims
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import Location
+from megatrain.contracts.removals import being_removed, removal_text
 from megatrain.contracts.round_starts import (
     RoundStart,
     begin_round,
@@ -123,11 +124,14 @@ def candidates(checkpoints: Location, branch: str | None = None) -> list[Candida
 
 
 def steps_that_count(checkpoints: Location, branch: str) -> list[int]:
-    """Return the steps of a branch's committed checkpoints that are not superseded, ascending.
+    """Return the steps of a branch's committed checkpoints that are neither superseded nor being removed, ascending.
 
     Raises: CheckpointError when something cannot be read.
     """
-    rounds = committed_rounds(checkpoints / branch)
+    begun = being_removed(checkpoints)
+    rounds = {
+        step: number for step, number in committed_rounds(checkpoints / branch).items() if (branch, step) not in begun
+    }
     starts = round_starts(checkpoints, branch, min(rounds.values())) if rounds else []
     return [step for step, round_number in sorted(rounds.items()) if not is_superseded(step, round_number, starts)]
 
@@ -224,7 +228,7 @@ def open_branch(
     if parent:
         read_branch(checkpoints, parent)
         if round_number is None:
-            round_number = Claims(checkpoints).take(None, _next_round(checkpoints, names)).number
+            round_number = claim_next_round(checkpoints)
         if len(names) == 1 and not has_resume:
             # one branch needs no resume record, but with two the current branch would be unclear
             begin_round(checkpoints, RoundStart(round_number, names[0], None))
@@ -249,9 +253,14 @@ def _has_resume(checkpoints: Location) -> bool:
     return bool(started_rounds(checkpoints)) or (checkpoints / RESUME_NAME).exists()
 
 
-def _next_round(checkpoints: Location, names: Sequence[str]) -> int:
-    """Return a number above those of all rounds that have committed a checkpoint."""
-    return 1 + max((number for name in names for number in committed_rounds(checkpoints / name).values()), default=0)
+def claim_next_round(checkpoints: Location) -> int:
+    """Claim a number above those of all rounds that have claimed one or committed a checkpoint, and return it.
+
+    From then on no process begins to remove a checkpoint. Raises: CheckpointError.
+    """
+    names = branch_names(checkpoints)
+    committed = (number for name in names for number in committed_rounds(checkpoints / name).values())
+    return Claims(checkpoints).take(None, 1 + max(committed, default=0)).number
 
 
 def ensure_branch(checkpoints: Location, reason: str) -> str:
@@ -266,6 +275,10 @@ def ensure_branch(checkpoints: Location, reason: str) -> str:
 
 def _check_nothing_was_saved(checkpoints: Location, branches: Sequence[Branch]) -> None:
     """Refuse a fresh start when the directory holds remains of a run: that would silently lose the run."""
+    names = [branch.name for branch in branches]
+    for (name, step), record in being_removed(checkpoints).items():
+        if name in names and is_committed(location := checkpoints / name / step_directory_name(step)):
+            raise CheckpointError(f"no other checkpoint to resume from is left: {removal_text(location, record)}")
     flat, remains = [], []
     # a job that went back to before its first step has abandoned all of its other branches
     is_anew = bool(branches) and branches[0].parent_step == 0

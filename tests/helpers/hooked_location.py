@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from megatrain.contracts.location import Location, Sink
 
 Hook = Callable[[str, str], None]
-"""Called with what is done (read, list, write, create, append, close, remove) and where, below the outermost place."""
+"""Called with what is done and where, below the outermost place. What is done: read, list, look, write, create, append,
+close, remove.
+"""
+LOOKS = frozenset({"read", "list", "look"})
+"""What changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,11 @@ class HookedLocation:
         return [self / entry.name for entry in self.inner.entries()]
 
     def exists(self) -> bool:
+        self.hook("look", self.path)
         return self.inner.exists()
 
     def size(self) -> int | None:
+        self.hook("look", self.path)
         return self.inner.size()
 
     def read(self) -> bytes:

@@ -10,10 +10,11 @@ from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.printing import print_json, print_lines, print_note
-from megatrain.contracts.checkpoint_files import is_pinned, pin, read_manifest, unpin
+from megatrain.contracts.checkpoint_files import is_pinned, pin, read_manifest, step_of, unpin
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
+from megatrain.contracts.removals import check_not_being_removed
 from megatrain.contracts.retention import resolved_keep_last
 
 
@@ -33,6 +34,11 @@ def run_pin(args: argparse.Namespace) -> int:
     """Pin the checkpoint. Raises: CheckpointError when it is not committed or cannot be written."""
     checkpoint = chosen_checkpoint(args)
     pin(checkpoint, args.reason)
+    resolved = resolve_location(str(checkpoint))
+    step = step_of(checkpoint.name)
+    if resolved.checkpoints is not None and resolved.branch is not None and step is not None:
+        # a removal that began before PINNED was there did not see it
+        check_not_being_removed(resolved.checkpoints, resolved.branch, step)
     if args.is_json:
         print_json({"place": str(checkpoint), "is_pinned": True, "reason": args.reason})
     else:

@@ -19,11 +19,13 @@ from megatrain.commands.argument_types import whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.branches import ancestry
-from megatrain.contracts.checkpoint_files import is_pinned, lacks_only_commit, read_manifest, remove_checkpoint
+from megatrain.contracts.checkpoint_files import is_pinned, lacks_only_commit, read_manifest
+from megatrain.contracts.claims import Claims
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import Candidate, candidates, current_branch, origins
 from megatrain.contracts.location import Location
+from megatrain.contracts.removals import Remover
 from megatrain.contracts.resume_point import with_problems
 from megatrain.contracts.retention import resolved_keep_last, to_remove
 from megatrain.formatting.quantities import bytes_text
@@ -80,10 +82,12 @@ def run(args: argparse.Namespace) -> int:
         raise CheckpointError(
             f"{args.location} is one branch; prune works on all of a run: name {resolved.checkpoints}"
         )
+    newest_claim = Claims(resolved.checkpoints).newest_number()
     plan = _make_plan(resolved.checkpoints, args)
     if args.yes:
-        for removal in plan.removals:
-            remove_checkpoint(removal.found.location)
+        chosen = [(removal.found.branch, removal.found.step) for removal in plan.removals]
+        for _ in Remover().remove(resolved.checkpoints, chosen, newest_claim):
+            pass
     if args.is_json:
         print_json({
             "place": str(resolved.checkpoints), "is_dry_run": not args.yes, "keep_last": plan.keep_last,
@@ -129,6 +133,8 @@ def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
             left_alone += [] if at in is_whole else [f"{one.name}: damaged; `megatrain ckpt verify` shows the damage"]
         elif is_pinned(one.location):
             continue
+        elif one.state is CheckpointState.BEING_REMOVED:
+            removals.append(_Removal(one, "its removal had begun"))
         elif one.branch != found.current and activity.may_write_to(one.branch):
             left_alone.append(f"{one.name}: a job may be writing to {one.branch}")
         elif one.state in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):

@@ -19,7 +19,7 @@ from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.checkpoint_files import step_of
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.lineage import Candidate, candidates, open_branch
+from megatrain.contracts.lineage import Candidate, candidates, claim_next_round, open_branch
 from megatrain.contracts.location import Location
 
 
@@ -68,7 +68,11 @@ def run(args: argparse.Namespace) -> int:
         )
     activity = _look_for_job(resolved.checkpoints, is_forced=args.force)  # again: reading takes a while
     before = _line(resolved.checkpoints)
-    branch = open_branch(resolved.checkpoints, chosen.branch, chosen.step, args.reason or f"restored to step {step}")
+    number = claim_next_round(resolved.checkpoints)
+    # again: until the claim, a job may have removed it
+    chosen = find_step(resolved, args.location, step, args.branch)
+    reason = args.reason or f"restored to step {step}"
+    branch = open_branch(resolved.checkpoints, chosen.branch, chosen.step, reason, round_number=number)
     abandoned = sorted(before - _line(resolved.checkpoints))
     if args.is_json:
         print_json({

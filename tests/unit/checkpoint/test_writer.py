@@ -22,6 +22,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.programs.background import NICENESS_VARIABLE
 from tests.helpers.arena_snapshots import Job, make_image, make_job
 from tests.helpers.checkpoint_tree import manifest_path, path_of, put_checkpoint, tree
+from tests.helpers.hooked_location import LOOKS
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
 from tests.helpers.writer_process import drain, is_alive, log_of, running_writer, wait_for, writer_thread
@@ -120,7 +121,7 @@ def test_files_come_in_an_order_that_a_crash_cannot_spoil(job: Job, arena: Arena
     done: list[str] = []
 
     def note(action: str, path: str) -> None:
-        if action not in ("read", "list", "append"):
+        if action not in (*LOOKS, "append"):
             done.append(f"{action} {path.rpartition('/')[2]}")
         if path.endswith("COMMIT") and action == "write":
             assert job.persist_words() == {10: {Persist.PENDING}}

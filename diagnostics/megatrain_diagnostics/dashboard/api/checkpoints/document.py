@@ -10,7 +10,7 @@ class CheckpointDocument(Document):
     step: int
     place: str
     state: str
-    """committed, pinned, unfinished or damaged."""
+    """committed, pinned, unfinished, damaged or being removed."""
     is_in_line: bool
     """Whether it belongs to the job's history; otherwise a restore to an older step abandoned it."""
     is_resume_point: bool
