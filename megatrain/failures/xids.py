@@ -1,5 +1,8 @@
 """NVIDIA's Xid numbers: what each means for the host, and what to do. The one table of them (NVIDIA's Xid catalogue).
 
+Of some numbers the text of the message decides: of 144 to 150 those that the GPU driver calls nonfatal, of 154 the
+change to "None". `VARIANTS` has them. Where only the number is known (DCGM, NVML), `XIDS` alone is used.
+
 Log classification, the check of the kernel's log, the health of a job, the page and docs/runbooks/gpu-errors.md use it.
 A number that is not listed counts as an error of the GPU, its links or its firmware: to keep such a host in a job costs
 more than to examine it.
@@ -7,6 +10,8 @@ more than to examine it.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,6 +26,8 @@ class XidKind(StrEnum):
     HANDLED = "mended"
     """Hardware, and the GPU driver handled it: a row was remapped, an error corrected or contained in one program."""
     HARDWARE = "hardware"
+    RECOVERED = "healthy again"
+    """No error: the GPU driver says that a GPU needs no recovery any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ _ADVICE = {
     XidKind.CLEAN_UP: "look at the errors before it",
     XidKind.HANDLED: "reset the GPU when the host is free; evict the host if the error recurs often",
     XidKind.HARDWARE: "evict the host and reset the GPU; replace the GPU if the error recurs",
+    XidKind.RECOVERED: "nothing",
 }
 _ENGINE = "an engine of the GPU raised an exception"
 _LINK = "NVLink: a link error"
@@ -106,21 +114,56 @@ XIDS: dict[int, Xid] = {
     for kind, meanings in _KINDS.items()
     for number, meaning in meanings.items()
 }
-PROGRAM_FAULT, CLEAN_UP, HANDLED = (
-    frozenset(_KINDS[kind]) for kind in (XidKind.PROGRAM, XidKind.CLEAN_UP, XidKind.HANDLED)
+
+
+@dataclass(frozen=True, slots=True)
+class XidVariant:
+    """Messages of some numbers whose text has another meaning than the number alone.
+
+    text: a pattern of the message after the number, in lower case.
+    """
+
+    numbers: frozenset[int]
+    text: str
+    kind: XidKind
+    meaning: str
+
+    @property
+    def advice(self) -> str:
+        return _ADVICE[self.kind]
+
+
+VARIANTS = (
+    XidVariant(
+        frozenset(range(144, 151)), r"\bnon-?fatal\b", XidKind.HANDLED, "NVLink: an error that the GPU driver handled"
+    ),
+    XidVariant(frozenset({154}), r"\bto (?:0x)?0+\b", XidKind.RECOVERED, "a GPU that needs no recovery any more"),
 )
 
+CAUSED_BY = r"\bcaused by previous xid (?P<cause>\d+)"
+"""Names another error as the cause of this one. In lower case."""
 
-def xid_of(number: int) -> Xid:
-    """Return the row of a number; one that is not listed counts as hardware."""
+
+def xid_of(number: int, text: str = "") -> Xid:
+    """Return the meaning of a number, and of the text of its message if that is known. Other numbers are hardware."""
+    for one in VARIANTS:
+        if number in one.numbers and re.search(one.text, text.lower()):
+            return Xid(number, one.meaning, one.kind, one.advice)
     return XIDS.get(number) or Xid(number, _UNNAMED, XidKind.HARDWARE, _ADVICE[XidKind.HARDWARE])
 
 
-def one_of(numbers: frozenset[int]) -> str:
-    """Return a pattern of one of the numbers."""
+def pattern_of(kind: XidKind) -> str:
+    """Return a pattern, in lower case, of the number and text of all messages of a kind."""
+    changed = [one for one in VARIANTS if one.kind is kind]
+    others = "".join(rf"(?!{_one_of(one.numbers)}.*{one.text})" for one in VARIANTS if one.kind is not kind)
+    if kind is XidKind.HARDWARE:
+        numbers = rf"(?!{_one_of(number for other, known in _KINDS.items() if other is not kind for number in known)})"
+        found = [rf"{others}{numbers}[1-9]\d{{0,2}}\b"]
+    else:
+        found = [others + _one_of(_KINDS[kind])] if kind in _KINDS else []
+    found += [rf"{_one_of(one.numbers)}(?=.*{one.text})" for one in changed]
+    return f"(?:{'|'.join(found)})"
+
+
+def _one_of(numbers: Iterable[int]) -> str:
     return "(?:" + "|".join(map(str, sorted(numbers))) + r")\b"
-
-
-def none_of(numbers: frozenset[int]) -> str:
-    """Return a pattern of any other positive number."""
-    return f"(?!{one_of(numbers)})" + r"[1-9]\d{0,2}\b"

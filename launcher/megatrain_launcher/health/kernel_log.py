@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from megatrain.failures.xids import CLEAN_UP, HANDLED, PROGRAM_FAULT
+from megatrain.failures.xids import XidKind, xid_of
 from megatrain.formatting.quantities import count_text
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import HealthFinding, failed, passed, skipped, warning
@@ -21,7 +21,7 @@ NAMES = ("kernel-log",)
 DEADLINE_S = 10.0
 RECENT_S = 3600.0
 _MAX_BYTES = 32 << 20
-_XID = re.compile(rb"NVRM: Xid \((?P<gpu>[^)]*)\):? (?P<number>\d+)")
+_XID = re.compile(rb"NVRM: Xid \((?P<gpu>[^)]*)\):? (?P<number>\d+)(?P<text>.*)")
 _LINE = re.compile(rb"\d+,\d+,(?P<since_boot_us>\d+)[^;]*;(?P<text>.*)")
 _MAX_NAMED = 3
 
@@ -62,24 +62,32 @@ def read_kernel_log(path: Path) -> list[bytes]:
 
 
 def judge_kernel_log(lines: Iterable[bytes], now_s: float) -> HealthFinding:
-    """Return the findings of Xid messages for the host; `now_s` is the time since boot. Pure."""
-    broken: list[str] = []
+    """Return the findings of Xid messages for the host; `now_s` is the time since boot. Pure.
+
+    The GPU driver's message that a GPU needs no recovery any more ends that GPU's earlier errors.
+    """
+    broken: list[tuple[str, str]] = []
     handled: list[str] = []
     for line in lines:
         record = _LINE.match(line)
         xid = _XID.search(record["text"]) if record else None
         if record is None or xid is None:
             continue
-        number = int(xid["number"])
+        gpu = xid["gpu"].decode(errors="replace")
+        one = xid_of(int(xid["number"]), xid["text"].decode(errors="replace"))
         age_s = max(0.0, now_s - int(record["since_boot_us"]) / 1e6)
-        if number in PROGRAM_FAULT | CLEAN_UP or age_s > RECENT_S:
-            continue
-        said = f"Xid {number} of GPU {xid['gpu'].decode(errors='replace')} {age_s:.0f} s ago"
-        (handled if number in HANDLED else broken).append(said)
+        said = f"Xid {one.number} of GPU {gpu} {age_s:.0f} s ago"
+        if one.kind is XidKind.RECOVERED:
+            broken = [(other, error) for other, error in broken if other != gpu]
+        elif one.kind is XidKind.HARDWARE and age_s <= RECENT_S:
+            broken.append((gpu, said))
+        elif one.kind is XidKind.HANDLED and age_s <= RECENT_S:
+            handled.append(said)
     if broken:
-        named = ", ".join(broken[-_MAX_NAMED:])
+        named = ", ".join(error for _, error in broken[-_MAX_NAMED:])
         return failed(
-            NAMES[0], f"{len(broken)} hardware errors within the last hour, the newest: {named}; reset the GPU"
+            NAMES[0],
+            f"{count_text(len(broken), 'hardware error')} within the last hour, the newest: {named}; reset the GPU",
         )
     if handled:
         what = count_text(len(handled), "error")

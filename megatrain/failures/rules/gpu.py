@@ -4,37 +4,70 @@ from __future__ import annotations
 
 from megatrain.failures.rule import Rule, rule
 from megatrain.failures.verdict import FailureAction, Label
-from megatrain.failures.weights import ABORT, DEVICE_FAULT, HARDWARE, HOST, SPECIFIC
-from megatrain.failures.xids import CLEAN_UP, PROGRAM_FAULT, none_of, one_of
+from megatrain.failures.weights import ABORT, DEVICE_FAULT, HARDWARE, HOST, NOISE, SPECIFIC
+from megatrain.failures.xids import CAUSED_BY, XidKind, pattern_of
 
-_XID = r"\bxid \((?P<gpu>pci:[0-9a-f:.]+)\):? *"
+_XID = r"\bxid \((?P<gpu>pci:[0-9a-f:.]+)[^)]*\):? *"
 _XID_LOOSE = r"(?:\b|_)xid(?:[ _]error| code| event)?s?(?:\{[^}]*\})?\W{0,3}"
 """In the forms of monitoring programs: `Xid 79`, `XID error: 79`, `xid=79`."""
+_CAUSED_BY_NUMBER = r".*\bcaused by previous xid "
 
 RULES: tuple[Rule, ...] = (
+    # number and text of the kernel's message decide, whatever else the line says
     rule(
         "xid-hardware", Label.GPU_HARDWARE, HARDWARE, "xid (pci",
-        pattern=_XID + none_of(PROGRAM_FAULT | CLEAN_UP),
+        pattern=_XID + pattern_of(XidKind.HARDWARE), unless=CAUSED_BY, is_silencer=True,
     ),
     rule(
         "xid-program", Label.CUDA_ILLEGAL_ACCESS, DEVICE_FAULT, "xid (pci",
-        pattern=_XID + one_of(PROGRAM_FAULT),
+        pattern=_XID + pattern_of(XidKind.PROGRAM), unless=CAUSED_BY, is_silencer=True,
     ),
     rule(
         "xid-clean-up", Label.CUDA_ILLEGAL_ACCESS, ABORT, "xid (pci",
-        pattern=_XID + one_of(CLEAN_UP), is_cascade=True,
+        pattern=_XID + pattern_of(XidKind.CLEAN_UP), unless=CAUSED_BY, is_cascade=True, is_silencer=True,
+    ),
+    # the line's GPU is the one whose channel ended; the cause has a line of its own, maybe of another GPU
+    rule(
+        "xid-caused-by-hardware", Label.GPU_HARDWARE, ABORT, "xid (pci & caused by previous xid",
+        pattern=_XID + _CAUSED_BY_NUMBER + pattern_of(XidKind.HARDWARE), is_cascade=True, is_silencer=True,
+    ),
+    rule(
+        "xid-caused", Label.CUDA_ILLEGAL_ACCESS, ABORT, "xid (pci & caused by previous xid",
+        pattern=_XID + _CAUSED_BY_NUMBER + r"\d+", is_cascade=True, is_fallback=True, is_silencer=True,
+    ),
+    # the GPU driver ended one program, so the job may have failed of it; the others hurt no program
+    rule(
+        "xid-contained", Label.GPU_HARDWARE, DEVICE_FAULT, "xid (pci",
+        pattern=_XID + r"94\b", action=FailureAction.RESTART_THEN_CHECK, is_silencer=True,
+    ),
+    rule(
+        "xid-handled", Label.GPU_HARDWARE, NOISE, "xid (pci",
+        pattern=_XID + r"(?!94\b)" + pattern_of(XidKind.HANDLED),
+        action=FailureAction.RESTART_THEN_CHECK, is_silencer=True,
+    ),
+    rule(
+        "xid-recovered", Label.BENIGN, NOISE, "xid (pci",
+        pattern=_XID + pattern_of(XidKind.RECOVERED), is_silencer=True, names_own_rank=False,
     ),
     rule(
         "xid-named-hardware", Label.GPU_HARDWARE, HARDWARE, "xid",
-        pattern=_XID_LOOSE + none_of(PROGRAM_FAULT | CLEAN_UP),
+        pattern=_XID_LOOSE + pattern_of(XidKind.HARDWARE), unless=CAUSED_BY,
     ),
     rule(
         "xid-named-program", Label.CUDA_ILLEGAL_ACCESS, DEVICE_FAULT, "xid",
-        pattern=_XID_LOOSE + one_of(PROGRAM_FAULT),
+        pattern=_XID_LOOSE + pattern_of(XidKind.PROGRAM), unless=CAUSED_BY,
+    ),
+    rule(
+        "xid-named-contained", Label.GPU_HARDWARE, DEVICE_FAULT, "xid",
+        pattern=_XID_LOOSE + r"94\b", action=FailureAction.RESTART_THEN_CHECK,
+    ),
+    rule(
+        "xid-named-handled", Label.GPU_HARDWARE, NOISE, "xid",
+        pattern=_XID_LOOSE + r"(?!94\b)" + pattern_of(XidKind.HANDLED), action=FailureAction.RESTART_THEN_CHECK,
     ),
     rule(
         "sxid", Label.GPU_HARDWARE, HARDWARE, "sxid (pci",
-        pattern=r"\bsxid \((?P<gpu>pci:[0-9a-f:.]+)\):? *\d+,(?!.*\bnon-fatal\b)",
+        pattern=r"\bsxid \((?P<gpu>pci:[0-9a-f:.]+)\):? *\d+,(?!.*\bnon-?fatal\b)",
     ),
     rule(
         "fallen-off-the-bus", Label.GPU_HARDWARE, HARDWARE, "fallen off the bus",
@@ -71,7 +104,7 @@ RULES: tuple[Rule, ...] = (
         "nvlink: fatal error", "nvlink & fatal", "nvlink error was detected", "nvlink & link down",
         "nvlink & inactive", "uncorrectable nvlink error", "cuda_error_nvlink_uncorrectable", "nvlink & crc error",
         "nvswitch & fatal", "fatal nvswitch",
-        unless=r"\bnon-fatal\b", culprit=r"\bgpu[ :#]*(?P<gpu>\d+)",
+        unless=r"\bnon-?fatal\b", culprit=r"\bgpu[ :#]*(?P<gpu>\d+)",
     ),
     rule(
         "hardware-stack-error", Label.GPU_HARDWARE, DEVICE_FAULT,
@@ -82,7 +115,7 @@ RULES: tuple[Rule, ...] = (
         "gsp & rpc & timeout", "timeout waiting for rpc from gsp", "rminitadapter failed",
         "gpu initialization failed", "failed to copy vbios", "gpu reset required", "gpu requires reset",
         "gpu recovery action", "gpu is in a bad state",
-        unless=r"recovery action\W+none",
+        unless=r"recovery action\W+none|\bto (?:0x)?0+\b",
     ),
     rule(
         "dcgm-failure", Label.GPU_HARDWARE, HARDWARE,

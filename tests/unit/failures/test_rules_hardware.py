@@ -13,7 +13,6 @@ GPU = [
     ),
     "[1234567.89] NVRM: Xid (PCI:0000:9b:00): 48, pid=2211, name=python, DBE (double bit error) ECC detected",
     "NVRM: Xid (PCI:0000:ab:00): 95, Uncontained ECC error. RST: Yes, D-RST: No",
-    "NVRM: Xid (PCI:0000:ab:00): 94, pid=7, Contained ECC error",
     (
         "NVRM: Xid (PCI:0000:4e:00): 119, pid=881, name=nvidia-smi, Timeout after 6s of waiting for RPC "
         "response from GPU2 GSP!"
