@@ -1,6 +1,8 @@
-"""Open files of text that may be compressed, by the last suffix of their names: .gz, .bz2, .xz and .zst.
+"""Open files of text that may be compressed (gzip, bzip2, xz, Zstandard), by their names or by their content.
 
-A file that is compressed although its name does not say so is refused, because its bytes are no text.
+Documents are opened by the last suffix of their names: .gz, .bz2, .xz and .zst. A file that is compressed although its
+name does not say so is refused, because its bytes are no text. Logs are opened by their content, because rotation
+renames them.
 """
 
 from __future__ import annotations
@@ -53,10 +55,35 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     Raises: DataError when the file cannot be read, is damaged, or is of another kind than its name says.
     """
     suffix = path.suffix.lower()
-    try:
+    with _naming(path, suffix):
         _check_kind(path, suffix)
         with _OPENERS.get(suffix, _open_plain)(path) as file:
             yield file
+
+
+@contextmanager
+def opened_by_content(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading; the block receives its bytes, uncompressed if its content is that of a compression.
+
+    Raises: DataError when the file cannot be read or is damaged.
+    """
+    with _naming(path, "compressed"):
+        with path.open("rb") as file:
+            kind = kind_of_content(file.read(_LONGEST_MAGIC))
+        with _OPENERS.get(kind, _open_plain)(path) as file:
+            yield file
+
+
+def kind_of_content(start: bytes) -> str:
+    """Return the suffix of the kind of file that begins like this: a compression, ".zip" or ".parquet"; else ""."""
+    return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "")
+
+
+@contextmanager
+def _naming(path: Path, suffix: str) -> Iterator[None]:
+    """Turn errors of reading into errors that name the file. Raises: DataError."""
+    try:
+        yield
     except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise _damaged(path, suffix, error) from error
     except OSError as error:
@@ -76,7 +103,7 @@ def _open_plain(path: Path) -> BinaryIO:
 def _check_kind(path: Path, suffix: str) -> None:
     with path.open("rb") as file:
         start = file.read(_LONGEST_MAGIC)
-    found = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "")
+    found = kind_of_content(start)
     if found and found != suffix:
         hint = f"rename it to {path.name}{found}" if found in _OPENERS else f"give it as what it is, a {found} file"
         raise DataError(f"{path}: its content is that of a {found} file, not of text; {hint}")

@@ -1,9 +1,10 @@
 """`megatrain logs classify FILE|RUN`: report from logs what failed, what to do about it, and which rank caused it.
 
 FILE has JSON lines: objects with `id` and `log`, or with `id` and `ranks` = {rank: end of its log}; - is stdin. With
---text, FILE is one log as it was printed. A directory, or a job's name, is a RUN: then all ranks of its newest round
-are judged. The round's incident names the culprit. Without an incident, a rank whose own log names a cause is blamed
-before the ranks that lost the connection to it or waited for it.
+--text, FILE is one log as it was printed. FILE may be compressed (gzip, bzip2, xz, Zstandard) or UTF-16. A directory,
+or a job's name, is a RUN: then all ranks of its newest round are judged. The round's incident names the culprit.
+Without an incident, a rank whose own log names a cause is blamed before the ranks that lost the connection to it or
+waited for it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from megatrain.contracts.errors import DataError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.failures.bundle import classify_bundle
 from megatrain.failures.classifier import LogClassifier, classify
+from megatrain.failures.log_file import as_utf8, opened_log
 from megatrain.formatting.terminal import printable, short
 from megatrain_diagnostics.commands.arguments import (
     add_ranks,
@@ -71,10 +73,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _classify_file(args: argparse.Namespace) -> None:
     problems: list[str] = []
-    with contextlib.nullcontext(sys.stdin.buffer) if args.place == "-" else _open(args.place) as file:
-        answers = [_of_text(file, args.place)] if args.is_text else _of_lines(file, args.place, problems)
-        for answer in answers:
-            print(json.dumps(answer) if args.is_json else printable(_for_people(answer)))
+    with _opened(args.place) as file:
+        # a list, because an error of printing must not look like one of reading
+        answers = [_of_text(file, args.place)] if args.is_text else list(_of_lines(file, args.place, problems))
+    for answer in answers:
+        print(json.dumps(answer) if args.is_json else printable(_for_people(answer)))
     if problems:
         raise DataError("\n".join(problems))
 
@@ -133,11 +136,10 @@ def _print_finding(found: LogFinding, round_number: int, *, is_json: bool) -> No
     print_lines(lines)
 
 
-def _open(name: str) -> BinaryIO:
-    try:
-        return Path(name).open("rb")
-    except OSError as error:
-        raise DataError(f"{name}: cannot be read ({error.strerror})") from error
+def _opened(name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    if name == "-":
+        return contextlib.nullcontext(as_utf8(sys.stdin.buffer, "standard input"))
+    return opened_log(Path(name))
 
 
 def _of_text(file: BinaryIO, name: str) -> dict[str, Any]:
@@ -154,6 +156,8 @@ def _of_lines(file: BinaryIO, name: str, problems: list[str]) -> Iterator[dict[s
             continue
         try:
             yield answer(json.loads(line))
+        except json.JSONDecodeError as error:
+            problems.append(f"{name}:{number}: is not JSON ({error}); --text reads a log as it was printed")
         except (ValueError, RecursionError) as error:
             problems.append(f"{name}:{number}: {error}")
 

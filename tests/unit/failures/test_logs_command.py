@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 
 from megatrain import cli
@@ -73,6 +77,67 @@ def test_a_log_as_it_was_printed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert answers(capsys.readouterr().out)[0]["label"] == "cuda_oom"
 
 
+ENCODED = {
+    "plain": lambda text: text.encode(),
+    "byte order mark": lambda text: b"\xef\xbb\xbf" + text.encode(),
+    "UTF-16": lambda text: text.encode("utf-16"),
+    "UTF-16, big end first": lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
+    "UTF-16 without a mark": lambda text: text.encode("utf-16-le"),
+    "UTF-16, big end first, without a mark": lambda text: text.encode("utf-16-be"),
+    "UTF-32": lambda text: text.encode("utf-32"),
+    "gzip": lambda text: gzip.compress(text.encode()),
+    "two gzip members": lambda text: gzip.compress(text[:9].encode()) + gzip.compress(text[9:].encode()),
+    "bzip2": lambda text: bz2.compress(text.encode()),
+    "xz": lambda text: lzma.compress(text.encode()),
+    "Zstandard": lambda text: pyarrow.compress(text.encode(), "zstd", asbytes=True),
+    "UTF-16 in gzip": lambda text: gzip.compress(text.encode("utf-16")),
+    "NULs of a crash": lambda text: text.encode() + bytes(5000),
+}
+
+
+@pytest.mark.parametrize("name", ["worker.log", "worker.log.2.gz"])
+@pytest.mark.parametrize("encoding", ENCODED)
+def test_logs_of_any_encoding_and_compression(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], encoding: str, name: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(ENCODED[encoding](f"step 1 ü\r\n{OOM}\n"))
+    assert cli.main(["logs", "classify", "--text", str(file), "--json"]) == 0
+    assert answers(capsys.readouterr().out)[0]["culprit"] == "gpu 5"
+    file.write_bytes(ENCODED[encoding](json.dumps({"id": "ü", "log": OOM}) + "\n"))
+    if encoding != "NULs of a crash":
+        assert cli.main(["logs", "classify", str(file), "--json"]) == 0
+        (answer,) = answers(capsys.readouterr().out)
+        assert (answer["id"], answer["label"]) == ("ü", "cuda_oom")
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"PK\x03\x04 and more", "is that of a .zip file, not of a log; unpack it first"),
+        (gzip.compress(OOM.encode() * 99)[:60], "is damaged or cut short"),
+        (bytes(range(1, 32)) * 9, "are control characters, so it is no log"),
+        (b"\x7fELF\x02\x01\x01" + bytes(9) + bytes(range(1, 9)) * 99, "are control characters"),
+    ],
+)
+def test_what_is_no_log_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, error: str
+) -> None:
+    file = tmp_path / "worker.log"
+    file.write_bytes(content)
+    assert cli.main(["logs", "classify", "--text", str(file)]) == ExitCode.DATA
+    assert error in (said := capsys.readouterr().err)
+    assert str(file) in said
+
+
+def test_compressed_standard_input_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(OOM.encode()))))
+    assert cli.main(["logs", "classify", "--text", "-"]) == ExitCode.DATA
+    assert "standard input: its content is that of a .gz file" in capsys.readouterr().err
+
+
 def test_bad_lines_are_named_and_the_others_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases = [
         {"id": "good", "log": OOM},
@@ -100,4 +165,4 @@ def test_bad_lines_are_named_and_the_others_answered(tmp_path: Path, capsys: pyt
 
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["logs", "classify", str(tmp_path / "none.jsonl")]) == ExitCode.DATA
-    assert "none.jsonl: cannot be read (No such file or directory)" in capsys.readouterr().err
+    assert "none.jsonl: cannot be read: No such file or directory" in capsys.readouterr().err
