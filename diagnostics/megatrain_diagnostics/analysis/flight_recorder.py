@@ -1,16 +1,19 @@
 """Dumps of torch's Flight Recorder, in their JSON form, as standings of ranks and disagreements about collectives.
 
 The dump's own summary of a group, `pg_status`, has precedence: on gloo no entry ever gets another state than
-"scheduled", and only `retired` and the summary show what is over. On NCCL `pg_config` names the members; on gloo it is
-empty, and the members are the ranks whose dumps contain the group. Where ranks disagree about a group, the difference
-at the first such sequence number is reported: another operation, or other sizes. Form: version 2.x of torch 2.5 to
-2.13.
+"scheduled", and only `retired` and the summary show what is over. On NCCL `pg_config` names the members. On gloo it has
+one entry without a name: the members of the default group, or nothing once the job has made another group. Of other
+groups the members are the ranks whose dumps contain them. To the default group all ranks belong: so a rank without a
+dump is missing there, and not absent from the group. Where ranks disagree about a group, the difference at the first
+such sequence number is reported: another operation, or other sizes where the operation demands equal ones. Form:
+version 2.x of torch 2.5 to 2.13.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +23,17 @@ from megatrain_diagnostics.analysis.hang import RankStanding
 
 _NONE_YET = -1
 _MAX_RANKS = 1_000_000
+_DEFAULT_GROUP = "default_pg"
+"""torch's description of the group of all ranks."""
+_NAME_OF_DEFAULT_GROUP = "0"
+_EQUAL_SIZES = frozenset({
+    "all_reduce", "all_reduce_barrier", "allreduce_coalesced", "broadcast", "reduce", "barrier",
+    "all_gather", "all_gather_single", "_all_gather_base", "all_gather_into_tensor_coalesced",
+    "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced",
+})  # fmt: skip
+"""Operations to which every rank of the group brings as many elements. Of the others a root's sizes differ, or each
+rank chooses its own."""
+_GATHERS = frozenset({"all_gather", "all_gather_single", "_all_gather_base", "all_gather_into_tensor_coalesced"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +49,10 @@ class FlightCall:
 
 @dataclass(frozen=True, slots=True)
 class FlightDump:
-    """One rank's dump. `members` has no entry for a group whose members are not in the dump."""
+    """One rank's dump. `members` has no entry for a group whose members are not in the dump.
+
+    num_ranks: of the whole job, as far as the default group's gathers show it; else 0.
+    """
 
     rank: int
     version: str
@@ -44,6 +61,7 @@ class FlightDump:
     members: Mapping[str, tuple[int, ...]]
     positions: Mapping[str, Position]
     calls: tuple[FlightCall, ...]
+    num_ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +89,31 @@ def parse_dump(raw: bytes, rank: int, place: str) -> FlightDump:
     calls, titles = _calls(value["entries"], place)
     status = {str(name): _status(one, place) for name, one in _object(value.get("pg_status"), place).items() if name}
     positions = {group: _position(group, status, calls) for group in sorted({*status, *(one.group for one in calls)})}
-    return FlightDump(rank, str(value["version"]), titles, _members(value, place), positions, calls)
+    num_ranks = max((_gathered(entry) for entry in value["entries"] if _is_default(entry)), default=0)
+    return FlightDump(rank, str(value["version"]), titles, _members(value, place), positions, calls, num_ranks)
 
 
-def flight_groups(dumps: Iterable[FlightDump]) -> dict[str, tuple[int, ...]]:
-    """Return the members of each group: by the dumps, else all ranks whose dumps contain it."""
+def known_ranks(dumps: Sequence[FlightDump]) -> int:
+    """Return how many ranks the job had, as far as dumps show it: a gather's sizes, members of groups, ranks of dumps.
+
+    Only the first is exact: ranks above all that the others name may be missing.
+    """
+    named = [dump.rank for dump in dumps] + [ranks[-1] for dump in dumps for ranks in dump.members.values()]
+    return max([dump.num_ranks for dump in dumps] + [1 + max(named, default=-1)])
+
+
+def flight_groups(dumps: Sequence[FlightDump], num_ranks: int) -> dict[str, tuple[int, ...]]:
+    """Return the members of each group: by the dumps, else all ranks whose dumps contain it.
+
+    num_ranks: of the job; to the default group they all belong.
+    """
     found: dict[str, set[int]] = {}
     for dump in dumps:
         for group, members in dump.members.items():
             found.setdefault(group, set()).update(members)
         for group in dump.positions:
-            found.setdefault(group, set()).add(dump.rank)
+            is_default = group == _NAME_OF_DEFAULT_GROUP or dump.titles.get(group, "").endswith(_DEFAULT_GROUP)
+            found.setdefault(group, set()).update(range(num_ranks) if is_default else (dump.rank,))
     return {group: tuple(sorted(ranks)) for group, ranks in sorted(found.items())}
 
 
@@ -99,7 +131,7 @@ def disagreements(dumps: Iterable[FlightDump]) -> tuple[Disagreement, ...]:
     calls: dict[tuple[str, int], dict[str, list[int]]] = {}
     for dump in dumps:
         for one in dump.calls:
-            call = f"{one.name} {one.sizes}".strip()
+            call = f"{one.name} {one.sizes}" if one.name in _EQUAL_SIZES else one.name
             calls.setdefault((one.group, one.sequence), {}).setdefault(call, []).append(dump.rank)
     found: dict[str, Disagreement] = {}
     for (group, sequence), by_call in sorted(calls.items()):
@@ -160,11 +192,34 @@ def _members(value: Mapping[str, Any], place: str) -> dict[str, tuple[int, ...]]
         if not isinstance(ranks, list):
             raise DataError(f"{place}: pg_config[{name!r}].ranks={text!r}: not a list of ranks")
         members = tuple(sorted({_whole(rank, f"{place}: pg_config[{name!r}].ranks") for rank in ranks}))
-        if name and members:
+        if members:
             if members[0] < 0 or members[-1] >= _MAX_RANKS:
                 raise DataError(f"{place}: pg_config[{name!r}].ranks goes from {members[0]} to {members[-1]}")
-            found[str(name)] = members
+            # gloo leaves out the name, which the entries have
+            found[str(name) or _NAME_OF_DEFAULT_GROUP] = members
     return found
+
+
+def _is_default(entry: Any) -> bool:
+    group = entry.get("process_group") if isinstance(entry, dict) else None
+    return isinstance(group, list) and _DEFAULT_GROUP in group
+
+
+def _gathered(entry: Mapping[str, Any]) -> int:
+    """Return the number of ranks that a gather gathers from, by its sizes; 0 for other entries."""
+    if str(entry.get("profiling_name", "")).rpartition(":")[2] not in _GATHERS:
+        return 0
+    given, received = (_num_elements(entry.get(name)) for name in ("input_sizes", "output_sizes"))
+    return min(received // given, _MAX_RANKS) if given and received % given == 0 else 0
+
+
+def _num_elements(sizes: object) -> int:
+    """Return the elements of tensors of these shapes; 0 where that is not known."""
+    if not isinstance(sizes, list) or not all(isinstance(shape, list) for shape in sizes):
+        return 0
+    if not all(type(size) is int and size >= 0 for shape in sizes for size in shape):
+        return 0
+    return sum(math.prod(shape) for shape in sizes)
 
 
 def _object(value: object, place: str) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from megatrain.contracts.errors import DataError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.run_directory import RunDirectory, own_box_directory
-from megatrain_diagnostics.analysis.flight_recorder import disagreements, flight_groups, flight_standings
+from megatrain_diagnostics.analysis.flight_recorder import disagreements, flight_groups, flight_standings, known_ranks
 from megatrain_diagnostics.analysis.hang import find_hang
 from megatrain_diagnostics.analysis.hang_grid import LEGEND, grid_lines
 from megatrain_diagnostics.analysis.stack_clusters import StackFinding, find_outliers, newest_main_stacks
@@ -136,14 +136,12 @@ def _box_directory(named: Path) -> Path:
 
 def _of_dumps(directory: Path, args: argparse.Namespace) -> HangAnswer:
     dumps, problems = read_dumps(directory)
-    groups = flight_groups(dumps)
     source = _source(args)
     number = args.round
     roster = None if source is None else roster_of_events(source, number)
     if roster is None:
-        world_size = 1 + max(rank for ranks in ((one.rank for one in dumps), *groups.values()) for rank in ranks)
-        roster = Roster(0, Layout(dp_size=world_size), {}, {})
-    finding = find_hang(flight_standings(dumps), groups, roster)
+        roster = Roster(0, Layout(dp_size=known_ranks(dumps)), {}, {})
+    finding = find_hang(flight_standings(dumps), flight_groups(dumps, roster.layout.world_size), roster)
     place = f"Flight Recorder dumps in {directory}"
     return HangAnswer(place, roster, finding, stacks_of(source, roster), disagreements(dumps), problems)
 

@@ -21,6 +21,7 @@ from megatrain_diagnostics.analysis.flight_recorder import (
     disagreements,
     flight_groups,
     flight_standings,
+    known_ranks,
     parse_dump,
 )
 from megatrain_diagnostics.analysis.hang import find_hang
@@ -28,6 +29,7 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.hang_evidence import read_dumps
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "flight_recorder"
+DEFAULT = GOLDEN.with_name("flight_recorder_default")
 NO_RANKS = Roster(0, Layout(dp_size=3), {}, {})
 
 
@@ -38,7 +40,7 @@ def golden(rank: int) -> dict[str, Any]:
 
 def test_the_rank_that_never_came_is_found_though_gloo_calls_all_scheduled() -> None:
     dumps, problems = read_dumps(GOLDEN)
-    finding = find_hang(flight_standings(dumps), flight_groups(dumps), NO_RANKS)
+    finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
 
     assert problems == ()
     assert [one.rank for one in finding.suspects] == [1]
@@ -76,7 +78,7 @@ def test_torchs_own_analyser_names_the_same_rank(tmp_path: Path) -> None:
     assert sequence is not None
 
     dumps, _ = read_dumps(GOLDEN)
-    report = find_hang(flight_standings(dumps), flight_groups(dumps), NO_RANKS).report
+    report = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS).report
     assert report.suspects == tuple(int(rank) for rank in missing[1].split(","))
     assert report.missing[0].sequence == int(sequence[1])
 
@@ -87,7 +89,7 @@ def test_members_that_nccl_names_count_though_one_of_them_left_no_dump(tmp_path:
         dump["pg_config"] = {"1": {"name": "1", "desc": "dp", "ranks": "[0, 1, 2]"}}
         (tmp_path / f"trace_{rank}").write_text(json.dumps(dump))
     dumps, _ = read_dumps(tmp_path)
-    finding = find_hang(flight_standings(dumps), flight_groups(dumps), NO_RANKS)
+    finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
     assert [one.rank for one in finding.suspects] == [1]
     assert finding.suspects[0].evidence == "logs nothing"
 
@@ -103,6 +105,36 @@ def test_ranks_that_call_different_things_are_reported(tmp_path: Path) -> None:
     assert (found.group, found.sequence) == ("1", 2)
     assert found.calls == {"all_gather [[4]]": (2,), "all_reduce [[4]]": (0, 1)}
     assert disagreements(read_dumps(GOLDEN)[0]) == ()
+
+
+@pytest.mark.parametrize("config", ["named", "empty", "nameless group"])
+@pytest.mark.parametrize("lost", [None, 0, 1, 2])
+def test_the_default_group_has_all_ranks_though_one_left_no_dump(tmp_path: Path, lost: int | None, config: str) -> None:
+    for rank in {0, 1, 2} - {lost}:
+        dump = json.loads((DEFAULT / f"rank_{rank}.json").read_text())
+        if config == "empty":  # as gloo writes it once the job has made another group
+            dump["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[]"}}
+        if config == "nameless group":
+            for entry in dump["entries"]:
+                entry["process_group"] = ["", "default_pg"]
+            dump["pg_status"] = {}
+        (tmp_path / f"trace_{rank}.json").write_text(json.dumps(dump))
+    dumps, _ = read_dumps(tmp_path)
+    assert known_ranks(dumps) == 3
+    finding = find_hang(flight_standings(dumps), flight_groups(dumps, known_ranks(dumps)), NO_RANKS)
+    assert [one.rank for one in finding.suspects] == [1], finding.report
+    assert finding.silent == (frozenset() if lost is None else {lost})
+
+
+def test_sizes_that_may_differ_are_no_disagreement(tmp_path: Path) -> None:
+    assert disagreements(read_dumps(DEFAULT)[0]) == ()
+    for rank in range(3):
+        dump = json.loads((DEFAULT / f"rank_{rank}.json").read_text())
+        if rank == 1:
+            dump["entries"][4]["input_sizes"] = [[5]]
+        (tmp_path / f"trace_{rank}.json").write_text(json.dumps(dump))
+    (found,) = disagreements(read_dumps(tmp_path)[0])
+    assert found.calls == {"all_reduce [[4]]": (0, 2), "all_reduce [[5]]": (1,)}
 
 
 def test_without_a_summary_the_entries_are_used() -> None:
