@@ -6,18 +6,26 @@ and units of fields: NVIDIA's DCGM API reference (field identifiers); labels: th
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
+from megatrain.contracts.network_address import is_loopback
 from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
 
+_logger = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 _MAX_BYTES = 8 << 20
 _MAX_GPUS = 64
+_MAX_SHOWN = 200
+"""Characters of a line that the log repeats."""
 _MIB = 1 << 20
 _PREFIX = "DCGM_FI_DEV_"
 _NUMBERS: Mapping[str, tuple[str, ...]] = {
@@ -48,6 +56,8 @@ _YES: Mapping[str, str] = {
     "has_row_remap_failed": "ROW_REMAP_FAILURE",
 }
 _RETIRED = ("RETIRED_SBE", "RETIRED_DBE")
+_SHARED_BY_INSTANCES = ("FB_USED", "FB_FREE", "FB_RESERVED", "FB_TOTAL")
+"""Fields of which each MIG instance has a part. Of the others, an instance reports its GPU's value."""
 _NVLINK = tuple(f"NVLINK_{what}_ERROR_COUNT_TOTAL" for what in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY"))
 
 
@@ -58,13 +68,21 @@ class DcgmExporter:
         self._url, self._fetch = url, fetch or fetched
         self._last_xids: dict[str, int] = {}
         self._new_xids: tuple[XidEvent, ...] = ()
+        self._unreadable = ""
 
     def read(self) -> DriverReading:
         """Return what the exporter serves now."""
         try:
-            found = reading_of(self._fetch(self._url))
+            samples, unreadable = read_samples(self._fetch(self._url))
+            found = reading_of(samples)
         except (OSError, ValueError) as error:
             return DriverReading("dcgm", error=f"diagnostics.dcgm_url={self._url}: {error}")
+        if unreadable and unreadable[0] != self._unreadable:
+            self._unreadable = unreadable[0]
+            _logger.warning(
+                "diagnostics.dcgm_url=%s: %d lines of the page cannot be read and are skipped, the first: %r",
+                self._url, len(unreadable), unreadable[0][:_MAX_SHOWN],
+            )  # fmt: skip
         for gpu in found.gpus:
             self._note_xid(gpu)
         return found
@@ -85,35 +103,60 @@ class DcgmExporter:
                 self._new_xids = (*self._new_xids, XidEvent(time.time(), gpu.uuid, gpu.last_xid))
 
 
-def reading_of(text: str) -> DriverReading:
-    """Return the GPUs of an exporter's page. Raises: ValueError for any other content."""
+def read_samples(text: str) -> tuple[list[Sample], list[str]]:
+    """Return the samples of an exporter's page, and the lines that are none. One bad line costs no other."""
+    samples: list[Sample] = []
+    unreadable: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith(_PREFIX):
+            continue
+        try:
+            samples += [sample for family in text_string_to_metric_families(line) for sample in family.samples]
+        except (ValueError, IndexError):
+            unreadable.append(line)
+    return samples, unreadable
+
+
+def reading_of(samples: Iterable[Sample]) -> DriverReading:
+    """Return the GPUs of an exporter's samples. Raises: ValueError where none is of a GPU."""
     by_gpu: dict[str, dict[str, float]] = {}
     labels_of: dict[str, Mapping[str, str]] = {}
-    for family in text_string_to_metric_families(text):
-        if not family.name.startswith(_PREFIX):
-            continue
-        for sample in family.samples:
-            gpu = sample.labels.get("gpu", "")
-            # a MIG device has samples of its own in addition to those of its GPU
-            if gpu.isascii() and gpu.isdigit() and not sample.labels.get("GPU_I_ID") and len(by_gpu) <= _MAX_GPUS:
-                by_gpu.setdefault(gpu, {})[_field_of(sample.name)] = sample.value
-                labels_of[gpu] = sample.labels
+    for gpu, labels, field, value in _values(list(samples)):
+        if gpu in by_gpu or len(by_gpu) < _MAX_GPUS:
+            by_gpu.setdefault(gpu, {})[field] = value
+            labels_of.setdefault(gpu, labels)
     if not by_gpu:
         raise ValueError("the page has no GPU fields; is this the URL of NVIDIA's DCGM exporter?")
     gpus = (_gpu(int(gpu), labels_of[gpu], by_gpu[gpu]) for gpu in sorted(by_gpu, key=int))
     return DriverReading("dcgm", next(iter(labels_of.values())).get("DCGM_FI_DRIVER_VERSION", ""), "", tuple(gpus))
 
 
+def _values(samples: Iterable[Sample]) -> Iterator[tuple[str, Mapping[str, str], str, float]]:
+    """Yield (GPU, labels, field, value). Samples of MIG instances count where the GPU itself has none of the field."""
+    of_instances: dict[tuple[str, str], list[Sample]] = {}
+    of_gpus = set[tuple[str, str]]()
+    for sample in samples:
+        gpu, field = sample.labels.get("gpu", ""), sample.name.removeprefix(_PREFIX)
+        if not (gpu.isascii() and gpu.isdigit() and math.isfinite(sample.value)):
+            continue
+        if sample.labels.get("GPU_I_ID"):
+            of_instances.setdefault((gpu, field), []).append(sample)
+        else:
+            of_gpus.add((gpu, field))
+            yield gpu, sample.labels, field, sample.value
+    for (gpu, field), found in of_instances.items():
+        if (gpu, field) not in of_gpus:
+            combined = sum if field in _SHARED_BY_INSTANCES else max
+            yield gpu, found[0].labels, field, combined(sample.value for sample in found)
+
+
 def fetched(url: str) -> str:
-    """Return the page at a URL. Raises: OSError."""
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+    """Return the page at a URL. The environment's proxy is not asked for a page of this machine. Raises: OSError."""
+    proxies = {} if is_loopback(urlsplit(url).hostname or "") else None
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+    with opener.open(url, timeout=_TIMEOUT_S) as answer:
         page: bytes = answer.read(_MAX_BYTES)
     return page.decode(errors="replace")
-
-
-def _field_of(name: str) -> str:
-    """Return the field without a suffix: the parser adds the suffix that a counter's name should have."""
-    return name.removeprefix(_PREFIX).removesuffix("_total")
 
 
 def _gpu(index: int, labels: Mapping[str, str], fields: Mapping[str, float]) -> GpuReading:

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from megatrain.devices.gpu_readings import DriverReading, GpuReading
-from megatrain_diagnostics.devices.dcgm import DcgmExporter, reading_of
+from megatrain_diagnostics.devices.dcgm import DcgmExporter, read_samples, reading_of
 
 LABELS = 'gpu="{0}",UUID="GPU-{0}",pci_bus_id="00000000:1B:00.0",device="nvidia{0}",modelName="NVIDIA H100 80GB HBM3"'
 FIELDS = {
@@ -33,8 +35,12 @@ def page(*gpus: int, **changes: float) -> str:
     return "\n".join([*lines, 'DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-0",GPU_I_ID="3"} 12', "go_goroutines 9", ""])
 
 
+def reading(text: str) -> DriverReading:
+    return reading_of(read_samples(text)[0])
+
+
 def test_each_field_in_our_units() -> None:
-    found = reading_of(page(0, 1))
+    found = reading(page(0, 1))
     assert (found.source, found.error, [gpu.index for gpu in found.gpus]) == ("dcgm", "", [0, 1])
     assert found.gpus[0] == GpuReading(
         0, "GPU-0", "NVIDIA H100 80GB HBM3",
@@ -49,8 +55,58 @@ def test_each_field_in_our_units() -> None:
 
 @pytest.mark.parametrize("text", ["", "go_goroutines 9\n", "<html>not this</html>"])
 def test_another_page_is_no_reading(text: str) -> None:
-    with pytest.raises(ValueError, match=r"DCGM|html|[Ii]nvalid"):
-        reading_of(text)
+    with pytest.raises(ValueError, match="the page has no GPU fields; is this the URL of NVIDIA's DCGM exporter"):
+        reading(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'DCGM_FI_DEV_GPU_TEMP{gpu="1"}',
+        'DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-1"} N/A',
+        'DCGM_FI_DEV_GPU_TEMP{gpu="1" 62',
+        'DCGM_FI_DEV_GPU_TEMP{gpu="1",err_msg="No \\"} 3',
+        "DCGM_FI_DEV_GPU_TEMP{",
+        'DCGM_FI_DEV_XID_ERRORS{gpu="1",err_code="63",err_msg="a\x00b"} 63 not-a-time',
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_line_that_cannot_be_read_costs_no_gpu(line: str, is_first: bool, caplog: pytest.LogCaptureFixture) -> None:
+    text = f"{line}\n{page(0, 1)}" if is_first else f"{page(0, 1)}{line}\n{line}\n"
+    exporter = DcgmExporter("http://localhost:9400/metrics", lambda url: text)
+    found = exporter.read()
+    assert (found.error, found.gpus) == ("", reading(page(0, 1)).gpus)
+    exporter.read()
+    (said,) = caplog.messages
+    assert f"{1 if is_first else 2} lines of the page cannot be read and are skipped, the first: {line!r}" in said
+
+
+def test_a_gpu_of_which_only_mig_instances_are_reported() -> None:
+    text = "\n".join(
+        f'DCGM_FI_DEV_{field}{{gpu="{gpu}",UUID="GPU-{gpu}",GPU_I_PROFILE="3g.40gb",GPU_I_ID="{instance}"}} {value}'
+        for gpu in (0, 1)
+        for instance in (1, 2)
+        for field, value in (("FB_USED", 100 * instance), ("FB_FREE", 1000), ("GPU_TEMP", 60), ("XID_ERRORS", 0))
+    )
+    found = reading(text)
+    assert [(gpu.index, gpu.uuid, gpu.temperature_c) for gpu in found.gpus] == [(0, "GPU-0", 60.0), (1, "GPU-1", 60.0)]
+    assert {(gpu.memory_used_bytes, gpu.memory_total_bytes) for gpu in found.gpus} == {(300 << 20, 2300 << 20)}
+
+
+def test_the_proxy_of_the_environment_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://192.0.2.1:3128")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with served(200, page(0)) as url:
+        for name in (url, url.replace("127.0.0.1", "localhost")):
+            assert [gpu.uuid for gpu in DcgmExporter(name).read().gpus] == ["GPU-0"]
+
+
+@pytest.mark.slow
+@settings(max_examples=300, derandomize=True)
+@given(st.lists(st.text(st.sampled_from('DCGM_FI_DEV{}=",0 \\NaInf.-+e\n'), max_size=40), max_size=5))
+def test_whatever_a_line_holds_the_others_are_read(texts: list[str]) -> None:
+    lines = [f"DCGM_FI_DEV_{text}" for text in texts] + [f'DCGM_FI_DEV_FB_USED{{gpu="0",x="{text}' for text in texts]
+    assert 1 in [gpu.index for gpu in reading("\n".join([*lines, page(1)])).gpus]
 
 
 def test_only_another_number_is_news() -> None:
