@@ -88,6 +88,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return SharedFixtureScheduling(config, log)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a test of bytes by its argument: two processes must give it one name, and gzip's bytes hold the time."""
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is slow, or what is not, where that is asked for; multiply the time limits by the patience."""
     # a bare GPU machine has no plug-in for time limits, and pytest warns of the mark

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import os
 import socket
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from megatrain.contracts import file_locks
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.own_files import check_own_directory, open_own_file
 from megatrain.coordination.settings import fits_socket
@@ -58,15 +58,22 @@ def take_lock(directory: Path) -> io.FileIO:
         raise ConfigError([why_not_started(directory, error)]) from error
     file = io.FileIO(handle, "a+")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # not every network file system has locks
+        problem = file_locks.lock(handle)
+    except BlockingIOError as error:
         holder = (directory / LOCK).read_text(errors="replace").strip() or "another process"
         file.close()
-        if not isinstance(error, BlockingIOError):
-            raise ConfigError([why_not_started(directory, error)]) from error
         raise ConfigError(
             [f"{directory}: {holder} has launched a job there that still runs; stop it, or set job.run_directory"]
         ) from error
+    except OSError as error:
+        file.close()
+        raise ConfigError([why_not_started(directory, error)]) from error
+    if problem:
+        # etcd locks its own files too, and would end with an error of its database
+        file.close()
+        needed = f"{directory / LOCK} cannot be locked ({problem}): the file system has no file locks"
+        advice = "set job.run_directory to one that has, or launch with --rdzv-endpoint of an etcd elsewhere"
+        raise ConfigError([f"{needed}, and the job's etcd needs them; {advice}"])
     with suppress(OSError):  # the holder's name is for messages, and the disk may be full
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())

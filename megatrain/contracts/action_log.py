@@ -10,7 +10,6 @@ the newest entry that it wrote is still there; no more can be detected.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ from typing import Any
 
 from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.file_locks import wait_and_lock
 from megatrain.contracts.record import SCHEMA_VERSION, from_plain, to_plain
 from megatrain.contracts.whole_files import sync_directory
 
@@ -82,7 +82,7 @@ class ActionLog:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             is_new = not self._path.exists()
             with open(_opened(self._path), "ab+", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                wait_and_lock(file.fileno())  # without locks, two that append at the same moment break the chain
                 before = read_actions(self._path)
                 self._note_loss(before)
                 check(before)

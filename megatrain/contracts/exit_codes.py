@@ -33,7 +33,8 @@ class ExitCode(IntEnum):
     NOT_FOUND = 72
     """The named object does not exist: a run, a job, a host, an incident, a verdict, a round, a step."""
     SAVE_FAILED = 74
-    """A checkpoint could not be written: a disk is full or unavailable. Restarting helps after that is fixed."""
+    """A checkpoint, or the events, could not be written: a disk is full or unavailable. Restarting helps after that is
+    fixed."""
     SAVED_AND_STOPPED = 75
     """A signal requested the stop, and a checkpoint was saved. Start again to continue."""
     REFUSED = 76

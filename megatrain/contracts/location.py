@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Protocol
 
 from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.file_locks import give_name
 from megatrain.contracts.whole_files import MISSING_ERRORS, is_temporary_name, sync_directory, temporary_name
 
 _MAX_READ_BYTES = 2**30
 """The largest file to read whole: far above the largest metadata. This program makes no larger one."""
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """The errors of a file system without hard links."""
 
 
@@ -222,7 +222,7 @@ class LocalLocation:
 
     def write_new(self, content: bytes) -> bool:
         with self._written(content) as temporary:
-            is_new = _link(temporary, self.path)
+            is_new = give_name(temporary, self.path)
             temporary.unlink(missing_ok=True)
         return is_new
 
@@ -276,22 +276,6 @@ class LocalLocation:
                 sync_directory(self.path.parent)
             except MISSING_ERRORS:
                 return
-
-
-def _link(temporary: Path, path: Path) -> bool:
-    """Give a file another name if that name is free. Returns whether it was free. Raises: OSError."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        # without hard links, only a check beforehand is possible
-        if path.exists():
-            return False
-        temporary.replace(path)
-    return True
 
 
 class _LocalSink:

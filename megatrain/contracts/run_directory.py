@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from megatrain.contracts.bounded_files import open_below, read_below
 from megatrain.contracts.claims import CLAIMS_NAME, JobRound
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.file_locks import is_locked
 from megatrain.contracts.own_files import check_own_directory
 from megatrain.contracts.run_lock import (
     LOCK_FILE,
@@ -124,12 +124,10 @@ class RunDirectory:
         """
         try:
             with open(open_below(self.root, LOCK_FILE), "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return self._last_holder() or UNKNOWN_HOLDER
+                is_held = is_locked(file.fileno())
         except OSError:
             return None
-        return None
+        return (self._last_holder() or UNKNOWN_HOLDER) if is_held else None
 
     def was_held_here(self) -> bool:
         """Return whether the last process that trained in the directory was on this host."""

@@ -7,8 +7,6 @@ The newer round takes over regardless of the lock; the older one finds itself fe
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
+from megatrain.contracts import file_locks
 from megatrain.contracts.claims import Claim, Claims, JobRound, signature
 from megatrain.contracts.errors import CheckpointError, ConfigError, FencedError
 from megatrain.contracts.lineage import LOCK_NAME
@@ -23,7 +22,6 @@ from megatrain.contracts.location import LocalLocation
 
 LOCK_FILE = "lock"
 UNKNOWN_HOLDER = "another process"
-NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NUM_LOCK_TRIES = 3
 _TRY_AGAIN_S = 0.002
 
@@ -51,17 +49,21 @@ class FileLock:
         return self._path.read_text(errors="replace").strip() or UNKNOWN_HOLDER
 
     def take(self, num_tries: int = 1) -> None:
-        """Lock it. Raises: BlockingIOError when another process has it; OSError when the file system has no locks."""
+        """Lock it, if the file system has locks. Raises: BlockingIOError when another process has it; OSError."""
         for left in reversed(range(num_tries)):
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                problem = file_locks.lock(self._file.fileno())
                 break
             except BlockingIOError:
                 if not left:
                     raise
             time.sleep(_TRY_AGAIN_S)  # a process that checks the lock holds it for a moment
-        self._is_locked = True
-        self.sign()
+        if problem:
+            risk = "another job out of this directory; make sure that only one job has it"
+            self.note = f"WARNING: {file_locks.without_lock(self._path, problem, risk)}"
+        else:
+            self._is_locked = True
+            self.sign()
 
     def take_if_free(self) -> None:
         """Lock it if its frozen holder has ended meanwhile."""
@@ -151,13 +153,6 @@ def locked_file(path: Path, key: str, setting: str, job_round: JobRound | None) 
             lock.take(_NUM_LOCK_TRIES)
         except BlockingIOError:
             _pass_by(lock, key, setting, job_round)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            lock.note = (
-                f"WARNING: {path} cannot be locked ({error.strerror}): the file system has no locks, so nothing keeps"
-                f" another job out of this directory; make sure that only one job has this {setting}"
-            )
         yield lock
 
 

@@ -12,6 +12,8 @@ import re
 import secrets
 from pathlib import Path
 
+from megatrain.contracts.file_locks import give_name
+
 MISSING_ERRORS = (FileNotFoundError, NotADirectoryError)
 """The system's errors for a missing file."""
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -37,10 +39,10 @@ def write_private(path: Path, content: bytes, *, is_new: bool = False) -> None:
     try:
         with open(file, "wb") as stream:
             stream.write(content)
-        if is_new:
-            os.link(temporary, path)
-        else:
+        if not is_new:
             temporary.replace(path)
+        elif not give_name(temporary, path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     finally:
         temporary.unlink(missing_ok=True)
 

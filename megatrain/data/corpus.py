@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.compression import COMPRESSIONS, unreadable
 from megatrain.contracts.errors import DataError
-from megatrain.data.compression import COMPRESSIONS, unreadable
 from megatrain.data.formats import read_json, read_jsonl, read_parquet, read_txt
 
 PYTHON_STDLIB = "python-stdlib"

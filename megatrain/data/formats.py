@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from megatrain.compression import opened, unreadable
 from megatrain.contracts.errors import DataError
-from megatrain.data.compression import opened, unreadable
 
 LONGEST_PIECE_BYTES = 65536
 """A .txt file of at most this size is one document; a longer file is several."""

@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import re
 import secrets
@@ -17,8 +16,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from megatrain.contracts import file_locks
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.run_lock import NO_LOCKS
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -94,13 +93,14 @@ def remove_abandoned(output: Path) -> None:
 
 def _remove_if_unlocked(staging: Path, lock: int, output: Path) -> None:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if file_locks.lock(lock):
+            return  # the file system has no locks, and whether the build is running is unknown
         if (staging / _REPLACED).exists() and not output.exists():
             # The build was killed after it moved the old output away and before the new output had its name.
             (staging / _REPLACED).rename(output)
         _remove(staging)
     except OSError:
-        return  # the build is running, or the file system has no locks and the state is unknown
+        return  # the build is running
     finally:
         os.close(lock)
 
@@ -137,14 +137,12 @@ def _make_locked(staging: Path) -> int:
         return -1
     is_taken = False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file_locks.lock(lock)  # on a file system without locks no build treats the directory as abandoned
     except BlockingIOError:
         is_taken = True
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            os.close(lock)
-            raise
-        # on a file system without locks no build treats the directory as abandoned
+    except OSError:
+        os.close(lock)
+        raise
     if is_taken or not (staging / _LOCK).exists():
         os.close(lock)
         return -1

@@ -6,7 +6,6 @@ The launch that starts a run's own etcd holds <run>/coordination/lock as long as
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from contextlib import suppress
@@ -19,6 +18,7 @@ from megatrain.contracts.branches import list_branches
 from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.errors import CheckpointError, CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.file_locks import is_locked
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
@@ -175,12 +175,9 @@ def read_last_known(run: Path) -> LastKnown:
 def _is_held(run: Path) -> bool:
     try:
         with open(open_below(run, _LOCK_FILE), "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return is_locked(file.fileno()) is True
     except OSError:
         return False
-    return False
 
 
 def _text(run: Path, name: str) -> str:

@@ -1,46 +1,103 @@
-"""A supervisor: starts a program again whenever it ends, because the job can be without it only for a while."""
+"""A supervisor: starts a program again whenever it ends, because the job can be without it only for a while.
+
+A program that fails twice in a row with the same error is a problem for a person: `trouble` says so until it works.
+Where starting it again cannot help, by its exit code, it is left at that; a bug (exit code 1) gets a few more tries.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from megatrain.contracts.exit_codes import end_text
+from megatrain.contracts.exit_codes import ExitCode, end_text
 from megatrain.programs.child_process import ChildProcess
 
 _POLL_S = 0.2
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
+_MAX_LIVES: dict[int, int] = {
+    **dict.fromkeys((ExitCode.USAGE, ExitCode.DATA, ExitCode.NOT_FOUND, ExitCode.NO_PERMISSION, ExitCode.CONFIG), 2),
+    ExitCode.FAILURE: 10,
+}
+"""How often a program is started that always ends with this exit code and the same last line; others: no limit."""
+_END_BYTES = 4096
+_MAX_SHOWN = 300
 
 
-def supervise(
-    name: str, start: Callable[[], ChildProcess], closed: threading.Event, report: Callable[[str], None]
-) -> None:
-    """Keep the program that `start` starts running until `closed` is set; then end it.
+class Supervisor:
+    """Keeps a program running. `run` is for a thread of its own: the parent-death guard ends the program with it."""
 
-    Each earlier end is reported, and the program is started again after a pause; pauses grow to a minute while it ends
-    immediately. The parent-death guard ends the program when the calling thread ends.
-    """
-    pause_s = _FIRST_PAUSE_S
-    while not closed.is_set():
+    def __init__(
+        self, name: str, start: Callable[[Path], ChildProcess], log: Path, report: Callable[[str], None]
+    ) -> None:
+        """`start`: starts the program, whose output is appended to the given log. `report` receives each end."""
+        self._name = name
+        self._start = start
+        self._log = log
+        self._report = report
+        self._trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why the program cannot work; empty while it may."""
+        return self._trouble
+
+    def run(self, closed: threading.Event) -> None:
+        """Start the program, and again after each end, until `closed` is set or starting it again cannot help.
+
+        Pauses grow to a minute while it ends immediately.
+        """
+        pause_s, lives, earlier = _FIRST_PAUSE_S, 0, ("", "")
+        while not closed.is_set():
+            began = time.monotonic()
+            code, ended = self._live(closed)
+            if closed.is_set():
+                return
+            if time.monotonic() - began > _LONGEST_PAUSE_S:
+                pause_s, earlier = _FIRST_PAUSE_S, ("", "")
+            line = last_line(self._log)
+            end = (ended, re.sub(r"\d+", "", line))  # times and process numbers differ
+            lives = lives + 1 if end == earlier else 1
+            earlier = end
+            said = f"{self._name} {ended}"
+            if lives > 1:
+                said = f"{self._name} has failed {lives} times with the same error: it {ended}"
+                self._trouble = f"{said}; {line}; see {self._log}" if line else f"{said}; see {self._log}"
+            shown = f": {line}" if line and lives == 2 else ""
+            if code is not None and lives >= _MAX_LIVES.get(code, lives + 1):
+                self._report(f"{said}{shown}; it is not started again: launch the job again after that is mended; see"
+                             f" {self._log}")  # fmt: skip
+                return
+            self._report(f"{said}{shown}; it is started again in {pause_s:.0f} s; see {self._log}")
+            closed.wait(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+    def _live(self, closed: threading.Event) -> tuple[int | None, str]:
+        """Run the program until it ends or must end; return its exit code, None without one, and how it ended."""
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            process = self._start(self._log)
+        except OSError as error:
+            return None, f"cannot be started ({error})"
         began = time.monotonic()
-        ended = _run_once(start, closed)
-        if closed.is_set():
-            return
-        pause_s = _FIRST_PAUSE_S if time.monotonic() - began > _LONGEST_PAUSE_S else pause_s
-        report(f"{name} {ended}; it is started again in {pause_s:.0f} s")
-        closed.wait(pause_s)
-        pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+        with process:
+            while process.poll() is None and not closed.wait(_POLL_S):
+                if self._trouble and time.monotonic() - began > _LONGEST_PAUSE_S:
+                    self._trouble = ""
+        code = process.poll() or 0
+        return code, end_text(code)
 
 
-def _run_once(start: Callable[[], ChildProcess], closed: threading.Event) -> str:
-    """Run the program until it ends or must end; return how it ended."""
+def last_line(log: Path) -> str:
+    """Return the last line of a log that is not blank, shortened; empty where there is none."""
     try:
-        process = start()
-    except OSError as error:
-        return f"cannot be started ({error})"
-    with process:
-        while process.poll() is None and not closed.wait(_POLL_S):
-            pass
-    return end_text(process.poll() or 0)
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _END_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[:_MAX_SHOWN] for line in reversed(lines) if line.strip()), "")

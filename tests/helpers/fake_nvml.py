@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.helpers.require import require, require_module
+from tests.helpers.preloaded import compiled
+from tests.helpers.require import require_module
 
-SOURCE = Path(__file__).with_name("fake_nvml.c")
 HEALTHY: Mapping[str, int] = {
     "temperature": 62, "slowdown_temperature": 89, "sm_clock": 1980, "max_sm_clock": 1980, "memory_clock": 2619,
     "reasons": 0, "power_mw": 612_345, "power_limit_mw": 700_000, "memory_used": 60_000_000_000,
@@ -30,7 +26,11 @@ class FakeNvml:
         self._place = directory / "nvml.txt"
         self._said: dict[str, int] = {}
         self.environment = {
-            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(library()), os.environ.get("LD_LIBRARY_PATH")))),
+            "LD_LIBRARY_PATH": os.pathsep.join(
+                filter(
+                    None, (str(compiled("fake_nvml.c", "libnvidia-ml.so.1").parent), os.environ.get("LD_LIBRARY_PATH"))
+                )
+            ),
             "FAKE_NVML": str(self._place),
         }
 
@@ -51,14 +51,3 @@ def fake_nvml(directory: Path, num_gpus: int = 2) -> FakeNvml:
     found = FakeNvml(directory)
     found.say(dict.fromkeys(range(num_gpus), HEALTHY), gpus=num_gpus)
     return found
-
-
-@functools.cache
-def library() -> Path:
-    """Return the directory with the compiled library."""
-    compiler = shutil.which("cc")
-    require("compiler", compiler is not None, "no cc on PATH")
-    directory = Path(tempfile.mkdtemp(prefix="fake-nvml-"))
-    words = [str(compiler), "-shared", "-fPIC", "-O1", "-o", str(directory / "libnvidia-ml.so.1"), str(SOURCE)]
-    subprocess.run(words, check=True, capture_output=True)
-    return directory

@@ -25,7 +25,6 @@ from megatrain.contracts.errors import DataError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.failures.bundle import classify_bundle
 from megatrain.failures.classifier import LogClassifier, classify
-from megatrain.failures.log_file import as_utf8, opened_log
 from megatrain.formatting.terminal import printable, short
 from megatrain_diagnostics.commands.arguments import (
     add_ranks,
@@ -34,6 +33,7 @@ from megatrain_diagnostics.commands.arguments import (
     problems_on_error,
     report_problems,
 )
+from megatrain_diagnostics.commands.log_file import as_utf8, opened_log
 
 if TYPE_CHECKING:
     from megatrain_diagnostics.analysis.log_search import LogFinding

@@ -152,7 +152,7 @@ def _values(samples: Iterable[Sample]) -> Iterator[tuple[str, Mapping[str, str],
 
 def fetched(url: str) -> str:
     """Return the page at a URL. The environment's proxy is not asked for a page of this machine. Raises: OSError."""
-    proxies = {} if is_loopback(urlsplit(url).hostname or "") else None
+    proxies: dict[str, str] | None = {} if is_loopback(urlsplit(url).hostname or "") else None
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
     with opener.open(url, timeout=_TIMEOUT_S) as answer:
         page: bytes = answer.read(_MAX_BYTES)

@@ -6,7 +6,7 @@ lock.
 
 from __future__ import annotations
 
-import fcntl
+import logging
 import os
 import threading
 import time
@@ -19,6 +19,7 @@ from typing import Self
 import pyarrow as pa
 
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.file_locks import lock, without_lock
 from megatrain.contracts.vanished_files import is_in_place
 from megatrain.contracts.whole_files import is_temporary_name
 from megatrain_diagnostics.columns.schema import arrow_schema, to_stored
@@ -28,6 +29,9 @@ from megatrain_diagnostics.store.segments import StoreError, ahead_of, hour_dire
 LOCK_NAME = "lock"
 _FOREIGN_NUMBER = 10**15
 """No store has made this many commits: a file with such a number in its name is foreign."""
+
+
+_logger = logging.getLogger(__name__)
 
 
 class SegmentStore:
@@ -134,11 +138,13 @@ def _take(directory: Path) -> int:
     except OSError as error:
         raise StoreError(f"{directory}: events cannot be written there: {error.strerror}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        problem = lock(file)
     except BlockingIOError:
         holder = os.pread(file, 100, 0).decode(errors="replace").strip() or "another process"
         os.close(file)
         raise StoreError(f"{directory}: {holder} already writes events there; a job has a single daemon") from None
+    if problem:
+        _logger.warning("%s", without_lock(directory / LOCK_NAME, problem, "a second daemon from writing events there"))
     with suppress(OSError):  # the owner is only for messages, and the disk may be full
         os.ftruncate(file, 0)
         os.pwrite(file, f"process {os.getpid()}\n".encode(), 0)

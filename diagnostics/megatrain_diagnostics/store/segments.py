@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megatrain.contracts.errors import CheckpointError, DataError, MegatrainError
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import LocalLocation
 from megatrain_diagnostics.columns.schema import (
     check_columns,
@@ -51,6 +52,8 @@ _BOUNDED = ("round", "rank", "step", "start_ns", "at_ns")
 
 class StoreError(MegatrainError):
     """Events could not be written. What was committed before is intact; the rest is still held."""
+
+    exit_code = ExitCode.SAVE_FAILED
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ import importlib.metadata
 import logging
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from megatrain.commands.etcd_flags import etcd_arguments, etcd_environment
 from megatrain.contracts.run_directory import safe_name
 from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain.programs.child_process import ChildProcess
-from megatrain.programs.supervisor import supervise
+from megatrain.programs.supervisor import Supervisor
 from megatrain_launcher.executor.settings import ExecutorSettings
 
 ENTRY_POINT_GROUP = "megatrain.host_program"
@@ -33,10 +34,16 @@ class HostProgram:
         self._settings = settings
         self._logs = settings.logs / safe_name(settings.host)
         self._closed = threading.Event()
+        self._supervisor: Supervisor | None = None
         self.is_supervised = False
         """Whether there is a program to run; it is started again whenever it ends."""
         # the parent-death guard ends the child when this thread ends
         self._thread = RestartingThread(f"host program {entry_point.name}", self._run, self._closed)
+
+    @property
+    def trouble(self) -> str:
+        """Why the program cannot work; empty if it may."""
+        return self._thread.trouble or ("" if self._supervisor is None else self._supervisor.trouble)
 
     def close(self) -> None:
         """Ask the program to end, and wait for it; kill it if it takes too long."""
@@ -52,11 +59,11 @@ class HostProgram:
             return
         self.is_supervised = bool(command)
         if command:
-            supervise(name, lambda: self._start(command), self._closed, _logger.warning)
+            log = self._logs / f"{safe_name(name)}.log"
+            self._supervisor = Supervisor(name, lambda log: self._start(command, log), log, _logger.warning)
+            self._supervisor.run(self._closed)
 
-    def _start(self, command: Sequence[str]) -> ChildProcess:
-        self._logs.mkdir(parents=True, exist_ok=True)
-        log = self._logs / f"{safe_name(self._entry_point.name)}.log"
+    def _start(self, command: Sequence[str], log: Path) -> ChildProcess:
         return ChildProcess(command, log=log, environment=self._environment(), stop_s=_STOP_S)
 
     def _command(self) -> list[str]:

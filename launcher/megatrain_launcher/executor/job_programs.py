@@ -2,8 +2,8 @@
 
 Such a distribution declares an entry point in the group `megatrain.job_programs`: a function with the keywords
 `config`, `run` and `etcd` (flags for reaching it) which returns commands by name. One host of a job runs them. Training
-does not need them: a program that cannot be started, or ends, is reported and started again after a while. Each has its
-own thread, so that the end of one does not affect the others.
+does not need them: a program that cannot be started, or ends, is reported and started again after a while, unless that
+cannot help. Each has its own thread, so that the end of one does not affect the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megatrain.commands.etcd_flags import etcd_arguments, etcd_environment
 from megatrain.config.config import Config
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.programs.child_process import ChildProcess
-from megatrain.programs.supervisor import supervise
+from megatrain.programs.supervisor import Supervisor
 
 ENTRY_POINT_GROUP = "megatrain.job_programs"
 
@@ -35,18 +35,21 @@ class ProgramSettings:
 
 
 @contextmanager
-def running_programs(settings: ProgramSettings, report: Callable[[str], None]) -> Iterator[None]:
-    """Run every installed program of the job during the block. `report` is called from separate threads."""
+def running_programs(settings: ProgramSettings, report: Callable[[str], None]) -> Iterator[Mapping[str, Supervisor]]:
+    """Run every installed program of the job during the block, which receives their supervisors by name.
+
+    `report` is called from separate threads.
+    """
     is_over = threading.Event()
-    # one thread per program; the parent-death guard ends the program when its thread ends
-    threads = [
-        threading.Thread(target=_supervise, args=(name, command, settings, is_over, report), name=name)
+    supervisors = {
+        name: Supervisor(name, _starter(command, settings), settings.run / "logs" / f"{name}.log", report)
         for name, command in _commands(settings, report).items()
-    ]
+    }
+    threads = [threading.Thread(target=one.run, args=(is_over,), name=name) for name, one in supervisors.items()]
     try:
         for thread in threads:
             thread.start()
-        yield
+        yield supervisors
     finally:
         is_over.set()
         for thread in threads:
@@ -65,19 +68,6 @@ def _commands(settings: ProgramSettings, report: Callable[[str], None]) -> dict[
     return found
 
 
-def _supervise(
-    name: str,
-    command: Sequence[str],
-    settings: ProgramSettings,
-    is_over: threading.Event,
-    report: Callable[[str], None],
-) -> None:
-    """Supervise one program until the job is over."""
-    log = settings.run / "logs" / f"{name}.log"
+def _starter(command: Sequence[str], settings: ProgramSettings) -> Callable[[Path], ChildProcess]:
     environment = {**settings.environment, **etcd_environment(settings.etcd)}
-
-    def start() -> ChildProcess:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        return ChildProcess(command, log=log, environment=environment)
-
-    supervise(name, start, is_over, lambda text: report(f"{text}; see {log}"))
+    return lambda log: ChildProcess(command, log=log, environment=environment)

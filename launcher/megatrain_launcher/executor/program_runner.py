@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.election import Election
 from megatrain.coordination.restarting_thread import RestartingThread
 from megatrain.coordination.wire import KeyRange
+from megatrain.programs.supervisor import Supervisor
 from megatrain_launcher.executor.dashboard_notice import reported_dashboard
 from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
 from megatrain_launcher.executor.launch_mark import why_not_shared
@@ -41,8 +42,8 @@ class ProgramRunnerParts:
     name: str
     """The name with which this host's driver campaigns."""
     leading: threading.Event
-    programs: Callable[[], AbstractContextManager[None]]
-    """Runs the programs while it is entered."""
+    programs: Callable[[], AbstractContextManager[Mapping[str, Supervisor]]]
+    """Runs the programs while it is entered, and gives their supervisors by name."""
     why_incomplete: Callable[[threading.Event], str] = lambda closed: ""
     """Returns what is missing where they run; checks for a while, but not after the event is set."""
 
@@ -54,12 +55,14 @@ class ProgramRunner:
         self._parts = parts
         self._closed = threading.Event()
         self._why_incomplete = ""
+        self._supervisors: Mapping[str, Supervisor] = {}
         self._thread = RestartingThread("runner of the job's programs", self._run, self._closed)
 
     @property
     def trouble(self) -> str:
         """Why the programs on this host cannot work; empty if they can."""
-        return self._thread.trouble or self._why_incomplete
+        programs = [one.trouble for one in self._supervisors.values()]
+        return "; ".join(one for one in (self._thread.trouble or self._why_incomplete, *programs) if one)
 
     def close(self) -> None:
         """End the programs; those of a finished job first receive what its hosts still send."""
@@ -74,7 +77,7 @@ class ProgramRunner:
     def _run_programs(self) -> None:
         parts = self._parts
         with ExitStack() as running:
-            running.enter_context(parts.programs())
+            self._supervisors = running.enter_context(parts.programs())
             running.callback(self._forget_trouble)
             _logger.info("host %s runs the diagnosis of job %s", parts.name, parts.keys.job)
             self._why_incomplete = parts.why_incomplete(self._closed)
@@ -88,7 +91,7 @@ class ProgramRunner:
                 self._wait_for_other_hosts()
 
     def _forget_trouble(self) -> None:
-        self._why_incomplete = ""
+        self._why_incomplete, self._supervisors = "", {}
 
     def _is_job_over(self) -> bool:
         try:
@@ -134,9 +137,12 @@ def start_program_runner(
         leading.set()
 
     @contextmanager
-    def programs() -> Iterator[None]:
-        with reported_dashboard(settings.etcd, keys, _logger.info), running_programs(settings, _logger.warning):
-            yield
+    def programs() -> Iterator[Mapping[str, Supervisor]]:
+        with (
+            reported_dashboard(settings.etcd, keys, _logger.info),
+            running_programs(settings, _logger.warning) as supervisors,
+        ):
+            yield supervisors
 
     def why_incomplete(closed: threading.Event) -> str:
         return why_not_shared(RunDirectory(settings.run), record, host, closed)

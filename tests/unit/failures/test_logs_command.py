@@ -101,14 +101,16 @@ def test_logs_of_any_encoding_and_compression(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], encoding: str, name: str
 ) -> None:
     file = tmp_path / name
-    file.write_bytes(ENCODED[encoding](f"step 1 ü\r\n{OOM}\n"))
+    file.write_bytes(ENCODED[encoding](f"step 1 \N{LATIN SMALL LETTER U WITH DIAERESIS}\r\n{OOM}\n"))
     assert cli.main(["logs", "classify", "--text", str(file), "--json"]) == 0
     assert answers(capsys.readouterr().out)[0]["culprit"] == "gpu 5"
-    file.write_bytes(ENCODED[encoding](json.dumps({"id": "ü", "log": OOM}) + "\n"))
+    file.write_bytes(
+        ENCODED[encoding](json.dumps({"id": "\N{LATIN SMALL LETTER U WITH DIAERESIS}", "log": OOM}) + "\n")
+    )
     if encoding != "NULs of a crash":
         assert cli.main(["logs", "classify", str(file), "--json"]) == 0
         (answer,) = answers(capsys.readouterr().out)
-        assert (answer["id"], answer["label"]) == ("ü", "cuda_oom")
+        assert (answer["id"], answer["label"]) == ("\N{LATIN SMALL LETTER U WITH DIAERESIS}", "cuda_oom")
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,7 @@ def test_a_file_system_without_locks_is_not_taken_for_another_launch(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with (
-        pytest.raises(ConfigError, match=r"Function not implemented; set job\.run_directory"),
+        pytest.raises(ConfigError, match=r"Function not implemented.*; set job\.run_directory"),
         EtcdProcess(place, OWN, program=program),
     ):
         pass

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from megatrain.compression import kind_of_content, opened_by_content
 from megatrain.contracts.errors import DataError
-from megatrain.data.compression import kind_of_content, opened_by_content
 
 _START_BYTES = 4096
 _MAX_CONTROL_SHARE = 0.1

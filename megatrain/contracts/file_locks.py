@@ -1,0 +1,74 @@
+"""Exclusive file locks (flock) and names that are given once, on file systems that may have neither.
+
+Some parallel file systems are mounted without locks, and mounts of object storage have no hard links. A program that
+needs one of them there goes on without, and says so: nothing keeps another process out.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+def lock(file: int) -> str:
+    """Lock an open file exclusively, without waiting, until its descriptors are closed.
+
+    Returns why there is no lock: the system's error, where the file system has none; else "".
+    Raises: BlockingIOError when another process has it; OSError for any other failure.
+    """
+    return _locked(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def wait_and_lock(file: int) -> str:
+    """Do as `lock` does, but wait while another process has it."""
+    return _locked(file, fcntl.LOCK_EX)
+
+
+def is_locked(file: int) -> bool | None:
+    """Return whether a process has an exclusive lock on an open file; None where the file system has no locks.
+
+    Raises: OSError.
+    """
+    try:
+        return None if _locked(file, fcntl.LOCK_SH | fcntl.LOCK_NB) else False
+    except BlockingIOError:
+        return True
+
+
+def without_lock(path: Path, problem: str, risk: str) -> str:
+    """Return the warning about a file that cannot be locked. `risk`: what nothing prevents now."""
+    return f"{path} cannot be locked ({problem}): the file system has no locks, so nothing keeps {risk}"
+
+
+def give_name(temporary: Path, path: Path) -> bool:
+    """Give a complete file its name, if that is free. The temporary name may be left, for the caller to remove.
+
+    Where there are no hard links, the name is looked up first, and of two processes at the same moment the last wins.
+    Returns whether the name was free. Raises: OSError.
+    """
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():
+            return False
+        temporary.replace(path)
+    return True
+
+
+def _locked(file: int, operation: int) -> str:
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return os.strerror(error.errno or 0)
+    return ""

@@ -1,0 +1,72 @@
+"""File systems without locks or hard links: what is written there, and what is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.helpers.preloaded import compiled
+from tests.helpers.source_tree import ROOT
+
+PROGRAM = """
+import logging, sys
+from contextlib import suppress
+from pathlib import Path
+from megatrain.contracts.action_log import ActionEntry, ActionLog
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.whole_files import write_private
+from megatrain.data.output import new_directory
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from megatrain_launcher.etcd_place import take_lock
+
+logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
+run = Path(sys.argv[1])
+directory = RunDirectory(run)
+directory.create()
+with directory.locked(None) as lock:
+    print(lock.lock.note)
+    assert directory.holder() is None
+with SegmentStore(run / "events") as store:
+    store.commit()
+ActionLog(run / "actions.jsonl").append(ActionEntry(1.0, "intent", "1", "", "me", "operator", "", "stop", "", ""))
+assert not ActionLog(run / "actions.jsonl").trail().problem
+place = LocalLocation(run / "COMMIT")
+assert place.write_new(b"first") and not place.write_new(b"second") and place.read() == b"first"
+assert not LocalLocation(run).is_exclusive()
+write_private(run / "password", b"x", is_new=True)
+with suppress(FileExistsError):
+    write_private(run / "password", b"y", is_new=True)
+    raise SystemExit("written twice")
+assert (run / "password").read_bytes() == b"x"
+with new_directory(run / "data", ["meta.json"], False) as built:
+    (built / "meta.json").write_text("{}")
+try:
+    take_lock(run / "coordination")
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_what_needs_locks_or_links_goes_on_without_or_names_them(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(run)],
+        env={**os.environ, "LD_PRELOAD": str(compiled("no_locks.c", "no_locks.so")), "NO_LOCKS_BELOW": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    why = "cannot be locked (Function not implemented): the file system has no locks, so nothing keeps"
+    assert done.stdout.splitlines()[:2] == [
+        f"WARNING: {run}/lock {why} another job out of this directory; make sure that only one job has it",
+        f"WARNING {run}/events/lock {why} a second daemon from writing events there",
+    ]
+    needed = f"{run}/coordination/lock cannot be locked (Function not implemented): the file system has no file locks"
+    assert f"{needed}, and the job's etcd needs them; " in done.stdout
+    assert "set job.run_directory to one that has, or launch with --rdzv-endpoint of an etcd elsewhere" in done.stdout
