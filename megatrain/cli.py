@@ -21,8 +21,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 import megatrain
 from megatrain.contracts.errors import ConfigError, FlagError, MegatrainError
@@ -56,12 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_standard_files()
+    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
+        watched = io.BufferedWriter(_WatchedFile(sys.stdout.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(watched, sys.stdout.encoding, line_buffering=sys.stdout.line_buffering)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # a character that the terminal cannot show is escaped and is no error; Python does the same for stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return run_and_report(lambda: _dispatch(arguments))
-    except SystemExit as stop:  # argparse ends --help and usage errors this way
+    except SystemExit as stop:  # argparse ends --help and usage errors this way; it ignores what it cannot print
+        _settle(sys.stderr)
+        error = _settle(sys.stdout)
+        if error is not None:
+            return _report_lost_output(error)
         return stop.code if isinstance(stop.code, int) else int(ExitCode.FAILURE)
 
 
@@ -84,15 +92,61 @@ def run_and_report(action: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except MegatrainError as error:
-        print(f"megatrain: error: {printable(_message(error))}", file=sys.stderr)
+        _complain(f"error: {printable(_message(error))}")
+        _settle(sys.stdout)
         return int(error.exit_code)
     except KeyboardInterrupt:
-        print("megatrain: interrupted", file=sys.stderr)
+        _complain("interrupted")
+        _settle(sys.stdout)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader went away (`megatrain ... | head`). Python would try to flush the dead pipe once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError as error:
+        _settle(sys.stdout, error)  # the reader went away (`megatrain ... | head`)
         return BROKEN_PIPE
+    except OSError as error:
+        if _settle(sys.stdout) is not error:
+            raise
+        return _report_lost_output(error)
+
+
+def _report_lost_output(error: OSError) -> int:
+    _complain(f"error: standard output cannot be written: {error.strerror}")
+    return int(ExitCode.SAVE_FAILED)
+
+
+def _complain(text: str) -> None:
+    """Print a message on stderr. One that cannot be written changes no exit code."""
+    with suppress(OSError):
+        print(f"megatrain: {text}", file=sys.stderr, flush=True)
+    _settle(sys.stderr)
+
+
+class _WatchedFile(io.FileIO):
+    """A file that remembers why it could not be written: the streams above it may swallow that error."""
+
+    error: OSError | None = None
+
+    def write(self, buffer: Any, /) -> int:
+        try:
+            return super().write(buffer)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+
+def _settle(stream: TextIO, error: OSError | None = None) -> OSError | None:
+    """Write what a stream still holds; return why it, or something before it, could not be written, None if all was.
+
+    After an error the stream writes to /dev/null: else Python tries again at its exit, and ends with its own exit code.
+    """
+    try:
+        stream.flush()
+    except OSError as failure:
+        error = error or failure
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    error = (raw.error if isinstance(raw, _WatchedFile) else None) or error
+    if error is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return error
 
 
 def find_verbs() -> dict[str, str]:

@@ -89,8 +89,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name a test of bytes by its argument: two processes must give it one name, and gzip's bytes hold the time."""
-    return argname if isinstance(val, bytes) else None
+    """Name a test of binary data by its argument: processes must agree on its name, and gzip's data hold the time."""
+    is_binary = isinstance(val, bytes) and not val.decode("latin-1").isprintable()
+    return argname if is_binary else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

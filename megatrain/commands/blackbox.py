@@ -33,7 +33,7 @@ _TEXT_COLUMNS = (2, 7, 9)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="a black box, for example /dev/shm/megatrain.*.blackbox"
+        "file", type=Path, metavar="FILE", help="a black box, for example /dev/shm/megatrain-1000/megatrain.*.blackbox"
     )
     parser.add_argument("--last", type=whole_number(1), metavar="N", default=40, help="newest N records (default: 40)")
     parser.add_argument(

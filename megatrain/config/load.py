@@ -74,7 +74,7 @@ def load_config(
 def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
     """Return text, tables and no problem; or nothing and the problem."""
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode().removeprefix("\ufeff")  # the mark that some editors of Windows begin with
         return text, tomllib.loads(text), None
     except OSError as error:
         return "", {}, f"cannot read the configuration file: {error.strerror}; give the path of a TOML file ({path})"

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -32,5 +33,9 @@ def quick_and_slow(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], lis
         (quick if case.removesuffix("]") in kept else slow).append(item)
     for test, cases in missing.items():
         if absent := cases - found[test]:
-            pytest.exit(f"{test}: the mark `slow` keeps {sorted(absent)}, which are no cases of it", returncode=4)
+            problem = f"{test}: the mark `slow` keeps {sorted(absent)}, which are no cases of it"
+            if capture := items[0].config.pluginmanager.getplugin("capturemanager"):
+                capture.suspend_global_capture()  # a process of several shows its terminal only what it prints itself
+            print(problem, file=sys.stderr, flush=True)
+            pytest.exit(problem, returncode=4)
     return quick, slow

@@ -28,6 +28,15 @@ MEMORY: tuple[Rule, ...] = (
         "task-out-of-memory", Label.HOST_OOM, HOST, "srun: error & out of memory",
         pattern=_SRUN + "out of memory", culprit=_SRUN_NAMED,
     ),
+    # a small RLIMIT_MEMLOCK of the service that starts jobs, not a lack of memory
+    rule(
+        "locked-memory-limit", Label.DRIVER_SOFTWARE, SPECIFIC,
+        "ibv_ & cannot allocate memory", "ibv_ & enomem", "ibv_ & errno 12", "ibv_ & error 12",
+        "memory registration & cannot allocate memory", "rlimit_memlock & too small", "memlock & too low",
+        "memlock & too small", "locked memory & limit & too", "allocate some locked memory", "mlock & cannot allocate",
+        "fi_mr_reg & cannot allocate memory", "register memory & cannot allocate memory",
+        unless=r"\bwarning\b",
+    ),
     rule(
         "host-allocation-failed", Label.HOST_OOM, SPECIFIC,
         "cannot allocate memory", "memoryerror", "std::bad_alloc", "defaultcpuallocator",
@@ -35,7 +44,7 @@ MEMORY: tuple[Rule, ...] = (
         "arraymemoryerror", "java heap space", "malloc of size & failed", "arrowmemoryerror",
         "mmap failed: cannot allocate", "failed to allocate & bytes & cpu", "cudahostalloc & out of memory",
         "pin & memory & cannot allocate",
-        unless=r"outofmemoryerror|cupy",
+        unless=r"outofmemoryerror|cupy|\bibv_|\bm?lock|fi_mr_reg|memory registration|register memory",
     ),
     rule(
         "killed", Label.HOST_OOM, EXIT_CODE + 2,

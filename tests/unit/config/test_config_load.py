@@ -253,6 +253,12 @@ def test_missing_file(tmp_path: Path) -> None:
     assert caught.value.problems == (f"{expected} ({path})",)
 
 
+def test_byte_order_mark_is_no_part_of_the_file(small: Path) -> None:
+    plain = load_config(small)
+    small.write_bytes(b"\xef\xbb\xbf" + small.read_bytes())
+    assert load_config(small) == plain
+
+
 def test_file_that_is_not_utf8(small: Path) -> None:
     small.write_bytes(b"[job]\n# caf\xe9\n" + small.read_bytes())
     with pytest.raises(ConfigError) as caught:

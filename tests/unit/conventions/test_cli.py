@@ -13,6 +13,7 @@ import pytest
 import megatrain
 from megatrain import cli
 from megatrain.contracts.errors import ConfigError, DataError
+from megatrain.contracts.exit_codes import ExitCode
 from tests.helpers.source_tree import ROOT
 
 AddVerb = Callable[[str, str], None]
@@ -164,6 +165,33 @@ def test_closed_pipe_ends_quietly() -> None:
 
     assert process.returncode == cli.BROKEN_PIPE
     assert errors == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "redirections", "code"),
+    [
+        ("--help", ">/dev/full", ExitCode.SAVE_FAILED),
+        ("train --help", ">/dev/full", ExitCode.SAVE_FAILED),
+        ("config reference", ">/dev/full", ExitCode.SAVE_FAILED),
+        ("logs classify --text pyproject.toml", ">/dev/full", ExitCode.SAVE_FAILED),
+        ("logs classify pyproject.toml", ">/dev/full", ExitCode.DATA),
+        ("config check nowhere.toml", ">/dev/full 2>/dev/full", ExitCode.CONFIG),
+        ("config check nowhere.toml", "2>/dev/full", ExitCode.CONFIG),
+        ("config check nowhere.toml", ">&- 2>&-", ExitCode.CONFIG),
+        ("config check", "2>/dev/full", ExitCode.USAGE),
+        ("logs classify nowhere.jsonl", "2>&-", ExitCode.DATA),
+    ],
+)
+def test_output_that_cannot_be_written_changes_no_exit_code_of_an_error(
+    words: str, redirections: str, code: ExitCode
+) -> None:
+    command = f'exec "$0" -m megatrain {words} {redirections}'
+    done = subprocess.run(["sh", "-c", command, sys.executable], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    if code is ExitCode.SAVE_FAILED:
+        assert done.stderr == "megatrain: error: standard output cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -115,6 +115,11 @@ DRIVER_STOP = [
     "RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.",
     "ImportError: /lib/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by /opt/x.so)",
     "RuntimeError: No CUDA GPUs are available",
+    "ibv_create_cq failed: Cannot allocate memory",
+    "gpu-7:71:88 [2] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
+    "ib_mlx5_log.c:177 UCX ERROR ibv_reg_mr(address=0x7f, length=4096) failed: Cannot allocate memory",
+    "[gpu-7] openib BTL failed to initialize while trying to allocate some locked memory",
+    "libfabric:71:efa:mr:efa_mr_reg_impl():489<warn> Unable to register memory region: Cannot allocate memory",
 ]
 
 CASES = [
