@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, cast
 
 import megatrain
 from megatrain.contracts.errors import ConfigError, FlagError, MegatrainError
@@ -58,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_standard_files()
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
-        watched = io.BufferedWriter(_WatchedFile(sys.stdout.fileno(), "w", closefd=False))
-        sys.stdout = io.TextIOWrapper(watched, sys.stdout.encoding, line_buffering=sys.stdout.line_buffering)
+        sys.stdout = _watched(sys.stdout)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # a character that the terminal cannot show is escaped and is no error; Python does the same for stderr
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -133,6 +132,14 @@ class _WatchedFile(io.FileIO):
             raise
 
 
+def _watched(stdout: io.TextIOWrapper) -> io.TextIOWrapper:
+    """Return a stream like Python's own stdout, buffered or not, over a file that remembers its error."""
+    file = _WatchedFile(stdout.fileno(), "w", closefd=False)
+    is_direct = stdout.write_through  # PYTHONUNBUFFERED
+    buffer = cast("io.BufferedWriter", file) if is_direct else io.BufferedWriter(file)
+    return io.TextIOWrapper(buffer, stdout.encoding, line_buffering=stdout.line_buffering, write_through=is_direct)
+
+
 def _settle(stream: TextIO, error: OSError | None = None) -> OSError | None:
     """Write what a stream still holds; return why it, or something before it, could not be written, None if all was.
 
@@ -142,7 +149,8 @@ def _settle(stream: TextIO, error: OSError | None = None) -> OSError | None:
         stream.flush()
     except OSError as failure:
         error = error or failure
-    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    buffer = getattr(stream, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)
     error = (raw.error if isinstance(raw, _WatchedFile) else None) or error
     if error is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

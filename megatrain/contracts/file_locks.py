@@ -11,7 +11,7 @@ import fcntl
 import os
 from pathlib import Path
 
-NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -68,7 +68,7 @@ def _locked(file: int, operation: int) -> str:
     try:
         fcntl.flock(file, operation)
     except OSError as error:
-        if error.errno not in NO_LOCKS:
+        if error.errno not in _NO_LOCKS:
             raise
         return os.strerror(error.errno or 0)
     return ""

@@ -49,6 +49,8 @@ class Remover:
 
     def __init__(self) -> None:
         self._name = f"{token_hex(8)}.removing"
+        self._begun = set[tuple[str, int]]()
+        """Checkpoints whose removal failed: storage may still carry out a removal whose answer was lost."""
 
     def remove(self, checkpoints: Location, chosen: Sequence[tuple[str, int]], newest_claim: int) -> Iterator[Location]:
         """Remove checkpoints, given by branch and step, and yield the location of each when it is gone.
@@ -60,21 +62,25 @@ class Remover:
         if not chosen:
             return
         record = checkpoints / CLAIMS_NAME / self._name
-        steps = {branch: sorted(step for name, step in chosen if name == branch) for branch, _ in chosen}
+        listed = self._begun.union(chosen)
+        steps = {branch: sorted(step for name, step in listed if name == branch) for branch, _ in listed}
         content = {"schema_version": SCHEMA_VERSION, "holder": signature(None), "steps": steps}
         record.write((json.dumps(content, sort_keys=True) + "\n").encode())
         newer = Claims(checkpoints).newest_number()
         if newer > newest_claim:
-            record.remove()
+            if not self._begun:
+                record.remove()
             raise NewerRoundError(
                 f"{checkpoints}: round {newer} has started meanwhile, and may resume from any of them"
             )
+        self._begun = listed
         for branch, step in chosen:
             location = checkpoints / branch / step_directory_name(step)
             remove_checkpoint(location)
+            self._begun.remove((branch, step))
             yield location
-        # after an error it stays: storage may still carry out a removal whose answer was lost
-        record.remove()
+        if not self._begun:
+            record.remove()
 
 
 def _listed(record: Location) -> list[tuple[str, int]]:

@@ -1,6 +1,6 @@
 """A supervisor: starts a program again whenever it ends, because the job can be without it only for a while.
 
-A program that fails twice in a row with the same error is a problem for a person: `trouble` says so until it works.
+A program that fails twice in a row with the same error is a problem for a person: `problem` says so until it works.
 Where starting it again cannot help, by its exit code, it is left at that; a bug (exit code 1) gets a few more tries.
 """
 
@@ -24,6 +24,8 @@ _MAX_LIVES: dict[int, int] = {
     ExitCode.FAILURE: 10,
 }
 """How often a program is started that always ends with this exit code and the same last line; others: no limit."""
+_NOT_STARTED = 127
+"""A shell's exit code for a program that it cannot start."""
 _END_BYTES = 4096
 _MAX_SHOWN = 300
 
@@ -39,12 +41,12 @@ class Supervisor:
         self._start = start
         self._log = log
         self._report = report
-        self._trouble = ""
+        self._problem = ""
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why the program cannot work; empty while it may."""
-        return self._trouble
+        return self._problem
 
     def run(self, closed: threading.Event) -> None:
         """Start the program, and again after each end, until `closed` is set or starting it again cannot help.
@@ -54,21 +56,21 @@ class Supervisor:
         pause_s, lives, earlier = _FIRST_PAUSE_S, 0, ("", "")
         while not closed.is_set():
             began = time.monotonic()
-            code, ended = self._live(closed)
+            code, ended = self._run_once(closed)
             if closed.is_set():
                 return
             if time.monotonic() - began > _LONGEST_PAUSE_S:
                 pause_s, earlier = _FIRST_PAUSE_S, ("", "")
             line = last_line(self._log)
             end = (ended, re.sub(r"\d+", "", line))  # times and process numbers differ
-            lives = lives + 1 if end == earlier else 1
+            lives = lives + 1 if end == earlier and code else 1
             earlier = end
-            said = f"{self._name} {ended}"
+            said, self._problem = f"{self._name} {ended}", ""
             if lives > 1:
                 said = f"{self._name} has failed {lives} times with the same error: it {ended}"
-                self._trouble = f"{said}; {line}; see {self._log}" if line else f"{said}; see {self._log}"
+                self._problem = f"{said}; {line}; see {self._log}" if line else f"{said}; see {self._log}"
             shown = f": {line}" if line and lives == 2 else ""
-            if code is not None and lives >= _MAX_LIVES.get(code, lives + 1):
+            if lives >= _MAX_LIVES.get(code, lives + 1):
                 self._report(f"{said}{shown}; it is not started again: launch the job again after that is mended; see"
                              f" {self._log}")  # fmt: skip
                 return
@@ -76,18 +78,18 @@ class Supervisor:
             closed.wait(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
-    def _live(self, closed: threading.Event) -> tuple[int | None, str]:
-        """Run the program until it ends or must end; return its exit code, None without one, and how it ended."""
+    def _run_once(self, closed: threading.Event) -> tuple[int, str]:
+        """Run the program until it ends or must end; return its exit code, and how it ended."""
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             process = self._start(self._log)
         except OSError as error:
-            return None, f"cannot be started ({error})"
+            return _NOT_STARTED, f"cannot be started ({error})"
         began = time.monotonic()
         with process:
             while process.poll() is None and not closed.wait(_POLL_S):
-                if self._trouble and time.monotonic() - began > _LONGEST_PAUSE_S:
-                    self._trouble = ""
+                if self._problem and time.monotonic() - began > _LONGEST_PAUSE_S:
+                    self._problem = ""
         code = process.poll() or 0
         return code, end_text(code)
 

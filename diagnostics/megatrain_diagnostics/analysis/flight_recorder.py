@@ -93,13 +93,16 @@ def parse_dump(raw: bytes, rank: int, place: str) -> FlightDump:
     return FlightDump(rank, str(value["version"]), titles, _members(value, place), positions, calls, num_ranks)
 
 
-def known_ranks(dumps: Sequence[FlightDump]) -> int:
-    """Return how many ranks the job had, as far as dumps show it: a gather's sizes, members of groups, ranks of dumps.
+def known_ranks(dumps: Sequence[FlightDump]) -> tuple[int, bool]:
+    """Return how many ranks the job had, and whether that is certain.
 
-    Only the first is exact: ranks above all that the others name may be missing.
+    It is where a dump has the default group's members or the sizes of a gather in it. Else ranks above all that dumps
+    name may be missing.
     """
+    of_default = [len(dump.members.get(_NAME_OF_DEFAULT_GROUP, ())) for dump in dumps]
     named = [dump.rank for dump in dumps] + [ranks[-1] for dump in dumps for ranks in dump.members.values()]
-    return max([dump.num_ranks for dump in dumps] + [1 + max(named, default=-1)])
+    certain = max([dump.num_ranks for dump in dumps] + of_default)
+    return max(certain, 1 + max(named)), certain > 0
 
 
 def flight_groups(dumps: Sequence[FlightDump], num_ranks: int) -> dict[str, tuple[int, ...]]:

@@ -140,7 +140,11 @@ def _of_dumps(directory: Path, args: argparse.Namespace) -> HangAnswer:
     number = args.round
     roster = None if source is None else roster_of_events(source, number)
     if roster is None:
-        roster = Roster(0, Layout(dp_size=known_ranks(dumps)), {}, {})
+        num_ranks, is_certain = known_ranks(dumps)
+        roster = Roster(0, Layout(dp_size=num_ranks), {}, {})
+        if not is_certain:
+            unseen = f"ranks above {num_ranks - 1} without a dump are not counted"
+            problems = (*problems, f"the dumps do not show how many ranks the job had: {unseen}")
     finding = find_hang(flight_standings(dumps), flight_groups(dumps, roster.layout.world_size), roster)
     place = f"Flight Recorder dumps in {directory}"
     return HangAnswer(place, roster, finding, stacks_of(source, roster), disagreements(dumps), problems)

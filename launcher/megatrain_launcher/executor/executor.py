@@ -201,7 +201,7 @@ def _run_parts(
             view = orders.view()
             troubles = (orders.trouble, membership.trouble, local.standby.trouble, local.logs.trouble)
             more = (local.crash.places.trouble, *(one.trouble for one in (driver, runner) if one is not None))
-            trouble = "; ".join(one for one in (*troubles, *more) if one)
+            trouble = "; ".join(one for one in (*troubles, *more, *(program.problem for program in programs)) if one)
             host_status = local.state.status(membership.session, view, trouble)
             is_streamed = any(program.is_supervised for program in programs)
             return replace(host_status, is_streamed=is_streamed, saves=storage.view.saves, disks=storage.view.disks)

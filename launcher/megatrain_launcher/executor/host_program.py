@@ -41,9 +41,9 @@ class HostProgram:
         self._thread = RestartingThread(f"host program {entry_point.name}", self._run, self._closed)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why the program cannot work; empty if it may."""
-        return self._thread.trouble or ("" if self._supervisor is None else self._supervisor.trouble)
+        return self._thread.trouble or ("" if self._supervisor is None else self._supervisor.problem)
 
     def close(self) -> None:
         """Ask the program to end, and wait for it; kill it if it takes too long."""

@@ -61,7 +61,7 @@ class ProgramRunner:
     @property
     def trouble(self) -> str:
         """Why the programs on this host cannot work; empty if they can."""
-        programs = [one.trouble for one in self._supervisors.values()]
+        programs = [one.problem for one in self._supervisors.values()]
         return "; ".join(one for one in (self._thread.trouble or self._why_incomplete, *programs) if one)
 
     def close(self) -> None:

@@ -68,12 +68,12 @@ def go_on_before(checkpoints: Location) -> None:
     begin_round(checkpoints, RoundStart(number, "main", step))
 
 
-def check_has_where_it_began(checkpoints: Location) -> None:
+def began_and_resumes_at(checkpoints: Location) -> tuple[int | None, int | None]:
+    """Return the step at which round 3 began, and the step from which a job would resume now."""
     start, point = newest_start(checkpoints), resume_point(checkpoints)
     assert start is not None
     assert start.round == 3
-    assert point.candidate is not None, point
-    assert point.candidate.step == start.step
+    return start.step, None if point.candidate is None else point.candidate.step
 
 
 class Count:
@@ -91,39 +91,45 @@ def num_operations(directory: Path, program: Callable[[Location], None]) -> int:
 
 
 @pytest.mark.parametrize("start", [go_back, go_on_before])
-def test_one_is_held_up_before_any_of_its_operations_while_the_other_runs(tmp_path: Path, start: Start) -> None:
+def test_a_round_keeps_the_step_at_which_it_began_whichever_is_held_up(tmp_path: Path, start: Start) -> None:
     template = tmp_path / "template"
     put_run(template)
     ways = set[tuple[int, ...]]()
     programs = (keep_house, start)
     for first in (0, 1):
         for held_at in range(num_operations(tmp_path / f"count-{first}", programs[first])):
-            run_interleaved(template, tmp_path / "run", programs[first], programs[1 - first], (held_at,))
-            ways.add(tuple(committed_steps(LocalLocation(tmp_path / "run") / "main")))
+            checkpoints = interleaved(template, tmp_path / "run", programs[first], programs[1 - first], (held_at,))
+            began, resumes = began_and_resumes_at(checkpoints)
+            assert began == resumes, (first, held_at)
+            ways.add(tuple(committed_steps(checkpoints / "main")))
     # the round came before the removal, or after it
     assert ways >= {STEPS, STEPS[-1:]}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [go_back, go_on_before])
-def test_any_order_with_two_switches(tmp_path: Path, start: Start) -> None:
+def test_a_round_keeps_the_step_at_which_it_began_in_any_order_with_two_switches(tmp_path: Path, start: Start) -> None:
     template = tmp_path / "template"
     put_run(template)
-    removing, starting = (num_operations(tmp_path / p.__name__, p) for p in (keep_house, start))
-    for held_at in range(removing):
-        for until in range(1, starting, 5):
-            run_interleaved(template, tmp_path / "run", keep_house, start, (held_at, until))
-    for held_at in range(starting):
-        for until in range(1, removing, 5):
-            run_interleaved(template, tmp_path / "run", start, keep_house, (held_at, until))
+    programs = (keep_house, start)
+    numbers = [num_operations(tmp_path / program.__name__, program) for program in programs]
+    for first in (0, 1):
+        for held_at in range(numbers[first]):
+            for until in range(1, numbers[1 - first], 5):
+                checkpoints = interleaved(
+                    template, tmp_path / "run", programs[first], programs[1 - first], (held_at, until)
+                )
+                began, resumes = began_and_resumes_at(checkpoints)
+                assert began == resumes, (first, held_at, until)
 
 
-def run_interleaved(template: Path, directory: Path, first: Start, second: Start, turns: tuple[int, ...]) -> None:
+def interleaved(template: Path, directory: Path, first: Start, second: Start, turns: tuple[int, ...]) -> Location:
+    """Run two programs in a copy of a run, and return its checkpoints."""
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(template, directory)
     checkpoints = LocalLocation(directory)
     Interleaved(checkpoints, first, second, turns).run()
-    check_has_where_it_began(checkpoints)
+    return checkpoints
 
 
 # A removal that was interrupted
@@ -180,6 +186,23 @@ def test_after_an_error_the_record_stays_until_the_same_process_has_removed_the_
     assert set(being_removed(checkpoints)) == {("main", 10), ("main", 20)}
     assert housekeeping.run(hooked, PLAN) == [f"removed {checkpoints}/main/step-000000020"]
     assert being_removed(checkpoints) == {}
+
+
+def test_after_an_error_the_record_stays_even_when_a_round_has_started(tmp_path: Path) -> None:
+    """Storage may still carry out the removal whose answer was lost."""
+    checkpoints, remover = put_run(tmp_path), Remover()
+    newest = Claims(checkpoints).newest_number()
+
+    def fail(action: str, path: str) -> None:
+        if action == "remove":
+            raise CheckpointError("timed out")
+
+    with pytest.raises(CheckpointError, match="timed out"):
+        list(remover.remove(HookedLocation(checkpoints, fail), [("main", 10)], newest))
+    claim_and_begin(checkpoints, 3, "main", 20)
+    with pytest.raises(NewerRoundError):
+        list(remover.remove(checkpoints, [("main", 20)], newest))
+    assert ("main", 10) in being_removed(checkpoints)
 
 
 def test_a_remover_that_a_round_has_overtaken_removes_nothing(tmp_path: Path) -> None:

@@ -194,6 +194,16 @@ def test_output_that_cannot_be_written_changes_no_exit_code_of_an_error(
         assert done.stderr == "megatrain: error: standard output cannot be written: No space left on device\n"
 
 
+def test_output_without_a_buffer_that_cannot_be_written() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-u", "-m", "megatrain", "config", "reference"],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == ExitCode.SAVE_FAILED
+    assert done.stderr == "megatrain: error: standard output cannot be written: No space left on device\n"
+
+
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_closed_standard_files_are_nobody_elses(number: int) -> None:
     """Else the next file or socket gets the number, and with it what is printed."""

@@ -120,10 +120,16 @@ def test_the_default_group_has_all_ranks_though_one_left_no_dump(tmp_path: Path,
             dump["pg_status"] = {}
         (tmp_path / f"trace_{rank}.json").write_text(json.dumps(dump))
     dumps, _ = read_dumps(tmp_path)
-    assert known_ranks(dumps) == 3
-    finding = find_hang(flight_standings(dumps), flight_groups(dumps, known_ranks(dumps)), NO_RANKS)
+    assert known_ranks(dumps) == (3, True)
+    finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
     assert [one.rank for one in finding.suspects] == [1], finding.report
     assert finding.silent == (frozenset() if lost is None else {lost})
+
+
+def test_how_many_ranks_there_were_is_not_certain_without_a_gather_and_members() -> None:
+    dumps, _ = read_dumps(GOLDEN)
+    assert known_ranks(dumps) == (3, False)
+    assert known_ranks(dumps[:2]) == (2, False)
 
 
 def test_sizes_that_may_differ_are_no_disagreement(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange
+from megatrain.programs.supervisor import Supervisor
 from megatrain_launcher.executor import launch_mark, program_runner
 from megatrain_launcher.executor.job_programs import ProgramSettings
 from megatrain_launcher.executor.launch_mark import leave_mark, why_not_shared
@@ -39,11 +40,11 @@ class Programs:
     is_running: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self) -> Iterator[dict[str, Supervisor]]:
         self.begun += 1
         self.is_running.set()
         try:
-            yield
+            yield {}
         finally:
             self.is_running.clear()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.programs import supervisor
 from megatrain.programs.child_process import ChildProcess
 from megatrain.programs.supervisor import Supervisor
-from tests.helpers.waiting import DEADLINE_S
 
 FAILS = "import os, sys; print(f'error: {os.getpid()} cannot open the door'); sys.exit(int(sys.argv[1]))"
 
@@ -24,20 +22,22 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.001)
 
 
-def supervised(
-    log: Path, program: str, argument: object, report: Callable[[str], None], closed: threading.Event
-) -> Supervisor:
-    """Run a program of Python until it is not started again, or `closed` is set."""
+def supervised(log: Path, program: str, argument: object, max_reports: int) -> tuple[Supervisor, list[str]]:
+    """Run a program of Python until it is not started again, or has ended so often; return what was reported."""
+    said: list[str] = []
+    closed = threading.Event()
 
     def start(log: Path) -> ChildProcess:
         return ChildProcess([sys.executable, "-S", "-c", program, str(argument)], log=log)
 
+    def report(text: str) -> None:
+        said.append(text)
+        if len(said) == max_reports:
+            closed.set()
+
     found = Supervisor("diagnostics", start, log, report)
-    thread = threading.Thread(target=found.run, args=(closed,))
-    thread.start()
-    thread.join(DEADLINE_S)
-    assert not thread.is_alive()
-    return found
+    found.run(closed)
+    return found, said
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,14 @@ def supervised(
 def test_the_same_error_again_is_reported_and_the_program_left_alone(
     tmp_path: Path, code: ExitCode, num_lives: int, ended: str
 ) -> None:
-    said: list[str] = []
     log = tmp_path / "logs" / "diagnostics.log"
-    found = supervised(log, FAILS, int(code), said.append, threading.Event())
+    found, said = supervised(log, FAILS, int(code), num_lives + 1)
     assert len(log.read_text().splitlines()) == num_lives == len(said)
     assert said[0] == f"diagnostics {ended}; it is started again in 0 s; see {log}"
     assert f"diagnostics has failed 2 times with the same error: it {ended}: error: " in said[1]
     assert "cannot open the door" in said[1]
     assert said[-1].endswith(f"it is not started again: launch the job again after that is mended; see {log}")
-    assert f"failed {num_lives} times with the same error: it {ended}; error: " in found.trouble
+    assert f"failed {num_lives} times with the same error: it {ended}; error: " in found.problem
 
 
 OTHERS = "import sys; lives = len(open(sys.argv[1]).readlines()); print('abcdefgh'[lives]); raise SystemExit(78)"
@@ -71,14 +70,17 @@ def test_where_it_may_help_it_is_started_again(
 ) -> None:
     """After exit code 68 (etcd cannot be reached) each time, and while it ends with another error each time."""
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    closed = threading.Event()
-
-    def report(text: str) -> None:
-        said.append(text)
-        if len(said) == 7:
-            closed.set()
-
-    supervised(tmp_path / "diagnostics.log", program, argument, report, closed)
+    _, said = supervised(tmp_path / "diagnostics.log", program, argument, 7)
     assert len(said) == 7
     assert all("it is started again" in text for text in said)
+
+
+def test_a_problem_ends_with_the_next_other_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "diagnostics.log"
+    twice = "import sys; lives = len(open(sys.argv[1]).readlines()); print('aab'[lives]); raise SystemExit(68)"
+    found, _ = supervised(log, twice, log.name, 2)
+    assert "failed 2 times with the same error" in found.problem
+    log.unlink()
+    found, _ = supervised(log, twice, log.name, 3)
+    assert found.problem == ""
