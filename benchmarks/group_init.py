@@ -1,8 +1,8 @@
 """Seconds until the first finished collective on every group of every rank, and the requests to the store.
 
-Real processes run three sides in turn: megatrain's; torch's default, where every rank calls new_group for every group
-of the layout in the same order; and the same with torch's barrier after each group. A model extends the counted
-requests to larger worlds.
+Real processes run four sides in turn: megatrain's; torch's default, where every rank calls new_group for every group
+of the layout in the same order; torch's use_local_synchronization, where a rank calls it for its own groups only; and
+the default with torch's barrier after each group. A model extends the counted requests to larger worlds.
 Run alone on the machine: python -m benchmarks group_init [--processes N] [--rounds N] [--write]
 """
 
@@ -183,6 +183,7 @@ def _notes(num_rounds: int, costs: Costs) -> list[str]:
         "a time ends when the last process has a sum from each of its groups; times ours: median of the rounds' ratios",
         "all sides create a group along each axis, the same on host memory, two links and the tied embedding's group",
         "torch's sides create a group of the world too, on which no collective is timed",
+        "use_local_synchronization: groups of kinds that not every rank has come last; elsewhere torch waits for ever",
         "requests: of the rank with the most, counted at the store object in a separate round",
         "one get is two messages to the server (a wait and a get), as is one multi_get of up to 128 keys",
         "store busy: processor time of the server's thread; by the model: requests times the cost of each here",

@@ -1,11 +1,11 @@
-"""The ranks of the benchmark of group creation: one function creates all groups in one of three ways."""
+"""The ranks of the benchmark of group creation: one function creates all groups in one of four ways."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from megatrain.comm import create_mesh, join
 from megatrain.comm.communicator import ProcessGroupCommunicator
-from megatrain.comm.group_plan import all_planned_groups
+from megatrain.comm.group_plan import PlannedGroup, all_planned_groups
 from megatrain.comm.rendezvous import Rendezvous
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.process import Process
@@ -24,7 +24,8 @@ from megatrain.telemetry.recorder import Recorder
 from tests.helpers.rank_protocol import RankContext
 
 OURS, TORCH, TORCH_BARRIER = "ours", "torch", "torch, TORCH_DIST_INIT_BARRIER=1"
-SIDES = (OURS, TORCH, TORCH_BARRIER)
+TORCH_LOCAL = "torch, use_local_synchronization"
+SIDES = (OURS, TORCH, TORCH_LOCAL, TORCH_BARRIER)
 _TIMEOUT = timedelta(seconds=300)
 _HOST = "127.0.0.1"
 
@@ -115,12 +116,29 @@ def create_all(context: RankContext, orders: Orders) -> Record:
         inside = dist.PrefixStore(orders.prefix, store)
         dist.init_process_group("gloo", store=inside, rank=context.rank, world_size=context.world_size)
         record.world_requests = Counter(counts)
-        created = [(planned, dist.new_group(list(planned.ranks))) for planned in everything]
+        is_local = orders.side == TORCH_LOCAL
+        created = [
+            (planned, dist.new_group(list(planned.ranks), use_local_synchronization=is_local))
+            for planned in (_common_first(everything, context.world_size) if is_local else everything)
+            if not is_local or context.rank in planned.ranks
+        ]
         groups = [(one.name, len(one.ranks), group) for one, group in created if context.rank in one.ranks]
     record.sums = dict(_first_sums(groups))
     record.ended_s = time.monotonic()
     record.group_requests = counts - record.world_requests
     return record
+
+
+def _common_first(planned: Sequence[PlannedGroup], world_size: int) -> list[PlannedGroup]:
+    """Return the groups, last those of kinds that not every rank has.
+
+    With use_local_synchronization, torch names a group by its members and by how many groups a rank has already
+    created, so its members must have created equally many: else they wait for each other without end.
+    """
+    num_members = Counter({one.name: 0 for one in planned})
+    for one in planned:
+        num_members[one.name] += len(one.ranks)
+    return sorted(planned, key=lambda one: num_members[one.name] < world_size)
 
 
 def _pass_gate(store: dist.Store, world_size: int, prefix: str) -> None:

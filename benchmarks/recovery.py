@@ -1,4 +1,4 @@
-"""Seconds from a fault to the next completed step: megatrain with a spare, and stock torchrun, in one run.
+"""Seconds from a fault to the next completed step: megatrain and stock torchrun, both with a spare, in one run.
 
 There are two hosts of two gloo ranks each, with paced steps of 80 ms, a checkpoint every 10 steps, and the fault at
 step 24. All hosts are this machine. Each run is checked: the losses of every step equal those of a run without a fault,
@@ -79,7 +79,7 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
         notes=[
             f"Seconds since the fault: median (least to most). never: no step in {GIVE_UP_S:.0f} s, or the job ended.",
             "detected: when the driver had noticed the fault. Stock torchrun does not report this.",
-            "Stock torchrun's third agent is started by hand 5 s after the second was killed; ours has a spare.",
+            "Both have a spare host: stock torchrun a third agent of --nnodes 2, which waits until a place is free.",
             "same losses: the loss of every step equals that without a fault, bit by bit.",
             "left behind: processes and files in memory, 10 s after the end.",
             "torchrun's collectives time out after 10 s, as ours do (runtime.step_timeout_s).",

@@ -140,7 +140,7 @@ class _Ours:
 
 @contextmanager
 def torchrun(root: Path, *, is_store_shared: bool) -> Iterator[Side]:
-    """Run two agents that meet at a store of the first agent. A third agent is started by hand where one is killed."""
+    """Run two agents that meet at a store of the first agent. A third agent is a spare: it waits for a place."""
     job = make_job_at(root)
     faults = FaultDirectory(root / "faults", PACE_S)
     (port,) = free_ports(1)
@@ -148,6 +148,8 @@ def torchrun(root: Path, *, is_store_shared: bool) -> Iterator[Side]:
     try:
         for number in range(2):
             side.start(number)
+        wait_until(lambda: bool(job.records("step")), "the first step", GIVE_UP_S)
+        side.start(2)
         yield side
     finally:
         side.end()
@@ -190,9 +192,6 @@ class _Torchrun:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         agent.wait()
-        if not is_driver:
-            wait_until(lambda: time.time() > struck + 5.0, "somebody who starts another by hand")
-            self.start(2)
         return struck
 
     def outcome(self, struck_unix_s: float) -> Outcome:

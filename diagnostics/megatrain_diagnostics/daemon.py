@@ -281,11 +281,14 @@ def _address_towards(etcd: EtcdSettings) -> str:
 
 
 def _maintain(store: EventStore, configuration: Configuration, stop: threading.Event) -> None:
-    while not stop.wait(_MAINTENANCE_S):
+    # at once, too: a daemon that is restarted often must still keep the limits
+    while True:
         try:
             store.maintain(configuration.retention)
         except StoreError as error:
             _logger.warning("segments could not be merged or removed: %s", error)
+        if stop.wait(_MAINTENANCE_S):
+            return
 
 
 def serve(settings: DaemonSettings) -> int:

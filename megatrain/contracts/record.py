@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from megatrain.contracts.errors import CoordinationError
 
@@ -112,6 +112,10 @@ def _read(wanted: Any, value: Any, location: str) -> Any:
             return None
         (wanted,) = choices  # a record has no other unions
         origin = get_origin(wanted)
+    if origin is Literal:
+        if value not in get_args(wanted):
+            raise _wrong(location, value, f"one of {', '.join(map(str, get_args(wanted)))}")
+        return value
     if origin is tuple:
         if not isinstance(value, list):
             raise _wrong(location, value, "a list")

@@ -74,7 +74,8 @@ def post(
                 break
             answer += exchange.feed(data)
     except (OSError, GarbageError) as error:
-        raise DeliveryError(f"{address}: {failure_text(error)}") from None  # the cause's text may hold secrets
+        # the cause's text may hold secrets
+        raise DeliveryError(f"{address}: {failure_text(error, timeout_s)}") from None
     finally:
         if connection is not None:
             connection.close()
@@ -87,12 +88,12 @@ def post(
     )
 
 
-def failure_text(error: Exception) -> str:
-    """Return in a few words why a try failed."""
+def failure_text(error: Exception, timeout_s: float) -> str:
+    """Return in a few words why a try of at most `timeout_s` failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return f"no answer within {timeout_s:.3g} s"
     return short(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 

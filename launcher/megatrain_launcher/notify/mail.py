@@ -61,21 +61,21 @@ def send_mail(mail: EmailMessage, server: MailServer, timeout_s: float) -> str:
         return f"taken, but not for {', '.join(sorted(refused))}" if refused else "taken"
     except (OSError, smtplib.SMTPException, ValueError) as error:
         # an interrupted session ends as if the server had gone
-        reason = "no answer in time" if session.was_interrupted else _reason(error)
+        reason = _reason(TimeoutError() if session.was_interrupted else error, timeout_s)
         raise DeliveryError(f"{server}: {said_text(reason, server.secrets)}") from None
     finally:
         watch.cancel()
         session.close()
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, timeout_s: float) -> str:
     match error:
         case smtplib.SMTPResponseException(smtp_code=code, smtp_error=said):
             text = said if isinstance(said, str) else said.decode(errors="replace")
             return f"answers {code}: {text}"
         case smtplib.SMTPRecipientsRefused(recipients=recipients):
             return f"refuses all recipients ({', '.join(sorted({str(code) for code, _ in recipients.values()}))})"
-    return failure_text(error)
+    return failure_text(error, timeout_s)
 
 
 class _Session(smtplib.SMTP):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import (
     HangEvidence,
@@ -46,7 +47,12 @@ MOMENTS = Moments(began=1.0, detected=1.25, decided=1.5, halted=2.0, joined=3.0,
 INCIDENT = Incident("i1", IncidentKind.HANG, IncidentState.OPEN, 3, MOMENTS, "because", "restart", notes={"a": "b"})
 
 
-@pytest.mark.parametrize("record", [STATUS, EVIDENCE, ROUND, INCIDENT], ids=lambda record: type(record).__name__)
+SECTION = DiagnosticsConfig(eviction="dry-run", daemon_port=1)
+
+
+@pytest.mark.parametrize(
+    "record", [STATUS, EVIDENCE, ROUND, INCIDENT, SECTION], ids=lambda record: type(record).__name__
+)
 def test_round_trip(record: Any) -> None:
     assert decode(type(record), encode(record), "k") == record
 
@@ -57,6 +63,12 @@ def test_defaults_are_left_out_and_come_back() -> None:
     assert json.loads(raw) == {"schema_version": 1, "host": "h", "session": "s", "phase": "parked"}
     assert decode(HostStatus, raw, "k") == plain
     assert to_plain(plain)["alive_ranks"] == ""
+
+
+def test_a_value_that_is_no_choice_names_the_choices() -> None:
+    raw = json.dumps({**json.loads(encode(SECTION)), "eviction": "never"})
+    with pytest.raises(CoordinationError, match=r"^k: eviction='never'; expected one of automatic, approval, dry-run$"):
+        decode(DiagnosticsConfig, raw, "k")
 
 
 def test_field_of_a_later_version_is_passed_over() -> None:

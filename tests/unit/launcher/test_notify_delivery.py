@@ -82,7 +82,7 @@ def test_a_date_may_say_when_to_come_again() -> None:
 
 def test_who_does_not_answer_is_not_waited_for() -> None:
     with HttpReceiver(Reply(hold=threading.Event())) as receiver:
-        assert "no answer in time" in str(error_of(receiver, timeout_s=0.2))
+        assert "no answer within 0.2 s" in str(error_of(receiver, timeout_s=0.2))
 
 
 def _drip(out: Any, is_over: threading.Event) -> None:
@@ -102,7 +102,7 @@ def _garbage(out: Any, is_over: threading.Event) -> None:
     out.write(b"SSH-2.0-OpenSSH\r\n\r\n")
 
 
-@pytest.mark.parametrize(("raw", "text"), [(_drip, "no answer in time"), (_garbage, "is not HTTP")])
+@pytest.mark.parametrize(("raw", "text"), [(_drip, "no answer within"), (_garbage, "is not HTTP")])
 def test_a_strange_answer_ends_in_time(raw: Any, text: str) -> None:
     with HttpReceiver(Reply(raw=raw)) as receiver:
         assert text in str(error_of(receiver, timeout_s=0.5))

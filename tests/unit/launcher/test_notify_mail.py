@@ -125,14 +125,14 @@ def _hang_up(connection: socket.socket, is_over: threading.Event) -> None:
 
 
 @pytest.mark.slow(
-    kept=["_hang_up-closed", "_chatter-more than 65,536 bytes|no answer in time", "_drip-no answer in time|timed out"]
+    kept=["_hang_up-closed", "_chatter-more than 65,536 bytes|no answer within", "_drip-no answer within|timed out"]
 )
 @pytest.mark.parametrize(
     ("talk", "text"),
     [
-        (_hang, "no answer in time|timed out"),
-        (_drip, "no answer in time|timed out"),
-        (_chatter, "more than 65,536 bytes|no answer in time"),
+        (_hang, "no answer within|timed out"),
+        (_drip, "no answer within|timed out"),
+        (_chatter, "more than 65,536 bytes|no answer within"),
         (_hang_up, "closed"),
     ],
 )
