@@ -50,3 +50,15 @@ def test_layout_gives_the_numbers_of_one_process(
     assert_close([run.evaluation.loss], [reference.evaluation.loss], BOUND, "evaluation")
     # what was compared is no standstill
     assert run.losses[-1] < run.losses[0]
+
+
+@pytest.mark.parametrize("vocab_size", [91, 97])
+def test_an_odd_vocabulary_with_a_tied_head_on_two_stages(jobs: TrainingJobs, all_data: Tables, vocab_size: int) -> None:
+    """The two tp ranks have unequal parts of the real rows, and the first and the last stage a copy each."""
+    model = {"model": {"num_layers": 2, "vocab_size": vocab_size, "vocab_multiple": 1, "has_tied_head": True}}
+    reference = jobs.run(make_config(all_data, model))
+    run = jobs.run(make_config(all_data, model, on_layout(2, 2, 1)))
+
+    assert_bitwise(run.initial, reference.initial)
+    assert_parity(run, reference, BOUND)
+    assert_close([run.evaluation.loss], [reference.evaluation.loss], BOUND, "evaluation")

@@ -59,13 +59,13 @@ class KubernetesPlatform:
 
     def _cordon_by_account(self, host: str, reason: str) -> str:
         address = self._environment["KUBERNETES_SERVICE_HOST"]
-        port = int(self._environment.get("KUBERNETES_SERVICE_PORT", "443"))
+        port = self._environment.get("KUBERNETES_SERVICE_PORT", "443")
         patch = {"metadata": {"annotations": {REASON_ANNOTATION: reason}}, "spec": {"unschedulable": True}}
         try:
             # read again each time: tokens are replaced while a pod runs
             token = (self._account / "token").read_text().strip()
             context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
-            connection = http.client.HTTPSConnection(address, port, timeout=_CALL_S, context=context)
+            connection = http.client.HTTPSConnection(address, int(port), timeout=_CALL_S, context=context)
             try:
                 connection.request(
                     "PATCH",
@@ -103,7 +103,13 @@ class KubernetesPlatform:
     def _kubectl(self, host: str, command: list[str]) -> None:
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_COMMAND_S, check=False, env=dict(self._environment)
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_COMMAND_S,
+                check=False,
+                env=dict(self._environment),
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CordonError(f"node {host} was not cordoned: {error}") from error

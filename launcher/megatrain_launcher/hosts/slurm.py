@@ -65,7 +65,9 @@ class SlurmPlatform:
             raise CordonError(f"Slurm did not drain {host}: no scontrol on PATH; ask an operator to")
         command = [program, "update", f"NodeName={host}", "State=DRAIN", f"Reason=megatrain: {reason}"[:200]]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CordonError(f"Slurm did not drain {host}: {error}; ask an operator to") from error
         if done.returncode != 0:

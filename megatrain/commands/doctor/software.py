@@ -103,11 +103,11 @@ def host_copy_finding(is_compiled: bool) -> DoctorFinding:
 def driver_finding(version_file: Path) -> DoctorFinding:
     """Return the version of the loaded NVIDIA kernel module."""
     try:
-        text = version_file.read_text()
+        text = version_file.read_text(errors="replace")
     except OSError:
         return DoctorFinding("gpu driver", "no NVIDIA driver is loaded", "no GPU can be used", FindingLevel.ABSENT)
     version = re.search(r"Kernel Module\b.*?\b(\d+\.\d[\d.]*)", text)
-    return DoctorFinding("gpu driver", version[1] if version else text.splitlines()[0])
+    return DoctorFinding("gpu driver", version[1] if version else text.strip() or "unknown version")
 
 
 def queues_findings(environment: Mapping[str, str]) -> list[DoctorFinding]:
@@ -194,7 +194,7 @@ def _package_directory(name: str) -> Path | None:
 
 def _output(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMMAND_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not run: {error}"
     return done.stdout or done.stderr

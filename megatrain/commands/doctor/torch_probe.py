@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from megatrain.commands.doctor.torch_report import REPORT_MARK
+
 
 def report() -> dict[str, Any]:
     """Return versions, communication backends and devices as torch reports them."""
@@ -44,4 +46,4 @@ def report() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(report()))
+    print(f"{REPORT_MARK}{json.dumps(report())}")

@@ -18,6 +18,8 @@ MINIMUM_PYTHON = (3, 11)
 MINIMUM_TORCH = (2, 11)
 GIB = 1 << 30
 
+REPORT_MARK = "torch-report "
+"""Begins the line that the probe prints."""
 # Importing torch from a cold network disk takes tens of seconds; a broken driver can hang for ever.
 PROBE_TIMEOUT_S = 120
 
@@ -51,13 +53,17 @@ def probe_torch() -> tuple[Mapping[str, Any] | None, str]:
         return None, "not installed"
     command = [sys.executable, "-m", "megatrain.commands.doctor.torch_probe"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return None, f"installed, but it did not answer within {PROBE_TIMEOUT_S} s"
     if done.returncode != 0:
         last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return None, f"installed, but importing it failed {exit_text(done.returncode)}: {last_line}"
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    # packages that Python loads at its start or end may print lines of their own
+    line = next((line for line in done.stdout.splitlines() if line.startswith(REPORT_MARK)), "")
+    if not line:
+        return None, "installed, but the process that imports it reported nothing"
+    report: dict[str, Any] = json.loads(line.removeprefix(REPORT_MARK))
     return report, ""
 
 

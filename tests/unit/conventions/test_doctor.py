@@ -179,16 +179,27 @@ def test_oldest_python() -> None:
     assert torch_report.python_finding((3, 11, 0)).level is FindingLevel.OK
 
 
-def test_torch_that_crashes_is_reported_with_its_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (
+            r"printf 'libcudart.so: undefined symbol \374\n' >&2; exit 3",
+            (None, "installed, but importing it failed with exit code 3: libcudart.so: undefined symbol \ufffd"),
+        ),
+        (r"""printf 'hello\ntorch-report {"version": "2.13.0"}\nbye \374\n'""", ({"version": "2.13.0"}, "")),
+        ("echo hello", (None, "installed, but the process that imports it reported nothing")),
+        ("exit 0", (None, "installed, but the process that imports it reported nothing")),
+    ],
+    ids=["crash", "lines of other packages", "no report", "nothing"],
+)
+def test_what_the_process_that_imports_torch_prints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str, expected: object
+) -> None:
     program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho 'libcudart.so: undefined symbol' >&2\nexit 3\n")
+    program.write_text(f"#!/bin/sh\n{body}\n")
     program.chmod(0o755)
     monkeypatch.setattr(torch_report.sys, "executable", str(program))
-
-    report, problem = torch_report.probe_torch()
-
-    assert report is None
-    assert problem == "installed, but importing it failed with exit code 3: libcudart.so: undefined symbol"
+    assert torch_report.probe_torch() == expected
 
 
 def test_optional_backends_are_there_absent_or_something_else() -> None:
@@ -225,6 +236,10 @@ def test_driver_version_is_read(tmp_path: Path) -> None:
     assert software.driver_finding(version).level is FindingLevel.ABSENT
     version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\nGCC 12\n")
     assert software.driver_finding(version).state == "580.82.07"
+    version.write_bytes(b"NVIDIA \xfc\n")
+    assert software.driver_finding(version).state == "NVIDIA \ufffd"
+    version.write_bytes(b"")
+    assert software.driver_finding(version).state == "unknown version"
 
 
 def test_programs_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

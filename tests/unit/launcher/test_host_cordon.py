@@ -158,6 +158,13 @@ def test_a_jobset_without_named_nodes_grants_nothing_and_mounts_no_token(tmp_pat
     assert own["automountServiceAccountToken"] is False
 
 
+def test_a_port_that_is_no_number_is_an_error_of_the_cordon(tmp_path: Path, authority: Authority) -> None:
+    environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "tcp://10.0.0.1:443"}
+    files = account(tmp_path, authority.files.certificate)
+    with pytest.raises(CordonError, match="the API server 127.0.0.1:tcp://10.0.0.1:443 gave no answer"):
+        KubernetesPlatform(environment, files).cordon("node-a", "")
+
+
 def test_another_authority_is_not_trusted(tmp_path: Path, api: ApiServer) -> None:
     (tmp_path / "account").mkdir()
     stranger = Authority.create(tmp_path, "stranger")
@@ -185,6 +192,9 @@ def test_kubectl_is_used_where_there_is_no_account(tmp_path: Path) -> None:
     environment = program(tmp_path, "kubectl", "echo 'no configuration' >&2; exit 1")
     with pytest.raises(CordonError, match="node-a was not cordoned: no configuration"):
         KubernetesPlatform(environment, tmp_path / "none").cordon("node-a", "")
+    environment = program(tmp_path, "kubectl", r"printf 'nicht verf\374gbar\n' >&2; exit 1")
+    with pytest.raises(CordonError, match="node-a was not cordoned: nicht verf\ufffdgbar"):
+        KubernetesPlatform(environment, tmp_path / "none").cordon("node-a", "")
     with pytest.raises(CordonError, match="no service account, and no kubectl is on PATH"):
         KubernetesPlatform({"PATH": ""}, tmp_path / "none").cordon("node-a", "")
 
@@ -197,6 +207,9 @@ def test_slurm_drains_a_node_where_it_may(tmp_path: Path) -> None:
 
     environment = program(tmp_path, "scontrol", "echo 'slurm_update error: Access/permission denied' >&2; exit 1")
     with pytest.raises(CordonError, match=r"Access/permission denied; ask an operator to"):
+        SlurmPlatform(environment).cordon("node7", "")
+    environment = program(tmp_path, "scontrol", r"printf 'acc\350s refus\351\n' >&2; exit 1")
+    with pytest.raises(CordonError, match="acc\ufffds refus\ufffd; ask an operator to"):
         SlurmPlatform(environment).cordon("node7", "")
     with pytest.raises(CordonError, match="no scontrol on PATH"):
         SlurmPlatform({"PATH": ""}).cordon("node7", "")
