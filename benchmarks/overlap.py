@@ -128,7 +128,7 @@ def run() -> Result:
             "blocks have 4 steps, in pipelines and beside peers 2, each after one that is not counted",
             "default chunks: parallel.num_chunks = 1 and parallel.bucket_size = 0; bucket: elements that close one",
             "DDP and FSDP2: our model, buckets and groups of layers, on torch; ratio of times, turn by turn",
-            "FSDP2 overlaps by streams of a GPU: on the CPU only its gathers are asynchronous, its sums of gradients wait",
+            "FSDP2 overlaps by streams of a GPU: on the CPU only gathers are asynchronous, sums of gradients wait",
             "one thread a rank, a network namespace each, link shaped with tc tbf; fp32, gloo",
             "ideal: in pipelines from schedule and buckets, else from the calls of the side on, each awaited at once",
             "paced: forward and backward of a chunk, with TP the products of branches, last until a set time is over",

@@ -80,7 +80,9 @@ def guarded(tls: TlsFiles) -> list[str]:
 def _options_of(program: Path) -> str:
     """Return etcd's help text: an option was renamed in 3.6, and etcd ends at an unknown one."""
     try:
-        done = subprocess.run([program, "--help"], capture_output=True, text=True, errors="replace", timeout=30, check=False)
+        done = subprocess.run(
+            [program, "--help"], capture_output=True, text=True, errors="replace", timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError([f"the etcd program {program} cannot be run: {error}; install another"]) from error
     return done.stdout + done.stderr

@@ -53,7 +53,9 @@ def probe_torch() -> tuple[Mapping[str, Any] | None, str]:
         return None, "not installed"
     command = [sys.executable, "-m", "megatrain.commands.doctor.torch_probe"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return None, f"installed, but it did not answer within {PROBE_TIMEOUT_S} s"
     if done.returncode != 0:

@@ -25,7 +25,7 @@ MACHINES = {
     ),
     "loopback only, and no name can be resolved": (
         "unshare", "--net", "--mount", "sh", "-c",
-        'ip link set lo up && mount --bind /dev/null /etc/resolv.conf && mount --bind /dev/null /etc/hosts && exec "$@"',
+        'ip link set lo up && for file in hosts resolv.conf; do mount --bind /dev/null /etc/$file; done && exec "$@"',
         "sh",
     ),
 }  # fmt: skip

@@ -161,7 +161,7 @@ def test_a_jobset_without_named_nodes_grants_nothing_and_mounts_no_token(tmp_pat
 def test_a_port_that_is_no_number_is_an_error_of_the_cordon(tmp_path: Path, authority: Authority) -> None:
     environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "tcp://10.0.0.1:443"}
     files = account(tmp_path, authority.files.certificate)
-    with pytest.raises(CordonError, match="the API server 127.0.0.1:tcp://10.0.0.1:443 gave no answer"):
+    with pytest.raises(CordonError, match=r"the API server 127\.0\.0\.1:tcp://10\.0\.0\.1:443 gave no answer"):
         KubernetesPlatform(environment, files).cordon("node-a", "")
 
 
