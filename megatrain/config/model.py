@@ -1,8 +1,8 @@
 """Section [model]: the shape and the mathematics of the transformer.
 
-GPT-2, GPT-3, Llama and MegaScale's models are values of these keys. Nothing here depends on how the model is spread
-over ranks. The largest sizes allowed are at least 100 times those of any model known today: a larger value is a typing
-error.
+GPT-2, GPT-3, Llama, Qwen, Mistral and MegaScale's models are values of these keys. Nothing here depends on how the model
+is spread over ranks. The largest sizes allowed are at least 100 times those of any model known today: a larger value is
+a typing error.
 """
 
 from __future__ import annotations
@@ -60,6 +60,19 @@ class ModelConfig:
     )
     has_bias: bool = field(
         default=True, metadata=option("Whether the linear layers of attention and feed-forward have biases.")
+    )
+    has_qkv_bias: bool = field(
+        default=False,
+        metadata=option(
+            "Whether the projection to queries, keys and values has biases even with has_bias = false (Qwen 2)."
+        ),
+    )
+    qk_norm: Literal["none", "head"] = field(
+        default="none",
+        metadata=option(
+            "head: RMSNorm over each head's queries and keys before the rotation, with one scale for all heads "
+            "(Qwen 3)."
+        ),
     )
     positions: Literal["learned", "rope"] = field(
         default="learned",
@@ -137,6 +150,10 @@ class ModelConfig:
     @property
     def resolved_head_dim(self) -> int:
         return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def resolved_has_qkv_bias(self) -> bool:
+        return self.has_bias or self.has_qkv_bias
 
     @property
     def resolved_ffn_size(self) -> int:

@@ -53,8 +53,10 @@ def block_weights(model: ModelConfig) -> int:
 
 def _block_parameters(model: ModelConfig) -> int:
     num_norms = 1 if model.block == "parallel" else 2
-    biases = sum(outputs for _, outputs in _linears(model)) if model.has_bias else 0
-    return num_norms * _norm_parameters(model) + block_weights(model) + biases
+    qkv, *others = (outputs for _, outputs in _linears(model))
+    biases = (qkv if model.resolved_has_qkv_bias else 0) + (sum(others) if model.has_bias else 0)
+    head_norms = 2 * model.resolved_head_dim if model.qk_norm == "head" else 0
+    return num_norms * _norm_parameters(model) + block_weights(model) + biases + head_norms
 
 
 def _linears(model: ModelConfig) -> tuple[tuple[int, int], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,24 @@ from megatrain.contracts.errors import CheckpointError
 
 
 class ConfigJson:
-    """The object in a config.json, or one nested in it. A key that is null counts as missing, as in transformers."""
+    """The object in a config.json, or one nested in it. A key that is null counts as missing, as in transformers.
+
+    It keeps which keys were read: a key that nobody reads might change what the model computes.
+    """
 
     def __init__(self, values: Mapping[str, Any], location: str) -> None:
         self.values = {key: value for key, value in values.items() if value is not None}
         self.location = location
+        self._nulls = frozenset(key for key, value in values.items() if value is None)
+        self._read: set[str] = set()
+        self._sections: dict[str, ConfigJson] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
+
+    def has_null(self, key: str) -> bool:
+        """Return whether the key is there with the value null."""
+        return key in self._nulls
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return a positive integer."""
@@ -49,23 +59,50 @@ class ConfigJson:
 
     def section(self, key: str) -> ConfigJson:
         """Return the object under `key`, or an empty one if it is missing."""
-        value = self._value(key, {}, "an object")
-        if not isinstance(value, dict):
-            raise self.refusal(key, "expected an object")
-        return ConfigJson(value, f"{self.location}: {key}")
+        if key not in self._sections:
+            value = self._value(key, {}, "an object")
+            if not isinstance(value, dict):
+                raise self.refusal(key, "expected an object")
+            self._sections[key] = ConfigJson(value, f"{self.location}: {key}")
+        return self._sections[key]
 
     def require(self, key: str, computed: Sequence[object], default: object) -> None:
         """Raise CheckpointError unless the value is one of `computed`, those that our model can compute."""
+        self._read.add(key)
         if self.values.get(key, default) not in computed:
             known = " or ".join(json.dumps(one) for one in computed)
             raise self.refusal(key, f"only {known} can be computed here, so this model cannot be imported")
+
+    def require_all(self, key: str, computed: object) -> None:
+        """Raise CheckpointError unless the value is missing, or a list in which each element is `computed`."""
+        self._read.add(key)
+        value = self.values.get(key, [])
+        if not isinstance(value, list) or any(one != computed for one in value):
+            raise self.refusal(key, f"only {json.dumps(computed)} in every layer can be computed here")
+
+    def refuse_unread(self, ignored: Container[str]) -> None:
+        """Raise CheckpointError for a key that nobody has read, unless it is one of `ignored`."""
+        for config, key in self._unread(ignored):
+            raise config.refusal(
+                key,
+                "this key is unknown here and may change what the model computes; remove it from config.json if it "
+                "does not",
+            )
 
     def refusal(self, key: str, rule: str) -> CheckpointError:
         """Return the error for the value of `key`."""
         found = f"={json.dumps(self.values[key])}" if key in self.values else " is missing"
         return CheckpointError(f"{self.location}: {key}{found}; {rule}")
 
+    def _unread(self, ignored: Container[str]) -> Iterator[tuple[ConfigJson, str]]:
+        for key in self.values:
+            if key not in self._read and key not in ignored:
+                yield self, key
+        for section in self._sections.values():
+            yield from section._unread(())
+
     def _value(self, key: str, default: object, kind: str) -> object:
+        self._read.add(key)
         value = self.values.get(key, default)
         if value is None:
             raise self.refusal(key, f"expected {kind}")

@@ -16,13 +16,40 @@ from megatrain.hf.config_json import ConfigJson
 from megatrain.hf.family import Family
 from megatrain.hf.gpt2 import Gpt2
 from megatrain.hf.llama import Llama
+from megatrain.hf.mistral import Mistral
+from megatrain.hf.qwen2 import Qwen2
+from megatrain.hf.qwen3 import Qwen3
 
-FAMILIES: tuple[Family, ...] = (Llama(), Gpt2())
+FAMILIES: tuple[Family, ...] = (Llama(), Qwen2(), Qwen3(), Mistral(), Gpt2())
 
 _HINT = (
-    "what can be exported: positions rope with norm rmsnorm and mlp swiglu (Llama), or positions learned with norm "
-    "layernorm and mlp gelu (GPT-2), both with serial blocks and full attention"
+    "what can be exported: positions rope with norm rmsnorm and mlp swiglu (Llama; Qwen 2 with has_qkv_bias, Qwen 3 "
+    "with qk_norm, Mistral with window_size), or positions learned with norm layernorm and mlp gelu (GPT-2), all with "
+    "serial blocks"
 )
+IGNORED = frozenset(
+    {
+        # names, versions, and how the weights are stored
+        "model_type", "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "name_or_path",
+        "tokenizer_class", "_commit_hash",
+        # what a call returns, and which implementation computes it
+        "use_cache", "output_attentions", "output_hidden_states", "return_dict", "torchscript", "attn_implementation",
+        "_attn_implementation", "_attn_implementation_autoset", "chunk_size_feed_forward", "gradient_checkpointing",
+        # tokens and generation
+        "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id",
+        "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "temperature",
+        "diversity_penalty", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
+        "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
+        "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
+        "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
+        "prefix", "max_new_tokens",
+        # other uses than a language model, which this file's architecture has not
+        "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
+    }
+)  # fmt: skip
+"""Keys of any config.json that do not change what a language model computes in training."""
+_OTHER_KINDS = ("is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_encoder_decoder")
+"""Keys that must be false or absent, in every family."""
 
 
 def family_for_export(model: ModelConfig) -> Family:
@@ -30,11 +57,11 @@ def family_for_export(model: ModelConfig) -> Family:
 
     Raises: ConfigError, which names every key that prevents the export.
     """
-    family = next(one for one in FAMILIES if one.fixed["positions"] == model.positions)
-    problems = family.problems(model)
-    if problems:
-        raise ConfigError([f"{problem}; {_HINT}" for problem in problems])
-    return family
+    problems = {family: family.problems(model) for family in FAMILIES}
+    nearest = min(FAMILIES, key=lambda family: len(problems[family]))
+    if problems[nearest]:
+        raise ConfigError([f"{problem}; {_HINT}" for problem in problems[nearest]])
+    return nearest
 
 
 def family_of(config: ConfigJson) -> Family:
@@ -53,6 +80,8 @@ def read_model(family: Family, config: ConfigJson) -> ModelConfig:
 
     Raises: CheckpointError, which names the file, and the key or the violated rule.
     """
+    for key in _OTHER_KINDS:
+        config.require(key, (False,), default=False)
     values: dict[str, Any] = dict(family.fixed) | family.read_config(config)
     model = ModelConfig(**values)
     # check() needs a whole configuration, so the model gets an arbitrary job

@@ -20,8 +20,12 @@ class Family(ABC):
     architecture: ClassVar[str]
     prefix: ClassVar[str]
     """The prefix of all tensor names except the head's. A model that was saved without its head lacks the prefix."""
-    fixed: ClassVar[Mapping[str, str]]
+    fixed: ClassVar[Mapping[str, str | bool]]
     """The keys of [model] for which the family has only one value."""
+    has_window: ClassVar[bool] = False
+    """Whether attention may be limited to a window, the same in all layers."""
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """Keys of config.json that do not change what our model computes, besides those of every family."""
     buffers: ClassVar[re.Pattern[str]]
     """The names of constants that old versions stored together with the weights."""
 
@@ -55,7 +59,7 @@ class Family(ABC):
             for key, value in self.fixed.items()
             if getattr(model, key) != value
         ]
-        if 0 < model.window_size < model.seq_len:
+        if not self.has_window and 0 < model.window_size < model.seq_len:
             found.append(
                 f"model.window_size={model.window_size} cannot be exported: {self.architecture} attends to all tokens "
                 f"before (window_size=0)"

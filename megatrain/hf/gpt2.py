@@ -23,7 +23,21 @@ class Gpt2(Family):
     model_type = "gpt2"
     architecture = "GPT2LMHeadModel"
     prefix = "transformer."
-    fixed: ClassVar[Mapping[str, str]] = {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "block": "serial"}
+    fixed: ClassVar[Mapping[str, str | bool]] = {
+        "positions": "learned",
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "block": "serial",
+        "qk_norm": "none",
+    }
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {
+            # of the model's use as a classifier
+            "summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+            # former names and another order of the same products
+            "n_ctx", "reorder_and_upcast_attn",
+        }
+    )  # fmt: skip
     buffers = re.compile(r"transformer\.h\.\d+\.attn\.(masked_)?bias")
 
     def problems(self, model: ModelConfig) -> list[str]:

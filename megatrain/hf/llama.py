@@ -1,6 +1,7 @@
 """The Llama family: rotary positions, RMSNorm, SwiGLU, grouped queries, with or without biases.
 
-Our rotary layout is this family's half-split layout, so the units of queries and keys need no permutation.
+Our rotary layout is this family's half-split layout, so the units of queries and keys need no permutation. Families
+that differ from it in a few keys are subclasses (qwen2.py, qwen3.py, mistral.py).
 """
 
 from __future__ import annotations
@@ -23,8 +24,15 @@ class Llama(Family):
     model_type = "llama"
     architecture = "LlamaForCausalLM"
     prefix = "model."
-    fixed: ClassVar[Mapping[str, str]] = {"positions": "rope", "norm": "rmsnorm", "mlp": "swiglu", "block": "serial"}
+    fixed: ClassVar[Mapping[str, str | bool]] = {
+        "positions": "rope",
+        "norm": "rmsnorm",
+        "mlp": "swiglu",
+        "block": "serial",
+        "qk_norm": "none",
+    }
     buffers = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+    ignored: ClassVar[frozenset[str]] = frozenset({"pretraining_tp"})
 
     def problems(self, model: ModelConfig) -> list[str]:
         found = super().problems(model)
@@ -33,7 +41,14 @@ class Llama(Family):
                 f"model.hidden_size={model.hidden_size} cannot be exported: {self.architecture} needs a multiple of "
                 f"model.num_heads={model.num_heads}, even where head_dim is given"
             )
-        return found
+        return found + self.bias_problems(model)
+
+    def bias_problems(self, model: ModelConfig) -> list[str]:
+        """Return one sentence for each key of biases that the family cannot express."""
+        if model.has_qkv_bias and not model.has_bias:
+            where = "everywhere in attention and feed-forward, or nowhere"
+            return [f"model.has_qkv_bias=true cannot be exported: {self.architecture} has biases {where}"]
+        return []
 
     def tensors(self, model: ModelConfig) -> Iterator[HfTensor]:
         rows = (model.vocab_size, model.hidden_size)
@@ -61,18 +76,16 @@ class Llama(Family):
             "tie_word_embeddings": model.has_tied_head,
             "rope_theta": model.rope_theta,
             "rope_scaling": _written_scaling(model),
-            "attention_bias": model.has_bias,
-            "mlp_bias": model.has_bias,
             "attention_dropout": 0.0,
+            **self.written_keys(model),
         }
+
+    def written_keys(self, model: ModelConfig) -> dict[str, Any]:
+        """Return the keys of config.json that differ between this family and its subclasses."""
+        return {"attention_bias": model.has_bias, "mlp_bias": model.has_bias}
 
     def read_config(self, config: ConfigJson) -> dict[str, Any]:
         config.require("hidden_act", ("silu", "swish"), default="silu")
-        has_bias = config.flag("attention_bias", default=False)
-        if config.flag("mlp_bias", default=False) != has_bias:
-            raise config.refusal(
-                "mlp_bias", f"must equal attention_bias={str(has_bias).lower()}: one key (has_bias) controls both here"
-            )
         num_heads = config.count("num_attention_heads")
         return {
             "vocab_size": config.count("vocab_size"),
@@ -84,11 +97,20 @@ class Llama(Family):
             "head_dim": config.count("head_dim") if "head_dim" in config else 0,
             "ffn_size": config.count("intermediate_size"),
             "norm_eps": config.number("rms_norm_eps", default=1e-6),
-            "has_bias": has_bias,
             "init_std": config.number("initializer_range", default=0.02),
             "has_tied_head": config.flag("tie_word_embeddings", default=False),
             **_read_rope(config),
+            **self.read_keys(config),
         }
+
+    def read_keys(self, config: ConfigJson) -> dict[str, Any]:
+        """Return the keys of [model] whose reading differs between this family and its subclasses."""
+        has_bias = config.flag("attention_bias", default=False)
+        if config.flag("mlp_bias", default=False) != has_bias:
+            raise config.refusal(
+                "mlp_bias", f"must equal attention_bias={str(has_bias).lower()}: one key (has_bias) controls both here"
+            )
+        return {"has_bias": has_bias}
 
     def export_notes(self, model: ModelConfig) -> list[str]:
         if model.dropout == 0.0:
@@ -109,23 +131,21 @@ def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
         model.resolved_head_dim,
         model.resolved_num_kv_heads,
     )
-    # (leaf, the dims after the outputs): a weight has its inputs, a bias has none
-    leaves: tuple[tuple[str, tuple[int, ...]], ...] = (("weight", (hidden,)),)
-    if model.has_bias:
-        leaves = (*leaves, ("bias", ()))
-
     yield same(f"{source}.input_layernorm.weight", f"{attention}.norm.weight", (hidden,))
-    for leaf, inputs in leaves:
+    for leaf, inputs in _leaves(hidden, has_bias=model.resolved_has_qkv_bias):
         qkv_shape = (groups, model.num_heads // groups + 2, head_dim, *inputs)
         for part, dim, (start, stop) in fused_in(f"{attention}.attention.qkv.{leaf}", qkv_shape):
             shape = (groups * (stop - start) * head_dim, *inputs)
             name = f"{source}.self_attn.{part}_proj.{leaf}"
             yield HfTensor(name, shape, f"{attention}.attention.qkv.{leaf}", ((start, stop),), dim)
+    if model.qk_norm == "head":
+        for theirs, norm in (("q_norm", "query_norm"), ("k_norm", "key_norm")):
+            yield same(f"{source}.self_attn.{theirs}.weight", f"{attention}.attention.{norm}.weight", (head_dim,))
     yield same(
         f"{source}.self_attn.o_proj.weight", f"{attention}.attention.out.weight", (hidden, model.num_heads * head_dim)
     )
     yield same(f"{source}.post_attention_layernorm.weight", f"{mlp}.norm.weight", (hidden,))
-    for leaf, inputs in leaves:
+    for leaf, inputs in _leaves(hidden, has_bias=model.has_bias):
         for part, dim, indices in fused_in(f"{mlp}.mlp.up.{leaf}", (2, ffn, *inputs)):
             name = f"{source}.mlp.{part}_proj.{leaf}"
             yield HfTensor(name, (ffn, *inputs), f"{mlp}.mlp.up.{leaf}", (indices,), dim)
@@ -133,6 +153,12 @@ def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
     if model.has_bias:
         yield same(f"{source}.self_attn.o_proj.bias", f"{attention}.attention_bias", (hidden,))
         yield same(f"{source}.mlp.down_proj.bias", f"{mlp}.mlp_bias", (hidden,))
+
+
+def _leaves(num_inputs: int, *, has_bias: bool) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return (leaf, the dims after the outputs) of a projection: a weight has its inputs, a bias has none."""
+    weight: tuple[str, tuple[int, ...]] = ("weight", (num_inputs,))
+    return (weight, ("bias", ())) if has_bias else (weight,)
 
 
 def _written_scaling(model: ModelConfig) -> dict[str, Any] | None:
@@ -153,15 +179,18 @@ def _read_rope(config: ConfigJson) -> dict[str, Any]:
         section.require("partial_rotary_factor", (1.0,), default=1.0)
     type_key = "rope_type" if "rope_type" in rope else "type"
     rope.require(type_key, tuple(_SCALINGS), default="default")
+    if "type" in rope:  # the name of before beside the newer one
+        rope.require("type", (rope.text(type_key),), default=None)
     scaling = _SCALINGS[rope.text(type_key, default="default")]
-    if scaling != "none" and rope.number("factor") == 1.0:
+    factor = rope.number("factor", default=None if scaling != "none" else 1.0)
+    if factor == 1.0:
         scaling = "none"  # scaling by 1 changes nothing
     found: dict[str, Any] = {
         "rope_theta": rope.number("rope_theta", default=config.number("rope_theta", default=10000.0)),
         "rope_scaling": scaling,
     }
     if scaling != "none":
-        found["rope_scaling_factor"] = rope.number("factor")
+        found["rope_scaling_factor"] = factor
     if scaling == "llama3":
         found["rope_low_freq_factor"] = rope.number("low_freq_factor")
         found["rope_high_freq_factor"] = rope.number("high_freq_factor")

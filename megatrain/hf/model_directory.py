@@ -18,7 +18,7 @@ from megatrain.config.model import ModelConfig
 from megatrain.contracts.checkpoint_files import TOKENIZER_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.config_json import read_object
-from megatrain.hf.families import family_of, read_model, section_of
+from megatrain.hf.families import IGNORED, family_of, read_model, section_of
 from megatrain.hf.family import Family
 from megatrain.hf.tensor_map import HfTensor, our_shapes
 from megatrain.hf.weight_files import StoredWeight, WeightFiles, find_tensors
@@ -71,7 +71,7 @@ class HfModel:
 
 
 def open_model(directory: Path) -> HfModel:
-    """Check a directory with a Llama or GPT-2 model in safetensors files, and return it, ready for reading.
+    """Check a directory with a model of a known family in safetensors files, and return it, ready for reading.
 
     Raises: CheckpointError, which names the file, and the key or tensor that is missing, damaged, unknown or not
     expressible in our model.
@@ -79,6 +79,8 @@ def open_model(directory: Path) -> HfModel:
     config = read_object(directory / "config.json")
     family = family_of(config)
     model = read_model(family, config)
+    notes = tuple(family.import_notes(config))
+    config.refuse_unread(IGNORED | family.ignored)
     stored = _by_full_name(find_tensors(directory), family)
     if model.num_layers > len(stored):
         raise CheckpointError(
@@ -98,7 +100,7 @@ def open_model(directory: Path) -> HfModel:
         directory=directory,
         architecture=family.architecture,
         model=model,
-        notes=tuple(family.import_notes(config)),
+        notes=notes,
         tokenizer=tokenizer if tokenizer.exists() else None,
         _tensors=dict(made_of),
         _stored=stored,

@@ -14,6 +14,7 @@ from megatrain.config.model import ModelConfig
 from megatrain.model.linear import Linear, Projection
 from megatrain.model.positions import RotaryPositions
 from megatrain.ops.attention import AttentionPattern, causal_attention
+from megatrain.ops.precision import accumulate_dtype
 from megatrain.ops.rotary import split_rotated_
 
 
@@ -25,11 +26,26 @@ class QueryKeyValue(Projection):
         groups, head_dim = config.resolved_num_kv_heads, config.resolved_head_dim
         rows = config.num_heads // groups + 2
         self.weight = nn.Parameter(torch.empty(groups, rows, head_dim, config.hidden_size))
-        self.bias = nn.Parameter(torch.empty(groups, rows, head_dim)) if config.has_bias else None
+        self.bias = nn.Parameter(torch.empty(groups, rows, head_dim)) if config.resolved_has_qkv_bias else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """Return the product [S, B, G, R + 2, D]."""
         return self.multiply(x_SBH, self.weight, self.bias).unflatten(-1, self.weight.shape[:3])
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm over D, with one scale [D] for all heads, which every tp rank holds."""
+
+    def __init__(self, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(head_dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized heads. Shapes: x and result [..., D]."""
+        wide = x.to(accumulate_dtype(x.dtype))
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return normed.to(x.dtype) * self.weight
 
 
 class Attention(nn.Module):
@@ -39,6 +55,9 @@ class Attention(nn.Module):
         super().__init__()
         width = config.num_heads * config.resolved_head_dim
         self.qkv = QueryKeyValue(config)
+        has_norms = config.qk_norm == "head"
+        self.query_norm = HeadNorm(config.resolved_head_dim, config.norm_eps) if has_norms else None
+        self.key_norm = HeadNorm(config.resolved_head_dim, config.norm_eps) if has_norms else None
         self.out = Linear(width, config.hidden_size)
 
     def forward(self, x_SBH: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
@@ -50,6 +69,10 @@ class Attention(nn.Module):
 
         Shapes: product [S, B, G, R + 2, D], the whole sequence; result [S, B, N * D].
         """
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
+            product = torch.cat([self.query_norm(q), self.key_norm(k), v], dim=3)
+            del q, k, v
         if positions is None:
             q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
         else:

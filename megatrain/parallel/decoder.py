@@ -22,6 +22,8 @@ _TABLE = (
     PlacementRow("embedding.position", sum_groups=("tp",)),
     PlacementRow("blocks.*.norm.weight", sum_groups=("tp",)),
     PlacementRow("blocks.*.norm.bias", sum_groups=("tp",)),
+    PlacementRow("blocks.*.attention.query_norm.weight", sum_groups=("tp",)),  # [D]  of all heads, a rank has some
+    PlacementRow("blocks.*.attention.key_norm.weight", sum_groups=("tp",)),
     PlacementRow("blocks.*.attention.qkv.weight", Cut("tp", 0), fused=_QKV),  # [G, R+2, D, H]  column-parallel
     PlacementRow("blocks.*.attention.qkv.bias", Cut("tp", 0), fused=_QKV),
     PlacementRow("blocks.*.attention.out.weight", Cut("tp", 1)),  #              [H, N*D]        row-parallel

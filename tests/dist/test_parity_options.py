@@ -41,6 +41,8 @@ FACTORS: dict[str, list[Any]] = {
     "mlp": ["gelu", "swiglu"],
     "positions": ["learned", "rope"],
     "has_bias": [True, False],
+    "has_qkv_bias": [True, False],
+    "qk_norm": ["none", "head"],
     "has_document_mask": [False, True],
     "zero_stage": [1, 2],
     "overlap": [True, False],
@@ -59,6 +61,8 @@ MODEL_KEYS = (
     "mlp",
     "positions",
     "has_bias",
+    "has_qkv_bias",
+    "qk_norm",
 )
 ROWS = covering_array(FACTORS)
 

@@ -1,4 +1,4 @@
-"""Tiny models of the two Hugging Face families, and one question to ask of both implementations: their logits."""
+"""Tiny models of the Hugging Face families, and one question to ask of both implementations: their logits."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ LLAMA3_SCALING: dict[str, Any] = {
     "rope_high_freq_factor": 5.0,
 }  # fmt: skip
 
+QWEN2: dict[str, Any] = LLAMA | {"has_qkv_bias": True, "norm_eps": 1e-6}
+QWEN3: dict[str, Any] = LLAMA | {"qk_norm": "head", "head_dim": 12, "norm_eps": 1e-6}
+
 CASES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-mha": LLAMA | {"num_kv_heads": 0},
@@ -35,6 +38,12 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-3.1": LLAMA | LLAMA3_SCALING,
     "llama-wide-heads": LLAMA | {"head_dim": 12, "norm_eps": 1e-3},
     "llama-biases": LLAMA | {"has_bias": True},
+    "qwen2": QWEN2,
+    "qwen2-tied": QWEN2 | {"has_tied_head": True, "num_kv_heads": 4},
+    "qwen3": QWEN3,
+    "qwen3-tied": QWEN3 | {"has_tied_head": True, "head_dim": 0, "num_kv_heads": 1},
+    "mistral": LLAMA | {"window_size": 5},
+    "mistral-wide-heads": LLAMA | {"window_size": 1, "head_dim": 12},
     "gpt2": GPT2,
     "gpt2-untied": GPT2 | {"has_tied_head": False, "ffn_size": 40, "norm_eps": 1e-3},
     "gpt2-unpadded": GPT2 | {"vocab_multiple": 1},

@@ -1,5 +1,4 @@
-"""Oracles from transformers: Llama and GPT-2 of our configuration, with random weights, and the way from their weights
-to ours.
+"""Oracles from transformers: models of our configuration with random weights, and the way from their weights to ours.
 
 The way is a permutation (plus zeros for the padding of the vocabulary), so it carries gradients as well as weights.
 """
@@ -18,11 +17,20 @@ from tests.helpers.require import require
 
 require("transformers", find_spec("transformers") is not None, "our models are compared with those of this package")
 
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 
-def llama_config(model: ModelConfig) -> LlamaConfig:
-    """Return the configuration of Llama that means the same as ours."""
+def llama_config(model: ModelConfig) -> PreTrainedConfig:
+    """Return the configuration of Llama, or of a family that differs from it in a few keys, that means the same."""
     rope: dict[str, float | str] = {"rope_type": "default", "rope_theta": model.rope_theta}
     if model.rope_scaling != "none":
         rope |= {"rope_type": model.rope_scaling, "factor": model.rope_scaling_factor}
@@ -32,7 +40,15 @@ def llama_config(model: ModelConfig) -> LlamaConfig:
             "high_freq_factor": model.rope_high_freq_factor,
             "original_max_position_embeddings": model.rope_original_seq_len,
         }
-    return LlamaConfig(
+    if model.qk_norm == "head":
+        kind, own = Qwen3Config, {}
+    elif model.has_qkv_bias:
+        kind, own = Qwen2Config, {}
+    elif model.window_size:
+        kind, own = MistralConfig, {"sliding_window": model.window_size}
+    else:
+        kind, own = LlamaConfig, {"attention_bias": model.has_bias, "mlp_bias": model.has_bias}
+    return kind(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         intermediate_size=model.resolved_ffn_size,
@@ -43,8 +59,7 @@ def llama_config(model: ModelConfig) -> LlamaConfig:
         max_position_embeddings=model.seq_len,
         rms_norm_eps=model.norm_eps,
         rope_parameters=rope,
-        attention_bias=model.has_bias,
-        mlp_bias=model.has_bias,
+        **own,
         tie_word_embeddings=model.has_tied_head,
         attn_implementation="sdpa",
     )
@@ -74,10 +89,11 @@ def gpt2_config(model: ModelConfig) -> GPT2Config:
 def oracle(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Return transformers' model for `model` with random weights, norm scales and biases.
 
-    Llama for rotary positions, else GPT-2. In fp64 Llama gets norms and rotary tables that really compute in fp64.
+    Llama and its like for rotary positions, else GPT-2. In fp64 they get norms and rotary tables that really compute in
+    fp64.
     """
     is_llama = model.positions == "rope"
-    found: PreTrainedModel = LlamaForCausalLM(llama_config(model)) if is_llama else GPT2LMHeadModel(gpt2_config(model))
+    found: PreTrainedModel = AutoModelForCausalLM.from_config(llama_config(model) if is_llama else gpt2_config(model))
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, parameter in found.named_parameters():
@@ -123,9 +139,13 @@ def _from_llama(theirs: Mapping[str, Tensor], model: ModelConfig) -> dict[str, T
         )
         ours[f"{attention}.norm.weight"] = theirs[f"{source}.input_layernorm.weight"]
         ours[f"{mlp}.norm.weight"] = theirs[f"{source}.post_attention_layernorm.weight"]
-        for leaf in ("weight", "bias") if model.has_bias else ("weight",):
+        for leaf in ("weight", "bias") if model.has_bias or model.has_qkv_bias else ("weight",):
             q, k, v = (theirs[f"{source}.self_attn.{x}_proj.{leaf}"] for x in "qkv")
             ours[f"{attention}.attention.qkv.{leaf}"] = _join_heads(q, k, v, model)
+        if model.qk_norm == "head":
+            ours[f"{attention}.attention.query_norm.weight"] = theirs[f"{source}.self_attn.q_norm.weight"]
+            ours[f"{attention}.attention.key_norm.weight"] = theirs[f"{source}.self_attn.k_norm.weight"]
+        for leaf in ("weight", "bias") if model.has_bias else ("weight",):
             gate_and_up = [theirs[f"{source}.mlp.{x}_proj.{leaf}"] for x in ("gate", "up")]
             ours[f"{mlp}.mlp.up.{leaf}"] = torch.stack(gate_and_up)
         ours[f"{attention}.attention.out.weight"] = theirs[f"{source}.self_attn.o_proj.weight"]
@@ -208,7 +228,7 @@ def _compute_in_fp64(llama: PreTrainedModel, model: ModelConfig) -> None:
     """Replace what rounds to fp32 inside: norms by torch's own, the rotary table by an exact one."""
 
     def exact(norm: nn.Module) -> nn.RMSNorm:
-        found = nn.RMSNorm(model.hidden_size, eps=model.norm_eps, dtype=torch.float64)
+        found = nn.RMSNorm(norm.weight.shape[0], eps=model.norm_eps, dtype=torch.float64)
         found.weight = norm.weight
         return found
 
@@ -216,4 +236,7 @@ def _compute_in_fp64(llama: PreTrainedModel, model: ModelConfig) -> None:
     for layer in llama.model.layers:
         layer.input_layernorm = exact(layer.input_layernorm)
         layer.post_attention_layernorm = exact(layer.post_attention_layernorm)
+        if model.qk_norm == "head":
+            layer.self_attn.q_norm = exact(layer.self_attn.q_norm)
+            layer.self_attn.k_norm = exact(layer.self_attn.k_norm)
     llama.model.rotary_emb = _ExactRotary(model)

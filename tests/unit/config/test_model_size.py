@@ -5,12 +5,22 @@ from __future__ import annotations
 import pytest
 
 from megatrain.config import ModelConfig, num_parameters, parameters_by_part
-from tests.helpers.published_models import LLAMA_3_8B
+from tests.helpers.published_models import LLAMA_3_8B, MISTRAL_7B, QWEN_2_5_7B, QWEN_3_8B
 
 
-def test_llama_3_8b() -> None:
+@pytest.mark.parametrize(
+    ("model", "published"),
+    [
+        (LLAMA_3_8B, 8_030_261_248),
+        (QWEN_2_5_7B, 7_615_616_512),
+        (QWEN_3_8B, 8_190_735_360),
+        (MISTRAL_7B, 7_241_732_096),
+    ],
+    ids=["llama-3-8b", "qwen-2.5-7b", "qwen-3-8b", "mistral-7b"],
+)
+def test_a_published_model(model: ModelConfig, published: int) -> None:
     # The number of parameters of the published checkpoint.
-    assert num_parameters(LLAMA_3_8B) == 8_030_261_248
+    assert num_parameters(model) == published
 
 
 def test_gpt2_small() -> None:
@@ -28,6 +38,8 @@ def test_gpt2_small() -> None:
         ({"block": "parallel"}, 16 + (8 * 24 + 24) + (8 * 8 + 8) + (8 * 32 + 32) + (32 * 8 + 8)),
         ({"norm": "rmsnorm", "has_bias": False}, 2 * 8 + 8 * 24 + 8 * 8 + 8 * 32 + 32 * 8),
         ({"mlp": "swiglu", "ffn_size": 20, "has_bias": False}, 2 * 16 + 8 * 24 + 8 * 8 + 8 * 40 + 20 * 8),
+        ({"has_bias": False, "has_qkv_bias": True}, 2 * 16 + (8 * 24 + 24) + 8 * 8 + 8 * 32 + 32 * 8),
+        ({"has_bias": False, "qk_norm": "head"}, 2 * 16 + 8 * 24 + 4 + 4 + 8 * 8 + 8 * 32 + 32 * 8),
         ({"num_kv_heads": 1, "has_bias": False}, 2 * 16 + 8 * (8 + 2 * 4) + 8 * 8 + 8 * 32 + 32 * 8),
         ({"head_dim": 6, "has_bias": False}, 2 * 16 + 8 * 36 + 12 * 8 + 8 * 32 + 32 * 8),
     ],

@@ -94,6 +94,7 @@ def test_the_configuration_is_ours_again(tmp_path: Path) -> None:
         for key in (
             "vocab_size", "seq_len", "hidden_size", "num_layers", "num_heads", "resolved_num_kv_heads",
             "resolved_head_dim", "resolved_ffn_size", "block", "norm", "norm_eps", "mlp", "has_bias", "positions",
+            "has_qkv_bias", "qk_norm", "window_size",
             "rope_theta", "rope_scaling", "rope_scaling_factor", "has_tied_head", "init_std",
         ):  # fmt: skip
             assert getattr(found, key) == getattr(model, key), (case, key)

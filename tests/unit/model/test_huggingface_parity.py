@@ -1,4 +1,4 @@
-"""Our model against transformers' Llama and GPT-2 on the same random weights: logits, loss and every gradient."""
+"""Our model against those of transformers on the same random weights: logits, loss and every gradient."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-3.1": LLAMA | LLAMA3_SCALING | {"num_kv_heads": 2},
     "llama-wide-heads": LLAMA | {"head_dim": 12, "num_kv_heads": 2, "norm_eps": 1e-3},
     "llama-biases": LLAMA | {"has_bias": True, "num_kv_heads": 2},
+    "qwen2": LLAMA | {"has_qkv_bias": True, "num_kv_heads": 2},
+    "qwen3": LLAMA | {"qk_norm": "head", "head_dim": 12, "num_kv_heads": 2},
+    "qwen3-tied": LLAMA | {"qk_norm": "head", "has_tied_head": True},
+    "mistral": LLAMA | {"window_size": 5, "num_kv_heads": 2},
     "gpt2": SIZES,
     "gpt2-untied": SIZES | {"has_tied_head": False, "ffn_size": 40, "norm_eps": 1e-3},
     "gpt2-unpadded": SIZES | {"vocab_multiple": 1},
@@ -97,7 +101,7 @@ def test_loss_and_gradients_in_fp64(case: str) -> None:
 
 
 def test_every_weight_of_theirs_is_used() -> None:
-    for case in ("llama-biases", "gpt2-untied"):
+    for case in ("llama-biases", "qwen2", "qwen3", "gpt2-untied"):
         model = ModelConfig(**CASES[case])
         state = oracle(model, torch.float32).state_dict()
         found = our_weights(state, model)

@@ -1,0 +1,32 @@
+"""Mistral: Llama without biases, whose layers may all attend to a window of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from megatrain.config.model import ModelConfig
+from megatrain.hf.config_json import ConfigJson
+from megatrain.hf.llama import Llama
+
+
+class Mistral(Llama):
+    """MistralForCausalLM."""
+
+    model_type = "mistral"
+    architecture = "MistralForCausalLM"
+    fixed: ClassVar[Mapping[str, str | bool]] = {**Llama.fixed, "has_bias": False, "has_qkv_bias": False}
+    has_window = True
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    def bias_problems(self, model: ModelConfig) -> list[str]:
+        return []  # in `fixed`
+
+    def written_keys(self, model: ModelConfig) -> dict[str, Any]:
+        return {"sliding_window": model.window_size or None}
+
+    def read_keys(self, config: ConfigJson) -> dict[str, Any]:
+        # transformers takes 4096 where the key is missing, and no window where it is null
+        if "sliding_window" not in config:
+            return {"window_size": 0 if config.has_null("sliding_window") else 4096}
+        return {"window_size": config.count("sliding_window")}

@@ -1,0 +1,47 @@
+"""Qwen 2 and 2.5: Llama with biases of queries, keys and values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from megatrain.config.model import ModelConfig
+from megatrain.hf.config_json import ConfigJson
+from megatrain.hf.llama import Llama
+
+# keys of the window, which `use_sliding_window` = false switches off
+UNUSED_WINDOW = frozenset({"sliding_window", "max_window_layers"})
+
+
+class Qwen2(Llama):
+    """Qwen2ForCausalLM."""
+
+    model_type = "qwen2"
+    architecture = "Qwen2ForCausalLM"
+    fixed: ClassVar[Mapping[str, str | bool]] = {**Llama.fixed, "has_bias": False, "has_qkv_bias": True}
+    ignored: ClassVar[frozenset[str]] = UNUSED_WINDOW
+
+    def problems(self, model: ModelConfig) -> list[str]:
+        found = super().problems(model)
+        if model.resolved_head_dim * model.num_heads != model.hidden_size:
+            found.append(
+                f"model.head_dim={model.head_dim} cannot be exported: {self.architecture} has "
+                f"model.hidden_size={model.hidden_size} / model.num_heads={model.num_heads}"
+            )
+        return found
+
+    def bias_problems(self, model: ModelConfig) -> list[str]:
+        return []  # in `fixed`
+
+    def written_keys(self, model: ModelConfig) -> dict[str, Any]:
+        return {"use_sliding_window": False}
+
+    def read_keys(self, config: ConfigJson) -> dict[str, Any]:
+        require_no_window(config)
+        return {}
+
+
+def require_no_window(config: ConfigJson) -> None:
+    """Raise CheckpointError where some layers attend to a window only."""
+    config.require("use_sliding_window", (False,), default=False)
+    config.require_all("layer_types", "full_attention")

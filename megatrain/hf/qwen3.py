@@ -1,0 +1,36 @@
+"""Qwen 3, dense: Llama with a norm of each head's queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from megatrain.config.model import ModelConfig
+from megatrain.hf.config_json import ConfigJson
+from megatrain.hf.llama import Llama
+from megatrain.hf.qwen2 import UNUSED_WINDOW, require_no_window
+
+
+class Qwen3(Llama):
+    """Qwen3ForCausalLM."""
+
+    model_type = "qwen3"
+    architecture = "Qwen3ForCausalLM"
+    fixed: ClassVar[Mapping[str, str | bool]] = {
+        **Llama.fixed,
+        "has_bias": False,
+        "has_qkv_bias": False,
+        "qk_norm": "head",
+    }
+    ignored: ClassVar[frozenset[str]] = UNUSED_WINDOW
+
+    def bias_problems(self, model: ModelConfig) -> list[str]:
+        return []  # in `fixed`
+
+    def written_keys(self, model: ModelConfig) -> dict[str, Any]:
+        return {"use_sliding_window": False, "attention_bias": False}
+
+    def read_keys(self, config: ConfigJson) -> dict[str, Any]:
+        require_no_window(config)
+        config.require("attention_bias", (False,), default=False)
+        return {}

@@ -1,0 +1,85 @@
+"""No key of a config.json is ignored: a changed one is refused, or we compute what transformers computes with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatrain.contracts.errors import CheckpointError
+from megatrain.hf import open_model
+from tests.helpers.hf_models import our_logits, some_tokens, their_logits, tiny
+from tests.helpers.require import require_module
+
+transformers = require_module("transformers")
+
+from tests.helpers.huggingface import oracle  # noqa: E402  it needs transformers
+
+CASES = ("llama", "llama-3.1", "qwen2", "qwen3", "mistral", "gpt2")
+ADDED: dict[str, Any] = {
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
+    "final_logit_softcapping": 3.0, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 7, "logit_scale": 0.1,
+    "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "use_qk_norm": True, "num_local_experts": 4,
+    "partial_rotary_factor": 0.5, "use_parallel_residual": True, "clip_qkv": 1.0, "auto_map": {"AutoModel": "x.Y"},
+}  # fmt: skip
+"""Keys of other families, as they stand in models that are nearly one of ours."""
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """Yield other values of a key than this one."""
+    match value:
+        case bool():
+            yield not value
+        case int():
+            yield from (value + 1, 2 * value, 1)
+        case float():
+            yield from (2 * value + 0.5, value / 2)
+        case str():
+            yield from (f"{value}x", "gelu", "dynamic", "linear", "full_attention")
+        case list():
+            yield from (value[:1], [*value[1:], "sliding_attention"], [])
+        case dict():
+            yield {}
+            for key, inner in value.items():
+                yield from ({**value, key: other} for other in changed(inner))
+            yield {**value, "attention_factor": 2.0}
+        case None:
+            yield from (True, 3, 0.5, "x")
+
+
+def changes_of(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        yield from ((key, other) for other in changed(value) if other != value)
+        if value is not None:
+            yield key, None
+    yield from ((key, value) for key, value in ADDED.items() if key not in config or config[key] is None)
+
+
+@pytest.mark.slow(kept=["qwen3"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_changed_key_is_refused_or_computed(case: str, tmp_path: Path) -> None:
+    model = tiny(case)
+    theirs = oracle(model, torch.float32)
+    theirs.save_pretrained(tmp_path)
+    path, tokens = tmp_path / "config.json", some_tokens(model)
+    config = {**theirs.config.to_dict(), **json.loads(path.read_text())}
+    num_computed = num_refused = 0
+    for key, value in changes_of(config):
+        path.write_text(json.dumps(config | {key: value}))
+        try:
+            opened = open_model(tmp_path)
+            found = our_logits(dict(opened.parameters()), opened.model, tokens)
+        except CheckpointError:
+            num_refused += 1
+            continue
+        num_computed += 1
+        expected = their_logits(
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval(), tokens
+        )
+        assert (found - expected).abs().max().item() < 1e-4, f"{key}={value!r} instead of {config.get(key)!r}"
+    assert num_computed > 20
+    assert num_refused > 20
