@@ -73,12 +73,11 @@ class ConfigJson:
             known = " or ".join(json.dumps(one) for one in computed)
             raise self.refusal(key, f"only {known} can be computed here, so this model cannot be imported")
 
-    def require_all(self, key: str, computed: object) -> None:
-        """Raise CheckpointError unless the value is missing, or a list in which each element is `computed`."""
+    def require_in_layers(self, key: str, computed: object, num_layers: int) -> None:
+        """Raise CheckpointError unless the value is missing, or a list of `computed` for each layer."""
         self._read.add(key)
-        value = self.values.get(key, [])
-        if not isinstance(value, list) or any(one != computed for one in value):
-            raise self.refusal(key, f"only {json.dumps(computed)} in every layer can be computed here")
+        if key in self.values and self.values[key] != [computed] * num_layers:
+            raise self.refusal(key, f"only {json.dumps(computed)} in each of {num_layers} layers can be computed here")
 
     def refuse_unread(self, ignored: Container[str]) -> None:
         """Raise CheckpointError for a key that nobody has read, unless it is one of `ignored`."""

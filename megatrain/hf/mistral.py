@@ -27,6 +27,5 @@ class Mistral(Llama):
 
     def read_keys(self, config: ConfigJson) -> dict[str, Any]:
         # transformers takes 4096 where the key is missing, and no window where it is null
-        if "sliding_window" not in config:
-            return {"window_size": 0 if config.has_null("sliding_window") else 4096}
-        return {"window_size": config.count("sliding_window")}
+        window = 0 if config.has_null("sliding_window") else config.count("sliding_window", default=4096)
+        return {"window_size": window if window < config.count("max_position_embeddings") else 0}

@@ -44,4 +44,4 @@ class Qwen2(Llama):
 def require_no_window(config: ConfigJson) -> None:
     """Raise CheckpointError where some layers attend to a window only."""
     config.require("use_sliding_window", (False,), default=False)
-    config.require_all("layer_types", "full_attention")
+    config.require_in_layers("layer_types", "full_attention", config.count("num_hidden_layers"))

@@ -56,8 +56,8 @@ def test_layout_gives_the_numbers_of_one_process(
 def test_an_odd_vocabulary_with_a_tied_head_on_two_stages(
     jobs: TrainingJobs, all_data: Tables, vocab_size: int
 ) -> None:
-    """The two tp ranks have unequal parts of the real rows, and the first and the last stage a copy each."""
-    model = {"model": {"num_layers": 2, "vocab_size": vocab_size, "vocab_multiple": 1, "has_tied_head": True}}
+    """Of two tp ranks one has a row of padding, and the first and the last stage have a copy each."""
+    model = {"model": {"num_layers": 2, "vocab_size": vocab_size, "vocab_multiple": 2, "has_tied_head": True}}
     reference = jobs.run(make_config(all_data, model))
     run = jobs.run(make_config(all_data, model, on_layout(2, 2, 1)))
 

@@ -45,6 +45,19 @@ CASES: dict[str, tuple[dict[str, Any], Tables]] = {
         on_layout(2, 2, 1),
         {"model": {"mlp": "swiglu", "has_tied_head": False}, "parallel": {"recompute": "full"}},
     ),
+    "tp2-pp2-qk-norm-qkv-bias-selective": (
+        on_layout(2, 2, 1),
+        {
+            "model": {
+                "qk_norm": "head",
+                "has_bias": False,
+                "has_qkv_bias": True,
+                "num_kv_heads": 1,
+                "positions": "rope",
+            },
+            "parallel": {"recompute": "selective"},
+        },
+    ),
     # as many micro-batches as stages, where on_layout makes twice as many
     "dp2-pp2-offload-no-overlap-fewest": (
         on_layout(1, 2, 2),

@@ -165,7 +165,7 @@ def test_memory_is_one_shard_and_one_parameter(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "parallel": (LLAMA | {"block": "parallel"}, ['model.block="parallel" .* LlamaForCausalLM']),
-    "window": (LLAMA | {"window_size": 8}, ["model.window_size=8 "]),
+    "window": (LLAMA | {"window_size": 8, "has_bias": True}, ["model.window_size=8 "]),
     "layernorm": (LLAMA | {"norm": "layernorm", "mlp": "gelu"}, ['model.norm="layernorm"', 'model.mlp="gelu"']),
     "rmsnorm": (CASES["gpt2"] | {"norm": "rmsnorm"}, ['model.norm="rmsnorm" .* GPT2LMHeadModel']),
     "heads": (

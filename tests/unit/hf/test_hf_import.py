@@ -208,7 +208,13 @@ def test_dropout_that_we_lack_is_reported(gpt2: Path, llama: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "values", "message"),
     [
-        ("llama", {"model_type": "mistral"}, r'model_type="mistral"; only "llama" or "gpt2"'),
+        (
+            "llama",
+            {"model_type": "gemma"},
+            r'model_type="gemma"; only "llama" or "qwen2" or "qwen3" or "mistral" or "gpt2"',
+        ),
+        ("llama", {"use_qk_norm": True}, "use_qk_norm=true; this key is unknown here and may change"),
+        ("llama", {"is_decoder": True}, "is_decoder=true; only false"),
         ("llama", {"model_type": None}, "model_type is missing"),
         ("llama", {"hidden_act": "gelu"}, r'hidden_act="gelu"; only "silu"'),
         ("llama", {"mlp_bias": True}, "mlp_bias=true; must equal attention_bias=false"),
