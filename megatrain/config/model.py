@@ -1,8 +1,8 @@
 """Section [model]: the shape and the mathematics of the transformer.
 
-GPT-2, GPT-3, Llama, Qwen, Mistral and MegaScale's models are values of these keys. Nothing here depends on how the model
-is spread over ranks. The largest sizes allowed are at least 100 times those of any model known today: a larger value is
-a typing error.
+GPT-2, GPT-3, Llama, Qwen, Mistral and MegaScale's models are values of these keys. Nothing here depends on how the
+model is spread over ranks. The largest sizes allowed are at least 100 times those of any model known today: a larger
+value is a typing error.
 """
 
 from __future__ import annotations
