@@ -18,6 +18,11 @@ pytestmark = pytest.mark.slow
 STEPS = 12
 UID = "65533"
 """No account has this number."""
+_WITHOUT_NAMES = """
+ip link set lo up
+for file in hosts resolv.conf; do mount --bind /dev/null /etc/$file; done
+exec "$@"
+"""
 MACHINES = {
     "a user without an account": (
         "unshare", "--user", f"--map-user={UID}", f"--map-group={UID}",
@@ -25,9 +30,7 @@ MACHINES = {
     ),
     "loopback only, and no name can be resolved": (
         "unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c",
-        "ip link set lo up && for file in hosts resolv.conf; do mount --bind /dev/null /etc/$file; done"
-        ' && exec "$@"',
-        "sh",
+        _WITHOUT_NAMES, "sh",
     ),
 }  # fmt: skip
 """What begins the command line of a launch there."""

@@ -13,8 +13,8 @@ from megatrain.contracts.exit_codes import ExitCode
 MODEL_KEYS = (
     "vocab_size, seq_len, hidden_size, num_layers, num_heads, num_kv_heads, head_dim, ffn_size, block, norm, norm_eps, "
     "mlp, has_bias, has_qkv_bias, qk_norm, positions, rope_theta, rope_scaling, rope_scaling_factor, "
-    "rope_low_freq_factor, rope_high_freq_factor, rope_original_seq_len, window_size, dropout, init_std, is_residual_init_scaled, "
-    "has_tied_head or vocab_multiple"
+    "rope_low_freq_factor, rope_high_freq_factor, rope_original_seq_len, window_size, dropout, init_std, "
+    "is_residual_init_scaled, has_tied_head or vocab_multiple"
 )
 
 
