@@ -77,7 +77,7 @@ def test_rows_cover_all_pairs() -> None:
     assert found == all_pairs(FACTORS)
 
 
-@pytest.mark.slow(kept=["tp2-pp2-dp2-1f1b-lamb-selective"])
+@pytest.mark.slow(kept=["tp2-pp2-dp2-1f1b-lamb-none", "tp2-pp2-dp2-chunks2-adamw-selective"])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['layout']}-{row['optimizer']}-{row['recompute']}")
 def test_options_give_the_numbers_of_one_process(row: dict[str, Any], jobs: TrainingJobs, all_data: Tables) -> None:
     sizes = LAYOUTS[row["layout"]]["parallel"]

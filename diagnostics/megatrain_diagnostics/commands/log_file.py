@@ -17,7 +17,8 @@ from megatrain.compression import kind_of_content, opened_by_content
 from megatrain.contracts.errors import DataError
 
 _START_BYTES = 4096
-_MAX_CONTROL_SHARE = 0.1
+_MAX_CONTROL_SHARE = 0.05
+"""Half of that of random bytes, as those of an unknown compression."""
 _BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
