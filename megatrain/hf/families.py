@@ -31,7 +31,7 @@ IGNORED = frozenset(
     {
         # names, versions, and how the weights are stored
         "model_type", "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "name_or_path",
-        "tokenizer_class", "_commit_hash",
+        "tokenizer_class", "_commit_hash", "transformers.js_config",
         # what a call returns, and which implementation computes it
         "use_cache", "output_attentions", "output_hidden_states", "return_dict", "torchscript", "attn_implementation",
         "_attn_implementation", "_attn_implementation_autoset", "chunk_size_feed_forward", "gradient_checkpointing",

@@ -32,7 +32,7 @@ class Llama(Family):
         "qk_norm": "none",
     }
     buffers = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-    ignored: ClassVar[frozenset[str]] = frozenset({"pretraining_tp"})
+    ignored: ClassVar[frozenset[str]] = frozenset({"pretraining_tp", "is_llama_config"})
 
     def problems(self, model: ModelConfig) -> list[str]:
         found = super().problems(model)
@@ -105,6 +105,7 @@ class Llama(Family):
 
     def read_keys(self, config: ConfigJson) -> dict[str, Any]:
         """Return the keys of [model] whose reading differs between this family and its subclasses."""
+        config.require("rope_interleaved", (False,), default=False)
         has_bias = config.flag("attention_bias", default=False)
         if config.flag("mlp_bias", default=False) != has_bias:
             raise config.refusal(

@@ -38,6 +38,7 @@ class Qwen2(Llama):
 
     def read_keys(self, config: ConfigJson) -> dict[str, Any]:
         require_no_window(config)
+        config.require("use_mrope", (False,), default=False)
         return {}
 
 

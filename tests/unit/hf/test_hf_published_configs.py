@@ -1,0 +1,111 @@
+"""The config.json of published models, as their model cards have them: read whole, and of the published size.
+
+Source: the repositories of these names on Hugging Face's hub. Keys about tokens and versions are shortened.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megatrain.config import num_parameters
+from megatrain.hf.config_json import ConfigJson
+from megatrain.hf.families import IGNORED, family_of, read_model
+
+COMMON: dict[str, Any] = {
+    "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16", "transformers_version": "4.40.0",
+    "use_cache": True, "hidden_act": "silu", "initializer_range": 0.02,
+}  # fmt: skip
+LLAMA = COMMON | {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "pretraining_tp": 1,
+}  # fmt: skip
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "meta-llama/Llama-2-7b-hf": (
+        LLAMA | {
+            "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 4096, "vocab_size": 32000,
+            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-5,
+            "rope_scaling": None, "tie_word_embeddings": False,
+        },
+        6_738_415_616,
+    ),
+    "meta-llama/Llama-3.1-8B": (
+        LLAMA | {
+            "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 131072, "vocab_size": 128256,
+            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0, "tie_word_embeddings": False, "mlp_bias": False,
+            "rope_scaling": {
+                "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3",
+                "original_max_position_embeddings": 8192,
+            },
+        },
+        8_030_261_248,
+    ),
+    "HuggingFaceTB/SmolLM-135M": (
+        LLAMA | {
+            "hidden_size": 576, "intermediate_size": 1536, "max_position_embeddings": 2048, "vocab_size": 49152,
+            "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "rope_scaling": None, "tie_word_embeddings": True, "is_llama_config": True,
+            "rope_interleaved": False, "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
+        },
+        134_515_008,
+    ),
+    "Qwen/Qwen2.5-7B": (
+        COMMON | {
+            "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0,
+            "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 131072, "vocab_size": 152064,
+            "max_window_layers": 28, "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": False,
+            "use_mrope": False, "use_sliding_window": False,
+        },
+        7_615_616_512,
+    ),
+    "Qwen/Qwen3-8B": (
+        COMMON | {
+            "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "head_dim": 128, "hidden_size": 4096, "intermediate_size": 12288,
+            "max_position_embeddings": 40960, "max_window_layers": 36, "num_attention_heads": 32,
+            "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_scaling": None,
+            "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": False,
+            "use_sliding_window": False, "vocab_size": 151936,
+        },
+        8_190_735_360,
+    ),
+    "mistralai/Mistral-7B-v0.1": (
+        COMMON | {
+            "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_size": 4096,
+            "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
+            "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 32000,
+        },
+        7_241_732_096,
+    ),
+    "openai-community/gpt2": (
+        {
+            "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "activation_function": "gelu_new",
+            "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256,
+            "initializer_range": 0.02, "layer_norm_epsilon": 1e-5, "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+            "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": None,
+            "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+            "summary_use_proj": True, "task_specific_params": {"text-generation": {"do_sample": True}},
+            "vocab_size": 50257,
+        },
+        124_439_808,
+    ),
+}  # fmt: skip
+"""Name -> (config.json, parameters of the published checkpoint)."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_read_whole(name: str) -> None:
+    values, published = PUBLISHED[name]
+    config = ConfigJson(values, name)
+    family = family_of(config)
+    model = read_model(family, config)
+    family.import_notes(config)
+    config.refuse_unread(IGNORED | family.ignored)
+
+    padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.has_tied_head else 2)
+    assert num_parameters(model) - padding == published
+    assert family.problems(model) == []
