@@ -14,7 +14,7 @@ from megatrain.config.model import ModelConfig
 from megatrain.model.linear import Linear, Projection
 from megatrain.model.positions import RotaryPositions
 from megatrain.ops.attention import AttentionPattern, causal_attention
-from megatrain.ops.precision import accumulate_dtype
+from megatrain.ops.normalization import rms_norm
 from megatrain.ops.rotary import split_rotated_
 
 
@@ -43,9 +43,7 @@ class HeadNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized heads. Shapes: x and result [..., D]."""
-        wide = x.to(accumulate_dtype(x.dtype))
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return normed.to(x.dtype) * self.weight
+        return rms_norm(x, self.weight, self.eps)[0]
 
 
 class Attention(nn.Module):
