@@ -52,6 +52,13 @@ class Family(ABC):
     def import_notes(self, config: ConfigJson) -> list[str]:
         """Return what our configuration does not express of the imported files, as one sentence each."""
 
+    def head_dim_problems(self, model: ModelConfig) -> list[str]:
+        """Return a sentence where the heads' widths do not add up to the hidden size, for a family that needs that."""
+        if model.resolved_head_dim * model.num_heads == model.hidden_size:
+            return []
+        width = f"model.hidden_size={model.hidden_size} / model.num_heads={model.num_heads}"
+        return [f"model.head_dim={model.head_dim} cannot be exported: {self.architecture} has {width}"]
+
     def problems(self, model: ModelConfig) -> list[str]:
         """Return one sentence for each key of [model] that this family cannot express."""
         found = [

@@ -47,12 +47,7 @@ class Gpt2(Family):
                 f"model.num_kv_heads={model.num_kv_heads} cannot be exported: {self.architecture} has as many as "
                 f"model.num_heads={model.num_heads}"
             )
-        if model.resolved_head_dim * model.num_heads != model.hidden_size:
-            found.append(
-                f"model.head_dim={model.head_dim} cannot be exported: {self.architecture} has "
-                f"model.hidden_size={model.hidden_size} / model.num_heads={model.num_heads}"
-            )
-        return found
+        return found + self.head_dim_problems(model)
 
     def tensors(self, model: ModelConfig) -> Iterator[HfTensor]:
         hidden = model.hidden_size
@@ -107,7 +102,8 @@ class Gpt2(Family):
     def export_notes(self, model: ModelConfig) -> list[str]:
         if model.has_bias:
             return []
-        return [f"model.has_bias=false: the biases of {self.architecture} are written as zeros"]
+        which = "other biases" if model.has_qkv_bias else "biases"
+        return [f"model.has_bias=false: the {which} of {self.architecture} are written as zeros"]
 
     def import_notes(self, config: ConfigJson) -> list[str]:
         dropout, embedding_dropout, attention_dropout = (
@@ -131,17 +127,19 @@ def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
     for norm, branch in (("ln_1", attention), ("ln_2", mlp)):
         for leaf in ("weight", "bias"):
             yield same(f"{source}.{norm}.{leaf}", f"{branch}.norm.{leaf}", (hidden,))
-    # (HF's name, our name of the weight and of the bias, outputs, inputs, the dim of our tensor, its ranges)
+    # (HF's name, our name of the weight and of the bias, whether we have that bias, outputs, inputs, the dim of our
+    # tensor, its ranges)
     qkv = f"{attention}.attention.qkv.weight"
     qkv_shape = (model.num_heads, 3, model.resolved_head_dim, hidden)
     query_key_value = tuple(indices for _, _, indices in fused_in(qkv, qkv_shape))
     projections = (
-        ("attn.c_attn", qkv, f"{attention}.attention.qkv.bias", 3 * hidden, hidden, 1, query_key_value),
-        ("attn.c_proj", f"{attention}.attention.out.weight", f"{attention}.attention_bias", hidden, hidden,
-         0, ((0, hidden),)),
-        ("mlp.c_fc", f"{mlp}.mlp.up.weight", f"{mlp}.mlp.up.bias", ffn, hidden, 0, ((0, 1),)),
-        ("mlp.c_proj", f"{mlp}.mlp.down.weight", f"{mlp}.mlp_bias", hidden, ffn, 0, ((0, hidden),)),
+        ("attn.c_attn", qkv, f"{attention}.attention.qkv.bias", model.resolved_has_qkv_bias, 3 * hidden, hidden,
+         1, query_key_value),
+        ("attn.c_proj", f"{attention}.attention.out.weight", f"{attention}.attention_bias", model.has_bias, hidden,
+         hidden, 0, ((0, hidden),)),
+        ("mlp.c_fc", f"{mlp}.mlp.up.weight", f"{mlp}.mlp.up.bias", model.has_bias, ffn, hidden, 0, ((0, 1),)),
+        ("mlp.c_proj", f"{mlp}.mlp.down.weight", f"{mlp}.mlp_bias", model.has_bias, hidden, ffn, 0, ((0, hidden),)),
     )  # fmt: skip
-    for name, weight, bias, outputs, inputs, dim, ranges in projections:
+    for name, weight, bias, has_bias, outputs, inputs, dim, ranges in projections:
         yield HfTensor(f"{source}.{name}.weight", (inputs, outputs), weight, ranges, dim, is_transposed=True)
-        yield HfTensor(f"{source}.{name}.bias", (outputs,), bias, ranges if model.has_bias else (), dim)
+        yield HfTensor(f"{source}.{name}.bias", (outputs,), bias, ranges if has_bias else (), dim)

@@ -41,14 +41,12 @@ class Llama(Family):
                 f"model.hidden_size={model.hidden_size} cannot be exported: {self.architecture} needs a multiple of "
                 f"model.num_heads={model.num_heads}, even where head_dim is given"
             )
-        return found + self.bias_problems(model)
-
-    def bias_problems(self, model: ModelConfig) -> list[str]:
-        """Return one sentence for each key of biases that the family cannot express."""
-        if model.has_qkv_bias and not model.has_bias:
-            where = "everywhere in attention and feed-forward, or nowhere"
-            return [f"model.has_qkv_bias=true cannot be exported: {self.architecture} has biases {where}"]
-        return []
+        if "has_qkv_bias" not in self.fixed and model.has_qkv_bias and not model.has_bias:
+            found.append(
+                f"model.has_qkv_bias=true cannot be exported: {self.architecture} has biases everywhere in attention "
+                "and feed-forward, or nowhere"
+            )
+        return found
 
     def tensors(self, model: ModelConfig) -> Iterator[HfTensor]:
         rows = (model.vocab_size, model.hidden_size)
@@ -182,14 +180,10 @@ def _read_rope(config: ConfigJson) -> dict[str, Any]:
     rope.require(type_key, tuple(_SCALINGS), default="default")
     if "type" in rope:  # the name of before beside the newer one
         rope.require("type", (rope.text(type_key),), default=None)
+    theta = rope.number("rope_theta", default=config.number("rope_theta", default=10000.0))
     scaling = _SCALINGS[rope.text(type_key, default="default")]
     factor = rope.number("factor", default=None if scaling != "none" else 1.0)
-    if factor == 1.0:
-        scaling = "none"  # scaling by 1 changes nothing
-    found: dict[str, Any] = {
-        "rope_theta": rope.number("rope_theta", default=config.number("rope_theta", default=10000.0)),
-        "rope_scaling": scaling,
-    }
+    found: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling}
     if scaling != "none":
         found["rope_scaling_factor"] = factor
     if scaling == "llama3":
@@ -198,4 +192,6 @@ def _read_rope(config: ConfigJson) -> dict[str, Any]:
         found["rope_original_seq_len"] = rope.count(
             "original_max_position_embeddings", default=config.count("max_position_embeddings")
         )
+    if factor == 1.0:  # scaling by 1 changes nothing
+        return {"rope_theta": theta, "rope_scaling": "none"}
     return found

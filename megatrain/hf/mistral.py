@@ -19,9 +19,6 @@ class Mistral(Llama):
     has_window = True
     ignored: ClassVar[frozenset[str]] = frozenset()
 
-    def bias_problems(self, model: ModelConfig) -> list[str]:
-        return []  # in `fixed`
-
     def written_keys(self, model: ModelConfig) -> dict[str, Any]:
         return {"sliding_window": model.window_size or None}
 

@@ -22,16 +22,7 @@ class Qwen2(Llama):
     ignored: ClassVar[frozenset[str]] = UNUSED_WINDOW
 
     def problems(self, model: ModelConfig) -> list[str]:
-        found = super().problems(model)
-        if model.resolved_head_dim * model.num_heads != model.hidden_size:
-            found.append(
-                f"model.head_dim={model.head_dim} cannot be exported: {self.architecture} has "
-                f"model.hidden_size={model.hidden_size} / model.num_heads={model.num_heads}"
-            )
-        return found
-
-    def bias_problems(self, model: ModelConfig) -> list[str]:
-        return []  # in `fixed`
+        return super().problems(model) + self.head_dim_problems(model)
 
     def written_keys(self, model: ModelConfig) -> dict[str, Any]:
         return {"use_sliding_window": False}

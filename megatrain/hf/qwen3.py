@@ -24,9 +24,6 @@ class Qwen3(Llama):
     }
     ignored: ClassVar[frozenset[str]] = UNUSED_WINDOW
 
-    def bias_problems(self, model: ModelConfig) -> list[str]:
-        return []  # in `fixed`
-
     def written_keys(self, model: ModelConfig) -> dict[str, Any]:
         return {"use_sliding_window": False, "attention_bias": False}
 

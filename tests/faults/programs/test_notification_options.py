@@ -45,7 +45,7 @@ SENDER, RECIPIENTS = "megatrain@example.org", "a@example.org, b@example.org"
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What the receivers got: `https` speaks TLS and has the certificate of an authority that the system lacks."""
+    """What the receivers got: `https` uses TLS, with the certificate of an authority that the system lacks."""
 
     https: HttpReceiver
     mail: MailReceiver
@@ -164,38 +164,6 @@ def sees_all(sent: Sent) -> None:
     assert all(received(sent, kind, 1) for kind in KINDS)
 
 
-CHECKS: dict[str, Callable[[Sent], None]] = {
-    "notify.page_url": contains(lambda sent: received(sent, "slack", 1)[0], PAGE),
-    "notify.runbooks_url": contains(lambda sent: received(sent, "slack", 1)[0], RUNBOOKS),
-    "notify.ca_file": sees_all,
-    "notify.timeout_s": contains(lambda sent: sent.log, "no answer within 0.5 s"),
-    "slack.url_file": contains(lambda sent: received(sent, "slack", 1)[0], "killed by SIGKILL"),
-    "pagerduty.url": contains(lambda sent: received(sent, "pagerduty", 1)[0], "killed by SIGKILL"),
-    "pagerduty.routing_key_file": contains(lambda sent: received(sent, "pagerduty", 1)[0], KEY),
-    "email.recipients": lambda sent: sees_recipients(sent),
-    "email.sender": contains(lambda sent: str(first_mail(sent)["From"]), SENDER),
-    "email.host": sees_login,
-    "email.port": sees_login,
-    "email.encryption": sees_login,
-    "email.user": sees_login,
-    "email.password_file": sees_login,
-    "alertmanager.url": contains(lambda sent: received(sent, "alertmanager", 1)[0], "killed by SIGKILL"),
-    "alertmanager.token_file": contains(
-        lambda sent: sent.headers(PATHS["alertmanager"].format(1))["authorization"], f"Bearer {TOKEN}"
-    ),
-    "webhook.url": lambda sent: sees_documents(sent),
-    "webhook.url_file": contains(lambda sent: received(sent, "webhook", 1)[0], "incident"),
-    "webhook.token_file": contains(lambda sent: sent.headers("/webhook-1")["authorization"], f"Bearer {TOKEN}"),
-    "webhook.template_file": lambda sent: sees_template(sent),
-    "webhook.content_type": contains(
-        lambda sent: sent.headers("/webhook-1")["content-type"], "text/plain; charset=utf-8"
-    ),
-    **{f"{kind}.events": sees_events(kind) for kind in KINDS},
-    **{f"{kind}.level": sees_level(kind) for kind in KINDS},
-}
-"""Option -> its check."""
-
-
 def sees_recipients(sent: Sent) -> None:
     assert sent.mail.mails[0].rcpt_tos == RECIPIENTS.split(", ")
 
@@ -206,6 +174,38 @@ def sees_documents(sent: Sent) -> None:
 
 def sees_template(sent: Sent) -> None:
     assert received(sent, "webhook", 1)[0] == "job: incident open\n"
+
+
+CHECKS: dict[str, Callable[[Sent], None]] = {
+    "notify.page_url": contains(lambda sent: received(sent, "slack", 1)[0], PAGE),
+    "notify.runbooks_url": contains(lambda sent: received(sent, "slack", 1)[0], RUNBOOKS),
+    "notify.ca_file": sees_all,
+    "notify.timeout_s": contains(lambda sent: sent.log, "no answer within 0.5 s"),
+    "slack.url_file": contains(lambda sent: received(sent, "slack", 1)[0], "killed by SIGKILL"),
+    "pagerduty.url": contains(lambda sent: received(sent, "pagerduty", 1)[0], "killed by SIGKILL"),
+    "pagerduty.routing_key_file": contains(lambda sent: received(sent, "pagerduty", 1)[0], KEY),
+    "email.recipients": sees_recipients,
+    "email.sender": contains(lambda sent: str(first_mail(sent)["From"]), SENDER),
+    "email.host": sees_login,
+    "email.port": sees_login,
+    "email.encryption": sees_login,
+    "email.user": sees_login,
+    "email.password_file": sees_login,
+    "alertmanager.url": contains(lambda sent: received(sent, "alertmanager", 1)[0], "killed by SIGKILL"),
+    "alertmanager.token_file": contains(
+        lambda sent: sent.headers(PATHS["alertmanager"].format(1))["authorization"], f"Bearer {TOKEN}"
+    ),
+    "webhook.url": sees_documents,
+    "webhook.url_file": contains(lambda sent: received(sent, "webhook", 1)[0], "incident"),
+    "webhook.token_file": contains(lambda sent: sent.headers("/webhook-1")["authorization"], f"Bearer {TOKEN}"),
+    "webhook.template_file": sees_template,
+    "webhook.content_type": contains(
+        lambda sent: sent.headers("/webhook-1")["content-type"], "text/plain; charset=utf-8"
+    ),
+    **{f"{kind}.events": sees_events(kind) for kind in KINDS},
+    **{f"{kind}.level": sees_level(kind) for kind in KINDS},
+}
+"""Option -> its check."""
 
 
 def test_no_option_is_missing_here() -> None:

@@ -131,7 +131,8 @@ def test_a_handshake_that_takes_too_long_is_ended_however_busy_it_looks(
             slow.sendall(struct.pack("<BQQ", FrameKind.HANDSHAKE, 4096, 0))
             # a byte now and then: no receive of the daemon's ever waits long
             wait_until(lambda: is_ended_when_sent(slow, b" "), "the daemon to end the handshake")
-        wait_until(lambda: collector.ledger.counters().refused_handshakes == 1, "the count")
+        wait_until(lambda: collector.ledger.counters().refused_handshakes > 0, "the count")
+        assert collector.ledger.counters().refused_handshakes == 1
 
 
 def test_a_host_that_was_admitted_is_read_into_nothing_beyond_the_limit(tmp_path: Path) -> None:

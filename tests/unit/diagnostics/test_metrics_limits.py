@@ -49,6 +49,7 @@ def test_a_request_that_takes_too_long_is_ended_however_busy_it_looks(
     with socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
         wait_until(lambda: is_ended_when_sent(slow, b"x"), "the server to end the request")
+    assert b"megatrain_" in scrape(port)
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,9 @@ def test_transformers_computes_our_logits(case: str, tmp_path: Path) -> None:
     assert (our_logits(parameters, model, tokens) - expected).abs().max().item() < 1e-4
 
 
-def test_biases_that_we_lack_are_zero(tmp_path: Path) -> None:
-    model = tiny("gpt2", has_bias=False)
+@pytest.mark.parametrize("has_qkv_bias", [False, True])
+def test_biases_that_we_lack_are_zero(tmp_path: Path, has_qkv_bias: bool) -> None:
+    model = tiny("gpt2", has_bias=False, has_qkv_bias=has_qkv_bias)
     parameters = random_parameters(model)
     tokens = some_tokens(model)
 

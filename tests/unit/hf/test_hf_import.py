@@ -205,6 +205,13 @@ def test_dropout_that_we_lack_is_reported(gpt2: Path, llama: Path) -> None:
     assert [note.split(" ")[0] for note in open_model(llama).notes] == ["attention_dropout=0.1"]
 
 
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
+def test_a_scaling_of_positions_by_one_is_none(llama: Path, kind: str) -> None:
+    frequencies = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
+    change_config(llama, rope_scaling={"rope_type": kind, "factor": 1.0, **(frequencies if kind == "llama3" else {})})
+    assert open_model(llama).model.rope_scaling == "none"
+
+
 @pytest.mark.parametrize(
     ("family", "values", "message"),
     [
