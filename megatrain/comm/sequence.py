@@ -1,4 +1,6 @@
-"""Dual pairs over the tensor-parallel group: the backward of each function is the collective of the other.
+"""Functions over the tensor-parallel group whose backward is a collective, too.
+
+The backward of each of the first two is the collective of the other; a sum is its own counterpart.
 
     gather_from_sequence      all-gather along the sequence      <->  reduce-scatter
     reduce_scatter_to_sequence  sum over ranks, keep own rows    <->  all-gather
@@ -42,6 +44,25 @@ def reduce_scatter_to_sequence(x: Tensor, group: Group) -> Tensor:
     Communication: blocking reduce-scatter; all-gather in backward.
     """
     return x if group.size == 1 else _ReduceScatter.apply(x, group)
+
+
+def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
+    """Return the sum of the ranks' x, which each rank goes on with.
+
+    Communication: blocking all-reduce, and again in backward.
+    """
+    return x if group.size == 1 else _Sum.apply(x, group)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return group.all_reduce(x.clone(), Operation.TP_ALL_REDUCE).wait()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.all_reduce(grad.clone(), Operation.TP_ALL_REDUCE).wait(), None
 
 
 class _Gather(torch.autograd.Function):

@@ -6,7 +6,7 @@ A key is compared by its meaning: `num_kv_heads = 0` and `num_kv_heads = num_hea
 from __future__ import annotations
 
 from megatrain.config.config import Config, all_options
-from megatrain.config.model import ModelConfig
+from megatrain.config.model import SCALING_KEYS, SCALING_KEYS_OF, ModelConfig
 from megatrain.config.options import Value
 from megatrain.config.toml_text import value_text
 from megatrain.contracts.config_changes import ChangedKey
@@ -14,7 +14,9 @@ from megatrain.contracts.config_changes import ChangedKey
 FREE_MODEL_KEYS = frozenset({"dropout", "init_std", "is_residual_init_scaled"})
 """Keys of [model] that do not affect what the trained weights compute."""
 
-_FUNCTION_KEYS = frozenset({"window_size", "norm_eps"})
+_FUNCTION_KEYS = frozenset(
+    {"window_size", "full_attention_every", "norm_eps", "attention_scale", "attention_softcap", "head_softcap"}
+)
 """Keys of [model] that affect what is computed with the weights, but not the set of weights."""
 
 _RESOLVED = {
@@ -78,6 +80,4 @@ def _meaning(model: ModelConfig, name: str) -> Value:
 def _is_used(model: ModelConfig, name: str) -> bool:
     if model.positions != "rope":
         return False
-    if name == "rope_scaling_factor":
-        return model.rope_scaling != "none"
-    return name in ("rope_theta", "rope_scaling") or model.rope_scaling == "llama3"
+    return name not in SCALING_KEYS or name in SCALING_KEYS_OF.get(model.rope_scaling, SCALING_KEYS)

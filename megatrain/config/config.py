@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig
@@ -46,6 +46,13 @@ from megatrain.failures.patience import Patience
 
 _PART_OF_TIMEOUT = 0.9
 _FURTHER = "further_receivers"
+
+
+class LayerKind(NamedTuple):
+    """Whether a layer multiplies in FP8, and its window (ModelConfig.window_of)."""
+
+    is_fp8: bool
+    window_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +177,10 @@ class Config:
         layers, number = self.layers_per_chunk, self.parallel.placement.model_chunk(stage, chunk)
         first = sum(layers[:number])
         return range(first, first + layers[number])
+
+    def layer_kind(self, layer: int) -> LayerKind:
+        """Return what two layers must have in common to compute alike and to need the same memory."""
+        return LayerKind(self.fp8.covers(layer), self.model.window_of(layer))
 
     def bucket_size(self, dp_size: int) -> int:
         """Return the number of elements that closes a bucket: parallel.bucket_size, or a size that suits the model.

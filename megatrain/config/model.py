@@ -1,16 +1,34 @@
 """Section [model]: the shape and the mathematics of the transformer.
 
-GPT-2, GPT-3, Llama, Qwen, Mistral and MegaScale's models are values of these keys. Nothing here depends on how the
-model is spread over ranks. The largest sizes allowed are at least 100 times those of any model known today: a larger
-value is a typing error.
+GPT-2, GPT-3, GPT-NeoX, Llama, Qwen, Mistral, Gemma, Phi-3 and MegaScale's models are values of these keys. Nothing here
+depends on how the model is spread over ranks. The largest sizes allowed are at least 100 times those of any model known
+today: a larger value is a typing error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from megatrain.config.options import option
+from megatrain.config.options import option, options_of
+from megatrain.config.variants import load_variant
+
+SCALING_KEYS_OF: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "linear": ("rope_scaling_factor",),
+    "dynamic": ("rope_scaling_factor", "rope_original_seq_len"),
+    "yarn": (
+        "rope_scaling_factor",
+        "rope_original_seq_len",
+        "rope_beta_fast",
+        "rope_beta_slow",
+        "rope_attention_factor",
+    ),
+    "llama3": ("rope_scaling_factor", "rope_original_seq_len", "rope_low_freq_factor", "rope_high_freq_factor"),
+}
+"""The keys that each value of rope_scaling uses. A variant of another package may use all of them."""
+SCALING_KEYS = frozenset(key for keys in SCALING_KEYS_OF.values() for key in keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +61,40 @@ class ModelConfig:
         default=0,
         metadata=option("Inner width of the feed-forward network. 0: 4 * hidden_size.", minimum=0, maximum=100_000_000),
     )
-    block: Literal["serial", "parallel"] = field(
+    block: Literal["serial", "parallel", "parallel_two_norms"] = field(
         default="serial",
         metadata=option(
             "serial: attention, then feed-forward, each with its own norm. parallel: both read one norm and are added "
-            "(MegaScale sec. 3.1), which halves the tensor-parallel communication of a block."
+            "(MegaScale sec. 3.1), which halves the tensor-parallel communication of a block. parallel_two_norms: both "
+            "read the block's input, each through its own norm (GPT-NeoX)."
         ),
     )
-    norm: Literal["layernorm", "rmsnorm"] = field(default="layernorm", metadata=option("Kind of normalization."))
+    norm: str = field(
+        default="layernorm",
+        metadata=option(
+            "Kind of normalization. rmsnorm_zero_centered: the scale is 1 + weight, and weights start at 0 (Gemma).",
+            choices=("layernorm", "rmsnorm", "rmsnorm_zero_centered"),
+            has_variants=True,
+        ),
+    )
+    branch_norm: Literal["input", "output", "both"] = field(
+        default="input",
+        metadata=option(
+            "Where attention and feed-forward have their norms. input: before them. output: on what they add to the "
+            "stream (OLMo 2). both: two norms each (Gemma 2 and 3)."
+        ),
+    )
     norm_eps: float = field(
         default=1e-5, metadata=option("Added to the variance or the mean square before the root.", above=0)
     )
-    mlp: Literal["gelu", "swiglu"] = field(
+    mlp: str = field(
         default="gelu",
-        metadata=option("gelu: up, GELU (tanh form), down. swiglu: SiLU(gate) * up, then down: three matrices."),
+        metadata=option(
+            "gelu: up, GELU (tanh form), down. gelu_exact: the same with the error function. swiglu: SiLU(gate) * up, "
+            "then down: three matrices. geglu: the same with GELU (tanh form).",
+            choices=("gelu", "gelu_exact", "swiglu", "geglu"),
+            has_variants=True,
+        ),
     )
     has_bias: bool = field(
         default=True, metadata=option("Whether the linear layers of attention and feed-forward have biases.")
@@ -67,12 +105,39 @@ class ModelConfig:
             "Whether the projection to queries, keys and values has biases even with has_bias = false (Qwen 2)."
         ),
     )
-    qk_norm: Literal["none", "head"] = field(
+    qk_norm: Literal["none", "head", "all_heads"] = field(
         default="none",
         metadata=option(
-            "head: RMSNorm over each head's queries and keys before the rotation, with one scale for all heads "
-            "(Qwen 3)."
+            "RMSNorm of queries and keys before the rotation. head: over each head, with one scale for all heads "
+            "(Qwen 3). all_heads: over all heads together (OLMo 2)."
         ),
+    )
+    attention: str = field(
+        default="softmax",
+        metadata=option(
+            "What is computed from queries, keys and values. softmax: causal attention, by the kernel that "
+            "kernels.attention chooses.",
+            choices=("softmax",),
+            has_variants=True,
+        ),
+    )
+    attention_scale: float = field(
+        default=0.0,
+        metadata=option("What scores of attention are multiplied by. 0: 1 / sqrt(head_dim).", minimum=0),
+    )
+    attention_softcap: float = field(
+        default=0.0,
+        metadata=option(
+            "c: each score s of attention becomes c * tanh(s / c) before softmax (Gemma 2: 50). 0: no cap.", minimum=0
+        ),
+    )
+    head_softcap: float = field(
+        default=0.0,
+        metadata=option("c: each logit z becomes c * tanh(z / c) (Gemma 2: 30). 0: no cap.", minimum=0),
+    )
+    has_scaled_embedding: bool = field(
+        default=False,
+        metadata=option("Whether the embedding of a token is multiplied by sqrt(hidden_size) (Gemma)."),
     )
     positions: Literal["learned", "rope"] = field(
         default="learned",
@@ -81,11 +146,29 @@ class ModelConfig:
     rope_theta: float = field(
         default=10000.0, metadata=option("Base of the rotary wavelengths.", above=1, maximum=10**15)
     )
-    rope_scaling: Literal["none", "linear", "llama3"] = field(
+    rope_local_theta: float = field(
+        default=0.0,
+        metadata=option(
+            "Base of the rotary wavelengths in the layers whose window limits attention, which are never stretched "
+            "(Gemma 3: 10000). 0: as in the other layers.",
+            minimum=0,
+            maximum=10**15,
+        ),
+    )
+    rope_fraction: float = field(
+        default=1.0,
+        metadata=option(
+            "The part of each head, from its first unit on, that is rotated (GPT-NeoX: 0.25).", above=0, maximum=1
+        ),
+    )
+    rope_scaling: str = field(
         default="none",
         metadata=option(
-            "How rotary positions are stretched to a longer context. linear: all wavelengths. llama3: only the long "
-            "ones, by the rule published with Llama 3.1."
+            "How rotary positions are stretched to a longer context. linear: all wavelengths. dynamic: by a larger "
+            "base, which grows with seq_len beyond rope_original_seq_len. yarn: long wavelengths, with larger scores "
+            "(arXiv:2309.00071). llama3: long wavelengths, by the rule published with Llama 3.1.",
+            choices=("none", "linear", "dynamic", "yarn", "llama3"),
+            has_variants=True,
         ),
     )
     rope_scaling_factor: float = field(
@@ -101,9 +184,33 @@ class ModelConfig:
         default=4.0,
         metadata=option("llama3 scaling: wavelengths below rope_original_seq_len / this stay as they are.", above=0),
     )
+    rope_beta_fast: float = field(
+        default=32.0,
+        metadata=option(
+            "yarn scaling: wavelengths that turn more often than this within rope_original_seq_len stay as they are.",
+            above=0,
+        ),
+    )
+    rope_beta_slow: float = field(
+        default=1.0,
+        metadata=option(
+            "yarn scaling: wavelengths that turn less often than this within rope_original_seq_len are stretched in "
+            "full.",
+            above=0,
+        ),
+    )
+    rope_attention_factor: float = field(
+        default=0.0,
+        metadata=option(
+            "yarn scaling: what rotated queries and keys are multiplied by. 0: 0.1 * ln(rope_scaling_factor) + 1.",
+            minimum=0,
+        ),
+    )
     rope_original_seq_len: int = field(
         default=8192,
-        metadata=option("llama3 scaling: the context length before it was stretched.", unit="tokens", minimum=1),
+        metadata=option(
+            "dynamic, yarn and llama3 scaling: the context length before it was stretched.", unit="tokens", minimum=1
+        ),
     )
     window_size: int = field(
         default=0,
@@ -111,6 +218,14 @@ class ModelConfig:
             "Sliding-window attention: each token sees itself and the window_size - 1 tokens before it. 0: all tokens "
             "before it.",
             unit="tokens",
+            minimum=0,
+        ),
+    )
+    full_attention_every: int = field(
+        default=0,
+        metadata=option(
+            "n: with a window, each nth layer attends to all tokens before it (Gemma 2: 2, Gemma 3: 6). 0: none does.",
+            unit="layers",
             minimum=0,
         ),
     )
@@ -154,6 +269,34 @@ class ModelConfig:
     @property
     def resolved_has_qkv_bias(self) -> bool:
         return self.has_bias or self.has_qkv_bias
+
+    @property
+    def rotated_dim(self) -> int:
+        """The units of a head that rotary positions turn."""
+        return int(self.resolved_head_dim * self.rope_fraction)
+
+    @property
+    def is_mlp_gated(self) -> bool:
+        if self.mlp in ("swiglu", "geglu"):
+            return True
+        return not self.is_own("mlp") and bool(load_variant("mlp", self.mlp).is_gated)
+
+    def is_own(self, key: str) -> bool:
+        """Return whether the value of `key` is one of megatrain's, not the name of another package's variant."""
+        return getattr(self, key) in options_of(ModelConfig)[key].choices
+
+    @property
+    def has_window(self) -> bool:
+        """Whether the window is shorter than a sample."""
+        return 0 < self.window_size < self.seq_len
+
+    def window_of(self, layer: int) -> int:
+        """Return the window of a layer, which may be longer than a sample, or 0 where it attends to all tokens before.
+
+        The layers with a window have rotary positions of their own (rope_local_theta), even where it limits nothing.
+        """
+        is_full = self.full_attention_every > 0 and (layer + 1) % self.full_attention_every == 0
+        return 0 if is_full else self.window_size
 
     @property
     def resolved_ffn_size(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatrain.config.model import ModelConfig
+from megatrain.config.variants import load_variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,11 @@ def block_weights(model: ModelConfig) -> int:
 
 
 def _block_parameters(model: ModelConfig) -> int:
-    num_norms = 1 if model.block == "parallel" else 2
+    num_norms = (1 if model.block == "parallel" else 2) * (2 if model.branch_norm == "both" else 1)
     qkv, *others = (outputs for _, outputs in _linears(model))
     biases = (qkv if model.resolved_has_qkv_bias else 0) + (sum(others) if model.has_bias else 0)
-    head_norms = 2 * model.resolved_head_dim if model.qk_norm == "head" else 0
+    num_scaled = {"none": 0, "head": 2, "all_heads": model.num_heads + model.resolved_num_kv_heads}[model.qk_norm]
+    head_norms = num_scaled * model.resolved_head_dim
     return num_norms * _norm_parameters(model) + block_weights(model) + biases + head_norms
 
 
@@ -64,9 +66,11 @@ def _linears(model: ModelConfig) -> tuple[tuple[int, int], ...]:
     hidden, ffn = model.hidden_size, model.resolved_ffn_size
     query_width = model.num_heads * model.resolved_head_dim
     qkv_width = query_width + 2 * model.resolved_num_kv_heads * model.resolved_head_dim
-    up_width = 2 * ffn if model.mlp == "swiglu" else ffn
+    up_width = 2 * ffn if model.is_mlp_gated else ffn
     return (hidden, qkv_width), (query_width, hidden), (hidden, up_width), (ffn, hidden)
 
 
 def _norm_parameters(model: ModelConfig) -> int:
-    return model.hidden_size if model.norm == "rmsnorm" else 2 * model.hidden_size
+    if not model.is_own("norm"):
+        return int(load_variant("norm", model.norm).num_vectors) * model.hidden_size
+    return 2 * model.hidden_size if model.norm == "layernorm" else model.hidden_size

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from megatrain.config.toml_text import shortened, value_text
+from megatrain.config.variants import is_variant
 from megatrain.formatting.lists import alternatives
 
 Value = int | float | bool | str | tuple[int, ...]
@@ -71,13 +72,16 @@ def option(
     above: float | None = None,
     below: float | None = None,
     pattern: str = "",
+    choices: tuple[str, ...] = (),
+    has_variants: bool = False,
 ) -> dict[str, Any]:
     """Return the metadata of a field.
 
     `minimum` and `maximum` are allowed values, `above` and `below` are not; `pattern` must match the whole of a string.
+    `choices`: of a string whose type does not state them, because other packages may add some (has_variants).
     """
     bounds = {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
-    return {"doc": doc, "unit": unit, "pattern": pattern, **bounds}
+    return {"doc": doc, "unit": unit, "pattern": pattern, "choices": choices, "has_variants": has_variants, **bounds}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,8 @@ class Option:
     maximum: float | None
     above: float | None
     below: float | None
+    has_variants: bool = False
+    """Whether a name that another package registers is allowed beside `choices` (variants.py)."""
 
     @property
     def is_required(self) -> bool:
@@ -114,7 +120,8 @@ class Option:
         if self.pattern:
             return f"text of the form {self.pattern}"
         if self.choices:
-            return alternatives(tuple(value_text(choice) for choice in self.choices))
+            allowed = alternatives(tuple(value_text(choice) for choice in self.choices))
+            return f"{allowed}, or a variant of another package" if self.has_variants else allowed
         bounds = (
             (">=", self.minimum),
             (">", self.above),
@@ -143,7 +150,8 @@ class Option:
 
     def violation(self, value: Value) -> str | None:
         """Return the rule that a value of the right type breaks, with the hint, or None."""
-        if self.choices and value not in self.choices:
+        is_other = bool(self.choices) and value not in self.choices
+        if is_other and not (self.has_variants and is_variant(self.name, str(value))):
             return f"is not allowed; use {self.allowed}"
         if self.pattern and not re.fullmatch(self.pattern, str(value)):
             return f"is not allowed; use {self.allowed}"
@@ -188,14 +196,14 @@ def options_of(section: type) -> Mapping[str, Option]:
     hints = get_type_hints(section)
     options = {}
     for field in fields(section):
-        choices = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
+        stated = field.metadata["choices"]
+        choices = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else stated
         kind = _kind_of(hints[field.name], choices)
         options[field.name] = Option(
             name=field.name,
             kind=kind,
-            choices=choices,
             default=None if field.default is MISSING else field.default,
-            **{**field.metadata, "maximum": _maximum(kind, field.metadata)},
+            **{**field.metadata, "choices": choices, "maximum": _maximum(kind, field.metadata)},
         )
     return options
 

@@ -57,6 +57,13 @@ class ConfigJson:
             raise self.refusal(key, "expected a string")
         return value
 
+    def texts(self, key: str, default: list[str]) -> list[str]:
+        """Return a list of strings."""
+        value = self._value(key, default, "a list of strings")
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise self.refusal(key, "expected a list of strings")
+        return value
+
     def section(self, key: str) -> ConfigJson:
         """Return the object under `key`, or an empty one if it is missing."""
         if key not in self._sections:

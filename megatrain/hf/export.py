@@ -73,7 +73,8 @@ def export_model(
         "torch_dtype": str(torch_dtype).removeprefix("torch."),
         "use_cache": True,
         **family.write_config(model),
-        # null without a tokenizer: the families' own defaults are token ids of other vocabularies
+        # null where nothing is known: the families' own defaults are token ids of other vocabularies
+        "pad_token_id": None,
         **(special.ids if special is not None else {"bos_token_id": None, "eos_token_id": None}),
     }
     with new_model_directory(directory, is_forced=is_forced) as staging:

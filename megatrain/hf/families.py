@@ -11,21 +11,39 @@ from megatrain.config.config import Config
 from megatrain.config.model import ModelConfig
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.train import TrainConfig
+from megatrain.config.variants import load_families
 from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.hf.config_json import ConfigJson
 from megatrain.hf.family import Family
+from megatrain.hf.gemma2 import Gemma2
+from megatrain.hf.gemma3 import Gemma3
 from megatrain.hf.gpt2 import Gpt2
+from megatrain.hf.gpt_neox import GptNeoX
 from megatrain.hf.llama import Llama
 from megatrain.hf.mistral import Mistral
+from megatrain.hf.olmo2 import Olmo2
+from megatrain.hf.phi3 import Phi3
 from megatrain.hf.qwen2 import Qwen2
 from megatrain.hf.qwen3 import Qwen3
 
-FAMILIES: tuple[Family, ...] = (Llama(), Qwen2(), Qwen3(), Mistral(), Gpt2())
+FAMILIES: tuple[Family, ...] = (
+    Llama(),
+    Qwen2(),
+    Qwen3(),
+    Mistral(),
+    Gemma2(),
+    Gemma3(),
+    Olmo2(),
+    Phi3(),
+    Gpt2(),
+    GptNeoX(),
+    *load_families(),
+)
+"""All families: megatrain's, and those that other packages add (docs/guides/extending.md)."""
 
 _HINT = (
-    "what can be exported: positions rope with norm rmsnorm and mlp swiglu (Llama; Qwen 2 with has_qkv_bias, Qwen 3 "
-    "with qk_norm, Mistral with window_size), or positions learned with norm layernorm and mlp gelu (GPT-2), all with "
-    "serial blocks"
+    f"what can be exported: models of {', '.join(family.architecture for family in FAMILIES)}; "
+    "docs/guides/checkpoints.md has the keys of each"
 )
 IGNORED = frozenset(
     {

@@ -12,6 +12,21 @@ from megatrain.config.toml_text import setting
 from megatrain.hf.config_json import ConfigJson
 from megatrain.hf.tensor_map import HfTensor
 
+PLAIN: Mapping[str, str | bool | float] = {
+    "block": "serial",
+    "branch_norm": "input",
+    "qk_norm": "none",
+    "attention": "softmax",
+    "attention_scale": 0.0,
+    "attention_softcap": 0.0,
+    "head_softcap": 0.0,
+    "has_scaled_embedding": False,
+    "rope_fraction": 1.0,
+    "rope_local_theta": 0.0,
+    "full_attention_every": 0,
+}
+"""The values of the keys of [model] that most families have no other value for."""
+
 
 class Family(ABC):
     """One architecture of transformers. Families hold no state."""
@@ -20,12 +35,14 @@ class Family(ABC):
     architecture: ClassVar[str]
     prefix: ClassVar[str]
     """The prefix of all tensor names except the head's. A model that was saved without its head lacks the prefix."""
-    fixed: ClassVar[Mapping[str, str | bool]]
+    fixed: ClassVar[Mapping[str, str | bool | float]]
     """The keys of [model] for which the family has only one value."""
     has_window: ClassVar[bool] = False
-    """Whether attention may be limited to a window, the same in all layers."""
+    """Whether attention may be limited to a window."""
     ignored: ClassVar[frozenset[str]] = frozenset()
     """Keys of config.json that do not change what our model computes, besides those of every family."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Names of tensors in files of before, and the names of today."""
     buffers: ClassVar[re.Pattern[str]]
     """The names of constants that old versions stored together with the weights."""
 

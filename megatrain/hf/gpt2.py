@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from megatrain.config.model import ModelConfig
 from megatrain.hf.config_json import ConfigJson
-from megatrain.hf.family import Family
+from megatrain.hf.family import PLAIN, Family
 from megatrain.hf.tensor_map import HfTensor, fused_in, same
 
 _TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh")
@@ -23,12 +23,11 @@ class Gpt2(Family):
     model_type = "gpt2"
     architecture = "GPT2LMHeadModel"
     prefix = "transformer."
-    fixed: ClassVar[Mapping[str, str | bool]] = {
+    fixed: ClassVar[Mapping[str, str | bool | float]] = {
+        **PLAIN,
         "positions": "learned",
         "norm": "layernorm",
         "mlp": "gelu",
-        "block": "serial",
-        "qk_norm": "none",
     }
     ignored: ClassVar[frozenset[str]] = frozenset(
         {

@@ -15,7 +15,7 @@ class Mistral(Llama):
 
     model_type = "mistral"
     architecture = "MistralForCausalLM"
-    fixed: ClassVar[Mapping[str, str | bool]] = {**Llama.fixed, "has_bias": False, "has_qkv_bias": False}
+    fixed: ClassVar[Mapping[str, str | bool | float]] = {**Llama.fixed, "has_bias": False, "has_qkv_bias": False}
     has_window = True
     ignored: ClassVar[frozenset[str]] = frozenset()
 

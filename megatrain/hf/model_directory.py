@@ -113,7 +113,8 @@ def open_model(directory: Path) -> HfModel:
 def _by_full_name(found: Mapping[str, StoredWeight], family: Family) -> dict[str, StoredWeight]:
     """Return the tensors by their names in a model with head, without the constants that some files hold."""
     stored: dict[str, StoredWeight] = {}
-    for name, tensor in found.items():
+    for stored_name, tensor in found.items():
+        name = family.renamed.get(stored_name, stored_name)
         full_name = name if name.startswith(family.prefix) or name == HEAD_NAME else family.prefix + name
         if full_name in stored:
             raise CheckpointError(f"{tensor.file}: holds {full_name} under two names; fetch the model again")

@@ -18,7 +18,7 @@ class Qwen2(Llama):
 
     model_type = "qwen2"
     architecture = "Qwen2ForCausalLM"
-    fixed: ClassVar[Mapping[str, str | bool]] = {**Llama.fixed, "has_bias": False, "has_qkv_bias": True}
+    fixed: ClassVar[Mapping[str, str | bool | float]] = {**Llama.fixed, "has_bias": False, "has_qkv_bias": True}
     ignored: ClassVar[frozenset[str]] = UNUSED_WINDOW
 
     def problems(self, model: ModelConfig) -> list[str]:

@@ -16,7 +16,7 @@ class Qwen3(Llama):
 
     model_type = "qwen3"
     architecture = "Qwen3ForCausalLM"
-    fixed: ClassVar[Mapping[str, str | bool]] = {
+    fixed: ClassVar[Mapping[str, str | bool | float]] = {
         **Llama.fixed,
         "has_bias": False,
         "has_qkv_bias": False,

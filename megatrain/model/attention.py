@@ -7,15 +7,21 @@ The number of heads is read from the weight's shape, so a weight with only some 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from megatrain.config.model import ModelConfig
+from megatrain.config.variants import load_variant
+from megatrain.model.head_norms import AllHeadsNorm, HeadNorm
 from megatrain.model.linear import Linear, Projection
 from megatrain.model.positions import RotaryPositions
 from megatrain.ops.attention import AttentionPattern, causal_attention
-from megatrain.ops.normalization import rms_norm
-from megatrain.ops.rotary import split_rotated_
+from megatrain.ops.rotary import split_partly_rotated, split_rotated_
+
+AttendHeads = Callable[[Tensor, Tensor, Tensor, AttentionPattern], Tensor]
+"""A function like causal_attention(): takes queries, keys, values and the pattern, and returns the heads' outputs."""
 
 
 class QueryKeyValue(Projection):
@@ -33,19 +39,6 @@ class QueryKeyValue(Projection):
         return self.multiply(x_SBH, self.weight, self.bias).unflatten(-1, self.weight.shape[:3])
 
 
-class HeadNorm(nn.Module):
-    """RMSNorm over D, with one scale [D] for all heads, which every tp rank holds."""
-
-    def __init__(self, head_dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(head_dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized heads. Shapes: x and result [..., D]."""
-        return rms_norm(x, self.weight, self.eps)[0]
-
-
 class Attention(nn.Module):
     """Causal self-attention without its output bias, which the branch adds after summing."""
 
@@ -54,8 +47,12 @@ class Attention(nn.Module):
         width = config.num_heads * config.resolved_head_dim
         self.qkv = QueryKeyValue(config)
         has_norms = config.qk_norm == "head"
-        self.query_norm = HeadNorm(config.resolved_head_dim, config.norm_eps) if has_norms else None
-        self.key_norm = HeadNorm(config.resolved_head_dim, config.norm_eps) if has_norms else None
+        self.query_norm = HeadNorm(config) if has_norms else None
+        self.key_norm = HeadNorm(config) if has_norms else None
+        self.all_heads_norm = AllHeadsNorm(config) if config.qk_norm == "all_heads" else None
+        self.rotates_all = config.rotated_dim == config.resolved_head_dim
+        is_own = config.is_own("attention")
+        self.attend_heads: AttendHeads = causal_attention if is_own else load_variant("attention", config.attention)
         self.out = Linear(width, config.hidden_size)
 
     def forward(self, x_SBH: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
@@ -71,9 +68,12 @@ class Attention(nn.Module):
             q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
             product = torch.cat([self.query_norm(q), self.key_norm(k), v], dim=3)
             del q, k, v
+        elif self.all_heads_norm is not None:
+            product = self.all_heads_norm(product)
         if positions is None:
             q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
         else:
-            q, k, v = split_rotated_(product, *positions.table(product.shape[0], product.device, product.dtype))
+            split = split_rotated_ if self.rotates_all else split_partly_rotated
+            q, k, v = split(product, *positions.table(product.shape[0], product.device, product.dtype))
         del product  # attention itself keeps the parts that it needs
-        return causal_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), pattern)
+        return self.attend_heads(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), pattern)

@@ -1,7 +1,10 @@
 """Decoder blocks made of branches: norm -> branch_in -> sublayers -> branch_out -> bias, dropout -> residual stream.
 
-serial:   y = x + Attention(norm(x));  z = y + Mlp(norm(y))         two branches of one sublayer
-parallel: y = x + Attention(norm(x)) + Mlp(norm(x))                 one branch of two sublayers (MegaScale sec. 3.1)
+serial:             y = x + Attention(norm(x));  z = y + Mlp(norm(y))     two branches of one sublayer
+parallel:           y = x + Attention(norm(x)) + Mlp(norm(x))             one branch of two (MegaScale sec. 3.1)
+parallel_two_norms: y = x + Attention(norm_1(x)) + Mlp(norm_2(x))         two branches of one sublayer (GPT-NeoX)
+
+A branch has its norm at its input, at its output (after the bias), or at both (`model.branch_norm`).
 
 The sublayers are attention and the MLP. Points: `branch_in` (hidden states enter the sublayers) and `branch_out` (the
 sublayers' sum leaves). They do nothing here. A parallel plan may replace them, or the whole module `sublayers` around
@@ -52,11 +55,12 @@ class Sublayers(nn.Module):
 
 
 class ResidualBranch(nn.Module):
-    """One norm and the sublayers that it feeds: attention, the MLP, or both."""
+    """Sublayers with their norms: attention, the MLP, or both."""
 
     def __init__(self, config: ModelConfig, *, attention: bool, mlp: bool, dropout_seed: int, site: str) -> None:
         super().__init__()
-        self.norm = build_norm(config)
+        self.norm = build_norm(config) if config.branch_norm != "output" else None
+        self.output_norm = build_norm(config) if config.branch_norm != "input" else None
         self.sublayers = Sublayers()
         self.attention = Attention(config) if attention else None
         self.mlp = Mlp(config) if mlp else None
@@ -71,12 +75,22 @@ class ResidualBranch(nn.Module):
         context: TokenContext,
         pattern: AttentionPattern,
         positions: RotaryPositions | None,
+        onto_SBH: Tensor | None = None,
     ) -> ResidualStream:
-        normed_SBH, x_SBH = self.norm(stream)
+        """Return onto + what the branch computes from `stream`. onto: None for the stream's own sum."""
+        if self.norm is not None:
+            normed_SBH, x_SBH = self.norm(stream)
+        else:
+            normed_SBH = x_SBH = stream.total()
+        if onto_SBH is not None:
+            x_SBH = onto_SBH
         y_SBH = self.sublayers(normed_SBH, self.attention, self.mlp, pattern, positions)
         del normed_SBH
         biases = [bias for bias in (self.attention_bias, self.mlp_bias) if bias is not None]
         bias_H = sum(biases[1:], biases[0]) if biases else None
+        if self.output_norm is not None:
+            y_SBH, _ = self.output_norm(ResidualStream(y_SBH if bias_H is None else y_SBH + bias_H))
+            bias_H = None
         if bias_H is None and not self.dropout.is_active:
             return ResidualStream(x_SBH, y_SBH)
         return ResidualStream(self.dropout.add(x_SBH, y_SBH, bias_H, context))
@@ -87,6 +101,7 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, dropout_seed: int) -> None:
         super().__init__()
+        self.has_one_input = config.block == "parallel_two_norms"
         if config.block == "parallel":
             self.branch = ResidualBranch(
                 config, attention=True, mlp=True, dropout_seed=dropout_seed, site=f"{layer}.branch"
@@ -106,6 +121,10 @@ class Block(nn.Module):
         pattern: AttentionPattern,
         positions: RotaryPositions | None,
     ) -> ResidualStream:
+        if self.has_one_input:
+            stream = ResidualStream(stream.total())
+            attended = self.attention_branch(stream, context, pattern, positions)
+            return self.mlp_branch(stream, context, pattern, positions, attended.total())
         for branch in self.children():
             stream = branch(stream, context, pattern, positions)
         return stream

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +25,7 @@ class WordEmbedding(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Words, plus learned positions where the configuration has them.
+    """Words, times sqrt(H) and plus learned positions where the configuration says so.
 
     Point: `embedding_out`, after the words and before everything that works token by token (positions, dropout).
     """
@@ -32,6 +34,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.word = WordEmbedding(config.padded_vocab_size, config.hidden_size)
         self.embedding_out = nn.Identity()
+        self.scale = math.sqrt(config.hidden_size) if config.has_scaled_embedding else 1.0
         self.position: nn.Parameter | None = None
         if config.positions == "learned":
             self.position = nn.Parameter(torch.empty(config.seq_len, config.hidden_size))
@@ -40,6 +43,9 @@ class Embedding(nn.Module):
     def forward(self, tokens_SB: Tensor, context: TokenContext) -> Tensor:
         """Return the hidden states. Shapes: tokens [S, B]; result [S, B, H]."""
         x_SBH = self.embedding_out(self.word(tokens_SB))
+        if self.scale != 1.0:
+            # rounded to the words' dtype, as Gemma's weights were trained
+            x_SBH = x_SBH * torch.tensor(self.scale, dtype=x_SBH.dtype, device=x_SBH.device)
         if self.position is not None:
             first = context.token_offset
             x_SBH = x_SBH + self.position[first : first + x_SBH.shape[0], None, :]

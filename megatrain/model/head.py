@@ -13,6 +13,7 @@ from megatrain.model.norm import build_norm
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
 from megatrain.ops.linear import linear
 from megatrain.ops.residual import ResidualStream
+from megatrain.ops.softcap import softcap_
 
 
 class CrossEntropy(nn.Module):
@@ -34,7 +35,7 @@ class CrossEntropy(nn.Module):
 
 
 class LossHead(nn.Module):
-    """norm -> head_in -> projection -> loss.
+    """norm -> head_in -> projection -> soft cap, where the configuration has one -> loss.
 
     Points: `head_in` (hidden states enter the projection) and the submodule `cross_entropy`.
     `weight` is the word embedding's parameter itself where the head is tied and both are in this part of the model.
@@ -49,6 +50,7 @@ class LossHead(nn.Module):
         if tied_weight is None:
             tied_weight = nn.Parameter(torch.empty(config.padded_vocab_size, config.hidden_size))
         self.weight = tied_weight
+        self.softcap = config.head_softcap
         self.cross_entropy = CrossEntropy(config.vocab_size, loss_terms)
 
     def logits(self, hidden_SBH: Tensor) -> Tensor:
@@ -57,7 +59,8 @@ class LossHead(nn.Module):
 
     def _logits(self, stream: ResidualStream) -> Tensor:
         normed_SBH, _ = self.norm(stream)
-        return linear(self.head_in(normed_SBH), self.weight)
+        logits_SBV = linear(self.head_in(normed_SBH), self.weight)
+        return softcap_(logits_SBV, self.softcap) if self.softcap else logits_SBV
 
     def forward(self, stream: ResidualStream, labels_SB: Tensor) -> Tensor:
         """Return the summed loss. Shapes: stream [S, B, H]; labels [S, B], -100 where ignored; result scalar."""

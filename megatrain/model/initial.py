@@ -1,8 +1,8 @@
 """Initial weights: a distribution for each parameter name. The values are the same in every layout.
 
 Matrices and embeddings are drawn from normal(0, init_std). For the two projections that write into the residual stream,
-init_std is divided by sqrt(2 * num_layers) (GPT-2's rule; `model.is_residual_init_scaled`). Norm scales are 1, biases
-are 0.
+init_std is divided by sqrt(2 * num_layers) (GPT-2's rule; `model.is_residual_init_scaled`). Norm scales are 1
+(weights of zero-centered norms are 0), biases are 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def initialise_(
         if leaf.endswith("bias"):
             out.zero_()
         elif name.endswith("norm.weight"):
-            out.fill_(1.0)
+            out.fill_(0.0 if config.norm == "rmsnorm_zero_centered" else 1.0)
         else:
             is_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
             scale = math.sqrt(2.0 * config.num_layers) if is_residual and config.is_residual_init_scaled else 1.0

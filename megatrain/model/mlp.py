@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from megatrain.config.model import ModelConfig
+from megatrain.config.variants import load_variant
 from megatrain.model.linear import Linear, Projection
-from megatrain.ops.activation import bias_gelu, bias_swiglu
+from megatrain.ops.activation import bias_geglu, bias_gelu, bias_gelu_exact, bias_swiglu
 
 
 class Gelu(nn.Module):
@@ -24,15 +25,32 @@ class SwiGlu(nn.Module):
         return bias_swiglu(x_SB2F, bias_2F)
 
 
+class GeluExact(nn.Module):
+    """[S, B, 1, F], bias [1, F] -> [S, B, F]."""
+
+    def forward(self, x_SB1F: Tensor, bias_1F: Tensor | None) -> Tensor:
+        return bias_gelu_exact(x_SB1F, bias_1F)
+
+
+class GeGlu(nn.Module):
+    """[S, B, 2, F], gate then up, bias [2, F] -> [S, B, F]."""
+
+    def forward(self, x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
+        return bias_geglu(x_SB2F, bias_2F)
+
+
+_ACTIVATIONS = {"gelu": Gelu, "gelu_exact": GeluExact, "swiglu": SwiGlu, "geglu": GeGlu}
+
+
 class Up(Projection):
     """The widening projection without its bias, which the activation adds in the same pass.
 
-    Weight [P, F, H] and bias [P, F] with P = 1 (gelu) or 2 (swiglu: gate, up).
+    Weight [P, F, H] and bias [P, F] with P = 1, or 2 where the activation has a gate (gate, up).
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        parts = 2 if config.mlp == "swiglu" else 1
+        parts = 2 if config.is_mlp_gated else 1
         self.weight = nn.Parameter(torch.empty(parts, config.resolved_ffn_size, config.hidden_size))
         self.bias = nn.Parameter(torch.empty(parts, config.resolved_ffn_size)) if config.has_bias else None
 
@@ -46,7 +64,8 @@ class Mlp(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.up = Up(config)
-        self.activation = SwiGlu() if config.mlp == "swiglu" else Gelu()
+        kind = _ACTIVATIONS[config.mlp] if config.is_own("mlp") else load_variant("mlp", config.mlp)
+        self.activation = kind()
         self.down = Linear(config.resolved_ffn_size, config.hidden_size)
 
     def forward(self, x_SBH: Tensor) -> Tensor:

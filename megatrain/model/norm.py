@@ -1,19 +1,20 @@
-"""The two norms as modules: they add up the residual stream and normalize it. Shapes: H hidden.
+"""The norms as modules: they add up the residual stream and normalize it. Shapes: H hidden.
 
 The function that computes a norm may be replaced, as the products of projections may (model/linear.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from megatrain.config.kernels import KernelsConfig
 from megatrain.config.model import ModelConfig
+from megatrain.config.variants import load_variant
 from megatrain.ops.apex_norm import ApexNorms, PlannedApex
-from megatrain.ops.normalization import layer_norm, rms_norm
+from megatrain.ops.normalization import layer_norm, rms_norm, zero_centered_rms_norm
 from megatrain.ops.optional_backends import import_apex
 from megatrain.ops.residual import ResidualStream
 
@@ -52,9 +53,23 @@ class RmsNorm(nn.Module):
         return self.normalize(stream.x_SBH, self.weight, self.eps, stream.added_SBH)
 
 
+class ZeroCenteredRmsNorm(RmsNorm):
+    """RmsNorm whose scale is 1 + weight. The sum is in fp32 for half-precision weights, so it loses nothing."""
+
+    normalize: Normalize = staticmethod(zero_centered_rms_norm)
+
+
+_NORMS: Mapping[str, type[LayerNorm | RmsNorm]] = {
+    "layernorm": LayerNorm,
+    "rmsnorm": RmsNorm,
+    "rmsnorm_zero_centered": ZeroCenteredRmsNorm,
+}
+
+
 def build_norm(config: ModelConfig) -> nn.Module:
-    kind = LayerNorm if config.norm == "layernorm" else RmsNorm
-    return kind(config.hidden_size, config.norm_eps)
+    kind = _NORMS[config.norm] if config.is_own("norm") else load_variant("norm", config.norm)
+    built: nn.Module = kind(config.hidden_size, config.norm_eps)
+    return built
 
 
 def use_norms(model: nn.Module, config: KernelsConfig, device: torch.device) -> None:
@@ -69,5 +84,5 @@ def use_norms(model: nn.Module, config: KernelsConfig, device: torch.device) -> 
     for module in model.modules():
         if isinstance(module, LayerNorm):
             module.normalize = norms.layer_norm
-        elif isinstance(module, RmsNorm):
+        elif isinstance(module, RmsNorm) and not isinstance(module, ZeroCenteredRmsNorm):
             module.normalize = norms.rms_norm

@@ -62,7 +62,10 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleDict({str(layer): Block(config, layer, dropout_seed) for layer in self.part.layers})
         tied = self.embedding.word.weight if config.has_tied_head and self.embedding is not None else None
         self.loss_head = LossHead(config, tied, loss_terms) if self.part.has_head else None
-        self.positions = RotaryPositions(config) if config.positions == "rope" else None
+        is_rotary = config.positions == "rope"
+        self.positions = {
+            window: RotaryPositions(config, is_local=window > 0) if is_rotary else None for window in self._windows()
+        }
 
     def hidden(self, x: Tensor, context: TokenContext) -> Tensor:
         """Return the hidden states after this part's blocks.
@@ -73,17 +76,27 @@ class Transformer(nn.Module):
 
     def _stream(self, x: Tensor, context: TokenContext) -> ResidualStream:
         stream = ResidualStream(x if self.embedding is None else self.embedding(x, context))
-        pattern = AttentionPattern(
+        patterns = {window: self._pattern(context, window) for window in self.positions}
+        for layer, block in zip(self.part.layers, self.blocks.values(), strict=True):
+            window = self.config.window_of(layer)
+            stream = block(stream, context, patterns[window], self.positions[window])
+        return stream
+
+    def _windows(self) -> set[int]:
+        """Return the windows of this part's layers: one, or two where some layers attend to all tokens before."""
+        return {self.config.window_of(layer) for layer in self.part.layers}
+
+    def _pattern(self, context: TokenContext, window_size: int) -> AttentionPattern:
+        return AttentionPattern(
             context.seq_len,
-            self.config.window_size,
+            window_size,
             context.documents,
             self.kernels.attention,
             self.kernels.strict,
             self.device_kind,
+            self.config.attention_scale or None,
+            self.config.attention_softcap,
         )
-        for block in self.blocks.values():
-            stream = block(stream, context, pattern, self.positions)
-        return stream
 
     def forward(self, x: Tensor, context: TokenContext, labels_SB: Tensor | None = None) -> Tensor:
         """Return the summed loss where this part has the head and labels are given, else the hidden states."""

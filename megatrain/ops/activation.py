@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from megatrain.ops.library import declare, require_contiguous, require_floating, require_same_kind, require_shape
 from megatrain.ops.precision import accumulate_dtype
+from megatrain.ops.recomputed import recomputed
 
 
 def bias_gelu(x_SBF: Tensor, bias_F: Tensor | None) -> Tensor:
@@ -27,6 +28,31 @@ def bias_swiglu(x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
     Shapes: x [S, B, 2, F]; bias [2, F]; result [S, B, F].
     """
     return _BiasSwiglu.apply(x_SB2F, bias_2F)
+
+
+def bias_gelu_exact(x_SB1F: Tensor, bias_1F: Tensor | None) -> Tensor:
+    """Return gelu(x + bias) with the error function. Saves x for backward. It has no kernel of its own.
+
+    Shapes: x [S, B, 1, F]; bias [1, F]; result [S, B, F].
+    """
+    return recomputed(_gelu_exact, x_SB1F, bias_1F)
+
+
+def bias_geglu(x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
+    """Return gelu(gate) * up in the tanh approximation, where x + bias holds gate and up. Saves x for backward.
+
+    It has no kernel of its own. Shapes: x [S, B, 2, F]; bias [2, F]; result [S, B, F].
+    """
+    return recomputed(_geglu, x_SB2F, bias_2F)
+
+
+def _gelu_exact(x: Tensor, bias: Tensor | None) -> Tensor:
+    return functional.gelu(x if bias is None else _biased(x, bias)).squeeze(-2).to(x.dtype)
+
+
+def _geglu(x: Tensor, bias: Tensor | None) -> Tensor:
+    gate, up = (x if bias is None else _biased(x, bias)).unbind(-2)
+    return (functional.gelu(gate, approximate="tanh") * up).to(x.dtype)
 
 
 class _BiasGelu(torch.autograd.Function):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from megatrain.ops.attention_choice import AttentionCase, AttentionChoice, Backend, choose_attention
+from megatrain.ops.capped_attention import CappedScores, capped_attention
 from megatrain.ops.device_kind import DeviceKind, kind_of
 from megatrain.ops.documents import PackedDocuments
 
@@ -29,10 +31,11 @@ _KERNELS = {
 class AttentionPattern:
     """Which positions attend to which in one micro-batch.
 
-    All layers use the same pattern, so its mask and its kernel are determined only once.
+    All layers of one kind use the same pattern, so its mask and its kernel are determined only once.
     window_size w > 0: a token sees itself and the w - 1 tokens before. documents: a token sees its own document only.
     backend: "auto", or the name of the only backend that may be used. is_strict: whether a slow path is an error.
     device_kind: the kind of device that kernels are chosen for; None: the device of the heads. Heads on meta need it.
+    scale: what scores are multiplied by; None: 1 / sqrt(D). softcap c > 0: a score s becomes c * tanh(s / c).
     """
 
     seq_len: int
@@ -41,6 +44,8 @@ class AttentionPattern:
     backend: str = "auto"
     is_strict: bool = False
     device_kind: DeviceKind | None = None
+    scale: float | None = None
+    softcap: float = 0.0
     _mask: Tensor | None = field(default=None, init=False)
     _choice: AttentionChoice | None = field(default=None, init=False)
 
@@ -68,6 +73,7 @@ class AttentionPattern:
                 self.has_window,
                 self.documents is not None,
                 _refused_by_torch(q_SBND, k_SBGD),
+                self.softcap > 0,
             )
             self._choice = _checked_choice(case, self.backend, self.is_strict)
         return self._choice
@@ -98,13 +104,19 @@ class AttentionPattern:
 
 
 def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: AttentionPattern) -> Tensor:
-    """Return softmax(q k' / sqrt(D)) v over the keys that `pattern` allows. torch's kernels compute softmax in fp32.
+    """Return softmax(scale * q k') v over the keys that `pattern` allows. torch's kernels compute softmax in fp32.
 
     Shapes: q [S, B, N, D]; k and v [S, B, G, D], N a multiple of G; result [S, B, N * D].
     """
     choice = pattern.choice(q_SBND, k_SBGD)
     if choice.backend is Backend.FLASH:
         return _flash_attention(q_SBND, k_SBGD, v_SBGD, pattern).flatten(2)
+    if choice.backend is Backend.BLOCKS:
+        scale = pattern.scale or q_SBND.shape[-1] ** -0.5
+        window_size = pattern.window_size if pattern.has_window else 0
+        scores = CappedScores(scale, pattern.softcap, window_size, pattern.documents)
+        return capped_attention(q_SBND, k_SBGD, v_SBGD, scores).flatten(2)
+    scale = pattern.scale
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGD))
     mask = None if pattern.is_plain else pattern.mask(q.device, q.dtype)
     is_grouped = q.shape[1] != k.shape[1]
@@ -113,34 +125,42 @@ def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         is_grouped = False
     if q.is_meta:
-        out_BNSD = _as_planned(choice.backend, q, k, v, mask)
+        out_BNSD = _as_planned(choice.backend, q, k, v, mask, scale)
     elif choice.backend in _KERNELS:
         with sdpa_kernel(_KERNELS[choice.backend]):
-            out_BNSD = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+            out_BNSD = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scale, enable_gqa=is_grouped
+            )
     else:
         out_BNSD = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=is_grouped
         )
     return out_BNSD.permute(2, 0, 1, 3).flatten(2)
 
 
-def _as_planned(backend: Backend, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None) -> Tensor:
+def _as_planned(
+    backend: Backend, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
     """Run attention on meta with the operator that torch uses on the device of `backend`, which saves the same tensors.
 
     Left to choose by itself on meta, torch would write out all scores.
     """
     aten, is_causal = torch.ops.aten, mask is None
     if backend is Backend.CPU:
-        return aten._scaled_dot_product_flash_attention_for_cpu(q_BNSD, k_BGSD, v_BGSD, 0.0, is_causal, attn_mask=mask)[
-            0
-        ]
+        return aten._scaled_dot_product_flash_attention_for_cpu(
+            q_BNSD, k_BGSD, v_BGSD, 0.0, is_causal, attn_mask=mask, scale=scale
+        )[0]
     if backend is Backend.CUDNN:
-        return aten._scaled_dot_product_cudnn_attention(q_BNSD, k_BGSD, v_BGSD, None, True, 0.0, is_causal)[0]
+        return aten._scaled_dot_product_cudnn_attention(
+            q_BNSD, k_BGSD, v_BGSD, None, True, 0.0, is_causal, scale=scale
+        )[0]
     if q_BNSD.dtype == torch.float64:
-        return functional.scaled_dot_product_attention(q_BNSD, k_BGSD, v_BGSD, mask, is_causal=is_causal)
+        return functional.scaled_dot_product_attention(q_BNSD, k_BGSD, v_BGSD, mask, is_causal=is_causal, scale=scale)
     if mask is not None:
         mask = mask.expand(*q_BNSD.shape[:2], *mask.shape[2:])
-    return aten._scaled_dot_product_efficient_attention(q_BNSD, k_BGSD, v_BGSD, mask, True, 0.0, is_causal)[0]
+    return aten._scaled_dot_product_efficient_attention(
+        q_BNSD, k_BGSD, v_BGSD, mask, True, 0.0, is_causal, scale=scale
+    )[0]
 
 
 def _flash_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: AttentionPattern) -> Tensor:
@@ -149,12 +169,14 @@ def _flash_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
     No public interface supports windows and documents in all versions of torch. Its inputs may have any strides except
     in D, so nothing is copied: with documents, each sample is a call of its own.
     """
-    window = {"window_size_left": pattern.window_size - 1, "window_size_right": 0} if pattern.has_window else {}
+    options: dict[str, Any] = {"scale": pattern.scale}
+    if pattern.has_window:
+        options |= {"window_size_left": pattern.window_size - 1, "window_size_right": 0}
     if pattern.documents is None:
         length = pattern.seq_len
         q, k, v = (x.transpose(0, 1) for x in (q_SBND, k_SBGD, v_SBGD))
         out_BSND = torch.ops.aten._flash_attention_forward(
-            q, k, v, None, None, length, length, 0.0, True, False, **window
+            q, k, v, None, None, length, length, 0.0, True, False, **options
         )[0]
         return out_BSND.transpose(0, 1)
     outs = []
@@ -162,7 +184,7 @@ def _flash_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
         q, k, v = (x[:, sample] for x in (q_SBND, k_SBGD, v_SBGD))
         outs.append(
             torch.ops.aten._flash_attention_forward(
-                q, k, v, starts, starts, longest, longest, 0.0, True, False, **window
+                q, k, v, starts, starts, longest, longest, 0.0, True, False, **options
             )[0]
         )
     return outs[0].unsqueeze(1) if len(outs) == 1 else torch.stack(outs, 1)

@@ -22,6 +22,8 @@ class Backend(StrEnum):
     FLASH = "flash"
     EFFICIENT = "efficient"
     CPU = "cpu"
+    BLOCKS = "blocks"
+    """Writes out the scores of one block of queries at a time (capped_attention.py)."""
     DENSE = "dense"
     """Writes out the scores of all S * S pairs, or a mask of that size."""
 
@@ -38,6 +40,7 @@ class AttentionCase:
     has_documents: bool
     refused_by_torch: frozenset[Backend] = frozenset()
     """Backends that this version of torch, or of a library that it uses, does not support for other reasons."""
+    has_softcap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class AttentionChoice:
     backend: Backend
     reason: str
     is_fallback: bool
-    """Whether this is the slow path on a GPU: memory and time grow with S * S."""
+    """Whether this is a slow path on a GPU: no fused kernel supports the case."""
 
 
 def attention_case(config: Config, device_type: str, capability: tuple[int, int]) -> AttentionCase:
@@ -57,8 +60,9 @@ def attention_case(config: Config, device_type: str, capability: tuple[int, int]
         capability,
         DTYPES[config.train.precision],
         config.model.resolved_head_dim,
-        0 < config.model.window_size < config.model.seq_len,
+        config.model.has_window,
         config.data.has_document_mask,
+        has_softcap=config.model.attention_softcap > 0,
     )
 
 
@@ -75,15 +79,14 @@ def choose_attention(case: AttentionCase, wanted: str = "auto", *, is_strict: bo
         if wanted not in ("auto", backend):
             continue
         if not refusal:
-            is_fallback = backend is Backend.DENSE and case.device_type == "cuda"
+            is_fallback = backend in (Backend.BLOCKS, Backend.DENSE) and case.device_type == "cuda"
             reason = "; ".join(refusals)
             if is_fallback and is_strict:
-                problem = (
-                    f"kernels.strict=true, and attention would write out all S * S scores: {reason or 'as asked for'}"
-                )
+                which = "all S * S scores" if backend is Backend.DENSE else "the scores of a block of queries"
+                problem = f"kernels.strict=true, and attention would write out {which}: {reason or 'as asked for'}"
                 raise ConfigError([f"{problem}; use strict=false, or a model or GPU that has a kernel"])
             return AttentionChoice(backend, reason, is_fallback)
-        if backend is not Backend.CPU:  # not expected on a GPU
+        if backend not in (Backend.CPU, Backend.BLOCKS):  # not expected on a GPU, and without a cap
             refusals.append(f"not {backend}: {refusal}")
     raise ConfigError(
         [f'kernels.attention="{wanted}" does not support this model: {"; ".join(refusals)}; use attention="auto"']
@@ -93,6 +96,7 @@ def choose_attention(case: AttentionCase, wanted: str = "auto", *, is_strict: bo
 def _cudnn(case: AttentionCase) -> str:
     return (
         _needs_gpu(case, (9, 0))
+        or _caps_nothing(case)
         or _needs_half(case)
         or _needs_head_dim(case, 128)
         or ("it has no kernel for a sliding window" if case.has_window else "")
@@ -101,12 +105,13 @@ def _cudnn(case: AttentionCase) -> str:
 
 
 def _flash(case: AttentionCase) -> str:
-    return _needs_gpu(case, (8, 0)) or _needs_half(case) or _needs_head_dim(case, 256)
+    return _needs_gpu(case, (8, 0)) or _caps_nothing(case) or _needs_half(case) or _needs_head_dim(case, 256)
 
 
 def _efficient(case: AttentionCase) -> str:
     return (
         _needs_gpu(case, (7, 0))
+        or _caps_nothing(case)
         or (f"it has no kernel for {case.dtype}" if case.dtype == torch.float64 else "")
         or ("it needs a full mask for a window" if case.has_window else "")
         or ("it needs a full mask for documents" if case.has_documents else "")
@@ -114,11 +119,19 @@ def _efficient(case: AttentionCase) -> str:
 
 
 def _cpu(case: AttentionCase) -> str:
-    return "" if case.device_type == "cpu" else f"the device is {case.device_type}"
+    return _caps_nothing(case) or ("" if case.device_type == "cpu" else f"the device is {case.device_type}")
+
+
+def _blocks(case: AttentionCase) -> str:
+    return "" if case.has_softcap else "it is for soft caps"
 
 
 def _dense(case: AttentionCase) -> str:
-    return ""
+    return _caps_nothing(case)
+
+
+def _caps_nothing(case: AttentionCase) -> str:
+    return "it has no soft cap" if case.has_softcap else ""
 
 
 def _needs_gpu(case: AttentionCase, capability: tuple[int, int]) -> str:
@@ -144,5 +157,6 @@ _TABLE: tuple[tuple[Backend, Callable[[AttentionCase], str]], ...] = (
     (Backend.FLASH, _flash),
     (Backend.EFFICIENT, _efficient),
     (Backend.CPU, _cpu),
+    (Backend.BLOCKS, _blocks),
     (Backend.DENSE, _dense),
 )

@@ -44,6 +44,16 @@ def layer_norm(
     return _LayerNorm.apply(x_SBH, added_SBH, weight_H, bias_H, eps)
 
 
+def zero_centered_rms_norm(
+    x_SBH: Tensor, weight_H: Tensor, eps: float, added_SBH: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return rms_norm() with the scale 1 + weight, which is computed and applied in fp32 (fp64 for fp64).
+
+    It has no kernel of its own. Saves what rms_norm() saves.
+    """
+    return _ZeroCenteredRmsNorm.apply(x_SBH, added_SBH, weight_H, eps)
+
+
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -70,6 +80,35 @@ class _RmsNorm(torch.autograd.Function):
             grad_SBH.contiguous(), _contiguous(grad_total_SBH), total_SBH, weight_H, rstd_SB1
         )
         return grad_x_SBH, grad_x_SBH if ctx.has_added else None, grad_weight_H, None
+
+
+class _ZeroCenteredRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_SBH: Tensor, added_SBH: Tensor | None, weight_H: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        total_SBH = x_SBH.contiguous() if added_SBH is None else x_SBH + added_SBH
+        out_SBH, rstd_SB1 = _reference_rms_norm(total_SBH, _one_plus(weight_H), eps)
+        ctx.save_for_backward(total_SBH, weight_H, rstd_SB1)
+        ctx.has_added = added_SBH is not None
+        return out_SBH, total_SBH
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_SBH: Tensor | None, grad_total_SBH: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        if grad_SBH is None:  # the norm's result was not used
+            return grad_total_SBH, grad_total_SBH if ctx.has_added else None, None, None
+        total_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
+        grad_x_SBH, grad_weight_H = _reference_rms_norm_backward(
+            grad_SBH, grad_total_SBH, total_SBH, _one_plus(weight_H), rstd_SB1
+        )
+        return grad_x_SBH, grad_x_SBH if ctx.has_added else None, grad_weight_H.to(weight_H.dtype), None
+
+
+def _one_plus(weight_H: Tensor) -> Tensor:
+    return 1 + weight_H.to(accumulate_dtype(weight_H.dtype))
 
 
 class _LayerNorm(torch.autograd.Function):

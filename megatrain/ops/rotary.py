@@ -5,7 +5,6 @@ Shapes: S sequence, B micro-batch, G key-value heads (groups), R queries of a gr
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -23,33 +22,18 @@ from megatrain.ops.library import (
 from megatrain.ops.precision import accumulate_dtype
 
 
-def inverse_frequencies(
-    head_dim: int,
-    theta: float,
-    scaling: str = "none",
-    factor: float = 1.0,
-    low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0,
-    original_seq_len: int = 8192,
-) -> Tensor:
+def inverse_frequencies(num_units: int, theta: float) -> Tensor:
     """Return the angle that each position adds to each pair of units, in fp64 on the CPU (models are built on meta).
 
-    scaling = "linear" divides all frequencies by `factor`. "llama3" (Llama 3.1's rule) divides only low frequencies
-    (wavelength above original_seq_len / low_freq_factor), keeps high frequencies, and blends between the two.
-    Shapes: result [D / 2].
+    Shapes: result [num_units / 2].
     """
-    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
-    if scaling == "linear":
-        return frequency / factor
-    if scaling == "llama3":
-        turns = original_seq_len * frequency / (2 * math.pi)
-        keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0)
-        return frequency * (keep + (1 - keep) / factor)
-    return frequency
+    return theta ** (-torch.arange(0, num_units, 2, dtype=torch.float64, device="cpu") / num_units)
 
 
-def rotary_table(seq_len: int, frequency: Tensor, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of every position's angles, computed in fp64 on the CPU and rounded once.
+def rotary_table(
+    seq_len: int, frequency: Tensor, device: torch.device, dtype: torch.dtype, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of every position's angles, times `factor`, computed in fp64 on the CPU and rounded once.
 
     For the meta device nothing is computed.
 
@@ -59,7 +43,21 @@ def rotary_table(seq_len: int, frequency: Tensor, device: torch.device, dtype: t
         frequency = frequency.to(device)
     position = torch.arange(seq_len, dtype=torch.float64, device=frequency.device)
     angle = torch.outer(position, frequency)[:, None, None, :]
-    return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
+    return (angle.cos() * factor).to(device, dtype), (angle.sin() * factor).to(device, dtype)
+
+
+def split_partly_rotated(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Split a product into queries, keys and values, and rotate the first units of queries and keys.
+
+    The pairs are within the rotated units: (x[d], x[d + U/2]) for cos and sin [S, 1, 1, U / 2]. Queries and keys are
+    copies, because only some of their units change.
+    Shapes: as in split_rotated_().
+    """
+    num_rotated = 2 * cos.shape[-1]
+    turned_q, turned_k, _ = split_rotated_(product[..., :num_rotated].contiguous(), cos, sin)
+    q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
+    q = torch.cat([turned_q, q[..., num_rotated:]], dim=-1)
+    return q, torch.cat([turned_k, k[..., num_rotated:]], dim=-1), v
 
 
 def split_rotated_(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,7 +66,7 @@ def split_rotated_(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, T
     Each pair (x[d], x[d + D/2]) is rotated by its position's angle, in cos's dtype, and rounded once. If the queries of
     all groups are evenly spaced in the product (one query per key, or one group), all results are views of it, rotated
     in place. Otherwise attention, which needs one stride over all heads, would have to copy the queries, so the same
-    pass writes all three to tensors of their own. Saves nothing for backward: the gradient is the inverse rotation.
+    pass writes all three to tensors of their own. Saves nothing for backward, which turns back.
     Shapes: product [S, B, G, R + 2, D], for each group its R queries, its key, its value; cos and sin [S, 1, 1, D / 2];
     results [S, B, G, R, D] and twice [S, B, G, 1, D].
     """

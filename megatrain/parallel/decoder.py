@@ -15,6 +15,7 @@ from dataclasses import replace
 from megatrain.parallel.placement import PIPELINE_ENDS, Cut, Fused, PlacementRow
 
 _QKV = Fused(dim=1, names=("q", "k", "v"), splits_first=True)
+_QK = Fused(dim=1, names=("q", "k"), splits_first=True)
 _GATE_UP = Fused(dim=0, names=("gate", "up"))
 _WORD = PlacementRow("embedding.word.weight", Cut("tp", 0))  #  [V, H]  rows of the vocabulary
 _HEAD = PlacementRow("loss_head.weight", Cut("tp", 0))  #       [V, H]  columns of the logits
@@ -22,8 +23,11 @@ _TABLE = (
     PlacementRow("embedding.position", sum_groups=("tp",)),
     PlacementRow("blocks.*.norm.weight", sum_groups=("tp",)),
     PlacementRow("blocks.*.norm.bias", sum_groups=("tp",)),
+    PlacementRow("blocks.*.output_norm.weight", sum_groups=("tp",)),
+    PlacementRow("blocks.*.output_norm.bias", sum_groups=("tp",)),
     PlacementRow("blocks.*.attention.query_norm.weight", sum_groups=("tp",)),  # [D]  of all heads, a rank has some
     PlacementRow("blocks.*.attention.key_norm.weight", sum_groups=("tp",)),
+    PlacementRow("blocks.*.attention.all_heads_norm.weight", Cut("tp", 0), fused=_QK),  # [G, R+1, D]
     PlacementRow("blocks.*.attention.qkv.weight", Cut("tp", 0), fused=_QKV),  # [G, R+2, D, H]  column-parallel
     PlacementRow("blocks.*.attention.qkv.bias", Cut("tp", 0), fused=_QKV),
     PlacementRow("blocks.*.attention.out.weight", Cut("tp", 1)),  #              [H, N*D]        row-parallel

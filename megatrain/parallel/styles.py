@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from megatrain.comm.group import Group
-from megatrain.comm.sequence import all_gather_rows, gather_from_sequence, reduce_scatter_to_sequence
+from megatrain.comm.sequence import (
+    all_gather_rows,
+    gather_from_sequence,
+    reduce_scatter_to_sequence,
+    sum_over_ranks,
+)
 from megatrain.contracts.operations import Operation
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
 from megatrain.ops.embedding import embedding
@@ -41,6 +47,22 @@ class ReduceScatterSequence(nn.Module):
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         return reduce_scatter_to_sequence(x_SBH, self.group)
+
+
+class SumOfHeads(nn.Module):
+    """Sums of squares of the heads that each rank holds -> those of all heads. Shapes: [2, ...], queries then keys.
+
+    num_holders: how many ranks hold the same key, which must count once.
+    """
+
+    def __init__(self, group: Group, num_holders: int) -> None:
+        super().__init__()
+        self.group = group
+        self.num_holders = num_holders
+
+    def forward(self, sums: Tensor) -> Tensor:
+        queries, keys = sums.unbind()
+        return sum_over_ranks(torch.stack([queries, keys / self.num_holders]), self.group)
 
 
 class VocabularyRows(nn.Module):

@@ -23,6 +23,7 @@ from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import (
     GatherSequence,
     ReduceScatterSequence,
+    SumOfHeads,
     VocabularyCrossEntropy,
     VocabularyRows,
     recompute_norm,
@@ -111,6 +112,9 @@ def _place_styles(
             _replace(chunk, path, GatherSequence(group, selective_recompute))
         elif leaf in ("branch_out", "embedding_out"):
             _replace(chunk, path, ReduceScatterSequence(group))
+        elif leaf == "over_ranks":
+            # where there are more ranks than keys, the last of a rank's boxes is the key that it shares
+            _replace(chunk, path, SumOfHeads(group, placements[f"{_parent(path)}.weight"][-1].holders.count))
         elif path == "embedding.word":
             first_row = placements[f"{path}.weight"][0].box.offsets[0]
             _replace(chunk, path, VocabularyRows(module.weight, first_row))
@@ -127,6 +131,10 @@ def _has_chunks(plan: TensorPlan, path: str) -> bool:
     """
     _, layer, _ = path.split(".", 2)
     return plan.num_sequence_chunks > 1 and int(layer) not in plan.whole_layers
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
 
 
 def _replace(chunk: nn.Module, path: str, part: nn.Module | nn.Parameter) -> None:

@@ -123,7 +123,7 @@ def planned_micro_batch(config: Config, tp: Group) -> PipelineInput:
 
 def _kind(config: Config, part: ModelPart) -> tuple[object, ...]:
     """Return the properties that two chunks must have in common to need the same memory."""
-    return (part.has_embedding, part.has_head, *(config.fp8.covers(layer) for layer in part.layers))
+    return (part.has_embedding, part.has_head, *(config.layer_kind(layer) for layer in part.layers))
 
 
 def _tokens_sent(totals: Mapping[Operation, OperationTotals], tp: Group) -> int:

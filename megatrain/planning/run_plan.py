@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from megatrain.comm import Mesh, dry_mesh
-from megatrain.config.config import Config
+from megatrain.config.config import Config, LayerKind
 from megatrain.config.model_size import block_weights, num_parameters
 from megatrain.contracts.layout import Layout
 from megatrain.planning.chunks import plan_stage
@@ -173,7 +173,7 @@ def _stage_kinds(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "all layers", (0,)
         return
     yield "embedding", (0,)
-    middle: dict[tuple[tuple[bool, ...], ...], list[int]] = {}
+    middle: dict[tuple[tuple[LayerKind, ...], ...], list[int]] = {}
     for stage in range(1, pp_size - 1):
         middle.setdefault(_layers_by_kind(config, stage), []).append(stage)
     for kind, stages in middle.items():
@@ -182,10 +182,10 @@ def _stage_kinds(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "head", (pp_size - 1,)
 
 
-def _layers_by_kind(config: Config, stage: int) -> tuple[tuple[bool, ...], ...]:
-    """Return for each chunk of the stage whether each of its layers multiplies in FP8."""
+def _layers_by_kind(config: Config, stage: int) -> tuple[tuple[LayerKind, ...], ...]:
+    """Return the kind of each layer of each chunk of the stage."""
     return tuple(
-        tuple(config.fp8.covers(layer) for layer in config.layers_of(stage, chunk))
+        tuple(config.layer_kind(layer) for layer in config.layers_of(stage, chunk))
         for chunk in range(config.parallel.num_chunks)
     )
 

@@ -60,11 +60,11 @@ def forward_flops_per_token(model: ModelConfig, attention: Attention = "exact") 
     widths = _widths(model)
     projections = model.hidden_size * (2 * widths.query + 2 * widths.kv)
     mlp = widths.num_mlp_matrices * model.hidden_size * model.resolved_ffn_size
-    pairs = attended_pairs(model.seq_len, model.window_size) if attention == "exact" else model.seq_len**2
+    pairs = _pairs_of_all_layers(model) if attention == "exact" else model.num_layers * model.seq_len**2
     # Scores and values each take one product of head_dim per pair and head.
     scores_and_values = 2 * widths.query * pairs / model.seq_len
     head = model.hidden_size * model.vocab_size
-    return 2 * (model.num_layers * (projections + mlp + scores_and_values) + head)
+    return 2 * (model.num_layers * (projections + mlp) + scores_and_values + head)
 
 
 def training_flops_per_token(model: ModelConfig, attention: Attention = "exact") -> float:
@@ -74,15 +74,21 @@ def training_flops_per_token(model: ModelConfig, attention: Attention = "exact")
 
 def flops_formula(model: ModelConfig) -> str:
     """Return one line with the formula for the FLOPs of a token of this model, and the result."""
-    span = f"window {model.window_size}, causal" if 0 < model.window_size < model.seq_len else "causal"
+    span = f"window {model.window_size}, causal" if model.has_window else "causal"
+    if model.has_window and model.full_attention_every:
+        span += f", each {model.full_attention_every}th layer without it, mean of layers"
     widths = _widths(model)
-    pairs = attended_pairs(model.seq_len, model.window_size)
+    pairs = _pairs_of_all_layers(model) / model.num_layers
     return (
         f"FLOPs/token = 3 * 2 * (layers * (h*(2q+2kv) + {widths.num_mlp_matrices}*h*ffn + 2*q*pairs/S) + h*vocab)"
         f" = {training_flops_per_token(model):.4g}, with h={model.hidden_size} q={widths.query} kv={widths.kv}"
         f" ffn={model.resolved_ffn_size} layers={model.num_layers} vocab={model.vocab_size} (unpadded)"
-        f" S={model.seq_len} pairs={pairs} ({span}); backward = 2 * forward, recompute not counted"
+        f" S={model.seq_len} pairs={pairs:.10g} ({span}); backward = 2 * forward, recompute not counted"
     )
+
+
+def _pairs_of_all_layers(model: ModelConfig) -> int:
+    return sum(attended_pairs(model.seq_len, model.window_of(layer)) for layer in range(model.num_layers))
 
 
 class _Widths(NamedTuple):
@@ -97,7 +103,7 @@ def _widths(model: ModelConfig) -> _Widths:
     return _Widths(
         query=model.num_heads * model.resolved_head_dim,
         kv=model.resolved_num_kv_heads * model.resolved_head_dim,
-        num_mlp_matrices=3 if model.mlp == "swiglu" else 2,
+        num_mlp_matrices=3 if model.is_mlp_gated else 2,
     )
 
 

@@ -93,8 +93,9 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
             f'takes thousands of launches a product; use recipe="none", or see `megatrain doctor`'
         )
     try:
-        case = attention_case(config, "cuda", capability)
-        choose_attention(case, config.kernels.attention, is_strict=config.kernels.strict)
+        if config.model.is_own("attention"):
+            case = attention_case(config, "cuda", capability)
+            choose_attention(case, config.kernels.attention, is_strict=config.kernels.strict)
     except ConfigError as error:
         problems += error.problems
     needed = FP8_CAPABILITY.get(config.fp8.recipe, (0, 0))

@@ -24,7 +24,21 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp4-dp2-chunks2": on_layout(1, 4, 2, 2),
     "tp2-dp4": on_layout(2, 1, 4),
 }
+GEMMA: dict[str, Any] = {
+    "block": "serial", "norm": "rmsnorm_zero_centered", "branch_norm": "both", "mlp": "geglu",
+    "has_scaled_embedding": True, "window_size": 5, "full_attention_every": 2, "attention_scale": 0.3,
+    "attention_softcap": 1.5, "head_softcap": 2.0,
+}  # fmt: skip
+ROTARY: dict[str, Any] = {"positions": "rope", "rope_local_theta": 100.0, "rope_fraction": 0.5}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "gemma": GEMMA,
+    "olmo": GEMMA | ROTARY | {"branch_norm": "output", "qk_norm": "all_heads"},
+    "neox": {"block": "parallel_two_norms", "mlp": "gelu_exact"},
+}
+"""Keys of models that take the place of the same keys of a row."""
 FACTORS: dict[str, list[Any]] = {
+    "kind": list(KINDS),
     "layout": list(LAYOUTS),
     "recompute": ["none", "selective", "full"],
     "block": ["serial", "parallel"],
@@ -77,14 +91,20 @@ def test_rows_cover_all_pairs() -> None:
     assert found == all_pairs(FACTORS)
 
 
-@pytest.mark.slow(kept=["tp2-pp2-dp2-1f1b-lamb-none", "tp2-pp2-dp2-chunks2-adamw-selective"])
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['layout']}-{row['optimizer']}-{row['recompute']}")
+@pytest.mark.slow(kept=["tp2-pp2-dp2-1f1b-neox-adamw-none", "tp2-pp2-dp2-chunks2-olmo-lamb-selective"])
+@pytest.mark.parametrize(
+    "row", ROWS, ids=lambda row: "-".join(row[key] for key in ("layout", "kind", "optimizer", "recompute"))
+)
 def test_options_give_the_numbers_of_one_process(row: dict[str, Any], jobs: TrainingJobs, all_data: Tables) -> None:
     sizes = LAYOUTS[row["layout"]]["parallel"]
     pp, dp, is_interleaved = sizes["pp_size"], sizes["dp_size"], sizes["num_chunks"] > 1
     num_microbatches = pp + 1 if row["accumulation"] == "more" else (pp if is_interleaved else 1)
     common: Tables = {
-        "model": {key: row[key] for key in MODEL_KEYS} | {"num_layers": max(2, pp * sizes["num_chunks"])},
+        "model": {
+            **{key: row[key] for key in MODEL_KEYS},
+            **KINDS[row["kind"]],
+            "num_layers": max(2, pp * sizes["num_chunks"]),
+        },
         "optimizer": {"name": row["optimizer"]},
         "batch": {
             "micro_batch_size": row["micro_batch_size"],

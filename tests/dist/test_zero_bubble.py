@@ -58,6 +58,30 @@ CASES: dict[str, tuple[dict[str, Any], Tables]] = {
             "parallel": {"recompute": "selective"},
         },
     ),
+    "tp2-pp2-capped-windows-two-norms": (
+        on_layout(2, 2, 1),
+        {
+            "model": {
+                "norm": "rmsnorm_zero_centered",
+                "branch_norm": "both",
+                "mlp": "geglu",
+                "has_scaled_embedding": True,
+                "window_size": 5,
+                "full_attention_every": 2,
+                "attention_softcap": 1.5,
+                "head_softcap": 2.0,
+                "qk_norm": "all_heads",
+                "num_kv_heads": 1,
+            },
+        },
+    ),
+    "pp2-one-input-selective": (
+        on_layout(1, 2, 1),
+        {
+            "model": {"block": "parallel_two_norms", "mlp": "gelu_exact", "positions": "rope", "rope_fraction": 0.5},
+            "parallel": {"recompute": "selective"},
+        },
+    ),
     # as many micro-batches as stages, where on_layout makes twice as many
     "dp2-pp2-offload-no-overlap-fewest": (
         on_layout(1, 2, 2),

@@ -29,6 +29,20 @@ LLAMA3_SCALING: dict[str, Any] = {
 
 QWEN2: dict[str, Any] = LLAMA | {"has_qkv_bias": True, "norm_eps": 1e-6}
 QWEN3: dict[str, Any] = LLAMA | {"qk_norm": "head", "head_dim": 12, "norm_eps": 1e-6}
+YARN: dict[str, Any] = {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "rope_original_seq_len": 12}
+GEMMA2: dict[str, Any] = LLAMA | {
+    "norm": "rmsnorm_zero_centered", "branch_norm": "both", "mlp": "geglu", "has_scaled_embedding": True,
+    "has_tied_head": True, "num_layers": 5, "window_size": 6, "full_attention_every": 2, "attention_scale": 12**-0.5,
+    "attention_softcap": 1.5, "head_softcap": 2.0, "norm_eps": 1e-6,
+}  # fmt: skip
+GEMMA3: dict[str, Any] = GEMMA2 | {
+    "qk_norm": "head", "attention_softcap": 0.0, "head_softcap": 0.0, "full_attention_every": 3, "head_dim": 12,
+    "attention_scale": 0.0, "rope_local_theta": 100.0, "rope_scaling": "linear", "rope_scaling_factor": 8.0,
+}  # fmt: skip
+NEOX: dict[str, Any] = GPT2 | {
+    "positions": "rope", "rope_fraction": 0.25, "block": "parallel_two_norms", "mlp": "gelu_exact",
+    "has_tied_head": False, "ffn_size": 48,
+}  # fmt: skip
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
@@ -44,10 +58,32 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3-tied": QWEN3 | {"has_tied_head": True, "head_dim": 0, "num_kv_heads": 1},
     "mistral": LLAMA | {"window_size": 5},
     "mistral-wide-heads": LLAMA | {"window_size": 1, "head_dim": 12},
+    "llama-dynamic": LLAMA | {
+        "rope_scaling": "dynamic", "rope_scaling_factor": 2.0, "rope_original_seq_len": 10, "seq_len": 24,
+    },
+    "llama-yarn": LLAMA | YARN,
+    "qwen3-yarn": QWEN3 | YARN | {
+        "rope_beta_fast": 4.0, "rope_beta_slow": 0.5, "rope_attention_factor": 1.3, "head_dim": 16,
+    },
+    "gemma2": GEMMA2,
+    "gemma2-uncapped": GEMMA2 | {"attention_softcap": 0.0, "head_softcap": 0.0, "full_attention_every": 0,
+                                 "attention_scale": 0.0, "head_dim": 16, "num_kv_heads": 0},
+    "gemma2-full": GEMMA2 | {"window_size": 0, "full_attention_every": 0},
+    "gemma3": GEMMA3,
+    "gemma3-short": GEMMA3 | {
+        "window_size": 24, "head_softcap": 3.0, "rope_scaling": "none", "rope_scaling_factor": 1.0,
+    },
+    "olmo2": LLAMA | {"branch_norm": "output", "qk_norm": "all_heads", "norm_eps": 1e-5},
+    "phi3": LLAMA | {"rope_fraction": 0.5, "window_size": 7, "norm_eps": 1e-5},
+    "phi3-tied": LLAMA | {"rope_fraction": 0.75, "has_tied_head": True, "num_kv_heads": 0},
+    "neox": NEOX,
+    "neox-serial": NEOX | {
+        "block": "serial", "mlp": "gelu", "rope_fraction": 0.5, "has_tied_head": True, **LLAMA3_SCALING,
+    },
     "gpt2": GPT2,
     "gpt2-untied": GPT2 | {"has_tied_head": False, "ffn_size": 40, "norm_eps": 1e-3},
     "gpt2-unpadded": GPT2 | {"vocab_multiple": 1},
-}
+}  # fmt: skip
 
 
 def tiny(case: str, **changes: Any) -> ModelConfig:

@@ -22,6 +22,11 @@ def kernels_problems(context: Context) -> Iterator[Problem]:
 
 def _apex_problems(config: Config) -> Iterator[Problem]:
     yield from gpu_only_problems(config, "kernels.norm", "megatrain")
+    if config.model.norm == "rmsnorm_zero_centered":
+        yield Problem(
+            ("kernels.norm", "model.norm"),
+            'kernels.norm="apex" has no model.norm="rmsnorm_zero_centered"; use kernels.norm="megatrain"',
+        )
     if config.model.norm == "layernorm" and config.train.precision == "fp64":
         yield Problem(
             ("kernels.norm", "model.norm", "train.precision"),

@@ -12,6 +12,8 @@ WORLD_SIZES = {
     "gpt_125m": 1,
     "llama3_8b": 64,
     "qwen3_8b": 64,
+    "gemma3_4b": 64,
+    "olmo2_7b": 64,
     "megascale_175b": 12288,
     "megascale_530b": 11200,
 }
@@ -66,4 +68,6 @@ def test_shapes_that_the_paper_prints(
 def test_published_sizes() -> None:
     assert num_parameters(config_of("llama3_8b").model) == 8_030_261_248
     assert num_parameters(config_of("qwen3_8b").model) == 8_190_735_360
+    assert num_parameters(config_of("gemma3_4b").model) == 3_880_099_328
+    assert num_parameters(config_of("olmo2_7b").model) == 7_298_617_344
     assert num_parameters(config_of("gpt_125m").model) == 124_475_904  # GPT-2 small and 47 rows of padding

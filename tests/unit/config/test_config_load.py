@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from megatrain.config import DefaultOrigin, FileOrigin, OverrideOrigin, load_config
+from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 
-MODEL_KEYS = (
-    "vocab_size, seq_len, hidden_size, num_layers, num_heads, num_kv_heads, head_dim, ffn_size, block, norm, norm_eps, "
-    "mlp, has_bias, has_qkv_bias, qk_norm, positions, rope_theta, rope_scaling, rope_scaling_factor, "
-    "rope_low_freq_factor, rope_high_freq_factor, rope_original_seq_len, window_size, dropout, init_std, "
-    "is_residual_init_scaled, has_tied_head or vocab_multiple"
-)
+_KEYS = [field.name for field in fields(ModelConfig)]
+MODEL_KEYS = f"{', '.join(_KEYS[:-1])} or {_KEYS[-1]}"
 
 
 def test_values_come_with_their_origins(small: Path) -> None:
@@ -125,7 +123,10 @@ MISTAKES = {
     "integer in place of a choice": (
         "num_heads = 20",
         "num_heads = 20\nnorm = 1",
-        'model.norm=1 must be "layernorm" or "rmsnorm", not an integer (small.toml:7)',
+        (
+            'model.norm=1 must be "layernorm", "rmsnorm" or "rmsnorm_zero_centered", or a variant of another package, '
+            "not an integer (small.toml:7)"
+        ),
     ),
     "list in place of an integer": (
         "num_heads = 20",

@@ -39,8 +39,9 @@ CASES = {
     "unused scaling factor": (
         ["--model.positions=rope", "--model.rope_scaling_factor=2"],
         (
-            'model.rope_scaling_factor=2.0 does nothing with model.rope_scaling="none"; use rope_scaling="linear" or '
-            '"llama3", or rope_scaling_factor=1.0 (--model.rope_scaling_factor on the command line)'
+            'model.rope_scaling_factor=2.0 does nothing with model.rope_scaling="none"; use rope_scaling="linear", '
+            '"dynamic", "yarn" or "llama3", or rope_scaling_factor=1.0 '
+            "(--model.rope_scaling_factor on the command line)"
         ),
     ),
     "llama3 factors": (
@@ -84,8 +85,8 @@ CASES = {
     "llama3 length without rotary": (
         ["--model.rope_original_seq_len=32"],
         (
-            'model.rope_original_seq_len=32 does nothing with model.rope_scaling="none"; use rope_scaling="llama3" '
-            "or rope_original_seq_len=8192 (--model.rope_original_seq_len on the command line)"
+            'model.rope_original_seq_len=32 does nothing with model.rope_scaling="none"; use rope_scaling="dynamic", '
+            '"yarn" or "llama3", or rope_original_seq_len=8192 (--model.rope_original_seq_len on the command line)'
         ),
     ),
     "llama3 with all of its keys": (
@@ -115,6 +116,86 @@ CASES = {
         ),
     ),
     "window of the whole sequence": (["--model.window_size=64"], None),
+    "layers without a window that no layer has": (
+        ["--model.full_attention_every=2"],
+        (
+            "model.full_attention_every=2 does nothing with model.window_size=0; set window_size, or use "
+            "full_attention_every=0 (--model.full_attention_every on the command line)"
+        ),
+    ),
+    "a window in no layer": (
+        ["--model.window_size=8", "--model.full_attention_every=1"],
+        (
+            "model.full_attention_every=1 with model.num_layers=8: no layer has the window; use a number from 2 to 8, "
+            "or window_size=0 (--model.full_attention_every on the command line)"
+        ),
+    ),
+    "a window in all layers": (
+        ["--model.window_size=8", "--model.full_attention_every=9"],
+        (
+            "model.full_attention_every=9 with model.num_layers=8: no layer is without the window; use a number from "
+            "2 to 8, or 0 (--model.full_attention_every on the command line)"
+        ),
+    ),
+    "two norms of a parallel block": (
+        ["--model.block=parallel", "--model.branch_norm=both"],
+        (
+            'model.branch_norm="both" needs model.block="serial", found "parallel"; use block="serial" or '
+            'branch_norm="input" (--model.branch_norm on the command line)'
+        ),
+    ),
+    "a base of layers with a window": (
+        ["--model.positions=rope", "--model.rope_local_theta=100"],
+        (
+            "model.rope_local_theta=100.0 does nothing with model.window_size=0; set window_size, or use "
+            "rope_local_theta=0.0 (--model.rope_local_theta on the command line)"
+        ),
+    ),
+    "a base of one": (
+        ["--model.positions=rope", "--model.window_size=8", "--model.rope_local_theta=1"],
+        (
+            "model.rope_local_theta=1.0 must be above 1; Gemma 3 has 10000.0; use 0.0 for the same wavelengths in all "
+            "layers (--model.rope_local_theta on the command line)"
+        ),
+    ),
+    "an odd part of a head": (
+        ["--model.positions=rope", "--model.head_dim=12", "--model.rope_fraction=0.25"],
+        (
+            "model.rope_fraction=0.25 of model.head_dim=12 are 3 units; rotary positions turn pairs, so their number "
+            "must be even and above 0; use rope_fraction=0.333333 (--model.rope_fraction on the command line)"
+        ),
+    ),
+    "a part without rotary": (
+        ["--model.rope_fraction=0.5"],
+        (
+            'model.rope_fraction=0.5 does nothing with model.positions="learned"; use positions="rope" or '
+            "rope_fraction=1.0 (--model.rope_fraction on the command line)"
+        ),
+    ),
+    "yarn's ramp": (
+        [
+            "--model.positions=rope",
+            "--model.rope_scaling=yarn",
+            "--model.rope_scaling_factor=8",
+            "--model.rope_beta_slow=40",
+        ],
+        (
+            "model.rope_beta_slow=40.0 must be less than model.rope_beta_fast=32.0; the method was published with 1.0 "
+            "and 32.0 (--model.rope_beta_slow on the command line)"
+        ),
+    ),
+    "a base that grows for one pair": (
+        [
+            "--model.positions=rope",
+            "--model.rope_scaling=dynamic",
+            "--model.rope_scaling_factor=2",
+            "--model.head_dim=2",
+        ],
+        (
+            'model.rope_scaling="dynamic" needs more than one pair of rotated units, found model.head_dim=2 and '
+            'model.rope_fraction=1.0; use rope_scaling="linear" (--model.rope_scaling on the command line)'
+        ),
+    ),
 }
 
 

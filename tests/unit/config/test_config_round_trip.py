@@ -77,13 +77,14 @@ def test_hash_depends_on_every_key_and_on_nothing_else(small: Path) -> None:
         "float": lambda value: value + 1,
         "bool": lambda value: not value,
         "str": lambda value: value + "x",
+        "choice": lambda value: value + "x",
         "list of int": lambda value: (*value, 1),
     }
     hashes = {config_hash(config)}
     for section, options in all_options().items():
         for name, option in options.items():
             value = getattr(getattr(config, section), name)
-            other = next(choice for choice in option.choices if choice != value) if option.choices else None
+            other = next((choice for choice in option.choices if choice != value), None)
             changed = dataclasses.replace(getattr(config, section), **{name: other or changes[option.kind](value)})
             hashes.add(config_hash(dataclasses.replace(config, **{section: changed})))
 

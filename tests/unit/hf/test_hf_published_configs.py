@@ -81,6 +81,62 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         7_241_732_096,
     ),
+    "google/gemma-2-2b": (
+        COMMON | {
+            "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "attn_logit_softcapping": 50.0, "cache_implementation": "hybrid",
+            "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "intermediate_size": 9216,
+            "max_position_embeddings": 8192, "num_attention_heads": 8, "num_hidden_layers": 26,
+            "num_key_value_heads": 4, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000,
+        },
+        2_614_341_888,
+    ),
+    "google/gemma-3-1b-pt": (
+        {key: value for key, value in COMMON.items() if key != "hidden_act"} | {
+            "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "attn_logit_softcapping": None, "cache_implementation": "hybrid",
+            "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 1152, "intermediate_size": 6912, "max_position_embeddings": 32768,
+            "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0,
+            "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000,
+            "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+            "vocab_size": 262144,
+        },
+        999_885_952,
+    ),
+    "allenai/OLMo-2-1124-7B": (
+        COMMON | {
+            "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "hidden_size": 4096, "intermediate_size": 11008,
+            "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+            "num_key_value_heads": 32, "pad_token_id": 100277, "rms_norm_eps": 1e-6, "rope_scaling": None,
+            "rope_theta": 500000, "tie_word_embeddings": False, "vocab_size": 100352,
+        },
+        7_298_617_344,
+    ),
+    "microsoft/Phi-3-mini-4k-instruct": (
+        COMMON | {
+            "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "embd_pdrop": 0.0, "hidden_size": 3072, "intermediate_size": 8192,
+            "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "max_position_embeddings": 4096,
+            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "original_max_position_embeddings": 4096, "pad_token_id": 32000, "resid_pdrop": 0.0,
+            "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047,
+            "tie_word_embeddings": False, "vocab_size": 32064,
+        },
+        3_821_079_552,
+    ),
+    "EleutherAI/pythia-70m": (
+        COMMON | {
+            "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu",
+            "hidden_size": 512, "intermediate_size": 2048, "layer_norm_eps": 1e-5, "max_position_embeddings": 2048,
+            "num_attention_heads": 8, "num_hidden_layers": 6, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+            "tie_word_embeddings": False, "use_parallel_residual": True, "vocab_size": 50304,
+        },
+        70_426_624,
+    ),
     "openai-community/gpt2": (
         {
             "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "activation_function": "gelu_new",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,7 +40,10 @@ def gpu(capability: tuple[int, int] = HOPPER, dtype: torch.dtype = BF16, head_di
         (gpu(TURING, window=True), Backend.DENSE, "not efficient: it needs a full mask for a window"),
         (gpu(dtype=torch.float32, documents=True), Backend.DENSE, "not efficient: it needs a full mask for documents"),
         (gpu(dtype=torch.float64), Backend.DENSE, "not efficient: it has no kernel for torch.float64"),
+        (replace(gpu(), has_softcap=True), Backend.BLOCKS, "not flash: it has no soft cap"),
+        (replace(gpu(dtype=torch.float64, documents=True), has_softcap=True), Backend.BLOCKS, "it has no soft cap"),
         (AttentionCase("cpu", (0, 0), BF16, 64, True, True), Backend.CPU, "not flash: the device is cpu"),
+        (AttentionCase("cpu", (0, 0), BF16, 64, True, True, has_softcap=True), Backend.BLOCKS, "not flash: the device"),
     ],
 )
 def test_the_first_that_takes_the_case(case: AttentionCase, backend: Backend, reason: str) -> None:
@@ -47,7 +51,7 @@ def test_the_first_that_takes_the_case(case: AttentionCase, backend: Backend, re
 
     assert choice.backend is backend
     assert reason in choice.reason
-    assert choice.is_fallback == (backend is Backend.DENSE)
+    assert choice.is_fallback == (case.device_type == "cuda" and backend in (Backend.BLOCKS, Backend.DENSE))
 
 
 def test_a_backend_by_name() -> None:

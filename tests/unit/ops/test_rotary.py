@@ -1,4 +1,4 @@
-"""Rotary positions against transformers' Llama: the turn, and the stretched frequencies."""
+"""Rotary positions against transformers' Llama."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.helpers.require import require
 
 require("transformers", find_spec("transformers") is not None, "the rotary positions of Llama are compared with it")
 import transformers  # noqa: E402
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -39,8 +38,8 @@ SPLIT = [(7, 2, 2, 3, 6), (5, 1, 4, 4, 64), (2, 1, 3, 9, 246), (9, 2, 2, 2, 16)]
 SHAPES = IN_PLACE + SPLIT
 
 
-def llama_config(head_dim: int, theta: float, **scaling: float | str) -> transformers.LlamaConfig:
-    rope = {"rope_type": "default", "rope_theta": theta} | scaling
+def llama_config(head_dim: int, theta: float) -> transformers.LlamaConfig:
+    rope = {"rope_type": "default", "rope_theta": theta}
     return transformers.LlamaConfig(
         hidden_size=4 * head_dim, num_attention_heads=4, head_dim=head_dim, rope_parameters=rope
     )
@@ -52,46 +51,6 @@ def test_plain_frequencies(head_dim: int, theta: float) -> None:
     expected, _ = LlamaRotaryEmbedding.compute_default_rope_parameters(llama_config(head_dim, theta))
 
     torch.testing.assert_close(inverse_frequencies(head_dim, theta).float(), expected, rtol=2e-6, atol=0)
-
-
-@pytest.mark.parametrize("factor", [1.0, 2.0, 8.0])
-def test_linear_scaling(factor: float) -> None:
-    config = llama_config(64, 10000.0, rope_type="linear", factor=factor)
-    expected, _ = ROPE_INIT_FUNCTIONS["linear"](config, CPU)
-
-    found = inverse_frequencies(64, 10000.0, "linear", factor)
-    torch.testing.assert_close(found.float(), expected, rtol=2e-6, atol=0)
-
-
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
-@pytest.mark.parametrize("original_seq_len", [64, 1024, 8192])
-@pytest.mark.parametrize(("factor", "low", "high"), [(8.0, 1.0, 4.0), (32.0, 1.0, 4.0), (4.0, 2.0, 3.0)])
-def test_llama3_scaling(head_dim: int, original_seq_len: int, factor: float, low: float, high: float) -> None:
-    config = llama_config(
-        head_dim,
-        500000.0,
-        rope_type="llama3",
-        factor=factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_max_position_embeddings=original_seq_len,
-    )
-    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, CPU)
-
-    found = inverse_frequencies(head_dim, 500000.0, "llama3", factor, low, high, original_seq_len)
-    torch.testing.assert_close(found.float(), expected, rtol=1e-5, atol=0)
-    plain = inverse_frequencies(head_dim, 500000.0)
-    assert found[0] == plain[0]
-    assert found[-1] == pytest.approx(plain[-1].item() / factor)
-
-
-def test_frequencies_are_on_the_cpu_in_fp64_wherever_the_model_is_built() -> None:
-    with torch.device("meta"):
-        frequency = inverse_frequencies(16, 10000.0, "llama3", 8.0)
-        cos, sin = rotary_table(10, frequency, CPU, torch.float32)
-
-    assert frequency.device == cos.device == sin.device == CPU
-    assert frequency.dtype == torch.float64
 
 
 def test_table_is_exact_far_out() -> None:
@@ -139,15 +98,12 @@ def test_turn_is_llamas(shape: tuple[int, ...]) -> None:
 
 
 def test_turn_agrees_with_llamas_own_table() -> None:
-    config = llama_config(
-        16, 500000.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-        original_max_position_embeddings=32,
-    )  # fmt: skip
+    config = llama_config(16, 500000.0)
     product = drawn_product((40, 2, 3, 1, 16), torch.float32)
     q, k = (product[..., row, :].permute(1, 2, 0, 3).cpu() for row in (0, 1))
     expected = apply_rotary_pos_emb(q, k, *LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(40)[None]))
 
-    frequency = inverse_frequencies(16, 500000.0, "llama3", 8.0, 1.0, 4.0, 32)
+    frequency = inverse_frequencies(16, 500000.0)
     found = split_rotated_(product, *rotary_table(40, frequency, UNDER_TEST.device, torch.float32))
     for mine, theirs in zip(found[:2], expected, strict=True):
         torch.testing.assert_close(mine[..., 0, :].cpu(), theirs.permute(2, 0, 1, 3), rtol=1e-5, atol=2e-5)

@@ -1,0 +1,91 @@
+"""The frequencies of rotary positions, and the ways to stretch them to a longer context: one function each.
+
+A frequency is the angle that each position adds to one pair of units. Shapes: U rotated units of a head; all [U / 2].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatrain.config.model import ModelConfig
+from megatrain.config.variants import load_variant
+from megatrain.ops.rotary import inverse_frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class Frequencies:
+    """Angles per position, in fp64 on the CPU, and the factor of rotated queries and keys."""
+
+    angle: Tensor
+    factor: float = 1.0
+
+
+def rotary_frequencies(model: ModelConfig, seq_len: int, *, is_local: bool) -> Frequencies:
+    """Return the frequencies of the layers that attend to a window (is_local), or of the others.
+
+    seq_len: the length of the sequence, on which `dynamic` depends.
+    """
+    if is_local and model.rope_local_theta:
+        return Frequencies(inverse_frequencies(model.rotated_dim, model.rope_local_theta))
+    scaling = model.rope_scaling
+    stretch = SCALINGS[scaling] if model.is_own("rope_scaling") else load_variant("rope_scaling", scaling)
+    found: Frequencies = stretch(model, seq_len)
+    return found
+
+
+def _unscaled(model: ModelConfig, seq_len: int) -> Frequencies:
+    return Frequencies(inverse_frequencies(model.rotated_dim, model.rope_theta))
+
+
+def _linear(model: ModelConfig, seq_len: int) -> Frequencies:
+    """All angles divided by the factor (arXiv:2306.15595)."""
+    return Frequencies(inverse_frequencies(model.rotated_dim, model.rope_theta) / model.rope_scaling_factor)
+
+
+def _dynamic(model: ModelConfig, seq_len: int) -> Frequencies:
+    """A base that grows with the length beyond the original one ("NTK-aware" scaling, arXiv:2309.00071, appendix B)."""
+    num_units, factor = model.rotated_dim, model.rope_scaling_factor
+    stretch = factor * max(seq_len / model.rope_original_seq_len, 1.0) - (factor - 1)
+    return Frequencies(inverse_frequencies(num_units, model.rope_theta * stretch ** (num_units / (num_units - 2))))
+
+
+def _yarn(model: ModelConfig, seq_len: int) -> Frequencies:
+    """Slow angles divided by the factor, fast ones kept, a ramp between, and larger scores (arXiv:2309.00071)."""
+    num_units, factor = model.rotated_dim, model.rope_scaling_factor
+    angle = inverse_frequencies(num_units, model.rope_theta)
+
+    def pair_that_turns(times: float) -> float:
+        """Return the number, with a fraction, of the pair that turns `times` times in the original context."""
+        wavelength = model.rope_original_seq_len / times
+        return num_units * math.log(wavelength / (2 * math.pi)) / (2 * math.log(model.rope_theta))
+
+    first = max(math.floor(pair_that_turns(model.rope_beta_fast)), 0)
+    last = min(math.ceil(pair_that_turns(model.rope_beta_slow)), num_units - 1)
+    pair = torch.arange(num_units // 2, dtype=torch.float64, device="cpu")
+    # 0.001 where both ends fall on one pair, as published with the method
+    stretched = ((pair - first) / (last - first or 0.001)).clamp(0.0, 1.0)
+    scores = model.rope_attention_factor or 0.1 * math.log(factor) + 1.0
+    return Frequencies(angle / factor * stretched + angle * (1 - stretched), scores)
+
+
+def _llama3(model: ModelConfig, seq_len: int) -> Frequencies:
+    """Slow angles divided by the factor, fast ones kept, and a blend between (published with Llama 3.1)."""
+    angle = inverse_frequencies(model.rotated_dim, model.rope_theta)
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    turns = model.rope_original_seq_len * angle / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return Frequencies(angle * (kept + (1 - kept) / model.rope_scaling_factor))
+
+
+SCALINGS: Mapping[str, Callable[[ModelConfig, int], Frequencies]] = {
+    "none": _unscaled,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+}
