@@ -52,6 +52,8 @@ def load_state(
 ) -> LoadReport:
     """Fill `shards`, (kind of state, shard) each, from a checkpoint. Moments and histories that it lacks become zero.
 
+    It lacks the moments that the update rule of the job that wrote it does not keep.
+
     Communication: a broadcast of the index to all ranks; within each data-parallel group, a broadcast or sends of each
     item that several of its ranks need; agreements of all ranks.
     Raises: CheckpointError, the same on every rank, naming the file, the tensor or the item. The state is then partly
@@ -69,7 +71,8 @@ def load_state(
             if kind == FP8_HISTORY:
                 target.zero_()
                 box, target = _newest_steps(box, target, tensors.get(box.key))
-            if (manifest.has_optimizer or kind == "master") and target.numel():
+            is_stored = manifest.has_optimizer and box.key in tensors
+            if (is_stored or kind == "master") and target.numel():
                 wanted.append(box)
                 targets.append(target)
             else:

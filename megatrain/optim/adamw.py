@@ -19,8 +19,8 @@ def adamw_update_(
     adamw_(
         gradient,
         state.master,
-        state.exp_avg,
-        state.exp_avg_sq,
+        state.of("exp_avg"),
+        state.of("exp_avg_sq"),
         state.published,
         state.run_borders,
         state.is_decayed,
@@ -28,7 +28,7 @@ def adamw_update_(
         beta1=config.beta1,
         beta2=config.beta2,
         eps=config.eps,
-        weight_decay=config.weight_decay,
+        weight_decay=state.rule.weight_decay,
         num_updates=num_updates,
         gradient_scale=gradient_scale,
     )

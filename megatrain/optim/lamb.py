@@ -40,14 +40,14 @@ def lamb_updates_(
         lamb_direction_(
             gradient,
             state.master,
-            state.exp_avg,
-            state.exp_avg_sq,
+            state.of("exp_avg"),
+            state.of("exp_avg_sq"),
             state.run_borders,
             state.is_decayed,
             beta1=config.beta1,
             beta2=config.beta2,
             eps=config.eps,
-            weight_decay=config.weight_decay,
+            weight_decay=state.rule.weight_decay,
             num_updates=num_updates,
             gradient_scale=gradient_scale,
         )

@@ -30,7 +30,7 @@ def _job(plan: RunPlan) -> list[str]:
         "step": f"{plan.num_tokens_per_step:,} tokens, {plan.flops_per_token:.4g} FLOPs a token, "
         f"{plan.flops_per_step:.4g} FLOPs a step",
         "model": f"{plan.num_parameters:,} parameters, "
-        f"{bytes_text(plan.checkpoint_bytes)} of weights and moments a checkpoint",
+        f"{bytes_text(plan.checkpoint_bytes)} of weights and optimizer state a checkpoint",
     }
     return [f"Dry run of {plan.job}", *(f"  {name:<9} {fact}" for name, fact in facts.items())]
 

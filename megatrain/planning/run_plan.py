@@ -16,14 +16,13 @@ from megatrain.comm import Mesh, dry_mesh
 from megatrain.config.config import Config
 from megatrain.config.model_size import block_weights, num_parameters
 from megatrain.contracts.layout import Layout
+from megatrain.parallel.update_rules import update_rule
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.memory import RankMemory, estimate_memory, message_bytes
 from megatrain.planning.traffic import Traffic, stage_traffic
+from megatrain.planning.update import plan_update
 from megatrain.schedule import bubble_fraction
 from megatrain.telemetry.flops import training_flops_per_token
-
-_NUM_SAVED = 3
-"""Tensors per parameter in a checkpoint: master weight and both moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class RunPlan:
     num_parameters: int
     """Parameters of the whole model."""
     checkpoint_bytes: int
-    """Bytes of weights and two moments, in full precision."""
+    """Bytes of weights and optimizer state, in full precision."""
     num_tokens_per_step: int
     flops_per_token: float
     groups: tuple[GroupPlan, ...]
@@ -110,6 +109,7 @@ def plan_run(config: Config) -> RunPlan:
             for group in _group_plans(mesh):
                 groups.setdefault(group.name, group)
             chunks = plan_stage(config, mesh)
+            update = plan_update(config, mesh, chunks)
         largest_chunk = max(largest_chunk, *(chunk.num_parameters for chunk in chunks))
         stages.append(
             StagePlan(
@@ -119,7 +119,10 @@ def plan_run(config: Config) -> RunPlan:
                 layers=tuple(tuple(chunk.part.layers) for chunk in chunks),
                 num_parameters=sum(chunk.num_parameters for chunk in chunks),
                 memory=max(
-                    (estimate_memory(config, layout, stage, chunks) for stage in dict.fromkeys((alike[0], alike[-1]))),
+                    (
+                        estimate_memory(config, layout, stage, chunks, update)
+                        for stage in dict.fromkeys((alike[0], alike[-1]))
+                    ),
                     key=lambda memory: memory.total,
                 ),
                 traffic=stage_traffic(
@@ -127,6 +130,7 @@ def plan_run(config: Config) -> RunPlan:
                     chunks,
                     parallel.build_schedule(num_microbatches).stages[alike[0]],
                     message_bytes(config, layout),
+                    update,
                 ),
             )
         )
@@ -141,12 +145,21 @@ def plan_run(config: Config) -> RunPlan:
         by_chunk=_by_chunk(config, largest_chunk),
         bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),
         num_parameters=num_parameters(config.model),
-        checkpoint_bytes=_NUM_SAVED * (8 if config.train.precision == "fp64" else 4) * num_parameters(config.model),
+        checkpoint_bytes=_checkpoint_bytes(config),
         num_tokens_per_step=config.batch.global_batch_size * config.model.seq_len,
         flops_per_token=training_flops_per_token(config.model),
         groups=tuple(groups.values()),
         stages=tuple(stages),
     )
+
+
+def _checkpoint_bytes(config: Config) -> int:
+    num_hidden = config.model.num_layers * block_weights(config.model)
+    numels = {True: num_hidden, False: num_parameters(config.model) - num_hidden}
+    return sum(
+        numel * (1 + len(update_rule(config.optimizer, is_hidden_weight=is_hidden).state_kinds))
+        for is_hidden, numel in numels.items()
+    ) * (8 if config.train.precision == "fp64" else 4)
 
 
 def _by_chunk(config: Config, largest_chunk: int) -> str:

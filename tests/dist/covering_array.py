@@ -27,10 +27,12 @@ def all_pairs(factors: Mapping[str, Sequence[Any]]) -> set[Pair]:
     }
 
 
-def covering_array(factors: Mapping[str, Sequence[Any]], seed: int = 0) -> list[Row]:
-    """Return rows of a level for each factor that cover all pairs."""
+def covering_array(factors: Mapping[str, Sequence[Any]], seed: int = 0, given: Sequence[Row] = ()) -> list[Row]:
+    """Return rows of a level for each factor that cover all pairs together with the `given` rows."""
     generator = random.Random(seed)
     missing = all_pairs(factors)
+    for row in given:
+        missing -= _covered(factors, {name: factors[name].index(row[name]) for name in factors})
     rows: list[Row] = []
     while missing:
         ordered = sorted(missing)

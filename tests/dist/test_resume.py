@@ -40,6 +40,8 @@ CASES = [
     *((pair, optimizer, "fp64") for pair, optimizer in zip(PAIRS, cycle(["adamw", "lamb"]), strict=False)),
     (PAIRS[5], "adamw", "bf16"),
     (PAIRS[6], "lamb", "bf16"),
+    (PAIRS[5], "muon", "fp64"),
+    (PAIRS[6], "sgd", "fp64"),
 ]
 
 
@@ -87,7 +89,7 @@ def test_resumed_at_another_layout_ends_as_one_process_does(
         **train_data,
         "model": {"dropout": 0.1},
         "train": {"steps": STEPS, "precision": precision},
-        "optimizer": {"name": optimizer, "eps": 1e-4},
+        "optimizer": {"name": optimizer} | ({} if optimizer == "sgd" else {"eps": 1e-4}),
     }
     before, after = stop_and_resume(jobs, common, tmp_path, *pair)
 
@@ -108,7 +110,7 @@ def test_resumed_at_another_layout_ends_as_one_process_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "fp32"), ("lamb", "bf16")])
+@pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "fp32"), ("lamb", "bf16"), ("muon", "bf16")])
 def test_resumed_at_the_same_layout_continues_bitwise(
     optimizer: str, precision: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
