@@ -143,8 +143,10 @@ def _build_meta_chunk(
         whole_layers=[layer for layer in part.layers if config.fp8.covers(layer)],
     )
     found, selective_recompute = apply_tensor_plan(module, plan)
+    groups = config.parameter_groups
     parameters = tuple(
-        replace(one, rule=update_rule(config.optimizer, is_hidden_weight=one.hidden is not None)) for one in found
+        replace(one, rule=update_rule(config.optimizer, groups, one.name, is_hidden_weight=one.hidden is not None))
+        for one in found
     )
     return MetaChunk(part, module, parameters, selective_recompute)
 

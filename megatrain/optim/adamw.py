@@ -24,7 +24,7 @@ def adamw_update_(
         state.published,
         state.run_borders,
         state.is_decayed,
-        lr=lr,
+        lr=lr * state.rule.lr_scale,
         beta1=config.beta1,
         beta2=config.beta2,
         eps=config.eps,

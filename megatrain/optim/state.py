@@ -59,8 +59,10 @@ class ShardState:
     def move_(self, direction: Tensor, lr: float) -> None:
         """Decay the weights, move them by -lr * direction, and round them into the parameters.
 
+        lr: the optimizer's, which the rule scales.
         Shapes: direction [shard_numel], 0 in the padding.
         """
+        lr *= self.rule.lr_scale
         for run in self._decayed if self.rule.weight_decay else ():
             self.master[run].mul_(1.0 - lr * self.rule.weight_decay)
         self.master.add_(direction, alpha=-lr)

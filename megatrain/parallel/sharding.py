@@ -50,9 +50,14 @@ class LogicalParameter:
         return self.groups, self.rule
 
     @property
-    def is_decayed(self) -> bool:
-        """Whether weight decay applies: to matrices and embeddings, not to biases and norm scales."""
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix or an embedding, not a bias or a norm's scale."""
         return not self.name.endswith(("bias", "norm.weight"))
+
+    @property
+    def is_decayed(self) -> bool:
+        """Whether weight decay applies."""
+        return self.rule.decays_all or self.is_matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megatrain.config.optimizer import OptimizerConfig
+from megatrain.config.parameter_group import AS_OPTIMIZER, ParameterGroupConfig, first_matching
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STATE_KINDS: Mapping[str, tuple[str, ...]] = {
@@ -20,11 +21,14 @@ _STATE_KINDS: Mapping[str, tuple[str, ...]] = {
 class UpdateRule:
     """The update of a parameter. The parameters of one bucket have the same rule.
 
-    name: of the algorithm. weight_decay: decoupled, of matrices and embeddings.
+    name: of the algorithm. lr_scale: the learning rate as a multiple of the optimizer's. weight_decay: decoupled, of
+    matrices and embeddings; decays_all: of norms and biases too.
     """
 
     name: str = "adamw"
     weight_decay: float = 0.0
+    lr_scale: float = 1.0
+    decays_all: bool = False
 
     @property
     def state_kinds(self) -> tuple[str, ...]:
@@ -35,11 +39,19 @@ class UpdateRule:
 BY_ADAMW = UpdateRule()
 
 
-def update_rule(config: OptimizerConfig, *, is_hidden_weight: bool) -> UpdateRule:
-    """Return the rule of a parameter.
+def update_rule(
+    config: OptimizerConfig, groups: Sequence[ParameterGroupConfig], name: str, *, is_hidden_weight: bool
+) -> UpdateRule:
+    """Return the rule of the parameter `name`. groups: in the order in which they count.
 
     Muon is for the matrices between hidden states. With it, embeddings, head, positions, norms and biases have AdamW.
     Source: Keller Jordan, Muon, 2024.
     """
-    name = "adamw" if config.name == "muon" and not is_hidden_weight else config.name
-    return UpdateRule(name, config.weight_decay)
+    algorithm = "adamw" if config.name == "muon" and not is_hidden_weight else config.name
+    index = first_matching(name, groups)
+    if index is None:
+        return UpdateRule(algorithm, config.weight_decay)
+    group = groups[index]
+    if group.weight_decay == AS_OPTIMIZER:
+        return UpdateRule(algorithm, config.weight_decay, group.lr_scale)
+    return UpdateRule(algorithm, group.weight_decay, group.lr_scale, decays_all=True)

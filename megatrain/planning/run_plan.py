@@ -16,9 +16,9 @@ from megatrain.comm import Mesh, dry_mesh
 from megatrain.config.config import Config
 from megatrain.config.model_size import block_weights, num_parameters
 from megatrain.contracts.layout import Layout
-from megatrain.parallel.update_rules import update_rule
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.memory import RankMemory, estimate_memory, message_bytes
+from megatrain.planning.parameter_groups import GroupedParameters, grouped_parameters
 from megatrain.planning.traffic import Traffic, stage_traffic
 from megatrain.planning.update import plan_update
 from megatrain.schedule import bubble_fraction
@@ -73,6 +73,8 @@ class RunPlan:
     """Bytes of weights and optimizer state, in full precision."""
     num_tokens_per_step: int
     flops_per_token: float
+    grouped_parameters: tuple[GroupedParameters, ...]
+    """All parameters by parameter group and update rule."""
     groups: tuple[GroupPlan, ...]
     stages: tuple[StagePlan, ...]
 
@@ -134,6 +136,7 @@ def plan_run(config: Config) -> RunPlan:
                 ),
             )
         )
+    grouped = grouped_parameters(config)
     return RunPlan(
         job=config.job.name,
         layout=layout,
@@ -145,21 +148,14 @@ def plan_run(config: Config) -> RunPlan:
         by_chunk=_by_chunk(config, largest_chunk),
         bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),
         num_parameters=num_parameters(config.model),
-        checkpoint_bytes=_checkpoint_bytes(config),
+        checkpoint_bytes=(8 if config.train.precision == "fp64" else 4)
+        * sum(one.num_parameters * (1 + len(one.rule.state_kinds)) for one in grouped),
         num_tokens_per_step=config.batch.global_batch_size * config.model.seq_len,
         flops_per_token=training_flops_per_token(config.model),
+        grouped_parameters=grouped,
         groups=tuple(groups.values()),
         stages=tuple(stages),
     )
-
-
-def _checkpoint_bytes(config: Config) -> int:
-    num_hidden = config.model.num_layers * block_weights(config.model)
-    numels = {True: num_hidden, False: num_parameters(config.model) - num_hidden}
-    return sum(
-        numel * (1 + len(update_rule(config.optimizer, is_hidden_weight=is_hidden).state_kinds))
-        for is_hidden, numel in numels.items()
-    ) * (8 if config.train.precision == "fp64" else 4)
 
 
 def _by_chunk(config: Config, largest_chunk: int) -> str:

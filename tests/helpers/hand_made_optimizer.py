@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from megatrain.comm.group import Group
 from megatrain.comm.mesh import Mesh
 from megatrain.config.optimizer import OptimizerConfig
+from megatrain.config.parameter_group import ParameterGroupConfig
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
@@ -88,6 +89,7 @@ def build_rank(
     weights: Mapping[str, Tensor] | None = None,
     bucket_size: int = 150,
     mesh: Mesh | None = None,
+    groups: Sequence[ParameterGroupConfig] = (),
     **options: Any,
 ) -> Rank:
     """Return rank `dp_rank` of `dp_size`, or that of `mesh`, with the weights `draw(0)`, or those given.
@@ -96,7 +98,7 @@ def build_rank(
     """
     mesh = mesh or lone_mesh(dp=simulated_group("dp", dp_size, dp_rank))
     config = OptimizerConfig(**({"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8} | options))
-    logical = [_logical(name, shape, mesh.tp, config) for name, shape in SHAPES.items()]
+    logical = [_logical(name, shape, mesh.tp, config, groups) for name, shape in SHAPES.items()]
     gradient_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     settings = DataParallelOptions(
         zero_stage=1,
@@ -116,7 +118,9 @@ def build_rank(
     return rank
 
 
-def _logical(name: str, shape: tuple[int, ...], tp: Group, config: OptimizerConfig) -> LogicalParameter:
+def _logical(
+    name: str, shape: tuple[int, ...], tp: Group, config: OptimizerConfig, groups: Sequence[ParameterGroupConfig]
+) -> LogicalParameter:
     is_cut = name in CUT
     last = shape[-1] // tp.size if is_cut else shape[-1]
     boxes = [Box((*(0 for _ in shape[1:]), rank * last * is_cut), (*shape[:-1], last)) for rank in range(tp.size)]
@@ -128,5 +132,5 @@ def _logical(name: str, shape: tuple[int, ...], tp: Group, config: OptimizerConf
         parameter,
         (Placement(name, shape, boxes[tp.rank], holders=holders),),
         hidden=hidden,
-        rule=update_rule(config, is_hidden_weight=name in HIDDEN),
+        rule=update_rule(config, groups, name, is_hidden_weight=name in HIDDEN),
     )
