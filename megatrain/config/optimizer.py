@@ -43,6 +43,16 @@ class OptimizerConfig:
     weight_decay: float = field(
         default=0.1, metadata=option("Decoupled weight decay of matrices; norms and biases have none.", minimum=0)
     )
+    ema_decay: float = field(
+        default=0.0,
+        metadata=option(
+            "Keep an exponential moving average of the weights: after each update it is ema_decay * average + "
+            "(1 - ema_decay) * weights. Checkpoints have it, and `--ema` of `megatrain sample` and `ckpt export-hf` "
+            "reads it in place of the weights. 0: none.",
+            minimum=0,
+            below=1,
+        ),
+    )
     grad_clip: float = field(
         default=1.0, metadata=option("Largest norm of the whole gradient. 0: no limit.", minimum=0)
     )

@@ -61,6 +61,8 @@ class ShardedOptimizer:
             by_rule.setdefault(state.rule.name, []).append((state, chunk.gradient_shard(state.bucket)))
         for name, found in by_rule.items():
             self._update(name, [state for state, _ in found], [gradient for _, gradient in found], lr, gradient_scale)
+        for _, state in self.states:
+            state.average_(self.config.ema_decay)
         self._mark_changed()
 
     def _update(
@@ -77,6 +79,11 @@ class ShardedOptimizer:
                     sgd_update_(state, gradient, self.config, lr, gradient_scale)
                 else:
                     adamw_update_(state, gradient, self.config, lr, self.num_updates, gradient_scale)
+
+    def begin_averages(self) -> None:
+        """Let the moving averages of the weights, if any are kept, begin with the weights."""
+        for _, state in self.states:
+            state.average_(0.0)
 
     def copy_to_parameters(self) -> None:
         """Round loaded master weights into the parameters, and mark the parameters to be gathered."""

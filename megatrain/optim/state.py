@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from megatrain.contracts.state_kinds import EMA, MASTER
 from megatrain.ops.precision import accumulate_dtype
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.sharding import FlatShard
@@ -68,8 +69,13 @@ class ShardState:
         self.master.add_(direction, alpha=-lr)
         self.copy_to_parameters()
 
+    def average_(self, decay: float) -> None:
+        """Move the average of the weights towards the weights, if the rule keeps one. decay: 0 for a copy of them."""
+        if self.rule.has_ema:
+            self.of(EMA).lerp_(self.master, 1.0 - decay)
+
     def tensors(self) -> dict[str, Tensor]:
-        return {"master": self.master, **self._kept}
+        return {MASTER: self.master, **self._kept}
 
     def flat_shards(self) -> Iterator[tuple[str, FlatShard]]:
         """Yield (kind of state, box of a logical parameter) for all that this shard holds."""
