@@ -20,6 +20,7 @@ from megatrain.parallel.pipeline import PipelineInput
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.memory import estimate_memory
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
+from megatrain.planning.update import plan_update
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.rank_model import RankModel, build_rank_model
@@ -79,6 +80,11 @@ CASES: dict[str, dict[str, Any]] = {
         "model.vocab_size": 256, "model.num_layers": 8, "batch.micro_batch_size": 4, "parallel.dp_size": 2,
         "parallel.recompute": "full", "parallel.bucket_size": 200_000, "train.precision": "bf16",
         "parallel.grad_reduce_dtype": "bf16",
+    },
+    # so few activations that the fullest moment is the update
+    "Llama, tp2 dp2, Muon": {
+        **_LLAMA, "parallel.tp_size": 2, "parallel.dp_size": 2, "optimizer.name": "muon", "parallel.recompute": "full",
+        "model.vocab_size": 256, "model.seq_len": 32, "model.num_layers": 8, "model.hidden_size": 512,
     },
     "GPT, 4 chunks on one stage": {"parallel.num_chunks": 4, "parallel.schedule": "interleaved"},
     "Llama, dp2, ZeRO-2, bf16": {
@@ -180,7 +186,8 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
                 grad_clip=config.optimizer.grad_clip,
                 recorder=recorder,
             )
-    estimate = estimate_memory(config, layout, mesh.coordinate["pp"], plan_stage(config, mesh))
+    chunks = plan_stage(config, mesh)
+    estimate = estimate_memory(config, layout, mesh.coordinate["pp"], chunks, plan_update(config, mesh, chunks))
     leave()
     return memory.peak_bytes, estimate.total, estimate.moment
 

@@ -31,6 +31,7 @@ from megatrain.parallel.pipeline import PipelineChunk, PipelineInput
 from megatrain.parallel.selective_recompute import SelectiveRecompute
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
+from megatrain.parallel.update_rules import update_rule
 
 SMALLEST_ACTIVATION_WIDTH = 16
 """Elements per token of the smallest activation that is worth offloading. A norm keeps only one or two per token."""
@@ -141,8 +142,13 @@ def _build_meta_chunk(
         has_overlap=config.parallel.overlap,
         whole_layers=[layer for layer in part.layers if config.fp8.covers(layer)],
     )
-    parameters, selective_recompute = apply_tensor_plan(module, plan)
-    return MetaChunk(part, module, tuple(parameters), selective_recompute)
+    found, selective_recompute = apply_tensor_plan(module, plan)
+    groups = config.parameter_groups
+    parameters = tuple(
+        replace(one, rule=update_rule(config.optimizer, groups, one.name, is_hidden_weight=one.hidden is not None))
+        for one in found
+    )
+    return MetaChunk(part, module, parameters, selective_recompute)
 
 
 def _model_part(config: Config, stage: int, chunk: int) -> ModelPart:

@@ -19,6 +19,7 @@ from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
+from megatrain.contracts.state_kinds import MASTER
 from megatrain.conversion.software import job_config
 from megatrain.data.tokenizer import Tokenizer, parse_tokenizer
 from megatrain.model import TokenContext, Transformer
@@ -46,8 +47,8 @@ class LoadedModel:
     device: torch.device
 
 
-def load_model(checkpoint: Location, device: torch.device) -> LoadedModel:
-    """Load a checkpoint of any layout as one model.
+def load_model(checkpoint: Location, device: torch.device, kind: str = MASTER) -> LoadedModel:
+    """Load a checkpoint of any layout as one model. kind: of the state that is read as weights, MASTER or EMA.
 
     Raises: CheckpointError or DataError, which name the file.
     """
@@ -58,7 +59,7 @@ def load_model(checkpoint: Location, device: torch.device) -> LoadedModel:
     reader = ParameterReader(checkpoint, manifest, kept_bytes=0)  # each parameter is read once
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            stored = reader.read_parameter(name)
+            stored = reader.read_parameter(name, kind)
             if stored.shape != parameter.shape:
                 raise CheckpointError(
                     f"{checkpoint}: {name} has shape {tuple(stored.shape)}, its configuration asks for "

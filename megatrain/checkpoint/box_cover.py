@@ -1,4 +1,4 @@
-"""Geometry of the boxes of one tensor: their intersections, overlaps and gaps.
+"""Geometry of the boxes of one tensor: their overlaps and gaps.
 
 Disjoint boxes cover a box exactly when their volumes add up to its volume. So a check is one sweep and one sum, and
 only the error case computes the region. The sweep runs along the dimension with the most distinct offsets.
@@ -9,21 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 
-from megatrain.parallel.boxes import Box
-
-
-def shared_box(one: Box, other: Box) -> Box | None:
-    """Return the intersection of two boxes, None when it is empty."""
-    offsets = []
-    sizes = []
-    for offset, size, other_offset, other_size in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
-        first = max(offset, other_offset)
-        num = min(offset + size, other_offset + other_size) - first
-        if num <= 0:
-            return None
-        offsets.append(first)
-        sizes.append(num)
-    return Box(tuple(offsets), tuple(sizes))
+from megatrain.parallel.boxes import Box, shared_box
 
 
 def sweep_dim(boxes: Sequence[Box]) -> int:

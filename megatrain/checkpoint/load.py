@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
 from megatrain.contracts.operations import Operation
+from megatrain.contracts.state_kinds import EMA, MASTER
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 
@@ -52,6 +53,9 @@ def load_state(
 ) -> LoadReport:
     """Fill `shards`, (kind of state, shard) each, from a checkpoint. Moments and histories that it lacks become zero.
 
+    It lacks the moments that the update rule of the job that wrote it does not keep. An average of the weights that it
+    lacks becomes the weights.
+
     Communication: a broadcast of the index to all ranks; within each data-parallel group, a broadcast or sends of each
     item that several of its ranks need; agreements of all ranks.
     Raises: CheckpointError, the same on every rank, naming the file, the tensor or the item. The state is then partly
@@ -69,7 +73,10 @@ def load_state(
             if kind == FP8_HISTORY:
                 target.zero_()
                 box, target = _newest_steps(box, target, tensors.get(box.key))
-            if (manifest.has_optimizer or kind == "master") and target.numel():
+            if kind == EMA and box.key not in tensors:
+                box = replace(box, key=key_of(MASTER, shard.name))
+            is_stored = manifest.has_optimizer and box.key in tensors
+            if (is_stored or kind in (MASTER, EMA)) and target.numel():
                 wanted.append(box)
                 targets.append(target)
             else:

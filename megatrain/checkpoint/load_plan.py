@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from megatrain.checkpoint.box_cover import first_gap, first_overlap, region_text, shared_box, sweep_dim
+from megatrain.checkpoint.box_cover import first_gap, first_overlap, region_text, sweep_dim
 from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
-from megatrain.parallel.boxes import Box
+from megatrain.parallel.boxes import Box, shared_box
 
 NOBODY = -1
 

@@ -20,6 +20,7 @@ from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
+from megatrain.contracts.state_kinds import EMA, MASTER
 from megatrain.parallel.boxes import Box
 
 NUM_KEPT_ITEMS = 16
@@ -68,12 +69,17 @@ class ParameterReader:
         """
         return {read.number: read.item for read in plan_load([WantedBox(key, global_shape, box)], self._catalog)}
 
-    def read_parameter(self, name: str) -> Tensor:
-        """Return a parameter's whole master weights.
+    def read_parameter(self, name: str, kind: str = MASTER) -> Tensor:
+        """Return a parameter's whole master weights, or their moving average (EMA).
 
-        Raises: CheckpointError naming the tensor or the file.
+        Raises: CheckpointError naming the tensor or the file, or when the checkpoint has no average.
         """
-        key = key_of("master", name)
+        key = key_of(kind, name)
+        if kind == EMA and key not in self.tensors:
+            raise CheckpointError(
+                f"{self._catalog.location} holds no average of the weights ({key}): its job had optimizer.ema_decay=0;"
+                " leave out --ema"
+            )
         shape = self._stored(key).shape
         return self.read_box(key, shape, Box((0,) * len(shape), shape))
 

@@ -8,7 +8,7 @@ decides when. Records and errors are made in one place for all libraries (exchan
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -46,6 +46,13 @@ class Communicator(ABC):
         """Sum `x` and keep this rank's slice. Shapes: x [size * n, ...], out [n, ...]; out may be that slice of x.
 
         sums_in_fp32: half precision is summed in fp32 and rounded at most once.
+        """
+
+    @abstractmethod
+    def all_to_all(self, x: Tensor, out: Tensor, sent: Sequence[int], received: Sequence[int]) -> Transfer:
+        """Send consecutive parts of `x`, of the sizes `sent`, to the ranks in group order, and fill `out` with theirs.
+
+        Shapes: x [sum(sent)], out [sum(received)].
         """
 
     @abstractmethod

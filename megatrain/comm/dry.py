@@ -39,6 +39,9 @@ class DryCommunicator(Communicator):
     def reduce_scatter(self, x: Tensor, out: Tensor, *, sums_in_fp32: bool) -> Transfer:
         return self._like.reduce_scatter(x, out, sums_in_fp32=sums_in_fp32)
 
+    def all_to_all(self, x: Tensor, out: Tensor, sent: Sequence[int], received: Sequence[int]) -> Transfer:
+        return self._like.all_to_all(x, out, sent, received)
+
     def all_reduce(self, x: Tensor, *, maximum: bool) -> Transfer:
         return self._like.all_reduce(x, maximum=maximum)
 

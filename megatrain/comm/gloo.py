@@ -68,6 +68,15 @@ class GlooCommunicator(ProcessGroupCommunicator):
 
         return summed_parts(x, out, size, exchange_parts)
 
+    def all_to_all(self, x: Tensor, out: Tensor, sent: Sequence[int], received: Sequence[int]) -> Transfer:
+        own, arrived = x.split(list(sent)), out.split(list(received))
+
+        def start() -> Work:
+            arrived[self._rank].copy_(own[self._rank])
+            return self._swap(own, arrived)
+
+        return Transfer(start)
+
     def send(self, x: Tensor, peer: int) -> Transfer:
         return Transfer(lambda: self._bounded(dist.isend(x, peer, group=self.process_group)))
 
@@ -83,7 +92,7 @@ class GlooCommunicator(ProcessGroupCommunicator):
         return submit_in(self._lanes[link], self._runner, result, exchange)
 
     def _swap(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Work:
-        """Start sending `sent[i]` to member i, and receiving `received[i]` from it.
+        """Start sending `sent[i]` to member i, and receiving `received[i]` from it. Empty tensors are no messages.
 
         Receives go first. A receiver's permission to send travels on the connection on which the receiver itself sends.
         If the send came first, the permission would wait behind it, and the two directions would run one after the
@@ -91,8 +100,10 @@ class GlooCommunicator(ProcessGroupCommunicator):
         """
         group, ranks = self.process_group, self._ranks
         others = [(self._rank + step) % len(ranks) for step in range(1, len(ranks))]
-        works = [dist.irecv(received[other], ranks[other], group=group) for other in others[::-1]]
-        return self._bounded(*works, *(dist.isend(sent[other], ranks[other], group=group) for other in others))
+        receives = [other for other in others[::-1] if received[other].numel()]
+        works = [dist.irecv(received[other], ranks[other], group=group) for other in receives]
+        sends = [other for other in others if sent[other].numel()]
+        return self._bounded(*works, *(dist.isend(sent[other], ranks[other], group=group) for other in sends))
 
     def _bounded(self, *works: dist.Work | None) -> Work:
         return _Messages([work for work in works if work is not None], lambda: self.timeout)

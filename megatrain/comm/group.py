@@ -6,6 +6,7 @@ return a Pending; its `wait` returns the result. Sums are accumulated in the ten
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -68,6 +69,18 @@ class Group:
             out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         transfer = self.communicator.reduce_scatter(x, out, sums_in_fp32=sums_in_fp32)
         return self._start(operation, out, x, transfer, chunk)
+
+    def all_to_all(self, x: Tensor, operation: Operation, sent: Sequence[int], received: Sequence[int]) -> Pending:
+        """Start sending consecutive parts of `x` to the ranks in group order, while their parts arrive in this order.
+
+        sent, received: the sizes of the parts; what a rank sends to another is what that one receives from it.
+        Shapes: x [sum(sent)] contiguous; result [sum(received)].
+        Communication: one all-to-all, x's bytes sent without the rank's own part.
+        """
+        if self.communicator is None:
+            return Pending(x)
+        out = x.new_empty(sum(received))
+        return self._start(operation, out, x, self.communicator.all_to_all(x, out, sent, received))
 
     def all_reduce(self, x: Tensor, operation: Operation, *, maximum: bool = False) -> Pending:
         """Start summing (or taking the maximum of) `x` over the group, in place.

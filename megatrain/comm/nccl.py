@@ -11,6 +11,7 @@ matter, so CUDA_DEVICE_MAX_CONNECTIONS may have any value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -57,6 +58,10 @@ class NcclCommunicator(ProcessGroupCommunicator):
         if sums_in_fp32 and x.dtype in HALF:
             return summed_parts(x, out, group.size(), lambda parts: dist.all_to_all_single(parts, x, group=group))
         return Transfer(lambda: _REDUCE_SCATTER(out, x, group=group))
+
+    def all_to_all(self, x: Tensor, out: Tensor, sent: Sequence[int], received: Sequence[int]) -> Transfer:
+        group = self.process_group
+        return Transfer(lambda: dist.all_to_all_single(out, x, list(received), list(sent), group=group))
 
     def send(self, x: Tensor, peer: int) -> Transfer:
         return Transfer(lambda: dist.isend(x, peer, group=self.process_group))

@@ -14,6 +14,7 @@ from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import Location
 from megatrain.contracts.resume_point import with_problems
+from megatrain.contracts.state_kinds import EMA, MASTER
 from megatrain.formatting.terminal import printable
 
 
@@ -30,6 +31,18 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
         "--step", type=whole_number(0), metavar="N", help="of a run or branch: the checkpoint of step N"
     )
     parser.add_argument("--branch", type=utf8_text, metavar="NAME", help="of a run: a checkpoint of this branch")
+
+
+def add_ema(parser: argparse.ArgumentParser) -> None:
+    """Declare --ema: `kind` is the kind of state that is read as weights."""
+    parser.add_argument(
+        "--ema",
+        action="store_const",
+        dest="kind",
+        const=EMA,
+        default=MASTER,
+        help="take the moving average of the weights (optimizer.ema_decay)",
+    )
 
 
 def chosen_checkpoint(args: argparse.Namespace) -> Location:

@@ -6,13 +6,14 @@ import argparse
 import json
 
 from megatrain.commands.argument_types import real_number, seed, utf8_text, whole_number
-from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
+from megatrain.commands.checkpoint_choice import add_checkpoint, add_ema, chosen_checkpoint
 
 SUMMARY = "sample text from a checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
+    add_ema(parser)
     parser.add_argument("--prompt", type=utf8_text, default="", help="text to continue (default: start a new document)")
     parser.add_argument("--max-tokens", type=whole_number(0), default=100, metavar="N",
                         help="stop after N tokens (default 100)")  # fmt: skip
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     has_cuda = torch.cuda.is_available()
     if args.device == "cuda" and not has_cuda:
         raise ConfigError(["--device cuda: torch sees no CUDA device here; use --device cpu"])
-    loaded = load_model(checkpoint, torch.device("cuda" if has_cuda and args.device != "cpu" else "cpu"))
+    device = torch.device("cuda" if has_cuda and args.device != "cpu" else "cpu")
+    loaded = load_model(checkpoint, device, args.kind)
     sampling = Sampling(args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed)
     tokens = list(generate(loaded, loaded.tokenizer.encode(args.prompt), sampling))
     text = loaded.tokenizer.decode(tokens)

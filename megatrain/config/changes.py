@@ -5,9 +5,10 @@ A key is compared by its meaning: `num_kv_heads = 0` and `num_kv_heads = num_hea
 
 from __future__ import annotations
 
-from megatrain.config.config import Config, all_options
+from megatrain.config.config import Config, all_options, is_parameter_group
 from megatrain.config.model import SCALING_KEYS, SCALING_KEYS_OF, ModelConfig
 from megatrain.config.options import Value
+from megatrain.config.parameter_group import ParameterGroupConfig
 from megatrain.config.toml_text import value_text
 from megatrain.contracts.config_changes import ChangedKey
 
@@ -58,9 +59,12 @@ def training_changes(before: Config, now: Config) -> list[ChangedKey]:
     """Return the other changes that affect the numbers of the run."""
     keys = [("model", name) for name in sorted(FREE_MODEL_KEYS)]
     keys += [(section, name) for section in _TRAINING_SECTIONS for name in all_options()[section]]
+    groups = [section for section in {**before.sections, **now.sections} if is_parameter_group(section)]
+    keys += [(section, name) for section in groups for name in all_options()["parameter_group"]]
     changes = []
     for section, name in keys:
-        values = [getattr(getattr(config, section), name) for config in (before, now)]
+        # a further group that one of the two lacks matches nothing there
+        values = [getattr(config.sections.get(section, ParameterGroupConfig()), name) for config in (before, now)]
         if values[0] != values[1] and f"{section}.{name}" not in _NO_MATTER:
             changes.append(_changed(f"{section}.{name}", values[0], values[1]))
     return changes

@@ -33,6 +33,7 @@ from megatrain.config.numbered import MOST, kind_of, numbered_name
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.options import Option, Value, options_of
 from megatrain.config.parallel import LARGEST_BUCKET, SMALLEST_SHARD, ParallelConfig
+from megatrain.config.parameter_group import ParameterGroupConfig
 from megatrain.config.profile import ProfileConfig
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.config.runtime import RuntimeConfig
@@ -45,7 +46,9 @@ from megatrain.failures.fence import FenceRule
 from megatrain.failures.patience import Patience
 
 _PART_OF_TIMEOUT = 0.9
-_FURTHER = "further_receivers"
+_FURTHER = "further_sections"
+NUMBERED = (*SWITCHES, "parameter_group")
+"""The sections that a configuration may have several of."""
 
 
 class LayerKind(NamedTuple):
@@ -65,6 +68,7 @@ class Config:
     batch: BatchConfig
     train: TrainConfig
     optimizer: OptimizerConfig
+    parameter_group: ParameterGroupConfig = field(default_factory=ParameterGroupConfig)
     data: DataConfig = field(default_factory=DataConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -83,13 +87,13 @@ class Config:
     email: EmailConfig = field(default_factory=EmailConfig)
     alertmanager: AlertmanagerConfig = field(default_factory=AlertmanagerConfig)
     webhook: WebhookConfig = field(default_factory=WebhookConfig)
-    further_receivers: tuple[tuple[str, ReceiverConfig], ...] = ()
+    further_sections: tuple[tuple[str, ReceiverConfig | ParameterGroupConfig], ...] = ()
     """The sections after the first of their kind, by name: `slack-2`."""
 
     @property
     def sections(self) -> Mapping[str, Any]:
-        """The sections by name, in their order, with those of further receivers last."""
-        return {name: getattr(self, name) for name in all_options()} | dict(self.further_receivers)
+        """The sections by name, in their order, with the further ones of their kinds last."""
+        return {name: getattr(self, name) for name in all_options()} | dict(self.further_sections)
 
     @property
     def resolved_lr_decay_steps(self) -> int:
@@ -103,10 +107,17 @@ class Config:
     def receivers(self) -> tuple[str, ...]:
         """The receivers of the job's notifications: the names of those that are on, by kind."""
         sections = self.sections
-        names = sorted((name for name in sections if receiver_kind(name)), key=_receiver_order)
+        names = sorted((name for name in sections if receiver_kind(name)), key=_numbered_order)
         return tuple(
             name for name in names if any(getattr(sections[name], key) for key in SWITCHES[receiver_kind(name)])
         )
+
+    @property
+    def parameter_groups(self) -> tuple[ParameterGroupConfig, ...]:
+        """The parameter groups that have a pattern, in order: the first that matches a parameter counts."""
+        sections = self.sections
+        names = sorted((name for name in sections if is_parameter_group(name)), key=_numbered_order)
+        return tuple(sections[name] for name in names if sections[name].pattern)
 
     @property
     def patience(self) -> Patience:
@@ -222,10 +233,10 @@ def all_options() -> Mapping[str, Mapping[str, Option]]:
 
 
 def options_with(names: Iterable[str]) -> Mapping[str, Mapping[str, Option]]:
-    """Return the keys of every section, and those of the further receivers among `names`."""
+    """Return the keys of every section, and those of the further sections of their kind among `names`."""
     options = all_options()
-    further = {name: options[receiver_kind(name)] for name in names if name not in options and receiver_kind(name)}
-    return {**options, **{name: further[name] for name in sorted(further, key=_receiver_order)}}
+    further = {name: options[_numbered_kind(name)] for name in names if name not in options and _numbered_kind(name)}
+    return {**options, **{name: further[name] for name in sorted(further, key=_numbered_order)}}
 
 
 def receiver_kind(section: str) -> str:
@@ -233,10 +244,19 @@ def receiver_kind(section: str) -> str:
     return kind_of(section, SWITCHES)
 
 
-def _receiver_order(section: str) -> tuple[int, int]:
-    kind = receiver_kind(section)
+def is_parameter_group(section: str) -> bool:
+    """Return whether a section is a parameter group's."""
+    return _numbered_kind(section) == "parameter_group"
+
+
+def _numbered_kind(section: str) -> str:
+    return kind_of(section, NUMBERED)
+
+
+def _numbered_order(section: str) -> tuple[int, int]:
+    kind = _numbered_kind(section)
     number = next(number for number in range(1, MOST + 1) if numbered_name(kind, number) == section)
-    return list(SWITCHES).index(kind), number
+    return NUMBERED.index(kind), number
 
 
 def section_classes() -> Mapping[str, Any]:
@@ -254,9 +274,9 @@ def build_config(values: Mapping[str, Mapping[str, Value]]) -> Config:
     for name, section in classes.items():
         required = {option.name: option.placeholder for option in options_of(section).values() if option.is_required}
         sections[name] = section(**required | dict(values.get(name, {})))
-    further = sorted((name for name in values if name not in classes and receiver_kind(name)), key=_receiver_order)
-    receivers = tuple((name, classes[receiver_kind(name)](**values[name])) for name in further)
-    return Config(**sections, further_receivers=receivers)
+    further = sorted((name for name in values if name not in classes and _numbered_kind(name)), key=_numbered_order)
+    numbered = tuple((name, classes[_numbered_kind(name)](**values[name])) for name in further)
+    return Config(**sections, further_sections=numbered)
 
 
 def _json_value(value: Value) -> int | float | str | list[int]:

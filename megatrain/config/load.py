@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.config.checks import find_problems
-from megatrain.config.config import Config, build_config, options_with
+from megatrain.config.config import NUMBERED, Config, build_config, options_with
 from megatrain.config.locator import key_lines
-from megatrain.config.notify import SWITCHES
 from megatrain.config.numbered import split_arrays
 from megatrain.config.options import Option
 from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin
@@ -45,7 +44,7 @@ def load_config(
     Raises: ConfigError with every problem of the file, the overrides and the checks between keys.
     """
     text, raw, problem = _read_file(path)
-    tables, doubled = split_arrays(raw, SWITCHES)
+    tables, doubled = split_arrays(raw, NUMBERED)
     options = options_with([*tables, *(named_section(word) for word in overrides)])
     reader = TableReader(options)
     reader.problems.extend(f"{one} ({path})" for one in doubled)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatrain.config.model import ModelConfig
-from megatrain.config.variants import load_variant
+from megatrain.config.parameter_names import block_parameter_sizes, norm_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ def parameters_by_part(model: ModelConfig) -> ModelSize:
     return ModelSize(
         embedding=table,
         position=model.seq_len * model.hidden_size if model.positions == "learned" else 0,
-        block=_block_parameters(model),
+        block=sum(block_parameter_sizes(model).values()),
         num_blocks=model.num_layers,
-        final_norm=_norm_parameters(model),
+        final_norm=sum(norm_sizes(model, "loss_head.norm").values()),
         head=0 if model.has_tied_head else table,
     )
 
@@ -49,28 +49,5 @@ def num_parameters(model: ModelConfig) -> int:
 
 def block_weights(model: ModelConfig) -> int:
     """Return the elements of the matrices of one transformer block: all except norms and biases."""
-    return sum(inputs * outputs for inputs, outputs in _linears(model))
-
-
-def _block_parameters(model: ModelConfig) -> int:
-    num_norms = (1 if model.block == "parallel" else 2) * (2 if model.branch_norm == "both" else 1)
-    qkv, *others = (outputs for _, outputs in _linears(model))
-    biases = (qkv if model.resolved_has_qkv_bias else 0) + (sum(others) if model.has_bias else 0)
-    num_scaled = {"none": 0, "head": 2, "all_heads": model.num_heads + model.resolved_num_kv_heads}[model.qk_norm]
-    head_norms = num_scaled * model.resolved_head_dim
-    return num_norms * _norm_parameters(model) + block_weights(model) + biases + head_norms
-
-
-def _linears(model: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Return the inputs and outputs of each linear layer of a block."""
-    hidden, ffn = model.hidden_size, model.resolved_ffn_size
-    query_width = model.num_heads * model.resolved_head_dim
-    qkv_width = query_width + 2 * model.resolved_num_kv_heads * model.resolved_head_dim
-    up_width = 2 * ffn if model.is_mlp_gated else ffn
-    return (hidden, qkv_width), (query_width, hidden), (hidden, up_width), (ffn, hidden)
-
-
-def _norm_parameters(model: ModelConfig) -> int:
-    if not model.is_own("norm"):
-        return int(load_variant("norm", model.norm).num_vectors) * model.hidden_size
-    return 2 * model.hidden_size if model.norm == "layernorm" else model.hidden_size
+    sizes = block_parameter_sizes(model)
+    return sum(size for name, size in sizes.items() if not name.endswith(("bias", "norm.weight")))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 MOST = 16
-"""Per kind. Each receiver of notifications is a thread of the driver's host."""
+"""Per kind. Each receiver of notifications is a thread of the driver's host; each parameter group has buckets."""
 
 
 def numbered_name(kind: str, number: int) -> str:

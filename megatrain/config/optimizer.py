@@ -12,10 +12,12 @@ from megatrain.config.options import option
 class OptimizerConfig:
     """The update rule and the learning-rate schedule."""
 
-    name: Literal["adamw", "lamb"] = field(
+    name: Literal["adamw", "lamb", "muon", "sgd"] = field(
         default="adamw",
         metadata=option(
-            "Update rule. lamb scales each layer's update by a trust ratio, so that batches can be 4 times as large."
+            "Update rule. lamb scales each layer's update by a trust ratio, so that batches can be 4 times as large. "
+            "muon orthogonalises the update of each matrix between hidden states, with the size of an update of AdamW, "
+            "which the other parameters have; lr and weight_decay are the same for both. sgd: gradients with momentum."
         ),
     )
     lr: float = field(metadata=option("Highest learning rate, reached after warm-up.", above=0, maximum=1000))
@@ -25,8 +27,31 @@ class OptimizerConfig:
     beta1: float = field(default=0.9, metadata=option("Decay of the first moment.", minimum=0, below=1))
     beta2: float = field(default=0.95, metadata=option("Decay of the second moment.", minimum=0, below=1))
     eps: float = field(default=1e-8, metadata=option("Added to the root of the second moment.", above=0))
+    momentum: float = field(
+        default=0.95, metadata=option("muon and sgd: decay of the sum of gradients.", minimum=0, below=1)
+    )
+    has_nesterov: bool = field(
+        default=True, metadata=option("muon and sgd: whether the momentum counts the gradient once more (Nesterov).")
+    )
+    muon_precision: Literal["master", "bf16"] = field(
+        default="master",
+        metadata=option(
+            "muon: the precision in which matrices are sent and orthogonalised: that of the master weights, or bf16, "
+            "which is faster on GPUs and sends half."
+        ),
+    )
     weight_decay: float = field(
         default=0.1, metadata=option("Decoupled weight decay of matrices; norms and biases have none.", minimum=0)
+    )
+    ema_decay: float = field(
+        default=0.0,
+        metadata=option(
+            "Keep an exponential moving average of the weights: after each update it is ema_decay * average + "
+            "(1 - ema_decay) * weights. Checkpoints have it, and `--ema` of `megatrain sample` and `ckpt export-hf` "
+            "reads it in place of the weights. 0: none.",
+            minimum=0,
+            below=1,
+        ),
     )
     grad_clip: float = field(
         default=1.0, metadata=option("Largest norm of the whole gradient. 0: no limit.", minimum=0)

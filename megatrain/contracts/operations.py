@@ -66,6 +66,8 @@ class Operation(StrEnum):
     BACKWARD_WEIGHT_COMPUTE = "backward-weight-compute", 26, "compute"
     CHECKSUM = "checksum", 27, "host-collective"
     CP_ALL_REDUCE = "cp-all-reduce", 28, "collective"
+    # Parts of matrices that one rank needs whole to compute their update, and the parts of the result.
+    UPDATES_ALL_TO_ALL = "updates-all-to-all", 29, "collective"
 
 
 MODEL_COMPUTES = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)

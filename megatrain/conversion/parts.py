@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from megatrain.checkpoint.box_cover import shared_box
 from megatrain.checkpoint.image import ImageItem
 from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.parallel.boxes import Box
+from megatrain.parallel.boxes import Box, shared_box
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from megatrain.checkpoint.checked_files import checked_content
@@ -9,6 +10,7 @@ from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
+from megatrain.contracts.state_kinds import MASTER
 from megatrain.conversion.software import job_config
 from megatrain.data.tokenizer import parse_tokenizer
 from megatrain.hf import Dtype, ExportReport, TokenizerFile, export_model
@@ -18,6 +20,7 @@ def export_hf(
     source: Location,
     output: Path,
     *,
+    kind: str = MASTER,
     dtype: Dtype,
     max_shard_bytes: int,
     has_tokenizer: bool,
@@ -26,6 +29,7 @@ def export_hf(
 ) -> ExportReport:
     """Write the master weights of the committed checkpoint `source`, in `dtype`, for transformers.
 
+    `kind`: EMA for the moving average of the weights instead.
     `end`: the tokenizer's token that ends documents; "" finds it.
 
     Raises: ConfigError for a model that no family expresses; CheckpointError or DataError, which name the file.
@@ -33,7 +37,7 @@ def export_hf(
     manifest = read_manifest(source)
     return export_model(
         # each parameter is read once
-        ParameterReader(source, manifest, kept_bytes=0).read_parameter,
+        partial(ParameterReader(source, manifest, kept_bytes=0).read_parameter, kind=kind),
         job_config(manifest, source).model,
         output,
         dtype=dtype,

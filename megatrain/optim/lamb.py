@@ -1,8 +1,8 @@
 """LAMB (arXiv:1904.00962): AdamW's direction, scaled for each logical parameter by ||weight|| / ||update||.
 
 Several dp and tp ranks hold a logical parameter, so its two norms are sums over all its boxes. One collective sums them
-for all parameters. Parameters without weight decay (biases, norm scales) keep a ratio of 1, as NVIDIA's LAMB does by
-default.
+for all parameters. Biases and norm scales keep a ratio of 1, as NVIDIA's LAMB does by default for what it does not
+decay.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def lamb_updates_(
         lamb_direction_(
             gradient,
             state.master,
-            state.exp_avg,
-            state.exp_avg_sq,
+            state.of("exp_avg"),
+            state.of("exp_avg_sq"),
             state.run_borders,
             state.is_decayed,
             beta1=config.beta1,
             beta2=config.beta2,
             eps=config.eps,
-            weight_decay=config.weight_decay,
+            weight_decay=state.rule.weight_decay,
             num_updates=num_updates,
             gradient_scale=gradient_scale,
         )
@@ -56,7 +56,7 @@ def lamb_updates_(
     ratio_R = _trust_ratios(torch.cat(square_sums), states, mesh)
     ratios = ratio_R.split([state.is_decayed.numel() for state in states])
     for state, direction, ratio in zip(states, gradients, ratios, strict=True):
-        lamb_apply_(direction, state.master, state.published, state.run_borders, ratio, lr=lr)
+        lamb_apply_(direction, state.master, state.published, state.run_borders, ratio, lr=lr * state.rule.lr_scale)
 
 
 def _trust_ratios(sums_R2: Tensor, states: Sequence[ShardState], mesh: Mesh) -> Tensor:
@@ -74,7 +74,8 @@ def _trust_ratios(sums_R2: Tensor, states: Sequence[ShardState], mesh: Mesh) -> 
     mesh.reduce_over_stage(sums_P2)
     _take_from_first_stages(sums_P2, parameters, mesh)
     weight_R, update_R = sums_P2.sqrt_()[parameter_R].unbind(1)
-    is_scaled_R = torch.cat([state.is_decayed for state in states]) & (weight_R > 0) & (update_R > 0)
+    is_matrix_R = torch.tensor([parameters[number].is_matrix for number, _ in boxes], device=sums_R2.device)
+    is_scaled_R = is_matrix_R & (weight_R > 0) & (update_R > 0)
     return torch.where(is_scaled_R, weight_R / update_R, torch.ones_like(weight_R))
 
 

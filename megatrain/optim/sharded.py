@@ -14,9 +14,12 @@ from torch import Tensor
 
 from megatrain.comm.mesh import Mesh
 from megatrain.config.optimizer import OptimizerConfig
+from megatrain.contracts.layout import NEAREST
 from megatrain.ops.square_sums import square_sum
 from megatrain.optim.adamw import adamw_update_
 from megatrain.optim.lamb import lamb_updates_
+from megatrain.optim.muon import Muon
+from megatrain.optim.sgd import sgd_update_
 from megatrain.optim.state import ShardState
 from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.sharding import FlatShard
@@ -31,6 +34,8 @@ class ShardedOptimizer:
         self.num_updates = 0
         self._chunks = tuple(chunks)
         self.states = [(chunk, ShardState(bucket)) for chunk in chunks for bucket in chunk.buckets]
+        of_muon = [state for _, state in self.states if state.rule.name == "muon"]
+        self._muon = Muon(of_muon, config, mesh.along[NEAREST]) if of_muon else None
 
     def gradient_square_sum(self) -> Tensor:
         """Return this rank's part of the squared gradient norm, in fp64. Of several holders, the first counts."""
@@ -47,17 +52,38 @@ class ShardedOptimizer:
         """Update the shards with gradients times `gradient_scale`, and mark the parameters to be gathered.
 
         The update may overwrite the gradients.
-        Communication: none for AdamW; for LAMB one small all-reduce over dp, then over tp (lamb.py).
+        Communication: none for AdamW and SGD; for LAMB one small all-reduce over dp, then over tp (lamb.py); for Muon
+        all-to-alls over dp and tp (muon.py).
         """
         self.num_updates += 1
-        gradients = [chunk.gradient_shard(state.bucket) for chunk, state in self.states]
-        states = [state for _, state in self.states]
-        if self.config.name == "lamb":
+        by_rule: dict[str, list[tuple[ShardState, Tensor]]] = {}
+        for chunk, state in self.states:
+            by_rule.setdefault(state.rule.name, []).append((state, chunk.gradient_shard(state.bucket)))
+        for name, found in by_rule.items():
+            self._update(name, [state for state, _ in found], [gradient for _, gradient in found], lr, gradient_scale)
+        for _, state in self.states:
+            state.average_(self.config.ema_decay)
+        self._mark_changed()
+
+    def _update(
+        self, rule: str, states: Sequence[ShardState], gradients: Sequence[Tensor], lr: float, gradient_scale: float
+    ) -> None:
+        """Update the shards of one rule."""
+        if rule == "lamb":
             lamb_updates_(states, gradients, self.config, self.mesh, lr, self.num_updates, gradient_scale)
+        elif self._muon is not None and rule == "muon":
+            self._muon.update_(gradients, lr, gradient_scale)
         else:
             for state, gradient in zip(states, gradients, strict=True):
-                adamw_update_(state, gradient, self.config, lr, self.num_updates, gradient_scale)
-        self._mark_changed()
+                if rule == "sgd":
+                    sgd_update_(state, gradient, self.config, lr, gradient_scale)
+                else:
+                    adamw_update_(state, gradient, self.config, lr, self.num_updates, gradient_scale)
+
+    def begin_averages(self) -> None:
+        """Let the moving averages of the weights, if any are kept, begin with the weights."""
+        for _, state in self.states:
+            state.average_(0.0)
 
     def copy_to_parameters(self) -> None:
         """Round loaded master weights into the parameters, and mark the parameters to be gathered."""

@@ -1,12 +1,14 @@
-"""The optimizer state of one bucket's shard: master weights and two moments."""
+"""The optimizer state of one bucket's shard: master weights, and what the bucket's update rule keeps beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from megatrain.contracts.state_kinds import EMA, MASTER
 from megatrain.ops.precision import accumulate_dtype
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.sharding import FlatShard
@@ -20,10 +22,10 @@ class ShardState:
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
+        self.rule = bucket.rule
         values = bucket.values[bucket.shard]
         self.master = values.to(accumulate_dtype(values.dtype))
-        self.exp_avg = torch.zeros_like(self.master)
-        self.exp_avg_sq = torch.zeros_like(self.master)
+        self._kept = {kind: torch.zeros_like(self.master) for kind in self.rule.state_kinds}
         shard, boxes = bucket.shard, list(bucket.boxes())
         used = bucket.starts[-1] + bucket.parameters[-1].parameter.numel()
         starts = [*(start for _, _, start in boxes), used]
@@ -31,8 +33,11 @@ class ShardState:
         device = self.master.device
         self.run_borders = torch.tensor(borders, dtype=torch.int64, device=device)
         """The bucket's box i lies at [run_borders[i], run_borders[i + 1]) of this shard; empty if it is elsewhere."""
-        self.is_decayed = torch.tensor([logical.is_decayed for logical, _, _ in boxes], device=device)
+        is_decayed = [logical.is_decayed for logical, _, _ in boxes]
+        self.is_decayed = torch.tensor(is_decayed, device=device)
         """For each box, whether weight decay applies."""
+        runs = [slice(*ends) for ends in pairwise(borders)]
+        self._decayed = [run for run, decays in zip(runs, is_decayed, strict=True) if decays and run.start < run.stop]
 
     @property
     def has_own_master(self) -> bool:
@@ -43,13 +48,34 @@ class ShardState:
         """This rank's shard of the parameters, or None where `master` is that shard itself."""
         return self.bucket.values[self.bucket.shard] if self.has_own_master else None
 
+    def of(self, kind: str) -> Tensor:
+        """Return the state of one of the rule's kinds. Shapes: [shard_numel]."""
+        return self._kept[kind]
+
     def copy_to_parameters(self) -> None:
         """Round the master weights into this rank's shard of the parameters. An update does that itself."""
         if self.published is not None:
             self.published.copy_(self.master)
 
+    def move_(self, direction: Tensor, lr: float) -> None:
+        """Decay the weights, move them by -lr * direction, and round them into the parameters.
+
+        lr: the optimizer's, which the rule scales.
+        Shapes: direction [shard_numel], 0 in the padding.
+        """
+        lr *= self.rule.lr_scale
+        for run in self._decayed if self.rule.weight_decay else ():
+            self.master[run].mul_(1.0 - lr * self.rule.weight_decay)
+        self.master.add_(direction, alpha=-lr)
+        self.copy_to_parameters()
+
+    def average_(self, decay: float) -> None:
+        """Move the average of the weights towards the weights, if the rule keeps one. decay: 0 for a copy of them."""
+        if self.rule.has_ema:
+            self.of(EMA).lerp_(self.master, 1.0 - decay)
+
     def tensors(self) -> dict[str, Tensor]:
-        return {"master": self.master, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        return {MASTER: self.master, **self._kept}
 
     def flat_shards(self) -> Iterator[tuple[str, FlatShard]]:
         """Yield (kind of state, box of a logical parameter) for all that this shard holds."""

@@ -1,4 +1,4 @@
-"""Axis-aligned boxes of a tensor, and the boxes that make up a flat range of a tensor.
+"""Axis-aligned boxes of a tensor, their intersections, and the boxes that make up a flat range of a tensor.
 
 Tensor parallelism gives each rank a box of a logical parameter; data parallelism cuts the flattened box into ranges. A
 contiguous range of a row-major tensor of N dims consists of at most 2N - 1 boxes, each contiguous in memory. So
@@ -26,6 +26,20 @@ class Box:
 
     def shifted(self, offsets: Sequence[int]) -> Box:
         return Box(tuple(a + b for a, b in zip(self.offsets, offsets, strict=True)), self.sizes)
+
+
+def shared_box(one: Box, other: Box) -> Box | None:
+    """Return the intersection of two boxes, None when it is empty."""
+    offsets = []
+    sizes = []
+    for offset, size, other_offset, other_size in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
+        first = max(offset, other_offset)
+        num = min(offset + size, other_offset + other_size) - first
+        if num <= 0:
+            return None
+        offsets.append(first)
+        sizes.append(num)
+    return Box(tuple(offsets), tuple(sizes))
 
 
 def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, Box]]:

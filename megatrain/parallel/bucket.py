@@ -7,7 +7,7 @@ view of its bucket. Source: Megatron-LM's distributed optimizer; ZeRO (arXiv:191
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -46,9 +46,10 @@ class ShardSlice:
 class Bucket:
     """Flat memory for parameters and gradients, in the order given.
 
-    The placements of all parameters of a bucket name the same groups. Gradients are reduce-scattered, and parameters
-    all-gathered, over `replicas`. After the reduce-scatter, the slices of a shard that have several holders are summed
-    over `sum_groups`, one after the other; there are none where every holder is the only one.
+    The placements of all parameters of a bucket name the same groups, and all have the same update rule. Gradients are
+    reduce-scattered, and parameters all-gathered, over `replicas`. After the reduce-scatter, the slices of a shard that
+    have several holders are summed over `sum_groups`, one after the other; there are none where every holder is the
+    only one.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Bucket:
         replica_group, sum_groups = self.parameters[0].groups
         self.replicas = groups[replica_group]
         self.sum_groups = tuple(groups[name] for name in sum_groups)
+        self.rule = self.parameters[0].rule
         self.gradient_dtype = gradient_dtype
         numels = [logical.parameter.numel() for logical in self.parameters]
         self.starts = list(accumulate(numels, initial=0))[:-1]
@@ -170,13 +172,13 @@ class Bucket:
 def group_into_buckets(parameters: Sequence[LogicalParameter], bucket_size: int) -> list[list[LogicalParameter]]:
     """Assign a chunk's parameters, given in forward order, to buckets in backward order.
 
-    Parameters whose gradients are summed over different groups never share a bucket. A bucket is closed when it holds
-    `bucket_size` elements or more.
+    Parameters whose gradients are summed over different groups never share a bucket, nor do parameters with different
+    update rules. A bucket is closed when it holds `bucket_size` elements or more.
     """
-    open_buckets: dict[tuple[str, tuple[str, ...]], list[LogicalParameter]] = {}
+    open_buckets: dict[Hashable, list[LogicalParameter]] = {}
     closed: list[list[LogicalParameter]] = []
     for logical in reversed(parameters):
-        key = logical.groups
+        key = logical.bucket_key
         bucket = open_buckets.setdefault(key, [])
         bucket.append(logical)
         if sum(one.parameter.numel() for one in bucket) >= bucket_size:

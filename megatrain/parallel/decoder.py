@@ -28,12 +28,12 @@ _TABLE = (
     PlacementRow("blocks.*.attention.query_norm.weight", sum_groups=("tp",)),  # [D]  of all heads, a rank has some
     PlacementRow("blocks.*.attention.key_norm.weight", sum_groups=("tp",)),
     PlacementRow("blocks.*.attention.all_heads_norm.weight", Cut("tp", 0), fused=_QK),  # [G, R+1, D]
-    PlacementRow("blocks.*.attention.qkv.weight", Cut("tp", 0), fused=_QKV),  # [G, R+2, D, H]  column-parallel
+    PlacementRow("blocks.*.attention.qkv.weight", Cut("tp", 0), fused=_QKV, is_hidden_weight=True),  # [G, R+2, D, H]
     PlacementRow("blocks.*.attention.qkv.bias", Cut("tp", 0), fused=_QKV),
-    PlacementRow("blocks.*.attention.out.weight", Cut("tp", 1)),  #              [H, N*D]        row-parallel
-    PlacementRow("blocks.*.mlp.up.weight", Cut("tp", 1), fused=_GATE_UP),  #     [P, F, H]       column-parallel
+    PlacementRow("blocks.*.attention.out.weight", Cut("tp", 1), is_hidden_weight=True),  #              [H, N*D]
+    PlacementRow("blocks.*.mlp.up.weight", Cut("tp", 1), fused=_GATE_UP, is_hidden_weight=True),  #     [P, F, H]
     PlacementRow("blocks.*.mlp.up.bias", Cut("tp", 1), fused=_GATE_UP),
-    PlacementRow("blocks.*.mlp.down.weight", Cut("tp", 1)),  #                   [H, F]          row-parallel
+    PlacementRow("blocks.*.mlp.down.weight", Cut("tp", 1), is_hidden_weight=True),  #                   [H, F]
     PlacementRow("blocks.*.attention_bias", sum_groups=("tp",)),
     PlacementRow("blocks.*.mlp_bias", sum_groups=("tp",)),
     PlacementRow("loss_head.norm.weight", sum_groups=("tp",)),

@@ -72,6 +72,8 @@ class PlacementRow:
     so the gradient is summed over these groups as well, one after the other; the state is not sharded over them.
     may_lack_gradient: a micro-batch may not use the parameter, as an expert to which no token goes.
     logical_name: the single-device model's parameter that this one is a copy of, where the name differs.
+    is_hidden_weight: the parameter maps hidden states to hidden states, as an embedding or a head does not. The last
+    dim of its tensor has the inputs; the others together have the outputs.
     """
 
     pattern: str
@@ -81,6 +83,7 @@ class PlacementRow:
     may_lack_gradient: bool = False
     logical_name: str = ""
     fused: Fused | None = None
+    is_hidden_weight: bool = False
 
 
 @dataclass(frozen=True, slots=True)

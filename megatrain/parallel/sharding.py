@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from megatrain.parallel.boxes import Box
+from megatrain.parallel.logical_matrices import HiddenWeight
 from megatrain.parallel.placement import SOLE_HOLDER, Placement, ShardHolders
+from megatrain.parallel.update_rules import BY_ADAMW, UpdateRule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,11 +21,14 @@ class LogicalParameter:
     group, and all with several holders name the same groups of holders.
     num_writes: how often backward writes to its gradient in each micro-batch: once for each use of the parameter.
     0 where a micro-batch may give it no gradient.
+    hidden: the matrices of a hidden weight; None for other parameters.
     """
 
     parameter: nn.Parameter
     placements: tuple[Placement, ...]
     num_writes: int = 1
+    hidden: HiddenWeight | None = None
+    rule: UpdateRule = BY_ADAMW
 
     @property
     def name(self) -> str:
@@ -30,7 +36,7 @@ class LogicalParameter:
 
     @property
     def groups(self) -> tuple[str, tuple[str, ...]]:
-        """The names of the groups that the gradient is summed over. Parameters of one bucket have the same groups.
+        """The names of the groups that the gradient is summed over.
 
         The first is the replica group; the others are the groups of the holders, of all boxes or of some.
         """
@@ -38,9 +44,20 @@ class LogicalParameter:
         return self.placements[0].replica_group, next(shared_with, ())
 
     @property
-    def is_decayed(self) -> bool:
-        """Whether weight decay applies: to matrices and embeddings, not to biases and norm scales."""
+    def bucket_key(self) -> Hashable:
+        """Parameters of one bucket have the same key: their gradients are summed over the same groups, and the
+        optimizer updates them by the same rule."""
+        return self.groups, self.rule
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix or an embedding, not a bias or a norm's scale."""
         return not self.name.endswith(("bias", "norm.weight"))
+
+    @property
+    def is_decayed(self) -> bool:
+        """Whether weight decay applies."""
+        return self.rule.decays_all or self.is_matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,8 +14,9 @@ from torch import nn
 
 from megatrain.comm.group import Group
 from megatrain.comm.sequence_chunks import SequenceChunks
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import NEAREST, Layout
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
+from megatrain.parallel.logical_matrices import HiddenWeight, matrices_of
 from megatrain.parallel.placement import Placement, PlacementRow, placements_of, row_of, tensor_shape
 from megatrain.parallel.selective_recompute import SelectiveRecompute
 from megatrain.parallel.sequence_chunks import ChunkedSublayers
@@ -74,10 +75,22 @@ def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalP
             parameter,
             placements[name],
             0 if row_of(name, plan.table).may_lack_gradient else num_uses[id(parameter)],
+            _hidden_weight(name, placements[name][0].global_shape, plan),
         )
         for name, parameter in chunk.named_parameters()
     ]
     return logical, selective_recompute
+
+
+def _hidden_weight(name: str, shape: tuple[int, ...], plan: TensorPlan) -> HiddenWeight | None:
+    """Return the matrices of a parameter, and what the ranks along the axis that cuts it hold; None if it has none."""
+    row = row_of(name, plan.table)
+    if not row.is_hidden_weight:
+        return None
+    ranks = plan.layout.ranks_along(plan.rank, NEAREST)
+    held = (placements_of(name, shape, row, plan.layout, rank) for rank in ranks)
+    boxes = tuple(tuple(placement.box for placement in placements) for placements in held)
+    return HiddenWeight(matrices_of(name, shape, row.fused), boxes)
 
 
 def _cut_parameters(chunk: nn.Module, placements: Mapping[str, Sequence[Placement]]) -> None:

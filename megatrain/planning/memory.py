@@ -2,9 +2,9 @@
 
 Permanent: parameters, gradients, optimizer state, inputs. Temporary: activations of the micro-batches in flight,
 temporaries of the running action, messages, gradients in transfer. The peak is the largest moment of forward and
-backward; the update works in place. The memory of a chunk is counted while it runs on meta; rules give the memory of
-messages and reductions. The rules assume that no gradient's reduction ends before it is awaited. Fast peers need less
-memory, so the result is an upper bound.
+backward, or of the update: most updates work in place, but Muon's exchanges whole matrices (update.py). The memory of a
+chunk is counted while it runs on meta; rules give the memory of messages and reductions. The rules assume that no
+gradient's reduction ends before it is awaited. Fast peers need less memory, so the result is an upper bound.
 Not counted: what an allocator rounds up, and what operations and communication libraries use internally.
 Measured against counted tensor bytes by benchmarks/memory.py.
 """
@@ -25,7 +25,8 @@ from megatrain.contracts.layout import Layout
 from megatrain.ops.precision import DTYPES, accumulate_dtype
 from megatrain.parallel.bucket import Bucket
 from megatrain.planning.chunks import PlannedChunk, planned_kind
-from megatrain.planning.step_memory import ChunkMemory, StepWalk
+from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
+from megatrain.planning.update import IN_PLACE, PlannedUpdate
 from megatrain.schedule import peak_in_flight
 
 
@@ -36,7 +37,7 @@ class RankMemory:
     parameters: int
     gradients: int
     optimizer: int
-    """Master weights, unless these are the parameters themselves, and two moments."""
+    """Master weights, unless these are the parameters themselves, and the moments that the update rules keep."""
     inputs: int
     """Tokens, labels and documents of a step, rotary tables."""
     activations: int
@@ -72,10 +73,12 @@ class RankMemory:
         }
 
 
-def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence[PlannedChunk]) -> RankMemory:
+def estimate_memory(
+    config: Config, layout: Layout, stage: int, chunks: Sequence[PlannedChunk], update: PlannedUpdate = IN_PLACE
+) -> RankMemory:
     """Return the memory of every rank of `stage`; all dp and tp ranks of a stage need the same.
 
-    chunks: from plan_stage.
+    chunks: from plan_stage. update: from plan_update.
     Raises: TopologyError when the schedule cannot be built.
     """
     parallel, dtype = config.parallel, DTYPES[config.train.precision]
@@ -87,11 +90,15 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
     num_microbatches = config.num_microbatches(layout.dp_size)
     schedule = parallel.build_schedule(num_microbatches)
     walk = StepWalk(config, stage, [_chunk_memory(config, chunk) for chunk in chunks], message_bytes(config, layout))
-    peak = walk.run(schedule.stages[stage])
+    peak = max(
+        walk.run(schedule.stages[stage]),
+        Moment("update", working=update.working),
+        key=lambda moment: moment.total,
+    )
     return RankMemory(
         parameters=num_elements * dtype.itemsize,
         gradients=(num_sharded if parallel.zero_stage == 2 else num_elements) * sum_bytes,
-        optimizer=num_sharded * sum_bytes * (3 if has_own_master else 2),
+        optimizer=sum(one.shard_numel * (len(one.rule.state_kinds) + has_own_master) for one in buckets) * sum_bytes,
         inputs=num_microbatches * chunks[0].micro_batch_bytes + sum(chunk.measured.tables for chunk in chunks),
         activations=peak.activations,
         working=peak.working,

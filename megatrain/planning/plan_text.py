@@ -14,7 +14,9 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20))
 
 def render(plan: RunPlan) -> str:
     """Return the plan as text: the job, its axes and groups, its stages, and the memory of a rank per kind of stage."""
-    sections = [_job(plan), _axes(plan), *([_groups(plan)] if plan.groups else []), _stages(plan), _memory(plan)]
+    sections = [_job(plan), _axes(plan), *([_groups(plan)] if plan.groups else []), _stages(plan)]
+    sections += [_parameters(plan)] if len(plan.grouped_parameters) > 1 else []
+    sections += [_memory(plan)]
     sections += [_traffic(plan)] if any(stage.traffic for stage in plan.stages) else []
     return "\n\n".join("\n".join(lines) for lines in sections)
 
@@ -30,7 +32,7 @@ def _job(plan: RunPlan) -> list[str]:
         "step": f"{plan.num_tokens_per_step:,} tokens, {plan.flops_per_token:.4g} FLOPs a token, "
         f"{plan.flops_per_step:.4g} FLOPs a step",
         "model": f"{plan.num_parameters:,} parameters, "
-        f"{bytes_text(plan.checkpoint_bytes)} of weights and moments a checkpoint",
+        f"{bytes_text(plan.checkpoint_bytes)} of weights and optimizer state a checkpoint",
     }
     return [f"Dry run of {plan.job}", *(f"  {name:<9} {fact}" for name, fact in facts.items())]
 
@@ -68,6 +70,22 @@ def _stages(plan: RunPlan) -> list[str]:
         "Stages (parameters of one rank; in flight: micro-batches of a chunk at most)",
         *_table(heads, rows, num_left=2),
     ]
+
+
+def _parameters(plan: RunPlan) -> list[str]:
+    rows = [
+        [
+            one.pattern or "(in no group)",
+            one.rule.name,
+            f"{one.num_tensors:,}",
+            f"{one.num_parameters:,}",
+            f"{one.rule.lr_scale:g}",
+            f"{one.rule.weight_decay:g}" + (" of all" if one.rule.decays_all else " of matrices"),
+        ]
+        for one in plan.grouped_parameters
+    ]
+    heads = ["pattern", "update", "tensors", "parameters", "lr scale", "weight decay"]
+    return ["Parameter groups of the whole model (the first match counts)", *_table(heads, rows, num_left=2)]
 
 
 def _memory(plan: RunPlan) -> list[str]:

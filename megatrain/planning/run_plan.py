@@ -18,12 +18,11 @@ from megatrain.config.model_size import block_weights, num_parameters
 from megatrain.contracts.layout import Layout
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.memory import RankMemory, estimate_memory, message_bytes
+from megatrain.planning.parameter_groups import GroupedParameters, grouped_parameters
 from megatrain.planning.traffic import Traffic, stage_traffic
+from megatrain.planning.update import plan_update
 from megatrain.schedule import bubble_fraction
 from megatrain.telemetry.flops import training_flops_per_token
-
-_NUM_SAVED = 3
-"""Tensors per parameter in a checkpoint: master weight and both moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +70,11 @@ class RunPlan:
     num_parameters: int
     """Parameters of the whole model."""
     checkpoint_bytes: int
-    """Bytes of weights and two moments, in full precision."""
+    """Bytes of weights and optimizer state, in full precision."""
     num_tokens_per_step: int
     flops_per_token: float
+    grouped_parameters: tuple[GroupedParameters, ...]
+    """All parameters by parameter group and update rule."""
     groups: tuple[GroupPlan, ...]
     stages: tuple[StagePlan, ...]
 
@@ -110,6 +111,7 @@ def plan_run(config: Config) -> RunPlan:
             for group in _group_plans(mesh):
                 groups.setdefault(group.name, group)
             chunks = plan_stage(config, mesh)
+            update = plan_update(config, mesh, chunks)
         largest_chunk = max(largest_chunk, *(chunk.num_parameters for chunk in chunks))
         stages.append(
             StagePlan(
@@ -119,7 +121,10 @@ def plan_run(config: Config) -> RunPlan:
                 layers=tuple(tuple(chunk.part.layers) for chunk in chunks),
                 num_parameters=sum(chunk.num_parameters for chunk in chunks),
                 memory=max(
-                    (estimate_memory(config, layout, stage, chunks) for stage in dict.fromkeys((alike[0], alike[-1]))),
+                    (
+                        estimate_memory(config, layout, stage, chunks, update)
+                        for stage in dict.fromkeys((alike[0], alike[-1]))
+                    ),
                     key=lambda memory: memory.total,
                 ),
                 traffic=stage_traffic(
@@ -127,9 +132,11 @@ def plan_run(config: Config) -> RunPlan:
                     chunks,
                     parallel.build_schedule(num_microbatches).stages[alike[0]],
                     message_bytes(config, layout),
+                    update,
                 ),
             )
         )
+    grouped = grouped_parameters(config)
     return RunPlan(
         job=config.job.name,
         layout=layout,
@@ -141,9 +148,11 @@ def plan_run(config: Config) -> RunPlan:
         by_chunk=_by_chunk(config, largest_chunk),
         bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),
         num_parameters=num_parameters(config.model),
-        checkpoint_bytes=_NUM_SAVED * (8 if config.train.precision == "fp64" else 4) * num_parameters(config.model),
+        checkpoint_bytes=(8 if config.train.precision == "fp64" else 4)
+        * sum(one.num_parameters * (1 + len(one.rule.state_kinds)) for one in grouped),
         num_tokens_per_step=config.batch.global_batch_size * config.model.seq_len,
         flops_per_token=training_flops_per_token(config.model),
+        grouped_parameters=grouped,
         groups=tuple(groups.values()),
         stages=tuple(stages),
     )

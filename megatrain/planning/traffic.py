@@ -14,9 +14,10 @@ from megatrain.config.config import Config
 from megatrain.ops.precision import DTYPES
 from megatrain.parallel.bucket import Bucket
 from megatrain.planning.chunks import PlannedChunk
+from megatrain.planning.update import IN_PLACE, PlannedUpdate
 from megatrain.schedule import Action, ActionKind
 
-PARAMETERS, GRADIENTS, MESSAGES, TOKENS = "parameters", "gradients", "messages", "tokens"
+PARAMETERS, GRADIENTS, MESSAGES, TOKENS, UPDATES = "parameters", "gradients", "messages", "tokens", "updates"
 _SENDS = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
 
 
@@ -30,9 +31,16 @@ class Traffic:
 
 
 def stage_traffic(
-    config: Config, chunks: Sequence[PlannedChunk], actions: Sequence[Action], message: int
+    config: Config,
+    chunks: Sequence[PlannedChunk],
+    actions: Sequence[Action],
+    message: int,
+    update: PlannedUpdate = IN_PLACE,
 ) -> tuple[Traffic, ...]:
-    """Return what a rank of a stage sends in a step. actions: the stage's schedule. message: bytes of a message."""
+    """Return what a rank of a stage sends in a step.
+
+    actions: the stage's schedule. message: bytes of a message. update: from plan_update.
+    """
     found: Counter[tuple[str, str]] = Counter()
     num_microbatches = sum(action.kind is ActionKind.FORWARD for action in actions) // len(chunks)
     num_sums = num_microbatches if config.parallel.zero_stage == 2 else 1
@@ -44,6 +52,8 @@ def stage_traffic(
             found[name, GRADIENTS] += num_sums * _sent(bucket, _gradient_bytes(config, bucket))
     if config.parallel.pp_size > 1:
         found["pp", MESSAGES] += message * sum(action.kind in _SENDS for action in actions)
+    for group, num_bytes in update.sent.items():
+        found[group, UPDATES] += num_bytes
     return tuple(Traffic(group, what, num_bytes) for (group, what), num_bytes in found.items() if num_bytes)
 
 

@@ -54,6 +54,7 @@ class RankModel:
                     shard.global_shape,
                     shard.box.offsets,
                 )
+        self.optimizer.begin_averages()
         self.optimizer.copy_to_parameters()
 
     def saved_shards(self) -> list[SavedShard]:

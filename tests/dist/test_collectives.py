@@ -29,6 +29,10 @@ CPU = torch.device("cpu")
 EXCHANGE = Operation.CHECKPOINT_EXCHANGE
 
 
+COUNTS = [[1, 2, 0], [1, 0, 3], [2, 1, 1]]
+"""How many numbers of an all-to-all go from a rank (row) to a rank (column)."""
+
+
 @dataclass(slots=True)
 class Answers:
     """What one rank got, as lists."""
@@ -54,6 +58,11 @@ def own(rank: int) -> Tensor:
     return torch.tensor([[rank, -rank], [10.0 * (rank == 1), 7.0]], dtype=torch.float64)
 
 
+def sent_by(rank: int) -> Tensor:
+    """Return what a rank deals out, numbers that no other rank has."""
+    return 100.0 * rank + torch.arange(sum(COUNTS[rank]), dtype=torch.float64)
+
+
 def exchange(context: RankContext, boxes: str) -> Answers:
     mesh, rank, answers = joined_mesh(context, Layout(dp_size=SIZE), boxes), context.rank, Answers()
     dp, results = mesh.dp, answers.results
@@ -62,6 +71,8 @@ def exchange(context: RankContext, boxes: str) -> Answers:
     results["gathered rows"] = dp.all_gather(own(rank), Operation.PARAMS_ALL_GATHER).wait().tolist()
     rows = torch.arange(SIZE * 2.0)[:, None] * (rank + 1)
     results["scattered"] = dp.reduce_scatter(rows, Operation.GRADS_REDUCE_SCATTER).wait().tolist()
+    sent, received = COUNTS[rank], [of_peer[rank] for of_peer in COUNTS]
+    results["parts"] = dp.all_to_all(sent_by(rank), Operation.UPDATES_ALL_TO_ALL, sent, received).wait().tolist()
     results["broadcast"] = dp.broadcast(own(rank), EXCHANGE, source=1).wait().tolist()
     gathered = dp.gather(own(rank), EXCHANGE)
     results["gathered"] = None if gathered is None else [one.tolist() for one in gathered]
@@ -93,6 +104,7 @@ def answers(rank_pool: RankPool, boxes: Path) -> list[Answers]:
 
 def test_every_rank_gets_the_result(answers: list[Answers]) -> None:
     each = [own(rank).tolist() for rank in range(SIZE)]
+    parts = [sent_by(rank).split(COUNTS[rank]) for rank in range(SIZE)]
     scattered = [[[6.0 * row] for row in rows] for rows in ((0, 1), (2, 3), (4, 5))]
     for rank, answer in enumerate(answers):
         assert answer.results == {
@@ -100,6 +112,7 @@ def test_every_rank_gets_the_result(answers: list[Answers]) -> None:
             "maximum": [[2.0, 0.0], [10.0, 7.0]],
             "gathered rows": [row for rows in each for row in rows],
             "scattered": scattered[rank],
+            "parts": torch.cat([of_peer[rank] for of_peer in parts]).tolist(),
             "broadcast": each[1],
             "gathered": each if rank == 0 else None,
         }
@@ -113,6 +126,7 @@ def test_every_exchange_is_recorded_with_its_bytes_and_its_end(answers: list[Ans
             (Operation.DP_ALL_REDUCE, [32, 32, 32]),
             (Operation.PARAMS_ALL_GATHER, [32]),
             (Operation.GRADS_REDUCE_SCATTER, [24]),
+            (Operation.UPDATES_ALL_TO_ALL, [8 * sum(COUNTS[rank])]),
             (EXCHANGE, [32, 32]),
         ]
         (dp,) = (group for group in box.groups.values() if group.name == "dp")
@@ -122,13 +136,13 @@ def test_every_exchange_is_recorded_with_its_bytes_and_its_end(answers: list[Ans
             assert {span.group for span in found} == {dp.number}
         # what fails stays open, as the last thing that was tried
         assert [span.operation for span in box.in_flight] == [Operation.DP_ALL_REDUCE]
-        assert (dp.entered, dp.left, list(dp.ranks)) == (8, 7, list(range(SIZE)))
+        assert (dp.entered, dp.left, list(dp.ranks)) == (9, 8, list(range(SIZE)))
 
 
 def test_an_error_says_the_how_manieth_exchange_it_was(answers: list[Answers]) -> None:
     for rank, answer in enumerate(answers):
-        assert answer.num_calls == 6
-        place = f"dp-all-reduce number 8 on group dp (ranks 0, 1, 2) failed on rank {rank}: "
+        assert answer.num_calls == 7
+        place = f"dp-all-reduce number 9 on group dp (ranks 0, 1, 2) failed on rank {rank}: "
         assert answer.error.startswith(place)
         assert "an exchange of this phase may take 17 s" in answer.error
 

@@ -32,6 +32,11 @@ CASES: dict[str, tuple[Tables, dict[str, Any], Tables]] = {
         {"zero_stage": 2, "recompute": "selective"},
         {"model": {"num_kv_heads": 2}, "optimizer": {"name": "lamb"}},
     ),
+    "tp4-kv2-dp2-muon-zero2": (
+        on_layout(4, 1, 2),
+        {"zero_stage": 2},
+        {"model": {**LLAMA, "num_kv_heads": 2}, "optimizer": {"name": "muon"}},
+    ),
     "tp2-kv1-pp2-dp2-chunks2-lamb": (
         on_layout(2, 2, 2, 2),
         {"recompute": "full", "offload_layers": 1},

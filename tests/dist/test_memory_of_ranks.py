@@ -27,6 +27,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {name: CASES[name] for name in NAMES} | {
         "train.precision": "bf16", "fp8.recipe": "tensorwise", "parallel.pp_size": 2,
         "parallel.schedule": "zero_bubble",
     },
+    "tp2 dp2, Muon, few activations": {
+        "parallel.tp_size": 2, "parallel.dp_size": 2, "optimizer.name": "muon", "model.seq_len": 16,
+        "model.vocab_size": 64, "model.num_layers": 6,
+    },
     "dp2, zero bubble": {"parallel.pp_size": 2, "parallel.dp_size": 2, "parallel.schedule": "zero_bubble"},
 }  # fmt: skip
 

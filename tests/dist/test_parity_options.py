@@ -42,7 +42,7 @@ FACTORS: dict[str, list[Any]] = {
     "layout": list(LAYOUTS),
     "recompute": ["none", "selective", "full"],
     "block": ["serial", "parallel"],
-    "optimizer": ["adamw", "lamb"],
+    "optimizer": ["adamw", "lamb", "muon"],
     # fewest: one micro-batch, fewer than stages (interleaved needs as many); more: a number that pp does not divide
     "accumulation": ["fewest", "more"],
     "micro_batch_size": [1, 2],
@@ -91,7 +91,7 @@ def test_rows_cover_all_pairs() -> None:
     assert found == all_pairs(FACTORS)
 
 
-@pytest.mark.slow(kept=["tp2-pp2-dp2-1f1b-neox-adamw-none", "tp2-pp2-dp2-chunks2-olmo-lamb-selective"])
+@pytest.mark.slow(kept=["tp2-pp2-dp2-1f1b-gemma-muon-selective", "tp2-pp2-dp2-chunks2-olmo-lamb-none"])
 @pytest.mark.parametrize(
     "row", ROWS, ids=lambda row: "-".join(row[key] for key in ("layout", "kind", "optimizer", "recompute"))
 )

@@ -40,7 +40,17 @@ CASES = [
     *((pair, optimizer, "fp64") for pair, optimizer in zip(PAIRS, cycle(["adamw", "lamb"]), strict=False)),
     (PAIRS[5], "adamw", "bf16"),
     (PAIRS[6], "lamb", "bf16"),
+    (PAIRS[5], "muon", "fp64"),
+    (PAIRS[6], "sgd", "fp64"),
 ]
+
+
+OF_OPTIMIZER = {
+    "adamw": {"eps": 1e-4},
+    "lamb": {"eps": 1e-4},
+    "muon": {"eps": 1e-4, "ema_decay": 0.75},
+    "sgd": {},
+}
 
 
 def pair_name(pair: tuple[Sizes, Sizes]) -> str:
@@ -87,7 +97,7 @@ def test_resumed_at_another_layout_ends_as_one_process_does(
         **train_data,
         "model": {"dropout": 0.1},
         "train": {"steps": STEPS, "precision": precision},
-        "optimizer": {"name": optimizer, "eps": 1e-4},
+        "optimizer": {"name": optimizer} | OF_OPTIMIZER[optimizer],
     }
     before, after = stop_and_resume(jobs, common, tmp_path, *pair)
 
@@ -102,13 +112,15 @@ def test_resumed_at_another_layout_ends_as_one_process_does(
         assert_close(after.losses, reference.losses[HALF:], 1e-10, "loss after")
         assert_close(after.grad_norms, reference.grad_norms[HALF:], 1e-10, "gradient norm after")
         assert max(distance(after.final, reference.final).values()) <= 1e-10
+        for kind, state in reference.final_state.items():
+            assert max(distance(after.final_state[kind], state).values(), default=0.0) <= 1e-8, kind
     else:
         assert_close(after.losses, reference.losses[HALF:], 2.0**-13, "loss after")
     assert [report.lr for report in after.steps] == [report.lr for report in reference.steps[HALF:]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "fp32"), ("lamb", "bf16")])
+@pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "fp32"), ("lamb", "bf16"), ("muon", "bf16")])
 def test_resumed_at_the_same_layout_continues_bitwise(
     optimizer: str, precision: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -117,7 +129,7 @@ def test_resumed_at_the_same_layout_continues_bitwise(
         **train_data,
         "model": {"dropout": 0.1},
         "train": {"steps": STEPS, "precision": precision},
-        "optimizer": {"name": optimizer},
+        "optimizer": {"name": optimizer} | ({"ema_decay": 0.75} if optimizer == "muon" else {}),
     }
     before, after = stop_and_resume(jobs, common, tmp_path, sizes, sizes)
     straight = jobs.run(make_config(common, on_layout(*sizes)))
@@ -126,6 +138,26 @@ def test_resumed_at_the_same_layout_continues_bitwise(
     assert before.grad_norms + after.grad_norms == straight.grad_norms
     assert_states_bitwise(after.final_state, straight.final_state)
     assert_bitwise(after.final, straight.final)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_update_rule_and_begins_an_average(
+    jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    common: Tables = {**train_data, "train": {"steps": STEPS}}
+    changes: Tables = {"optimizer": {"name": "muon", "ema_decay": 0.75}, "checkpoint": {"save_at_end": True}}
+    before, after = stop_and_resume(jobs, common, tmp_path, (2, 1, 2, 1), (1, 2, 2, 1), changes)
+
+    assert_bitwise(after.initial_state["master"], before.final_state["master"])
+    assert_bitwise(after.initial_state["exp_avg"], before.final_state["exp_avg"])
+    assert_bitwise(after.initial_state["ema"], before.final_state["master"])
+    assert after.final_state["exp_avg_sq"].keys() < before.final_state["exp_avg_sq"].keys()
+    assert any('optimizer.name: "adamw" -> "muon"' in note for note in after.ranks[0].notes)
+
+    later: Tables = {**common, "train": {"steps": STEPS + 2}, "optimizer": {"name": "sgd"}}
+    last = jobs.run(make_config(later, {"job": {"run_directory": str(tmp_path)}}, on_layout(1, 1, 1)))
+    assert_bitwise(last.initial_state["master"], after.final_state["master"])
+    assert not any(one.any() for one in last.initial_state["momentum"].values())
 
 
 @pytest.mark.slow

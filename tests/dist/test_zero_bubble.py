@@ -82,6 +82,10 @@ CASES: dict[str, tuple[dict[str, Any], Tables]] = {
             "parallel": {"recompute": "selective"},
         },
     ),
+    "tp2-pp2-muon-swiglu": (
+        on_layout(2, 2, 1),
+        {"model": {"mlp": "swiglu", "num_kv_heads": 2}, "optimizer": {"name": "muon"}},
+    ),
     # as many micro-batches as stages, where on_layout makes twice as many
     "dp2-pp2-offload-no-overlap-fewest": (
         on_layout(1, 2, 2),
@@ -115,7 +119,7 @@ def test_bits_of_1f1b_and_numbers_of_one_process(case: str, jobs: TrainingJobs, 
     common = merged(all_data, every, options)
     run = jobs.run(make_config(merged(layout, common, ZERO_BUBBLE)))
     same = jobs.run(make_config(merged(layout, common)))
-    alone: Tables = {"model": options.get("model", {})}
+    alone: Tables = {section: keys for section, keys in options.items() if section in ("model", "optimizer")}
     reference = jobs.remembered(make_config(merged(all_data, every, alone)))
 
     assert_same_bits(run, same)

@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from megatrain.comm.group import Group
 from megatrain.comm.mesh import Mesh
 from megatrain.config.optimizer import OptimizerConfig
+from megatrain.config.parameter_group import ParameterGroupConfig
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
+from megatrain.parallel.logical_matrices import HiddenWeight, matrices_of
 from megatrain.parallel.placement import SOLE_HOLDER, Placement, ShardHolders
 from megatrain.parallel.sharding import LogicalParameter
+from megatrain.parallel.update_rules import update_rule
 from tests.helpers.lone_rank import lone_mesh, simulated_group
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -30,6 +33,8 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 CUT = {"embedding.word.weight", "blocks.0.mlp.up.weight"}
 """What tensor-parallel ranks share, along the last dim; of the rest each of them holds all."""
+HIDDEN = {"blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight"}
+"""The matrices between hidden states."""
 DECAYED = {name for name in SHAPES if name.endswith("weight") and "norm" not in name}
 
 
@@ -84,6 +89,7 @@ def build_rank(
     weights: Mapping[str, Tensor] | None = None,
     bucket_size: int = 150,
     mesh: Mesh | None = None,
+    groups: Sequence[ParameterGroupConfig] = (),
     **options: Any,
 ) -> Rank:
     """Return rank `dp_rank` of `dp_size`, or that of `mesh`, with the weights `draw(0)`, or those given.
@@ -91,7 +97,8 @@ def build_rank(
     `options` are the optimizer's.
     """
     mesh = mesh or lone_mesh(dp=simulated_group("dp", dp_size, dp_rank))
-    logical = [_logical(name, shape, mesh.tp) for name, shape in SHAPES.items()]
+    config = OptimizerConfig(**({"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8} | options))
+    logical = [_logical(name, shape, mesh.tp, config, groups) for name, shape in SHAPES.items()]
     gradient_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     settings = DataParallelOptions(
         zero_stage=1,
@@ -102,7 +109,6 @@ def build_rank(
         has_overlap=True,
     )
     chunk = ChunkDataParallel(logical, mesh.by_name, settings, torch.device("cpu"))
-    config = OptimizerConfig(**({"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8} | options))
     rank = Rank(ShardedOptimizer([chunk], config, mesh), chunk)
     start = draw(0) if weights is None else weights
     for kind, shard, _ in rank.optimizer.flat_shards():
@@ -112,11 +118,19 @@ def build_rank(
     return rank
 
 
-def _logical(name: str, shape: tuple[int, ...], tp: Group) -> LogicalParameter:
+def _logical(
+    name: str, shape: tuple[int, ...], tp: Group, config: OptimizerConfig, groups: Sequence[ParameterGroupConfig]
+) -> LogicalParameter:
     is_cut = name in CUT
     last = shape[-1] // tp.size if is_cut else shape[-1]
-    offsets = (0,) * (len(shape) - 1) + (tp.rank * last if is_cut else 0,)
+    boxes = [Box((*(0 for _ in shape[1:]), rank * last * is_cut), (*shape[:-1], last)) for rank in range(tp.size)]
     parameter = nn.Parameter(torch.empty((*shape[:-1], last), device="meta"))
     # without tensor parallel all is alike, so that one bucket may hold anything
     holders = SOLE_HOLDER if is_cut or tp.size == 1 else ShardHolders(("tp",), tp.rank, tp.size)
-    return LogicalParameter(parameter, (Placement(name, shape, Box(offsets, tuple(parameter.shape)), holders=holders),))
+    hidden = HiddenWeight(matrices_of(name, shape, None), tuple((box,) for box in boxes)) if name in HIDDEN else None
+    return LogicalParameter(
+        parameter,
+        (Placement(name, shape, boxes[tp.rank], holders=holders),),
+        hidden=hidden,
+        rule=update_rule(config, groups, name, is_hidden_weight=name in HIDDEN),
+    )

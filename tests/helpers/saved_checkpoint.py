@@ -63,7 +63,7 @@ def whole_state(config: Config, seed: int = 3) -> dict[str, Tensor]:
     return {
         key_of(kind, name): torch.randn(shape, generator=generator)
         for name, shape in our_shapes(config.model).items()
-        for kind in KINDS
+        for kind in (*KINDS, *(("ema",) if config.optimizer.ema_decay else ()))
     }
 
 

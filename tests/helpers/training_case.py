@@ -51,7 +51,7 @@ from tests.helpers.rank_protocol import RankContext
 from tests.helpers.waiting import wait_until
 
 DEATH_EXIT_CODE = 7
-STATE_KINDS = ("master", "exp_avg", "exp_avg_sq", FP8_HISTORY)
+STATE_KINDS = ("master", "exp_avg", "exp_avg_sq", "momentum", "ema", FP8_HISTORY)
 
 TINY: Mapping[str, Mapping[str, Any]] = {
     "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 4, "num_heads": 8, "vocab_multiple": 8},

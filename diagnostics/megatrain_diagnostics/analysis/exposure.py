@@ -5,9 +5,9 @@ collection and checkpoint over data, data over compute, compute over clip and op
 communication.
 Communication is exposed where nothing else ran and it ended before something else began. Of several exchanges, the one
 for which the CPU thread reports that it waited counts first, then the one that ended first. Inside compute only
-tensor-parallel collectives can be exposed, and inside clip and optimizer only the all-reduces. Communication is
-overlapped where one of the layers above ran and nothing was waited for. All times are integers, so the parts of a
-window add up to it exactly.
+tensor-parallel collectives can be exposed, and inside clip and optimizer only the all-reduces and the exchange of
+matrices. Communication is overlapped where one of the layers above ran and nothing was waited for. All times are
+integers, so the parts of a window add up to it exactly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Category(StrEnum):
     TP = "tp"
     PP = "pp"
     OTHER_COMMUNICATION = "other-communication"
-    """All-reduces of counts and norms, embeddings, barriers."""
+    """All-reduces of counts and norms, embeddings, matrices for their update, barriers."""
     BUBBLE = "bubble"
     """Waiting for a neighbour stage that had nothing to send yet, or could not yet receive."""
     DATA = "data"
@@ -76,11 +76,12 @@ _COMMUNICATION_OF: dict[Operation, Category] = {
     **dict.fromkeys(AXIS_ALL_REDUCES, Category.OTHER_COMMUNICATION),
     Operation.TP_ALL_REDUCE: Category.TP,
     Operation.EMBEDDING_ALL_REDUCE: Category.OTHER_COMMUNICATION,
+    Operation.UPDATES_ALL_TO_ALL: Category.OTHER_COMMUNICATION,
     Operation.BARRIER: Category.OTHER_COMMUNICATION,
     Operation.CHECKSUM: Category.OTHER_COMMUNICATION,
 }
 _IN_COMPUTE = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
-_IN_OPTIMIZER = AXIS_ALL_REDUCES
+_IN_OPTIMIZER = (*AXIS_ALL_REDUCES, Operation.UPDATES_ALL_TO_ALL)
 _NOBODY = -1
 
 

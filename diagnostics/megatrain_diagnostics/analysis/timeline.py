@@ -42,6 +42,7 @@ _LANE_OF: dict[Operation, str] = {
     Operation.GRADS_REDUCE_SCATTER: "dp",
     Operation.DP_ALL_REDUCE: "dp",
     Operation.CP_ALL_REDUCE: "dp",
+    Operation.UPDATES_ALL_TO_ALL: "dp",
 }
 _SENDS = (Operation.FORWARD_SEND.number, Operation.BACKWARD_SEND.number)
 

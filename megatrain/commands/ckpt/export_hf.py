@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_path, utf8_text
-from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint, reading
+from megatrain.commands.checkpoint_choice import add_checkpoint, add_ema, chosen_checkpoint, reading
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.orderly_end import orderly_end
 from megatrain.commands.printing import print_json, print_lines, print_note
@@ -26,6 +26,7 @@ def add_verb(verbs: Verbs) -> None:
     parser.add_argument("--output", type=utf8_path, required=True, metavar="DIR", help="the directory to create")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32",
                         help="dtype of the exported weights (default %(default)s, as they are stored)")  # fmt: skip
+    add_ema(parser)
     parser.add_argument("--max-shard-size", type=size_in_bytes, default=5 * 10**9, metavar="SIZE",
                         help="largest size of a weight file, for example 500MB or 2GiB (default 5GB)")  # fmt: skip
     parser.add_argument(
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         report = export_hf(
             source,
             Path(args.output),
+            kind=args.kind,
             dtype=args.dtype,
             max_shard_bytes=args.max_shard_size,
             has_tokenizer=args.has_tokenizer,

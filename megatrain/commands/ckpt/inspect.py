@@ -17,9 +17,11 @@ from megatrain.contracts.checkpoint_files import pin_reason, read_manifest
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
+from megatrain.contracts.state_kinds import EMA
 from megatrain.formatting.quantities import age_text, bytes_text, time_text
 
 MODEL_PREFIX = "model."
+EMA_PREFIX = f"optimizer.{EMA}."
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -67,6 +69,7 @@ def _document(checkpoint: Location, manifest: Manifest, stored: StoredTensors) -
         "num_skipped": manifest.num_skipped,
         "written_unix_s": manifest.written_unix_s,
         "has_optimizer": manifest.has_optimizer,
+        "has_ema": any(key.startswith(EMA_PREFIX) for key in stored.tensors),
         "pin_reason": pin_reason(checkpoint),
         "data": asdict(manifest.data),
         "mesh": manifest.mesh.to_dict(),
@@ -92,6 +95,7 @@ def _facts(manifest: Manifest, document: dict[str, Any]) -> list[tuple[str, str]
     chunks = f", {mesh.num_chunks} chunks a stage" if mesh.num_chunks > 1 else ""
     skipped = f", {manifest.num_skipped} steps skipped" if manifest.num_skipped else ""
     moments = "with the optimizer's moments" if manifest.has_optimizer else "weights only"
+    moments += " and an average of the weights" if document["has_ema"] else ""
     shards = f"{document['num_items']:,} boxes of {document['num_tensors']} tensors"
     shards += f" in {document['num_data_files']} data {'file' if document['num_data_files'] == 1 else 'files'}"
     found = [

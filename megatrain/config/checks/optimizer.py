@@ -1,18 +1,20 @@
-"""Rules of the learning-rate schedule."""
+"""Rules of the update rule and of the learning-rate schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
+from megatrain.config.checks.unused import unused_problems
 from megatrain.config.config import Config
+from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.problem import Problem
 
 HORIZON_KEYS = ("optimizer.lr_decay_steps", "train.steps", "optimizer.lr_schedule")
 
 
 def optimizer_problems(context: Context) -> Iterator[Problem]:
-    """Yield what makes the learning-rate schedule impossible."""
+    """Yield what makes the learning-rate schedule impossible, and keys without an effect."""
     optimizer = context.config.optimizer
     if optimizer.min_lr > optimizer.lr and optimizer.lr_schedule != "constant":
         yield Problem(
@@ -20,8 +22,22 @@ def optimizer_problems(context: Context) -> Iterator[Problem]:
             f"optimizer.min_lr={optimizer.min_lr} must be at most optimizer.lr={optimizer.lr}; "
             f"use {optimizer.lr / 10:g} (a tenth of lr) or 0",
         )
+    yield from _unused_by_rule(optimizer)
     yield from _unused_problems(context.config)
     yield from _length_problems(context.config)
+
+
+def _unused_by_rule(optimizer: OptimizerConfig) -> Iterator[Problem]:
+    """Yield the keys that other update rules than the chosen one have."""
+    unused = []
+    if optimizer.name not in ("muon", "sgd"):
+        unused += [("momentum", "muon"), ("has_nesterov", "muon")]
+    if optimizer.name != "muon":
+        unused.append(("muon_precision", "muon"))
+    if optimizer.name == "sgd":
+        unused += [("beta1", "adamw"), ("beta2", "adamw"), ("eps", "adamw")]
+    for name, needed in unused:
+        yield from unused_problems("optimizer", optimizer, name, "name", needed)
 
 
 def _unused_problems(config: Config) -> Iterator[Problem]:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from megatrain.checkpoint.box_cover import first_gap, first_overlap, region_text, shared_box
-from megatrain.parallel.boxes import Box
+from megatrain.checkpoint.box_cover import first_gap, first_overlap, region_text
+from megatrain.parallel.boxes import Box, shared_box
 
 
 @st.composite

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from megatrain.checkpoint.box_cover import shared_box
 from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import key_of, plan_image
 from megatrain.checkpoint.load_plan import NOBODY, ItemCatalog, WantedBox, assign_readers, plan_load
 from megatrain.checkpoint.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
-from megatrain.parallel.boxes import Box, boxes_of_range
+from megatrain.parallel.boxes import Box, boxes_of_range, shared_box
 from megatrain.parallel.sharding import FlatShard
 
 KINDS = ("master", "exp_avg")

@@ -42,6 +42,20 @@ def test_every_parameter_is_whole(saved: tuple[Path, dict[str, Tensor]]) -> None
         assert torch.equal(reader.read_parameter(name), state[f"model.{name}"])
 
 
+def test_an_average_of_the_weights_is_read_in_their_place(
+    saved: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    config = make_config({"train": {"precision": "fp32"}, "model": {"num_layers": 1}, "optimizer": {"ema_decay": 0.9}})
+    state = whole_state(config)
+    write_as_job(tmp_path, with_layout(config, tp=2, dp=2), state)
+    reader, name = reader_of(tmp_path), "blocks.0.mlp_branch.mlp.down.weight"
+
+    assert torch.equal(reader.read_parameter(name, "ema"), state[f"optimizer.ema.{name}"])
+    assert torch.equal(reader.read_parameter(name), state[f"model.{name}"])
+    with pytest.raises(CheckpointError, match=r"no average of the weights .*optimizer.ema_decay=0; leave out --ema"):
+        reader_of(saved[0]).read_parameter(name, "ema")
+
+
 def test_any_box_is_that_part(saved: tuple[Path, dict[str, Tensor]]) -> None:
     place, state = saved
     key = next(key for key in state if key.endswith("mlp.down.weight") and "exp_avg_sq" in key)

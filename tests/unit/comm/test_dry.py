@@ -78,5 +78,8 @@ def test_rows_are_joined_and_a_group_of_one_hands_them_back() -> None:
     found = dry("tp", SIZE, 0, "cuda").all_gather(x, Operation.TP_ALL_GATHER)
     alone = dry("tp", 1, 0, "cuda").all_gather(x, Operation.TP_ALL_GATHER)
 
+    parts = dry("tp", SIZE, 0, "cuda").all_to_all(meta(7), Operation.UPDATES_ALL_TO_ALL, [1, 0, 4, 2], [0, 0, 3, 2])
+
     assert found.wait().shape == (SIZE * 5, 3)
+    assert parts.wait().shape == (5,)
     assert alone.wait() is x

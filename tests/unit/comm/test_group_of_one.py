@@ -18,6 +18,7 @@ def test_results_are_the_argument_itself() -> None:
 
     assert group.all_gather(x, GATHER).wait() is x
     assert group.reduce_scatter(x, REDUCE).wait() is x
+    assert group.all_to_all(x, Operation.UPDATES_ALL_TO_ALL, [6], [6]).wait() is x
     assert group.all_reduce(x, Operation.DP_ALL_REDUCE).wait() is x
     assert group.all_reduce(x, Operation.DP_ALL_REDUCE, maximum=True).wait() is x
     assert group.broadcast(x, Operation.CHECKPOINT_EXCHANGE, source=0).wait() is x

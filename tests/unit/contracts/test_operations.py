@@ -33,9 +33,11 @@ FROZEN = {
     "backward-weight-compute": 26,
     "checksum": 27,
     "cp-all-reduce": 28,
+    "updates-all-to-all": 29,
 }
 ON_HOST = {"barrier", "checkpoint-exchange", "checksum"}
-COLLECTIVES = {name for name, number in FROZEN.items() if 9 <= number <= 16} | {"cp-all-reduce"} | ON_HOST
+COLLECTIVES = {name for name, number in FROZEN.items() if 9 <= number <= 16}
+COLLECTIVES |= {"cp-all-reduce", "updates-all-to-all"} | ON_HOST
 POINT_TO_POINT = {"forward-send", "forward-recv", "backward-send", "backward-recv"}
 COMPUTES = {"forward-compute", "backward-compute", "backward-weight-compute", "clip", "optimizer"}
 ON_DEVICE = (COLLECTIVES | POINT_TO_POINT | COMPUTES) - ON_HOST

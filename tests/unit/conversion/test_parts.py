@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain.checkpoint.box_cover import shared_box
 from megatrain.conversion.parts import bands
-from megatrain.parallel.boxes import Box
+from megatrain.parallel.boxes import Box, shared_box
 
 
 def positions(box: Box, whole: Box) -> list[int]:

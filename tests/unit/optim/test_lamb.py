@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from megatrain.comm.exchange import Pending
-from megatrain.comm.group import Group
 from tests.helpers.hand_made_optimizer import CUT, DECAYED, SHAPES, Rank, build_rank, draw, whole_state
-from tests.helpers.lone_rank import lone_mesh
-from tests.helpers.waiting import DEADLINE_S
+from tests.helpers.thread_groups import on_all, thread_meshes
 
 STEPS = 6
 
@@ -41,31 +35,6 @@ def plain_lamb(
     return found
 
 
-class ThreadSum:
-    """Where the threads of one group add up."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
-        self.tensors: list[Tensor | None] = [None] * size
-
-
-class ThreadGroup(Group):
-    """A group whose ranks are threads that add up at a barrier."""
-
-    __slots__ = ("_sum",)
-
-    def __init__(self, name: str, thread_sum: ThreadSum, rank: int) -> None:
-        super().__init__(name, tuple(range(len(thread_sum.tensors))), rank)
-        self._sum = thread_sum
-
-    def all_reduce(self, x: Tensor, operation: object, *, maximum: bool = False) -> Pending:
-        self._sum.tensors[self.rank] = x.clone()
-        self._sum.barrier.wait(timeout=DEADLINE_S)
-        total = torch.stack([one for one in self._sum.tensors if one is not None]).sum(0)
-        self._sum.barrier.wait(timeout=DEADLINE_S)
-        return Pending(x.copy_(total))
-
-
 def run(
     ranks: list[Rank], gradients: list[dict[str, Tensor]], lr: float = 0.05, scales: Sequence[float] | None = None
 ) -> None:
@@ -74,20 +43,11 @@ def run(
             rank.set_gradients(step)
             rank.optimizer.step(lr, scale)
 
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        for _ in pool.map(follow, ranks):
-            pass
+    on_all(ranks, follow)
 
 
 def make_ranks(dp_size: int, tp_size: int = 1, **options: object) -> list[Rank]:
-    dp_sums = [ThreadSum(dp_size) for _ in range(tp_size)]
-    tp_sums = [ThreadSum(tp_size) for _ in range(dp_size)]
-    ranks = []
-    for dp_rank, tp_rank in product(range(dp_size), range(tp_size)):
-        dp = ThreadGroup("dp", dp_sums[tp_rank], dp_rank)
-        tp = ThreadGroup("tp", tp_sums[dp_rank], tp_rank)
-        ranks.append(build_rank(mesh=lone_mesh(dp=dp, tp=tp), name="lamb", eps=1e-6, **options))
-    return ranks
+    return [build_rank(mesh=mesh, name="lamb", eps=1e-6, **options) for mesh in thread_meshes(dp_size, tp_size)]
 
 
 @pytest.mark.parametrize("bucket_size", [1, 150, 10**6])

@@ -30,7 +30,7 @@ def test_tiny_updates_accumulate_under_bf16() -> None:
             assert (one.parameter != 1).all()
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "sgd"])
 def test_parameters_are_the_masters_rounded(name: str) -> None:
     rank = build_rank(dtype=torch.bfloat16, name=name)
     for step in range(3):
@@ -54,7 +54,7 @@ def test_full_precision_needs_no_second_copy(dtype: torch.dtype) -> None:
         assert state.master.data_ptr() == state.bucket.values[state.bucket.shard].data_ptr()
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "sgd"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_padding_of_the_shards_stays_zero(name: str, dtype: torch.dtype) -> None:
     rank = build_rank(dtype=dtype, name=name, weight_decay=0.3)

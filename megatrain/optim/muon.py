@@ -1,0 +1,53 @@
+"""Muon: the momentum of each matrix between hidden states, orthogonalised (Keller Jordan, Muon, 2024).
+
+A matrix is orthogonalised as a whole by one rank of its stage, which gets its parts from the ranks that have them and
+returns the result (parallel/matrix_exchange.py). Every layout computes the same: q, k and v of all heads are a matrix
+each, and so are gate and up. An update is scaled to the size that AdamW's usually has, 0.2 * sqrt(max(rows, columns)),
+so that both share a learning rate and a weight decay (Moonlight, arXiv:2502.16982).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from megatrain.comm.group import Group
+from megatrain.config.optimizer import OptimizerConfig
+from megatrain.optim.state import ShardState
+from megatrain.parallel.logical_matrices import LogicalMatrix
+from megatrain.parallel.matrix_exchange import MatrixExchange
+
+RMS_OF_ADAMW = 0.2
+
+
+class Muon:
+    """The updates of all shards of hidden weights. cut: the group along the axis that cuts the weights."""
+
+    def __init__(self, states: Sequence[ShardState], config: OptimizerConfig, cut: Group) -> None:
+        self._states = tuple(states)
+        self._config = config
+        self._exchange = MatrixExchange([state.bucket for state in states], cut, config.muon_precision)
+
+    def update_(self, gradients: Sequence[Tensor], lr: float, gradient_scale: float) -> None:
+        """Update all shards of state in place with gradients times `gradient_scale`, and their parameters too.
+
+        The directions overwrite the gradients.
+        Communication: that of MatrixExchange.orthogonalize_.
+        """
+        momentum = self._config.momentum
+        for state, gradient in zip(self._states, gradients, strict=True):
+            average = state.of("exp_avg").lerp_(gradient.mul_(gradient_scale), 1.0 - momentum)
+            if self._config.has_nesterov:
+                gradient.lerp_(average, momentum)
+            else:
+                gradient.copy_(average)
+        self._exchange.orthogonalize_(gradients, update_scale)
+        for state, direction in zip(self._states, gradients, strict=True):
+            state.move_(direction, lr)
+
+
+def update_scale(matrix: LogicalMatrix) -> float:
+    """Return the factor of an orthogonal matrix, whose root mean square is 1 / sqrt(max(rows, columns))."""
+    return RMS_OF_ADAMW * math.sqrt(max(matrix.num_rows, matrix.num_columns))

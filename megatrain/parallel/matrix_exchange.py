@@ -1,0 +1,130 @@
+"""Orthogonalises the matrices in shards: each is gathered to one rank, changed there, and returned to the shards.
+
+The routes are those of matrix_routes.py. Ranks share the work by its FLOPs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from megatrain.comm.group import Group
+from megatrain.contracts.operations import Operation
+from megatrain.ops.orthogonalize import orthogonalized, orthogonalizing_flops
+from megatrain.parallel.boxes import Box
+from megatrain.parallel.bucket import Bucket
+from megatrain.parallel.logical_matrices import LogicalMatrix
+from megatrain.parallel.matrix_routes import OwnedMatrix, PlacedWeight, Region, matrix_routes
+
+_EXCHANGE = Operation.UPDATES_ALL_TO_ALL
+
+
+class MatrixExchange:
+    """The matrices of some buckets with the same replicas, all of whose parameters are hidden weights.
+
+    cut: the group along the axis that cuts the weights. precision: in which matrices travel and are orthogonalised,
+    "bf16", or "master" for that of the summed gradients.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], cut: Group, precision: str) -> None:
+        self._replicas, self._cut = buckets[0].replicas, cut
+        assert all(bucket.replicas is self._replicas for bucket in buckets), "hidden weights have different replicas"
+        self._dtype = torch.bfloat16 if precision == "bf16" else buckets[0].gradient_dtype
+        self.routes = matrix_routes(
+            list(_placed(buckets)), _cost, (self._replicas.size, cut.size), (self._replicas.rank, cut.rank)
+        )
+
+    @property
+    def bytes_sent(self) -> dict[str, int]:
+        """What this rank sends to others in one exchange, there and back, by the name of the group."""
+        hops = ((self._replicas, self.routes.along_replicas), (self._cut, self.routes.along_cut))
+        return {group.name: hop.num_to_others(group.rank) * self._dtype.itemsize for group, hop in hops}
+
+    def orthogonalize_(self, shards: Sequence[Tensor], scale: Callable[[LogicalMatrix], float]) -> None:
+        """Replace each matrix in `shards`, flat memory of each bucket's shard, by scale * the orthogonal matrix.
+
+        The scale is applied in the dtype of the shards.
+        Communication: two all-to-alls over the replicas and two over the cut axis; blocks. Along the replicas a rank
+        sends its shards, and the matrices of its row of ranks back; along the cut axis it sends its part of these
+        matrices, and the matrices that it owns back.
+        """
+        # no name for what is in transfer, so that each step frees what the step before it made
+        self._return(self._orthogonalized(self._gathered(shards)), shards, scale)
+
+    def _orthogonalized(self, arrived: Tensor) -> Tensor:
+        """Return `arrived`, the parts of this rank's own matrices, with the parts of the orthogonal matrices."""
+        for owned in self.routes.owned:
+            whole = arrived.new_empty(owned.matrix.box.sizes)
+            for part, box in _owned_parts(arrived, owned):
+                whole[_slices(box, owned.matrix.box)] = part
+            whole = orthogonalized(whole.view(owned.matrix.num_rows, -1)).reshape(owned.matrix.box.sizes)
+            for part, box in _owned_parts(arrived, owned):
+                part.copy_(whole[_slices(box, owned.matrix.box)])
+        return arrived
+
+    def _gathered(self, shards: Sequence[Tensor]) -> Tensor:
+        """Return the parts of the matrices that this rank owns."""
+        first, second, spans = self.routes.along_replicas, self.routes.along_cut, self.routes.spans
+        parts = self._replicas.all_to_all(self._packed(shards), _EXCHANGE, first.sent, first.received).wait()
+        if self._cut.size == 1:
+            return parts  # each owned part is where it has arrived
+        parts = torch.cat([parts[span] for span in spans]) if spans else parts
+        return self._cut.all_to_all(parts, _EXCHANGE, second.sent, second.received).wait()
+
+    def _packed(self, shards: Sequence[Tensor]) -> Tensor:
+        packed = torch.empty(sum(self.routes.along_replicas.sent), dtype=self._dtype, device=shards[0].device)
+        for (_, region), part in zip(self.routes.regions, self._parts(packed), strict=True):
+            part.copy_(_view(shards, region))
+        return packed
+
+    def _return(self, results: Tensor, shards: Sequence[Tensor], scale: Callable[[LogicalMatrix], float]) -> None:
+        """Send the results to where the parts came from."""
+        first, second = self.routes.along_replicas, self.routes.along_cut
+        if self._cut.size > 1:
+            sorted_by_part = self._cut.all_to_all(results, _EXCHANGE, second.received, second.sent).wait()
+            results, at = torch.empty_like(sorted_by_part), 0
+            for span in self.routes.spans:
+                count = span.stop - span.start
+                results[span] = sorted_by_part[at : at + count]
+                at += count
+            del sorted_by_part
+        results = self._replicas.all_to_all(results, _EXCHANGE, first.received, first.sent).wait()
+        for (matrix, region), part in zip(self.routes.regions, self._parts(results), strict=True):
+            _view(shards, region).copy_(part).mul_(scale(matrix))
+
+    def _parts(self, packed: Tensor) -> list[Tensor]:
+        boxes = [region.box for _, region in self.routes.regions]
+        parts = packed.split([box.numel for box in boxes]) if boxes else ()
+        return [part.view(box.sizes) for part, box in zip(parts, boxes, strict=True)]
+
+
+def _cost(matrix: LogicalMatrix) -> float:
+    return orthogonalizing_flops(matrix.num_rows, matrix.num_columns)
+
+
+def _owned_parts(arrived: Tensor, owned: OwnedMatrix) -> Iterator[tuple[Tensor, Box]]:
+    for at, box in owned.parts:
+        yield arrived[at : at + box.numel].view(box.sizes), box
+
+
+def _placed(buckets: Sequence[Bucket]) -> list[PlacedWeight]:
+    placed = []
+    for number, bucket in enumerate(buckets):
+        for logical, start in zip(bucket.parameters, bucket.starts, strict=True):
+            assert logical.hidden is not None, f"{logical.name} has no logical matrices"
+            placed.append(PlacedWeight(number, bucket.shard_numel, start, logical.hidden))
+    return placed
+
+
+def _view(shards: Sequence[Tensor], region: Region) -> Tensor:
+    around = shards[region.bucket][region.flat : region.flat + region.around.numel].view(region.around.sizes)
+    return around[_slices(region.box, region.around)]
+
+
+def _slices(part: Box, whole: Box) -> tuple[slice, ...]:
+    return tuple(
+        slice(at - origin, at - origin + size)
+        for at, origin, size in zip(part.offsets, whole.offsets, part.sizes, strict=True)
+    )

@@ -1,0 +1,60 @@
+"""How the optimizer updates each parameter: by its name and kind, the same on every rank. Pure, and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from megatrain.config.optimizer import OptimizerConfig
+from megatrain.config.parameter_group import AS_OPTIMIZER, ParameterGroupConfig, first_matching
+from megatrain.contracts.state_kinds import EMA
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_STATE_KINDS: Mapping[str, tuple[str, ...]] = {
+    "adamw": _MOMENTS,
+    "lamb": _MOMENTS,
+    "muon": ("exp_avg",),
+    "sgd": ("momentum",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """The update of a parameter. The parameters of one bucket have the same rule.
+
+    name: of the algorithm. lr_scale: the learning rate as a multiple of the optimizer's. weight_decay: decoupled, of
+    matrices and embeddings; decays_all: of norms and biases too. has_ema: a moving average of the weights is kept.
+    """
+
+    name: str = "adamw"
+    weight_decay: float = 0.0
+    lr_scale: float = 1.0
+    decays_all: bool = False
+    has_ema: bool = False
+
+    @property
+    def state_kinds(self) -> tuple[str, ...]:
+        """The kinds of state beside the master weights: of each, one value for each weight."""
+        return (*_STATE_KINDS[self.name], *((EMA,) if self.has_ema else ()))
+
+
+BY_ADAMW = UpdateRule()
+
+
+def update_rule(
+    config: OptimizerConfig, groups: Sequence[ParameterGroupConfig], name: str, *, is_hidden_weight: bool
+) -> UpdateRule:
+    """Return the rule of the parameter `name`. groups: in the order in which they count.
+
+    Muon is for the matrices between hidden states. With it, embeddings, head, positions, norms and biases have AdamW.
+    Source: Keller Jordan, Muon, 2024.
+    """
+    algorithm = "adamw" if config.name == "muon" and not is_hidden_weight else config.name
+    rule = UpdateRule(algorithm, config.weight_decay, has_ema=config.ema_decay > 0.0)
+    index = first_matching(name, groups)
+    if index is None:
+        return rule
+    group = groups[index]
+    if group.weight_decay == AS_OPTIMIZER:
+        return replace(rule, lr_scale=group.lr_scale)
+    return replace(rule, lr_scale=group.lr_scale, weight_decay=group.weight_decay, decays_all=True)

@@ -1,0 +1,49 @@
+"""The memory and the messages of an update that exchanges whole matrices: the trainer's own exchange runs on meta.
+
+Every other update works in place and sends no more than small sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from megatrain.comm import Mesh
+from megatrain.comm.dry import dry_group
+from megatrain.config.config import Config
+from megatrain.contracts.layout import NEAREST
+from megatrain.parallel.matrix_exchange import MatrixExchange
+from megatrain.planning.chunks import PlannedChunk, planned_kind
+from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
+from megatrain.telemetry.black_box_writer import BlackBoxWriter
+from megatrain.telemetry.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedUpdate:
+    """What a rank needs for its update beside its state.
+
+    working: bytes at the fullest moment. sent: bytes to other ranks, by the name of the group.
+    """
+
+    working: int = 0
+    sent: Mapping[str, int] = field(default_factory=dict)
+
+
+IN_PLACE = PlannedUpdate()
+
+
+def plan_update(config: Config, mesh: Mesh, chunks: Sequence[PlannedChunk]) -> PlannedUpdate:
+    """Return the update of the rank of `mesh`. chunks: from plan_stage, all of the rank's."""
+    buckets = [bucket for chunk in chunks for bucket in chunk.buckets if bucket.rule.name == "muon"]
+    if not buckets:
+        return IN_PLACE
+    recorder = Recorder(BlackBoxWriter.anonymous())
+    cut = dry_group(mesh.along[NEAREST], recorder, planned_kind(config).type, is_awaited_later=False)
+    exchange = MatrixExchange(buckets, cut, config.optimizer.muon_precision)
+    shards = [torch.empty(one.shard_numel, dtype=one.gradient_dtype, device="meta") for one in buckets]
+    with PeakTensorBytes(on_meta=True) as memory:
+        exchange.orthogonalize_(shards, lambda _: 1.0)
+    return PlannedUpdate(memory.peak_bytes, exchange.bytes_sent)

@@ -1,0 +1,45 @@
+"""SGD against torch.optim.SGD, whole and in shards, with decoupled weight decay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.hand_made_optimizer import DECAYED, build_rank, draw, whole_state
+
+STEPS = 6
+
+
+def by_torch(momentum: float, weight_decay: float, *, has_nesterov: bool) -> dict[str, Tensor]:
+    weights = {name: one.requires_grad_() for name, one in draw(0).items()}
+    optimizer = torch.optim.SGD(list(weights.values()), lr=0.1, momentum=momentum, nesterov=has_nesterov)
+    for step in range(STEPS):
+        for name, gradient in draw(100 + step).items():
+            weights[name].grad = 0.5 * gradient
+            if name in DECAYED:
+                weights[name].data.mul_(1 - 0.1 * weight_decay)
+        optimizer.step()
+    return {name: one.detach() for name, one in weights.items()}
+
+
+@pytest.mark.parametrize("has_nesterov", [True, False])
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 0.1), (0.5, 0.0)])
+@pytest.mark.parametrize("dp_size", [1, 3])
+def test_steps_are_those_of_torch(dp_size: int, momentum: float, weight_decay: float, has_nesterov: bool) -> None:
+    options = {"momentum": momentum, "weight_decay": weight_decay, "has_nesterov": has_nesterov}
+    ranks = [build_rank(dp_size, rank, name="sgd", **options) for rank in range(dp_size)]
+    for step in range(STEPS):
+        for rank in ranks:
+            rank.set_gradients(draw(100 + step))
+            rank.optimizer.step(0.1, 0.5)
+
+    found = whole_state(ranks)
+    for name, truth in by_torch(momentum, weight_decay, has_nesterov=has_nesterov).items():
+        torch.testing.assert_close(found[name], truth, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_the_sum_of_gradients_is_all_that_is_kept() -> None:
+    rank = build_rank(name="sgd")
+
+    assert {kind for kind, _, _ in rank.optimizer.flat_shards()} == {"master", "momentum"}
