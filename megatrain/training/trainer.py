@@ -32,7 +32,7 @@ from megatrain.training.step import Requests, StepOutcome, train_step
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerParts:
+class StepLoopParts:
     """The parts that the loop drives, built by worker.py. `reporter` is None on all ranks except the reporting rank."""
 
     config: Config
@@ -48,10 +48,10 @@ class TrainerParts:
     """Lets the watchdog's grace period begin this many seconds from now at the earliest; see Watchdog.extend."""
 
 
-class Trainer:
+class StepLoop:
     """Trains from the step of the checkpoint to the last step, or until all ranks agree to stop."""
 
-    def __init__(self, parts: TrainerParts) -> None:
+    def __init__(self, parts: StepLoopParts) -> None:
         config, mesh = parts.config, parts.rank_model.mesh
         self._parts = parts
         self._config = config

@@ -52,7 +52,7 @@ from megatrain.training.observers.garbage_collection import PlannedGarbageCollec
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import build_rank_model
-from megatrain.training.trainer import Trainer, TrainerParts
+from megatrain.training.trainer import StepLoop, StepLoopParts
 from megatrain.training.watchdog import Watchdog
 
 
@@ -107,7 +107,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
             )
             profiler = closing.enter_context(StepProfiler(config.profile, process.rank, run_directory.logs))
             garbage = closing.enter_context(PlannedGarbageCollection(config.train.gc_interval, recorder))
-            parts = TrainerParts(
+            parts = StepLoopParts(
                 config=config,
                 rank_model=rank_model,
                 reader=reader,
@@ -119,7 +119,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 is_stop_requested=lambda: signals.is_requested,
                 extend_grace=watchdog.extend,
             )
-            exit_code = _train(Trainer(parts), config, process.round, run_directory, reporter, signals)
+            exit_code = _train(StepLoop(parts), config, process.round, run_directory, reporter, signals)
         except BaseException:
             recorder.close(keep=True, has_failed=True)
             raise
@@ -136,7 +136,7 @@ def _job_round(config: Config, process: Process) -> JobRound | None:
 
 
 def _train(
-    trainer: Trainer,
+    trainer: StepLoop,
     config: Config,
     round_number: int,
     run_directory: RunDirectory,
@@ -157,7 +157,7 @@ def _train(
 
 
 def _keep_config(config: Config, run_directory: RunDirectory, reporter: Reporter, round_number: int, step: int) -> None:
-    """Write this run's configuration and its changes to the run directory. Only after `Trainer.load`: it refuses a
+    """Write this run's configuration and its changes to the run directory. Only after `StepLoop.load`: it refuses a
     configuration that does not fit the checkpoint.
     """
     path = run_directory.root / CONFIG_NAME
