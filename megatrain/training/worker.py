@@ -46,6 +46,7 @@ from megatrain.telemetry.timers import cuda_timer
 from megatrain.training.allocator import let_segments_grow, set_allocator
 from megatrain.training.cpu_binding import bind_process, gpu_pci_address, set_threads
 from megatrain.training.evaluation import Validation, open_validation
+from megatrain.training.extensions import NO_EXTENSIONS, Extensions
 from megatrain.training.hardware_queues import use_all_queues
 from megatrain.training.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
@@ -56,7 +57,13 @@ from megatrain.training.trainer import StepLoop, StepLoopParts
 from megatrain.training.watchdog import Watchdog
 
 
-def run_worker(config: Config, process: Process, signals: StopSignals, watchdog: Watchdog) -> ExitCode:
+def run_worker(
+    config: Config,
+    process: Process,
+    signals: StopSignals,
+    watchdog: Watchdog,
+    extensions: Extensions = NO_EXTENSIONS,
+) -> ExitCode:
     """Train until the last step, or until the workers agree to stop because one of them got a request.
 
     Raises: MegatrainError; the black box is then kept, so that the cause can be found.
@@ -90,7 +97,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 reporter.note(f"run directory {run_directory.root.absolute()}; cores of rank 0: {binding}")
                 for note in notes:
                     reporter.note(note)
-            rank_model = build_rank_model(config, mesh, recorder, device)
+            rank_model = build_rank_model(config, mesh, recorder, device, loss=extensions.loss)
             checkpoints = JobCheckpoints(
                 config,
                 mesh,
@@ -114,12 +121,15 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 validation=validation,
                 checkpoints=checkpoints,
                 recorder=recorder,
-                observers=step_observers(config, rank_model, recorder, reporter, profiler, garbage),
+                observers=step_observers(
+                    config, rank_model, recorder, reporter, profiler, garbage, extensions.callbacks
+                ),
                 reporter=reporter,
                 is_stop_requested=lambda: signals.is_requested,
                 extend_grace=watchdog.extend,
+                callbacks=extensions.callbacks,
             )
-            exit_code = _train(StepLoop(parts), config, process.round, run_directory, reporter, signals)
+            exit_code = _train(StepLoop(parts), parts, process, run_directory, signals)
         except BaseException:
             recorder.close(keep=True, has_failed=True)
             raise
@@ -136,17 +146,17 @@ def _job_round(config: Config, process: Process) -> JobRound | None:
 
 
 def _train(
-    trainer: StepLoop,
-    config: Config,
-    round_number: int,
-    run_directory: RunDirectory,
-    reporter: Reporter | None,
-    signals: StopSignals,
+    trainer: StepLoop, parts: StepLoopParts, process: Process, run_directory: RunDirectory, signals: StopSignals
 ) -> ExitCode:
+    config, reporter = parts.config, parts.reporter
     trainer.load()
     if reporter is not None:
-        _keep_config(config, run_directory, reporter, round_number, trainer.step)
+        _keep_config(config, run_directory, reporter, process.round, trainer.step)
+    for callback in parts.callbacks:
+        callback.on_start(config, process.rank, trainer.step)
     trainer.train()
+    for callback in parts.callbacks:
+        callback.on_end(trainer.step, trainer.is_stopped)
     if not trainer.is_stopped:
         return ExitCode.OK
     if reporter is not None:
