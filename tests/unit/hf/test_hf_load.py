@@ -13,6 +13,7 @@ from tests.helpers.hf_models import CASES, export, our_logits, random_parameters
 from tests.helpers.require import require_module
 
 
+@pytest.mark.slow(kept=["gpt2"])
 @pytest.mark.parametrize("case", ["llama-tied", "gpt2"])
 def test_logits_are_those_of_the_parameters(case: str, tmp_path: Path) -> None:
     model, tokens_SB = tiny(case, dropout=0.0), some_tokens(tiny(case))
