@@ -69,6 +69,7 @@ setup(
         "megatrain_diagnostics": "diagnostics/megatrain_diagnostics",
     },
     package_data={
+        "megatrain": ["py.typed", "*.pyi"],
         "megatrain_launcher": ["templates/*"],
         "megatrain_diagnostics": ["dashboard/static/*", "dashboard/static/assets/*", "runbooks/*.md"],
     },

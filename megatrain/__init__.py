@@ -1,6 +1,44 @@
 """megatrain: pretraining of large language models with 3D parallelism, recovery and diagnosis.
 
-Importing the package loads nothing else: no torch, no numpy, no CUDA.
+Importing the package loads nothing else: no torch, no numpy, no CUDA. The names of the Python API are loaded at their
+first use. Their types are in __init__.pyi: docs/guides/python.md.
 """
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "Callback": "megatrain.training.extensions",
+    "EvaluationReport": "megatrain.reporting.report",
+    "LoadedModel": "megatrain.loaded_model",
+    "RunRecord": "megatrain.run_record",
+    "StepReport": "megatrain.reporting.report",
+    "Trainer": "megatrain.trainer",
+    "load": "megatrain.loaded_model",
+    "read_run": "megatrain.run_record",
+}
+"""The module of each name of the Python API."""
+
+__all__ = [
+    "Callback",
+    "EvaluationReport",
+    "LoadedModel",
+    "RunRecord",
+    "StepReport",
+    "Trainer",
+    "__version__",
+    "load",
+    "read_run",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # not at the top: it takes time, and most programs use another module
+    from importlib import import_module
+
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

@@ -1,33 +1,27 @@
-"""Generates text from a checkpoint on one device, to show what the model has learned.
+"""Draws tokens one by one from a model, to show what it has learned.
 
 Every token takes a forward pass over the whole context, which is simple and exact. Serving, with a key-value cache, is
-out of scope. Shapes: S sequence, B = 1, V vocabulary.
+out of scope. Shapes: V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint.checked_files import checked_content
-from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.config.config import Config
-from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
-from megatrain.contracts.errors import CheckpointError, DataError
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import Manifest
-from megatrain.contracts.state_kinds import MASTER
-from megatrain.conversion.software import job_config
-from megatrain.data.tokenizer import Tokenizer, parse_tokenizer
-from megatrain.model import TokenContext, Transformer
+from megatrain.contracts.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. temperature 0: the most likely token; top_k 0 and top_p 1: no tokens excluded."""
+    """How the next token is chosen. temperature 0: the most likely token; top_k 0 and top_p 1: no tokens excluded.
+
+    Raises: ConfigError naming every value that is out of range.
+    """
 
     max_tokens: int = 100
     temperature: float = 0.8
@@ -35,77 +29,32 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        problems = [f"{name}={getattr(self, name)} must be at least 0" for name in ("max_tokens", "top_k")
+                    if getattr(self, name) < 0]  # fmt: skip
+        if not 0.0 <= self.temperature < math.inf:
+            problems.append(f"temperature={self.temperature:g} must be a finite number of at least 0")
+        if not 0.0 < self.top_p <= 1.0:
+            problems.append(f"top_p={self.top_p:g} must be above 0 and at most 1")
+        if problems:
+            raise ConfigError(problems)
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A whole model in one process, with its tokenizer and configuration."""
 
-    model: Transformer
-    tokenizer: Tokenizer
-    config: Config
-    step: int
-    device: torch.device
+def draw_tokens(
+    next_logits: Callable[[Sequence[int]], Tensor], prompt: Sequence[int], end: int | None, sampling: Sampling
+) -> Iterator[int]:
+    """Yield the tokens after `prompt` one by one, until the token `end` or max_tokens.
 
-
-def load_model(checkpoint: Location, device: torch.device, kind: str = MASTER) -> LoadedModel:
-    """Load a checkpoint of any layout as one model. kind: of the state that is read as weights, MASTER or EMA.
-
-    Raises: CheckpointError or DataError, which name the file.
+    next_logits: returns the logits [V], on the CPU, of the token after those given.
     """
-    manifest = read_manifest(checkpoint)
-    config = job_config(manifest, checkpoint)
-    tokenizer = _tokenizer(checkpoint, manifest)
-    model = Transformer(config.model)
-    reader = ParameterReader(checkpoint, manifest, kept_bytes=0)  # each parameter is read once
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            stored = reader.read_parameter(name, kind)
-            if stored.shape != parameter.shape:
-                raise CheckpointError(
-                    f"{checkpoint}: {name} has shape {tuple(stored.shape)}, its configuration asks for "
-                    f"{tuple(parameter.shape)}; the manifest belongs to another checkpoint"
-                )
-            parameter.copy_(stored)
-    return LoadedModel(model.to(device).eval(), tokenizer, config, manifest.step, device)
-
-
-def _tokenizer(checkpoint: Location, manifest: Manifest) -> Tokenizer:
-    def small_file(name: str) -> bytes | None:
-        stored, location = manifest.name_of(name), checkpoint / name
-        if stored in manifest.files:
-            return checked_content(checkpoint, manifest, stored)
-        return location.read() if location.exists() else None  # a user added it after the checkpoint was written
-
-    content, location = small_file(TOKENIZER_NAME), checkpoint / TOKENIZER_NAME
-    if content is None:
-        raise DataError(f"{location} is missing: the job had no data.tokenizer; copy its tokenizer.json there")
-    return parse_tokenizer(content, str(location), beside=small_file)
-
-
-def generate(loaded: LoadedModel, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-    """Yield tokens one by one, until the end-of-document token or max_tokens. An empty prompt starts a document.
-
-    Raises: DataError for an empty prompt when the tokenizer names no end-of-document token.
-    """
-    end = loaded.tokenizer.eod_id if loaded.tokenizer.end else None
     generator = torch.Generator().manual_seed(sampling.seed)
-    tokens = list(prompt) or [loaded.tokenizer.eod_id]
+    tokens = list(prompt)
     for _ in range(sampling.max_tokens):
-        context = tokens[-loaded.config.model.seq_len :]
-        token = choose_token(_next_logits(loaded, context), sampling, generator)
+        token = choose_token(next_logits(tokens), sampling, generator)
         if token == end:
             return
         tokens.append(token)
         yield token
-
-
-def _next_logits(loaded: LoadedModel, tokens: Sequence[int]) -> Tensor:
-    tokens_SB = torch.tensor(tokens, device=loaded.device)[:, None]
-    context = TokenContext(sample_B=torch.zeros(1, dtype=torch.int64, device=loaded.device), seq_len=len(tokens))
-    assert loaded.model.loss_head is not None
-    with torch.no_grad():
-        hidden_SBH = loaded.model.hidden(tokens_SB, context)
-        return loaded.model.loss_head.logits(hidden_SBH[-1:])[0, 0, : loaded.config.model.vocab_size].cpu()
 
 
 def choose_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -1,4 +1,4 @@
-"""`python -m megatrain.train CONFIG`: load the configuration, then build, train and close.
+"""`python -m megatrain.train CONFIG`: load the configuration, then build, train and close. `Trainer` calls the same.
 
 What can be wrong with the configuration is found before torch is loaded and before any process group exists.
 """
@@ -10,13 +10,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatrain.config.config import Config
 from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.process import process_from_environment
+from megatrain.contracts.process import Process, process_from_environment
 from megatrain.programs.stop_signals import StopSignals
 from megatrain.reporting.sinks import missing_packages
 from megatrain.telemetry.stack_dumps import stacks_on_demand
+from megatrain.training.extensions import NO_EXTENSIONS, Extensions
 from megatrain.training.watchdog import install_launcher_death_guard, start_watchdog
 
 
@@ -28,10 +30,28 @@ def train(path: Path, overrides: Sequence[str]) -> ExitCode:
     launcher_pid = os.getppid()
     process = process_from_environment(os.environ)
     config = load_config(path, overrides, world_size=process.world_size, is_for_training=True).config
-    problems = missing_packages(config.log)
+    return train_worker(config, process, launcher_pid, ends_process=True)
+
+
+def train_worker(
+    config: Config,
+    process: Process,
+    launcher_pid: int,
+    extensions: Extensions = NO_EXTENSIONS,
+    *,
+    ends_process: bool,
+) -> ExitCode:
+    """Be one worker of a run, from the watchdog to the last checkpoint.
+
+    launcher_pid: the parent when the program started. ends_process: this process ends with the run, so that it ignores
+    stop signals once the state is saved.
+
+    Raises: MegatrainError.
+    """
+    problems = [*missing_packages(config.log), *extensions.problems(config)]
     if problems:
         raise ConfigError(problems)
-    # the watchdog is a fork: it must come before torch and its threads
+    # The watchdog is a fork: where the program has not loaded torch yet, it comes before torch and its threads.
     watch = start_watchdog(config.runtime.save_grace_s, process.rank, config.fence_rule)
     with watch as watchdog, StopSignals() as signals, stacks_on_demand():
         if process.init_method is not None and not process.host:
@@ -40,8 +60,8 @@ def train(path: Path, overrides: Sequence[str]) -> ExitCode:
             install_launcher_death_guard(launcher_pid)
         from megatrain.training.worker import run_worker
 
-        exit_code = run_worker(config, process, signals, watchdog)
-        if exit_code is ExitCode.SAVED_AND_STOPPED:
+        exit_code = run_worker(config, process, signals, watchdog, extensions)
+        if exit_code is ExitCode.SAVED_AND_STOPPED and ends_process:
             # a launcher may signal the other workers when the first one has ended; the state is saved already
             signals.ignore()
         return exit_code

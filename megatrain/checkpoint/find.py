@@ -14,6 +14,7 @@ from megatrain.contracts.checkpoint_files import COMMIT_NAME, commit_problem, is
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import RESUME_NAME, Candidate, candidates
 from megatrain.contracts.location import Location
+from megatrain.contracts.resume_point import with_problems
 
 CHECKPOINTS_NAME = "checkpoints"
 
@@ -48,6 +49,25 @@ def resolve_location(text: str) -> ResolvedLocation:
         if _is_lineage(directory):
             return ResolvedLocation(directory)
     raise no_checkpoint(text)
+
+
+def choose_checkpoint(
+    text: str, step: int | None = None, branch: str | None = None
+) -> tuple[Location, tuple[str, ...]]:
+    """Return the committed checkpoint to read, and a note for each newer one that was skipped.
+
+    Without a step, of a run or branch it is, as in a job's resume, the newest one without known damage.
+    Raises: CheckpointError, as `find_checkpoint`.
+    """
+    resolved = resolve_location(text)
+    notes: list[str] = []
+    if resolved.checkpoints is not None and resolved.checkpoint is None and step is None:
+        found = candidates(resolved.checkpoints, branch or resolved.branch)
+        for one, problem in with_problems(resolved.checkpoints, found):
+            if problem is None:
+                return one.location, tuple(notes)
+            notes.append(f"{one.branch}/{one.location.name} is damaged and was skipped: {problem}")
+    return find_checkpoint(text, step, branch), ()
 
 
 def find_checkpoint(text: str, step: int | None = None, branch: str | None = None) -> Location:

@@ -7,13 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from megatrain.checkpoint.find import find_checkpoint, resolve_location
+from megatrain.checkpoint.find import choose_checkpoint
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.contracts.checkpoint_files import COMMIT_NAME
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import Location
-from megatrain.contracts.resume_point import with_problems
 from megatrain.contracts.state_kinds import EMA, MASTER
 from megatrain.formatting.terminal import printable
 
@@ -51,17 +49,10 @@ def chosen_checkpoint(args: argparse.Namespace) -> Location:
     For a run or branch it is, as in a job's resume, the newest one without known damage. A note names each one skipped.
     Raises: CheckpointError.
     """
-    resolved = resolve_location(args.location)
-    if resolved.checkpoints is not None and resolved.checkpoint is None and args.step is None:
-        passed_over: list[str] = []
-        found = candidates(resolved.checkpoints, args.branch or resolved.branch)
-        for one, problem in with_problems(resolved.checkpoints, found):
-            if problem is None:
-                for note in passed_over:
-                    print(f"megatrain: note: {printable(note)}", file=sys.stderr)
-                return one.location
-            passed_over.append(f"{one.branch}/{one.location.name} is damaged and was skipped: {problem}")
-    return find_checkpoint(args.location, args.step, args.branch)
+    checkpoint, notes = choose_checkpoint(args.location, args.step, args.branch)
+    for note in notes:
+        print(f"megatrain: note: {printable(note)}", file=sys.stderr)
+    return checkpoint
 
 
 @contextmanager

@@ -34,19 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Sample. Raises: CheckpointError, DataError naming the file; ConfigError when the chosen device is missing."""
     checkpoint = chosen_checkpoint(args)
-    import torch
-
-    from megatrain.contracts.errors import ConfigError
     from megatrain.formatting.terminal import printable
-    from megatrain.generation import Sampling, generate, load_model
+    from megatrain.generation import Sampling
+    from megatrain.loaded_model import choose_device, load_checkpoint
 
-    has_cuda = torch.cuda.is_available()
-    if args.device == "cuda" and not has_cuda:
-        raise ConfigError(["--device cuda: torch sees no CUDA device here; use --device cpu"])
-    device = torch.device("cuda" if has_cuda and args.device != "cpu" else "cpu")
-    loaded = load_model(checkpoint, device, args.kind)
+    loaded = load_checkpoint(checkpoint, choose_device(args.device), kind=args.kind)
     sampling = Sampling(args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed)
-    tokens = list(generate(loaded, loaded.tokenizer.encode(args.prompt), sampling))
+    tokens = list(loaded.tokens_after(loaded.tokenizer.encode(args.prompt), sampling))
     text = loaded.tokenizer.decode(tokens)
     if args.json:
         print(json.dumps({"schema_version": 1, "checkpoint": str(checkpoint), "step": loaded.step,

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-import time
-import traceback
-from contextlib import suppress
 from pathlib import Path
 
-from megatrain.cli import run_and_report
-from megatrain.contracts.errors import CheckpointError, ConfigError, DataError, NonFiniteError, TopologyError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.process import process_from_environment
+from megatrain.worker_program import run_worker_program
 
 SUMMARY = "train a model: in this process, or as one worker under torchrun"
 ACCEPTS_OVERRIDES = True
-
-_SAME_EVERYWHERE = (ConfigError, TopologyError, DataError, CheckpointError, NonFiniteError)
-"""Errors that usually occur on all workers of a host alike: its first worker reports them."""
-
-_FIRST_WORKER_TELLS_WITHIN_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,43 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        code = run_and_report(lambda: _train(args))
-    except BaseException as error:
-        if "torch" not in sys.modules:
-            raise
-        code = _report_unforeseen(error)
-    if code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED) and "torch" in sys.modules:
-        # Exit without tearing down groups whose peers may be gone: the interpreter's normal exit would wait for their
-        # threads, or abort because of them.
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # the stream's reader is gone, or the stream is closed
-                stream.flush()
-        os._exit(code)
-    return code
+    return run_worker_program(lambda: _train(args))
 
 
-def _report_unforeseen(error: BaseException) -> int:
-    """Print what the interpreter would have printed at its exit, and return the exit code it would have had."""
-    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        return error.code or ExitCode.OK
-    with suppress(OSError, ValueError):
-        if isinstance(error, SystemExit):
-            print(error.code, file=sys.stderr)
-        else:
-            traceback.print_exception(error)
-    return ExitCode.FAILURE
-
-
-def _train(args: argparse.Namespace) -> int:
+def _train(args: argparse.Namespace) -> ExitCode:
     from megatrain.train import train
 
-    try:
-        return int(train(args.config, args.overrides))
-    except _SAME_EVERYWHERE:
-        if process_from_environment(os.environ).local_rank != 0:
-            # If the first worker has the same error, the launcher ends this worker before it reports the error. If this
-            # worker exited at once, the launcher might end the first worker before that one reports. If this worker
-            # never reported, an error that only it has would be hidden.
-            time.sleep(_FIRST_WORKER_TELLS_WITHIN_S)
-        raise
+    return train(args.config, args.overrides)

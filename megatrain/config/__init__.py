@@ -20,7 +20,7 @@ from megatrain.config.log import LogConfig
 from megatrain.config.model import ModelConfig
 from megatrain.config.model_size import ModelSize, num_parameters, parameters_by_part
 from megatrain.config.optimizer import OptimizerConfig
-from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin, OverrideOrigin
+from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin, OverrideOrigin, ProgramOrigin
 from megatrain.config.parallel import ParallelConfig
 from megatrain.config.profile import ProfileConfig
 from megatrain.config.reference import reference_markdown
@@ -49,6 +49,7 @@ __all__ = [
     "OverrideOrigin",
     "ParallelConfig",
     "ProfileConfig",
+    "ProgramOrigin",
     "RuntimeConfig",
     "TelemetryConfig",
     "TrainConfig",

@@ -13,7 +13,7 @@ from megatrain.config.config import NUMBERED, Config, build_config, options_with
 from megatrain.config.locator import key_lines
 from megatrain.config.numbered import split_arrays
 from megatrain.config.options import Option
-from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin
+from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin, ProgramOrigin
 from megatrain.config.overrides import named_section, parse_overrides
 from megatrain.config.tables import TableReader
 from megatrain.contracts.errors import ConfigError
@@ -45,26 +45,64 @@ def load_config(
     """
     text, raw, problem = _read_file(path)
     tables, doubled = split_arrays(raw, NUMBERED)
+    if problem is not None:
+        # what the overrides would change is unknown, so they are only checked by themselves
+        options = options_with(map(named_section, overrides))
+        reader = TableReader(options)
+        given = parse_overrides(overrides, options)
+        reader.read(given.tables, given.origins)
+        raise ConfigError([problem, *given.problems, *reader.problems])
+    problems = [f"{one} ({path})" for one in doubled]
+    lines = key_lines(text)
+    origins = {".".join(key): FileOrigin(str(path), line) for key, line in lines.items() if len(key) <= 2}
+    return _checked(tables, origins, FileOrigin(str(path), 0), overrides, problems, world_size, is_for_training)
+
+
+def load_tables(
+    tables: Mapping[str, object],
+    overrides: Sequence[str] = (),
+    *,
+    world_size: int | None = None,
+    is_for_training: bool = False,
+) -> LoadedConfig:
+    """Do the same with the sections and keys of a program, as a TOML file or `Config.to_dict` has them.
+
+    Raises: ConfigError with every problem of the tables, the overrides and the checks between keys.
+    """
+    sections, problems = split_arrays(tables, NUMBERED)
+    program = ProgramOrigin()
+    origins = {
+        f"{name}.{key}": program for name, table in sections.items() if isinstance(table, Mapping) for key in table
+    }
+    return _checked(sections, origins, None, overrides, problems, world_size, is_for_training)
+
+
+def _checked(
+    tables: Mapping[str, object],
+    origins_of_tables: Mapping[str, Origin],
+    fallback: Origin | None,
+    overrides: Sequence[str],
+    problems: Sequence[str],
+    world_size: int | None,
+    is_for_training: bool,
+) -> LoadedConfig:
+    """Return the configuration of tables and overrides. `fallback`: the origin of what is missing.
+
+    Raises: ConfigError with `problems` and all others.
+    """
     options = options_with([*tables, *(named_section(word) for word in overrides)])
     reader = TableReader(options)
-    reader.problems.extend(f"{one} ({path})" for one in doubled)
-    origins_of_file: dict[str, Origin] = {}
-    if problem is None:
-        lines = key_lines(text)
-        origins_of_file = {".".join(key): FileOrigin(str(path), line) for key, line in lines.items() if len(key) <= 2}
-        reader.read(tables, origins_of_file)
-    else:
-        reader.problems.append(problem)
+    reader.problems.extend(problems)
+    reader.read(tables, origins_of_tables)
     given = parse_overrides(overrides, options)
     reader.problems.extend(given.problems)
     reader.read(given.tables, given.origins)
-    if problem is None:
-        reader.require_all(origins_of_file, FileOrigin(str(path), 0))
-        origins = _complete(reader.origins, options)
-        found = find_problems(
-            build_config(reader.values), origins, world_size, reader.doubtful, is_for_training=is_for_training
-        )
-        reader.problems.extend(found)
+    reader.require_all(origins_of_tables, fallback)
+    origins = _complete(reader.origins, options)
+    found = find_problems(
+        build_config(reader.values), origins, world_size, reader.doubtful, is_for_training=is_for_training
+    )
+    reader.problems.extend(found)
     if reader.problems:
         raise ConfigError(reader.problems)
     return LoadedConfig(build_config(reader.values), origins)

@@ -1,4 +1,4 @@
-"""The source of a key's value: a line of a file, the command line, or the default."""
+"""The source of a key's value: a line of a file, a program, the command line, or the default."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ class FileOrigin:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}" if self.line else self.path
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOrigin:
+    """A value that a program gave as one of a section's keys."""
+
+    def __str__(self) -> str:
+        return "given by the program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +42,4 @@ class DefaultOrigin:
         return "default"
 
 
-Origin = FileOrigin | OverrideOrigin | DefaultOrigin
+Origin = FileOrigin | ProgramOrigin | OverrideOrigin | DefaultOrigin

@@ -5,13 +5,17 @@ Shapes: S sequence, B micro-batch, H hidden, V padded vocabulary, T = S * B.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from megatrain.config.model import ModelConfig
+from megatrain.contracts.errors import ConfigError
 from megatrain.model.norm import build_norm
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
 from megatrain.ops.linear import linear
+from megatrain.ops.precision import accumulate_dtype
 from megatrain.ops.residual import ResidualStream
 from megatrain.ops.softcap import softcap_
 
@@ -34,6 +38,39 @@ class CrossEntropy(nn.Module):
         return summed_cross_entropy(logits_TV, labels_T, self.vocab_size, terms=terms)
 
 
+class CustomLoss(nn.Module):
+    """The summed loss of a micro-batch by a function of the user, which gets no padding of the vocabulary.
+
+    Takes the place of CrossEntropy where one rank holds the whole vocabulary. Evaluation has the cross entropy.
+    """
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], vocab_size: int) -> None:
+        super().__init__()
+        self.loss = loss
+        self.vocab_size = vocab_size
+
+    def forward(self, logits_TV: Tensor, labels_T: Tensor) -> Tensor:
+        """Return the summed loss, fp32 (fp64 for fp64).
+
+        Raises: ConfigError when the function returns anything but a scalar with a gradient.
+        """
+        if not self.training:
+            return summed_cross_entropy(logits_TV, labels_T, self.vocab_size)
+        found = self.loss(logits_TV[:, : self.vocab_size], labels_T)
+        if not isinstance(found, Tensor):
+            raise _refusal(f"a {type(found).__name__}")
+        if found.dim() != 0:
+            raise _refusal(f"a tensor of shape {list(found.shape)}")
+        if not found.requires_grad:
+            raise _refusal("a tensor without a gradient")
+        return found.to(accumulate_dtype(logits_TV.dtype))
+
+
+def _refusal(found: str) -> ConfigError:
+    rule = "return the sum of the tokens' losses, a scalar that is computed from the logits"
+    return ConfigError([f"the loss of your own returned {found}; {rule}"])
+
+
 class LossHead(nn.Module):
     """norm -> head_in -> projection -> soft cap, where the configuration has one -> loss.
 
@@ -51,7 +88,7 @@ class LossHead(nn.Module):
             tied_weight = nn.Parameter(torch.empty(config.padded_vocab_size, config.hidden_size))
         self.weight = tied_weight
         self.softcap = config.head_softcap
-        self.cross_entropy = CrossEntropy(config.vocab_size, loss_terms)
+        self.cross_entropy: CrossEntropy | CustomLoss = CrossEntropy(config.vocab_size, loss_terms)
 
     def logits(self, hidden_SBH: Tensor) -> Tensor:
         """Return the logits over this part's vocabulary. Shapes: hidden [S, B, H]; result [S, B, V]."""

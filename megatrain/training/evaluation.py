@@ -7,7 +7,7 @@ differ only by rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_meta
 from megatrain.data.reader import MicroBatch, num_label_tokens
 from megatrain.reporting import EvaluationReport, Reporter
+from megatrain.training.extensions import Callback
 from megatrain.training.phases import Phases
 from megatrain.training.rank_model import RankModel
 
@@ -94,15 +95,24 @@ def open_validation(config: Config) -> Validation | None:
 
 
 class Evaluations:
-    """Evaluates every evaluation.interval steps and after the last step. Does nothing without held-out tokens."""
+    """Evaluates every evaluation.interval steps and after the last step. Does nothing without held-out tokens.
+
+    reporter: None on all ranks except the reporting rank. callbacks: get each result after the reporter.
+    """
 
     def __init__(
-        self, rank_model: RankModel, validation: Validation | None, phases: Phases, reporter: Reporter | None
+        self,
+        rank_model: RankModel,
+        validation: Validation | None,
+        phases: Phases,
+        reporter: Reporter | None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self._rank_model = rank_model
         self._validation = validation
         self._phases = phases
         self._reporter = reporter
+        self._callbacks = callbacks
 
     def after_step(self, step: int) -> None:
         """Evaluate if it is due after `step` steps.
@@ -116,13 +126,14 @@ class Evaluations:
         started = perf_counter()
         with self._phases.enter(Phase.EVALUATION, config.runtime.evaluation_timeout_s, Operation.EVALUATION):
             result = evaluate(self._rank_model, *self._validation)
+        report = EvaluationReport(
+            step=step,
+            loss=result.loss,
+            num_tokens=result.num_tokens,
+            bits_per_byte=result.bits_per_byte,
+            duration_s=perf_counter() - started,
+        )
         if self._reporter is not None:
-            self._reporter.evaluation(
-                EvaluationReport(
-                    step=step,
-                    loss=result.loss,
-                    num_tokens=result.num_tokens,
-                    bits_per_byte=result.bits_per_byte,
-                    duration_s=perf_counter() - started,
-                )
-            )
+            self._reporter.evaluation(report)
+        for callback in self._callbacks:
+            callback.on_evaluation(report)

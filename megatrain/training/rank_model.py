@@ -18,6 +18,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.layout import STAGES
 from megatrain.model import initialise_
 from megatrain.model.fp8 import Fp8Scales
+from megatrain.model.head import CustomLoss
 from megatrain.ops.precision import DTYPES
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.boxes import Box
@@ -28,6 +29,7 @@ from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
 from megatrain.parallel.placement import ShardHolders
 from megatrain.parallel.sharding import FlatShard
 from megatrain.telemetry.recorder import Recorder
+from megatrain.training.extensions import Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +103,24 @@ class RankModel:
 
 
 def build_rank_model(
-    config: Config, mesh: Mesh, recorder: Recorder, device: torch.device, capture: Capture | None = None
+    config: Config,
+    mesh: Mesh,
+    recorder: Recorder,
+    device: torch.device,
+    capture: Capture | None = None,
+    loss: Loss | None = None,
 ) -> RankModel:
     """Build this rank's chunks, pipeline and optimizer. Weights are zero until they are initialised or loaded.
 
-    capture: records micro-batches as CUDA graphs; None: what `capture_of` returns.
+    capture: records micro-batches as CUDA graphs; None: what `capture_of` returns. loss: takes the place of cross
+    entropy in training; the configuration must allow it (Extensions.problems).
     """
     capture = capture or capture_of(config, device)
     built = build_chunks(config, mesh, device, CudaCopies(device) if device.type == "cuda" else ImmediateCopies())
+    if loss is not None:
+        for chunk in built:
+            if chunk.meta.module.loss_head is not None:
+                chunk.meta.module.loss_head.cross_entropy = CustomLoss(loss, config.model.vocab_size)
     chunks = [_as_trained(config, chunk, capture) for chunk in built]
     pipeline = Pipeline(
         mesh,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.save_policy import SaveInterval
@@ -11,6 +13,7 @@ from megatrain.contracts.errors import SaveError
 from megatrain.contracts.operations import Operation
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder
+from megatrain.training.extensions import Callback
 from megatrain.training.phases import Phases
 from megatrain.training.step import Requests
 
@@ -19,7 +22,7 @@ class Saving:
     """Takes a snapshot when one is due or requested, at the step on which all ranks have agreed.
 
     decides_timed_saves: whether this rank decides, for all ranks, when a timed checkpoint is due; one rank does.
-    reporter: None on all ranks except the reporting rank.
+    reporter: None on all ranks except the reporting rank. callbacks: get the step of each snapshot.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class Saving:
         reporter: Reporter | None,
         *,
         decides_timed_saves: bool,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self._config = config.checkpoint
         self._timeout_s = config.runtime.checkpoint_timeout_s
@@ -40,6 +44,7 @@ class Saving:
         self._phases = phases
         self._reporter = reporter
         self._decides_timed_saves = decides_timed_saves
+        self._callbacks = callbacks
         self._interval = SaveInterval(config.checkpoint)
         self._obeyed_command = 0
         self._saved_step = -1
@@ -114,6 +119,8 @@ class Saving:
             f"snapshot of step {progress.step} taken in {times.stall_s:.3f} s{waited}; "
             f"it goes to {self._checkpoints.directory}"
         )
+        for callback in self._callbacks:
+            callback.on_checkpoint(progress.step)
 
     def _note(self, text: str) -> None:
         if self._reporter is not None:

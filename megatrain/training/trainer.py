@@ -23,6 +23,7 @@ from megatrain.optim import learning_rate
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.evaluation import Evaluations, Validation
+from megatrain.training.extensions import Callback
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 from megatrain.training.phases import Phases
 from megatrain.training.rank_model import RankModel
@@ -32,7 +33,7 @@ from megatrain.training.step import Requests, StepOutcome, train_step
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerParts:
+class StepLoopParts:
     """The parts that the loop drives, built by worker.py. `reporter` is None on all ranks except the reporting rank."""
 
     config: Config
@@ -46,12 +47,14 @@ class TrainerParts:
     is_stop_requested: Callable[[], bool]
     extend_grace: Callable[[float], None]
     """Lets the watchdog's grace period begin this many seconds from now at the earliest; see Watchdog.extend."""
+    callbacks: Sequence[Callback] = ()
+    """They get evaluations and snapshots from the loop; steps come from an observer."""
 
 
-class Trainer:
+class StepLoop:
     """Trains from the step of the checkpoint to the last step, or until all ranks agree to stop."""
 
-    def __init__(self, parts: TrainerParts) -> None:
+    def __init__(self, parts: StepLoopParts) -> None:
         config, mesh = parts.config, parts.rank_model.mesh
         self._parts = parts
         self._config = config
@@ -61,9 +64,17 @@ class Trainer:
         self._num_skipped_in_a_row = 0
         self._phases = Phases(mesh, parts.recorder, parts.extend_grace, config.runtime.step_timeout_s)
         self._saving = Saving(
-            config, parts.checkpoints, parts.recorder, self._phases, parts.reporter, decides_timed_saves=mesh.rank == 0
+            config,
+            parts.checkpoints,
+            parts.recorder,
+            self._phases,
+            parts.reporter,
+            decides_timed_saves=mesh.rank == 0,
+            callbacks=parts.callbacks,
         )
-        self._evaluations = Evaluations(parts.rank_model, parts.validation, self._phases, parts.reporter)
+        self._evaluations = Evaluations(
+            parts.rank_model, parts.validation, self._phases, parts.reporter, parts.callbacks
+        )
         self._replica_check = self._make_replica_check()
         self.is_stopped = False
         """Whether training ended early because of a request."""

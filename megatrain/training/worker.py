@@ -46,17 +46,24 @@ from megatrain.telemetry.timers import cuda_timer
 from megatrain.training.allocator import let_segments_grow, set_allocator
 from megatrain.training.cpu_binding import bind_process, gpu_pci_address, set_threads
 from megatrain.training.evaluation import Validation, open_validation
+from megatrain.training.extensions import NO_EXTENSIONS, Extensions
 from megatrain.training.hardware_queues import use_all_queues
 from megatrain.training.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import build_rank_model
-from megatrain.training.trainer import Trainer, TrainerParts
+from megatrain.training.trainer import StepLoop, StepLoopParts
 from megatrain.training.watchdog import Watchdog
 
 
-def run_worker(config: Config, process: Process, signals: StopSignals, watchdog: Watchdog) -> ExitCode:
+def run_worker(
+    config: Config,
+    process: Process,
+    signals: StopSignals,
+    watchdog: Watchdog,
+    extensions: Extensions = NO_EXTENSIONS,
+) -> ExitCode:
     """Train until the last step, or until the workers agree to stop because one of them got a request.
 
     Raises: MegatrainError; the black box is then kept, so that the cause can be found.
@@ -90,7 +97,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 reporter.note(f"run directory {run_directory.root.absolute()}; cores of rank 0: {binding}")
                 for note in notes:
                     reporter.note(note)
-            rank_model = build_rank_model(config, mesh, recorder, device)
+            rank_model = build_rank_model(config, mesh, recorder, device, loss=extensions.loss)
             checkpoints = JobCheckpoints(
                 config,
                 mesh,
@@ -107,19 +114,22 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
             )
             profiler = closing.enter_context(StepProfiler(config.profile, process.rank, run_directory.logs))
             garbage = closing.enter_context(PlannedGarbageCollection(config.train.gc_interval, recorder))
-            parts = TrainerParts(
+            parts = StepLoopParts(
                 config=config,
                 rank_model=rank_model,
                 reader=reader,
                 validation=validation,
                 checkpoints=checkpoints,
                 recorder=recorder,
-                observers=step_observers(config, rank_model, recorder, reporter, profiler, garbage),
+                observers=step_observers(
+                    config, rank_model, recorder, reporter, profiler, garbage, extensions.callbacks
+                ),
                 reporter=reporter,
                 is_stop_requested=lambda: signals.is_requested,
                 extend_grace=watchdog.extend,
+                callbacks=extensions.callbacks,
             )
-            exit_code = _train(Trainer(parts), config, process.round, run_directory, reporter, signals)
+            exit_code = _train(StepLoop(parts), parts, process, run_directory, signals)
         except BaseException:
             recorder.close(keep=True, has_failed=True)
             raise
@@ -136,17 +146,17 @@ def _job_round(config: Config, process: Process) -> JobRound | None:
 
 
 def _train(
-    trainer: Trainer,
-    config: Config,
-    round_number: int,
-    run_directory: RunDirectory,
-    reporter: Reporter | None,
-    signals: StopSignals,
+    trainer: StepLoop, parts: StepLoopParts, process: Process, run_directory: RunDirectory, signals: StopSignals
 ) -> ExitCode:
+    config, reporter = parts.config, parts.reporter
     trainer.load()
     if reporter is not None:
-        _keep_config(config, run_directory, reporter, round_number, trainer.step)
+        _keep_config(config, run_directory, reporter, process.round, trainer.step)
+    for callback in parts.callbacks:
+        callback.on_start(config, process.rank, trainer.step)
     trainer.train()
+    for callback in parts.callbacks:
+        callback.on_end(trainer.step, trainer.is_stopped)
     if not trainer.is_stopped:
         return ExitCode.OK
     if reporter is not None:
@@ -157,7 +167,7 @@ def _train(
 
 
 def _keep_config(config: Config, run_directory: RunDirectory, reporter: Reporter, round_number: int, step: int) -> None:
-    """Write this run's configuration and its changes to the run directory. Only after `Trainer.load`: it refuses a
+    """Write this run's configuration and its changes to the run directory. Only after `StepLoop.load`: it refuses a
     configuration that does not fit the checkpoint.
     """
     path = run_directory.root / CONFIG_NAME

@@ -24,12 +24,12 @@ def is_site(place: str) -> bool:
 def sites_in(strike: Callable[[str, int], None]) -> None:
     """Call `strike(site, step)` at each site of this process, from the thread that comes there."""
     from megatrain.telemetry.recorder import Recorder
-    from megatrain.training.trainer import Trainer
+    from megatrain.training.trainer import StepLoop
 
     begin: Any = Recorder.begin
     set_step: Any = Recorder.set_step
     add_group: Any = Recorder.add_group
-    read_step: Any = Trainer._read_step
+    read_step: Any = StepLoop._read_step
     names: dict[int, str] = {}
     at = [-1]
 
@@ -51,11 +51,11 @@ def sites_in(strike: Callable[[str, int], None]) -> None:
             strike(site, at[0])
         return token
 
-    def noted_read(trainer: Trainer, *words: Any) -> Any:
+    def noted_read(trainer: StepLoop, *words: Any) -> Any:
         strike(READ, at[0])
         return read_step(trainer, *words)
 
     Recorder.begin = noted_begin  # type: ignore[method-assign]
     Recorder.set_step = noted_step  # type: ignore[method-assign]
     Recorder.add_group = noted_group  # type: ignore[method-assign]
-    Trainer._read_step = noted_read  # type: ignore[method-assign]
+    StepLoop._read_step = noted_read  # type: ignore[method-assign]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from megatrain.cli import main
-from megatrain.commands import train
+from megatrain.train import train
+from megatrain.worker_program import run_worker_program
 
 if __name__ == "__main__":
-    train._FIRST_WORKER_TELLS_WITHIN_S = 0.2
-    sys.exit(main(["train", *sys.argv[1:]]))
+    sys.exit(run_worker_program(lambda: train(Path(sys.argv[1]), sys.argv[2:]), first_worker_s=0.2))

@@ -32,7 +32,7 @@ from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observer import CompletedStep
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import RankModel, build_rank_model
-from megatrain.training.trainer import Trainer, TrainerParts
+from megatrain.training.trainer import StepLoop, StepLoopParts
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 
@@ -126,7 +126,7 @@ class LoneTrainer:
     """A trainer, and all that it was given."""
 
     config: Config
-    trainer: Trainer
+    trainer: StepLoop
     rank_model: RankModel
     recorder: Recorder
     checkpoints: _Checkpoints
@@ -172,8 +172,8 @@ def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
     garbage = _Garbage(notes, config.train.gc_interval, recorder)
     profiler = _Profiler(notes, Path(config.data.train).parent)
     stand_ins: dict[str, Any] = {"checkpoints": checkpoints, "reporter": reports}
-    trainer = Trainer(
-        TrainerParts(
+    trainer = StepLoop(
+        StepLoopParts(
             config=config,
             rank_model=rank_model,
             reader=BatchReader(dataset, order, config.data.has_document_mask),

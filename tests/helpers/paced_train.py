@@ -164,10 +164,10 @@ def main() -> int:
     from megatrain.cli import main as cli_main
     from megatrain.data.reader import BatchReader
     from megatrain.parallel.pipeline import PipelineChunk
-    from megatrain.training.trainer import Trainer
+    from megatrain.training.trainer import StepLoop
 
     pacer = Pacer(Path(os.environ[VARIABLE]))
-    train_step: Any = Trainer._train_step
+    train_step: Any = StepLoop._train_step
     read_step: Any = BatchReader.read_step
     forward: Any = PipelineChunk.forward
 
@@ -194,7 +194,7 @@ def main() -> int:
         out, backward = pacer.take(pacer.pace.forward_s, work)
         return out, lambda gradient: pacer.take(pacer.pace.backward_s, lambda: backward(gradient))
 
-    Trainer._train_step = paced_train_step  # type: ignore[method-assign]
+    StepLoop._train_step = paced_train_step  # type: ignore[method-assign]
     BatchReader.read_step = paced_read_step  # type: ignore[method-assign]
     PipelineChunk.forward = paced_forward  # type: ignore[method-assign]
     return cli_main(["train", *sys.argv[1:]])

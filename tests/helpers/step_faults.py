@@ -160,7 +160,7 @@ def main() -> int:
     from megatrain.checkpoint.job import JobCheckpoints
     from megatrain.cli import main as cli_main
     from megatrain.training.evaluation import Evaluations
-    from megatrain.training.trainer import Trainer
+    from megatrain.training.trainer import StepLoop
 
     root = Path(os.environ[VARIABLE])
     rank = int(os.environ.get("RANK", "0"))
@@ -174,12 +174,12 @@ def main() -> int:
 
     obey_in_spans(root, rank)
 
-    train_step: Any = Trainer._train_step
+    train_step: Any = StepLoop._train_step
     evaluate: Any = Evaluations.after_step
     publish: Any = JobCheckpoints._publish
     copy_out: Any = ArenaSlot.copy_out
 
-    def faulty_train_step(trainer: Trainer, batch: Any) -> Any:
+    def faulty_train_step(trainer: StepLoop, batch: Any) -> Any:
         started = time.monotonic()
         obey("step", trainer.step)
         outcome = train_step(trainer, batch)
@@ -198,7 +198,7 @@ def main() -> int:
         obey("snapshot", slot.words().step)
         copy_out(slot)
 
-    Trainer._train_step = faulty_train_step  # type: ignore[method-assign]
+    StepLoop._train_step = faulty_train_step  # type: ignore[method-assign]
     Evaluations.after_step = faulty_evaluate  # type: ignore[method-assign]
     JobCheckpoints._publish = faulty_publish  # type: ignore[method-assign]
     ArenaSlot.copy_out = faulty_copy_out  # type: ignore[method-assign]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from megatrain.config.config import Config
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder
+from megatrain.training.extensions import Callback
 from megatrain.training.observers.device_memory import device_memory
 from megatrain.training.observers.exchange_timeouts import ExchangeTimeouts
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
@@ -25,15 +28,20 @@ def step_observers(
     reporter: Reporter | None,
     profiler: StepProfiler,
     garbage: PlannedGarbageCollection,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[StepObserver, ...]:
     """Return the observers of a worker. The heartbeat comes before the observers that read a step's totals, because it
     completes the totals.
 
-    reporter: None on all ranks except the reporting rank. profiler, garbage: the caller closes them.
+    reporter: None on all ranks except the reporting rank. profiler, garbage: the caller closes them. callbacks: get
+    the report of each step after the reporter.
     """
     memory, layout = device_memory(rank_model.device), rank_model.mesh.layout
-    reports = [] if reporter is None else [
-        StepReports(reporter, recorder, memory, seq_len=config.model.seq_len, world_size=layout.world_size)
+    receivers = [callback.on_step for callback in callbacks]
+    if reporter is not None:
+        receivers.insert(0, reporter.step)
+    reports = [] if not receivers else [
+        StepReports(receivers, recorder, memory, seq_len=config.model.seq_len, world_size=layout.world_size)
     ]  # fmt: skip
     return (
         ExchangeTimeouts(rank_model.mesh, config.runtime),

@@ -11,16 +11,15 @@ from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S
 
 _PROGRAM = """
-import argparse, sys, threading, types
-from megatrain.commands import train
+import sys, threading, types
+from megatrain.worker_program import run_worker_program
 if {has_torch}:
     sys.modules["torch"] = types.ModuleType("torch")  # whether it is loaded is all that is asked
     threading.Thread(target=threading.Event().wait).start()  # the interpreter's own end would wait for it
-def fail(args):
+def fail():
     print("a last word", end="")
     {statement}
-train._train = fail
-sys.exit(train.run(argparse.Namespace()))
+sys.exit(run_worker_program(fail))
 """
 
 

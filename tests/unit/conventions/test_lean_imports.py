@@ -78,3 +78,13 @@ def test_help_loads_nothing_heavy() -> None:
 def test_help_of_a_verb_loads_no_torch(verb: str) -> None:
     loaded = heavy_modules_after(f"from megatrain.cli import main; assert main([{verb!r}, '--help']) == 0")
     assert "torch" not in loaded
+
+
+def test_a_program_that_reads_a_run_or_prepares_a_training_loads_no_torch() -> None:
+    statements = (
+        "import megatrain\n"
+        "class Mine(megatrain.Callback): pass\n"
+        "trainer = megatrain.Trainer('configs/demo.toml', callbacks=[Mine()])\n"
+        "assert megatrain.read_run('tests/golden/dashboard-sample').metrics().num_rows\n"
+    )
+    assert set(heavy_modules_after(statements)) == {"numpy", "pyarrow"}

@@ -21,9 +21,10 @@ from megatrain.checkpoint.find import find_checkpoint
 from megatrain.cli import main
 from megatrain.config.config import Config
 from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
-from megatrain.contracts.errors import CheckpointError, DataError
+from megatrain.contracts.errors import CheckpointError, ConfigError, DataError
 from megatrain.contracts.location import LocalLocation, Location
-from megatrain.generation import LoadedModel, Sampling, generate, load_model
+from megatrain.generation import Sampling
+from megatrain.loaded_model import LoadedModel, load, load_checkpoint
 from megatrain.model import TokenContext, Transformer
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.require import require_module
@@ -97,24 +98,24 @@ def checkpoint_of(run: TrainedRun) -> Location:
 
 @pytest.fixture
 def loaded(run: TrainedRun) -> LoadedModel:
-    return load_model(checkpoint_of(run), CPU)
+    return load_checkpoint(checkpoint_of(run), CPU)
 
 
 @pytest.mark.slow
 def test_greedy_tokens_are_the_likeliest_of_the_weights_saved(run: TrainedRun, loaded: LoadedModel) -> None:
     prompt = loaded.tokenizer.encode(PROMPT)
-    found = list(generate(loaded, prompt, GREEDY))
+    found = list(loaded.tokens_after(prompt, GREEDY))
 
     expected = run.greedy(prompt, GREEDY.max_tokens)
     assert loaded.tokenizer.eod_id not in expected
     assert len(set(expected)) > 5, "a model that repeats itself would hide a token that was not appended"
     assert found == expected
-    assert (loaded.step, loaded.config.model) == (2, run.config.model)
+    assert (loaded.step, loaded.config) == (2, run.config.model)
     assert not loaded.model.training
 
 
 def test_a_prompt_that_is_empty_starts_a_document(run: TrainedRun, loaded: LoadedModel) -> None:
-    found = list(generate(loaded, [], Sampling(max_tokens=5, temperature=0.0)))
+    found = list(loaded.tokens_after([], Sampling(max_tokens=5, temperature=0.0)))
 
     assert found == run.greedy([run.tokenizer.eod_id], 5)
 
@@ -123,21 +124,21 @@ def test_a_prompt_that_is_empty_starts_a_document(run: TrainedRun, loaded: Loade
 def test_the_last_tokens_are_all_the_context_there_is(prompt_length: int, run: TrainedRun, loaded: LoadedModel) -> None:
     prompt = [7 * place % VOCAB_SIZE for place in range(1, prompt_length + 1)]
 
-    assert list(generate(loaded, prompt, Sampling(max_tokens=3, temperature=0.0))) == run.greedy(prompt, 3)
+    assert list(loaded.tokens_after(prompt, Sampling(max_tokens=3, temperature=0.0))) == run.greedy(prompt, 3)
 
 
 def test_the_end_of_a_document_ends_the_text(loaded: LoadedModel) -> None:
-    tokens = list(generate(loaded, [1], GREEDY))
+    tokens = list(loaded.tokens_after([1], GREEDY))
     assert tokens.index(tokens[5]) == 5, "the one that is to be the end comes for the first time"
     ending: Any = SimpleNamespace(end="<end>", eod_id=tokens[5])
 
-    assert list(generate(replace(loaded, tokenizer=ending), [1], GREEDY)) == tokens[:5]
+    assert list(replace(loaded, read_tokenizer=lambda: ending).tokens_after([1], GREEDY)) == tokens[:5]
 
 
 def test_a_tokenizer_without_an_end_of_documents_samples_to_the_last_token(loaded: LoadedModel) -> None:
     endless: Any = SimpleNamespace(end="")
-    tokens = list(generate(loaded, [1], GREEDY))
-    assert list(generate(replace(loaded, tokenizer=endless), [1], GREEDY)) == tokens
+    tokens = list(loaded.tokens_after([1], GREEDY))
+    assert list(replace(loaded, read_tokenizer=lambda: endless).tokens_after([1], GREEDY)) == tokens
 
 
 def test_rows_that_only_fill_up_the_vocabulary_are_never_chosen(loaded: LoadedModel) -> None:
@@ -150,12 +151,12 @@ def test_rows_that_only_fill_up_the_vocabulary_are_never_chosen(loaded: LoadedMo
         head.weight[VOCAB_SIZE + 1] = -head.weight[VOCAB_SIZE]
 
     for sampling in (GREEDY, Sampling(max_tokens=20, temperature=1.0)):
-        assert max(generate(loaded, [1], sampling)) < VOCAB_SIZE
+        assert max(loaded.tokens_after([1], sampling)) < VOCAB_SIZE
 
 
 def test_draws_are_those_of_the_seed(loaded: LoadedModel) -> None:
     first, again, other = (
-        list(islice(generate(loaded, [1], Sampling(temperature=1.5, seed=seed)), 12)) for seed in (3, 3, 4)
+        list(islice(loaded.tokens_after([1], Sampling(temperature=1.5, seed=seed)), 12)) for seed in (3, 3, 4)
     )
 
     assert first == again
@@ -187,10 +188,15 @@ def saved_tokenizer(checkpoint: Location) -> Location:
 def test_a_checkpoint_without_a_tokenizer_says_what_to_do(run: TrainedRun, tmp_path: Path) -> None:
     bare = train(tmp_path, None)
     with pytest.raises(DataError, match=r"tokenizer\.json is missing: the job had no data\.tokenizer"):
-        load_model(checkpoint_of(bare), CPU)
+        load_checkpoint(checkpoint_of(bare), CPU)
+    loaded = load(bare.root, device="cpu", dtype="bf16")
+    assert loaded.logits([1, 2]).shape == (2, VOCAB_SIZE)
+    assert loaded.logits([1, 2]).dtype == torch.float32
+    with pytest.raises(DataError, match=r"tokenizer\.json is missing"):
+        loaded.generate("a")
 
     (checkpoint_of(bare) / TOKENIZER_NAME).write(saved_tokenizer(checkpoint_of(run)).read())
-    assert load_model(checkpoint_of(bare), CPU).tokenizer.encode(PROMPT) == run.tokenizer.encode(PROMPT)
+    assert load_checkpoint(checkpoint_of(bare), CPU).tokenizer.encode(PROMPT) == run.tokenizer.encode(PROMPT)
 
 
 def test_a_tokenizer_that_is_not_the_one_saved_is_refused(run: TrainedRun, tmp_path: Path) -> None:
@@ -200,7 +206,7 @@ def test_a_tokenizer_that_is_not_the_one_saved_is_refused(run: TrainedRun, tmp_p
     saved.write(saved.read() + b"\n")
     words = r"copy/r000000-tokenizer\.json: differs from its entry in the manifest"
     with pytest.raises(CheckpointError, match=words):
-        load_model(place, CPU)
+        load_checkpoint(place, CPU)
 
 
 def test_the_command_prints_text_or_json(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
@@ -220,6 +226,67 @@ def test_the_command_prints_text_or_json(run: TrainedRun, capfd: pytest.CaptureF
     # what cannot be printed as it is may be written otherwise
     assert printed.startswith(PROMPT)
     assert printed.endswith("\n")
+
+
+def test_the_function_writes_what_the_command_prints(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
+    options = {"max_tokens": 5, "temperature": 1.2, "top_k": 50, "top_p": 0.9, "seed": 4}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    assert main(["sample", str(run.root), "--prompt", PROMPT, "--device", "cpu", "--json", *words]) == 0
+    printed = json.loads(capfd.readouterr().out)
+
+    for place in (run.root, Path(str(checkpoint_of(run)))):
+        loaded = load(place, device="cpu")
+        assert loaded.generate(PROMPT, **options) == printed["text"]
+        assert (loaded.step, loaded.config) == (2, run.config.model)
+    assert printed["text"]
+
+
+def test_logits_are_those_of_the_weights_saved(run: TrainedRun) -> None:
+    loaded = load(run.root, step=2, device="cpu")
+    tokens_BS = torch.arange(2 * SEQ_LEN).reshape(2, SEQ_LEN)
+    assert run.model.loss_head is not None
+    with torch.no_grad():
+        hidden_SBH = run.model.hidden(tokens_BS.t(), TokenContext(torch.arange(2), SEQ_LEN))
+        expected_BSV = run.model.loss_head.logits(hidden_SBH)[..., :VOCAB_SIZE].transpose(0, 1)
+
+    assert torch.equal(loaded.logits(tokens_BS), expected_BSV)
+    assert torch.equal(loaded.logits(tokens_BS.tolist()), expected_BSV)
+    assert torch.allclose(loaded.logits(tokens_BS[1].tolist()), expected_BSV[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([VOCAB_SIZE], f"token {VOCAB_SIZE} is not in the vocabulary of this model .model.vocab_size={VOCAB_SIZE}"),
+        ([3, -1], "token -1 is not in the vocabulary"),
+        ([0] * (SEQ_LEN + 1), f"{SEQ_LEN + 1} tokens in a sequence, and model.seq_len={SEQ_LEN}; give at most"),
+        ([0.5], r"tokens of shape \[1\] and type torch.float32; give integers"),
+        ([], r"tokens of shape \[0\]"),
+        (3, r"tokens of shape \[\]"),
+        ([[1], [1, 2]], r"tokens that are no tensor \(.*\); give integers of shape"),
+    ],
+    ids=["above", "below", "long", "fraction", "none", "scalar", "ragged"],
+)
+def test_tokens_of_another_form_are_refused(tokens: Any, words: str, loaded: LoadedModel) -> None:
+    with pytest.raises(DataError, match=words):
+        loaded.logits(tokens)
+
+
+def test_the_function_says_what_is_wrong_with_a_place_or_a_value(run: TrainedRun, tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"contains none; .*a Hugging Face directory would have a file config\.json"
+    ):
+        load(tmp_path)
+    with pytest.raises(CheckpointError, match="no committed checkpoint of step 1"):
+        load(run.root, step=1)
+    for options, words in (
+        ({"dtype": "fp8"}, "dtype='fp8' is unknown; use one of fp32, bf16, fp64"),
+        ({"device": "abacus"}, "device='abacus' is no device that models run on"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load(run.root, **options)
+    with pytest.raises(ConfigError, match=r"max_tokens=-1 must be at least 0\n2. temperature=-1 .*\n3. top_p=0 "):
+        load(run.root, device="cpu").generate(max_tokens=-1, temperature=-1.0, top_p=0.0)
 
 
 def test_a_terminal_obeys_no_model(

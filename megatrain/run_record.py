@@ -1,0 +1,211 @@
+"""`megatrain.read_run`: the metrics, incidents and events of a run as Arrow tables, from its directory alone.
+
+Loads no torch. The run may be running or over, and need not be of this machine. Only events need the diagnosis.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megatrain.contracts.bounded_files import open_below
+from megatrain.contracts.errors import DataError, NotFoundError
+from megatrain.contracts.incident import PHASES, Incident, phase_seconds
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.jobs.recorded_incidents import read_incidents
+from megatrain.reporting.report import EvaluationReport, IntervalReport, StepReport
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EVENT_TABLES_MODULE = "megatrain_diagnostics.store.arrow_tables"
+"""Named and not imported: the trainer's package knows the diagnosis by its name only."""
+
+_REPORTS = {report.kind: report for report in (StepReport, IntervalReport, EvaluationReport)}
+_ARROW_TYPES: Mapping[object, str] = {int: "int64", float: "float64", bool: "bool", str: "string"}
+_IncidentColumn = tuple[str, str, Callable[[Incident], Any]]
+_INCIDENT_COLUMNS: Sequence[_IncidentColumn] = (
+    ("incident_id", "string", lambda one: one.incident_id),
+    ("kind", "string", lambda one: str(one.kind)),
+    ("state", "string", lambda one: str(one.state)),
+    ("round", "int64", lambda one: one.round),
+    ("began_unix_s", "float64", lambda one: one.moments.began),
+    ("detected_unix_s", "float64", lambda one: one.moments.detected),
+    ("action", "string", lambda one: one.action),
+    ("reason", "string", lambda one: one.reason),
+    ("label", "string", lambda one: one.label),
+    ("confidence", "string", lambda one: one.confidence),
+    ("culprit_hosts", "strings", lambda one: list(one.culprit_hosts)),
+    ("culprit_ranks", "numbers", lambda one: list(one.culprit_ranks)),
+    ("evidence", "strings", lambda one: list(one.evidence)),
+    ("last_step", "int64", lambda one: one.last_step),
+    ("resumed_step", "int64", lambda one: one.resumed_step),
+    ("steps_lost", "int64", lambda one: one.steps_lost),
+    ("next_round", "int64", lambda one: one.next_round),
+    ("effective_time_ratio", "float64", lambda one: one.effective_time_ratio),
+    ("verdict", "string", lambda one: one.verdict),
+)
+
+
+class RunRecord:
+    """The records of one run. Each call reads them anew."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.root = run.root
+        self._run = run
+        self._problems: dict[str, None] = {}
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """A sentence for each incident, or part of the events, that could not be read so far and was left out."""
+        return tuple(self._problems)
+
+    def metrics(self, kind: str = "step") -> pa.Table:
+        """Return the reports of a kind: "step", "interval" or "evaluation", one row a step, in the order of the steps.
+
+        The columns are the fields of metrics.jsonl (docs/guides/metrics.md) without version and kind. Null: not known,
+        or not finite. Of repeated steps the last report counts. Without reports the table has no rows.
+        Raises: NotFoundError for an unknown kind; DataError when the file cannot be read, or pyarrow is absent.
+        """
+        if kind not in _REPORTS:
+            raise NotFoundError(f"metrics of kind {kind!r}; the kinds are {', '.join(_REPORTS)}")
+        columns = {"step": "int64", "unix_time_s": "float64", **_columns_of(_REPORTS[kind])}
+        records = [record for record in _that_count(_records(self._run)) if record["kind"] == kind]
+        return _table({
+            name: (dtype, [_value(record.get(name), dtype) for record in records]) for name, dtype in columns.items()
+        })  # fmt: skip
+
+    def incidents(self) -> pa.Table:
+        """Return a row for each incident, oldest first. Columns NAME_s have the seconds of each phase of the recovery.
+
+        Null: not known, or not yet. Raises: DataError when pyarrow is absent.
+        """
+        found, problems = read_incidents(self._run)
+        self._problems.update(dict.fromkeys(problems))
+        columns = {name: (dtype, [read(one) for one in found]) for name, dtype, read in _INCIDENT_COLUMNS}
+        phases = [phase_seconds(one.moments) for one in found]
+        columns |= {f"{phase}_s": ("float64", [seconds[phase] for seconds in phases]) for phase in PHASES}
+        return _table(columns)
+
+    def events(
+        self,
+        table: str = "totals",
+        *,
+        rounds: Iterable[int] | None = None,
+        ranks: Iterable[int] | None = None,
+        first_step: int | None = None,
+        last_step: int | None = None,
+    ) -> pa.Table:
+        """Return rows of a table of events, one of those in docs/reference/events.md, by round, rank and sequence.
+
+        "totals" has the time of each rank, step and operation. The limits are inclusive; None: no limit. A job under
+        `megatrain launch` has events; another run has none, and the table no rows.
+        Raises: NotFoundError for an unknown table; DataError when nothing can be read, the answer is too large, or
+        megatrain[diagnostics] is not installed.
+        """
+        try:
+            read = import_module(EVENT_TABLES_MODULE).read_arrow_table
+        except ImportError as error:
+            raise DataError(f"events need {error.name}; pip install 'megatrain[diagnostics]'") from error
+        found, problems = read(
+            self._run.events,
+            table,
+            rounds=None if rounds is None else tuple(rounds),
+            ranks=None if ranks is None else tuple(ranks),
+            first_step=first_step,
+            last_step=last_step,
+        )
+        self._problems.update(dict.fromkeys(problems))
+        return found
+
+
+def read_run(path: str | os.PathLike[str]) -> RunRecord:
+    """Return the records of the run in a directory.
+
+    Raises: NotFoundError when there is no such directory, or it is not that of a run.
+    """
+    run = RunDirectory(Path(path))
+    try:
+        names = os.listdir(run.root)
+    except OSError as error:
+        raise NotFoundError(f"{run.root}: {error.strerror}; name a run directory, such as runs/demo") from error
+    if not any(run.owns(name) for name in names):
+        raise NotFoundError(
+            f"{run.root}: not a run directory, which would have metrics, checkpoints or events; name one, such as "
+            "runs/demo"
+        )
+    return RunRecord(run)
+
+
+def _columns_of(report: type[StepReport | IntervalReport | EvaluationReport]) -> dict[str, str]:
+    hints = typing.get_type_hints(report)
+    return {one.name: _ARROW_TYPES[_without_none(hints[one.name])] for one in fields(report)}
+
+
+def _without_none(hint: Any) -> object:
+    return next((one for one in typing.get_args(hint) if one is not type(None)), hint)
+
+
+def _records(run: RunDirectory) -> list[dict[str, Any]]:
+    """Return the reports in the order in which they were written, without lines that a crash cut off."""
+    try:
+        descriptor = open_below(run.root, str(run.metrics_file.relative_to(run.root)))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DataError(f"{run.metrics_file}: cannot be read: {error.strerror}") from error
+    found = []
+    with open(descriptor, "rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int) and record.get("kind") in _REPORTS:
+                found.append(record)
+    return found
+
+
+def _that_count(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the reports without those of steps that were repeated, or that the run went back before."""
+    found = []
+    earliest = math.inf
+    for record in reversed(records):
+        if record["step"] < earliest:
+            found.append(record)
+        if record["kind"] == StepReport.kind:
+            earliest = min(earliest, record["step"])
+    return found[::-1]
+
+
+def _value(value: object, dtype: str) -> object:
+    """Return a value of JSON as one of the column's type; None if it is none."""
+    if dtype == "float64" and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    if dtype == "int64" and isinstance(value, int) and not isinstance(value, bool):
+        return value if abs(value) < 1 << 63 else None
+    return value if dtype == "bool" and isinstance(value, bool) else None
+
+
+def _table(columns: Mapping[str, tuple[str, list[Any]]]) -> pa.Table:
+    """Return a table of columns: type and values by name."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise DataError("tables need pyarrow; pip install 'megatrain[diagnostics]'") from error
+    types = {
+        "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(), "string": pa.string(),
+        "strings": pa.list_(pa.string()), "numbers": pa.list_(pa.int64()),
+    }  # fmt: skip
+    schema = pa.schema([pa.field(name, types[dtype]) for name, (dtype, _) in columns.items()])
+    return pa.Table.from_arrays([pa.array(values, types[dtype]) for dtype, values in columns.values()], schema=schema)

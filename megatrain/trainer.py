@@ -1,0 +1,96 @@
+"""`megatrain.Trainer`: a training run from a program, in one process or as one worker of a launcher.
+
+It trains as `megatrain train` does, with the same numbers, checkpoints and files. Loads no torch before it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+from megatrain.config.config import Config
+from megatrain.config.load import load_config, load_tables
+from megatrain.contracts.errors import UsageError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.process import Process, process_from_environment
+from megatrain.train import train_worker
+from megatrain.training.extensions import Callback, Extensions, Loss
+from megatrain.worker_program import run_worker_program
+
+ConfigSource: TypeAlias = "str | os.PathLike[str] | Config | Mapping[str, object]"
+"""The path of a TOML file, a configuration, or its sections and keys as nested dictionaries."""
+
+
+class Trainer:
+    """One worker of a run: of a run in this process, or one rank where torchrun's environment is present.
+
+    Under `megatrain launch` each worker makes a Trainer of the same configuration, which is that of the launch.
+    """
+
+    def __init__(
+        self,
+        config: ConfigSource,
+        overrides: Sequence[str] = (),
+        *,
+        callbacks: Sequence[Callback] = (),
+        loss: Loss | None = None,
+    ) -> None:
+        """Reads nothing yet: `config` is read at its first use.
+
+        overrides: settings as on the command line, "--train.steps=10". callbacks: every rank calls its own. loss: takes
+        the place of cross entropy in training; evaluations keep cross entropy. It needs parallel.tp_size=1.
+        """
+        self._source = config
+        self._overrides = tuple(overrides)
+        self._extensions = Extensions(tuple(callbacks), loss)
+        self._launcher_pid = os.getppid()
+
+    @cached_property
+    def config(self) -> Config:
+        """The checked configuration. Raises: ConfigError with all problems; TopologyError for an odd environment."""
+        world_size = self._process.world_size
+        if isinstance(self._source, Config | Mapping):
+            tables = self._source.to_dict() if isinstance(self._source, Config) else self._source
+            loaded = load_tables(tables, self._overrides, world_size=world_size, is_for_training=True)
+        else:
+            loaded = load_config(Path(self._source), self._overrides, world_size=world_size, is_for_training=True)
+        return loaded.config
+
+    @property
+    def run_directory(self) -> Path:
+        """The directory of the run's checkpoints, metrics and logs."""
+        return Path(self.config.job.resolved_run_directory)
+
+    def run(self) -> ExitCode:
+        """Train to the last step, or until a signal requests a stop; then the state is saved: SAVED_AND_STOPPED.
+
+        A run that exists continues from its newest checkpoint. Until it returns, the stop signals (SIGINT too) are
+        requests to save and stop, and a child process, the watchdog, kills this process if no step follows one within
+        runtime.save_grace_s.
+        Raises: MegatrainError; UsageError outside the main thread.
+        """
+        return self._train(ends_process=self._process.init_method is not None)
+
+    def run_as_program(self) -> NoReturn:
+        """Do the same as the last act of a program: report errors as `megatrain train` does, and end the process.
+
+        A launcher decides by the exit code whether it restarts the workers, so its workers end this way.
+        """
+        sys.exit(run_worker_program(lambda: self._train(ends_process=True)))
+
+    @cached_property
+    def _process(self) -> Process:
+        return process_from_environment(os.environ)
+
+    def _train(self, *, ends_process: bool) -> ExitCode:
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError(
+                f"Trainer.run in the thread {threading.current_thread().name!r}: it handles signals, which Python does "
+                "in the main thread only; call it there"
+            )
+        return train_worker(self.config, self._process, self._launcher_pid, self._extensions, ends_process=ends_process)

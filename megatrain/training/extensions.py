@@ -1,0 +1,86 @@
+"""What a user's program adds to a training run: callbacks, and a loss in place of cross entropy. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from megatrain.config.config import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from megatrain.reporting.report import EvaluationReport, StepReport
+
+Loss: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
+"""Returns the summed loss of a micro-batch, a scalar with a gradient, from its logits and labels.
+
+Shapes: logits [T, V] with T = seq_len * micro_batch_size tokens and V = model.vocab_size; labels [T], int64, -100 where
+a token has no label. The trainer divides the sum by the number of labels in the global batch.
+"""
+
+
+class Callback:
+    """Gets the events of a run. A subclass overrides the methods that it needs.
+
+    Every rank has callbacks of its own and calls them in the thread of its step loop, in the order of the list.
+    A loss is the same on all ranks; durations and memory are the rank's own. Training waits until a method returns. An
+    exception ends the rank, and with it the run.
+    """
+
+    def on_start(self, config: Config, rank: int, step: int) -> None:
+        """Called once before the first step, when `step` steps are done: 0, or those of the loaded checkpoint."""
+
+    def on_step(self, report: StepReport) -> None:
+        """Called after each step. The fields of `report` are those of metrics.jsonl: docs/guides/metrics.md."""
+
+    def on_checkpoint(self, step: int) -> None:
+        """Called when a snapshot of `step` was taken. It becomes a checkpoint in the background."""
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        """Called after each evaluation on held-out data."""
+
+    def on_end(self, step: int, is_stopped: bool) -> None:
+        """Called once after the last step, when the last checkpoint is stored; not after an error.
+
+        is_stopped: a signal requested the end before train.steps.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Extensions:
+    """What is added to a run. loss: None for cross entropy."""
+
+    callbacks: tuple[Callback, ...] = ()
+    loss: Loss | None = None
+
+    def problems(self, config: Config) -> list[str]:
+        """Return what of `config` prevents the loss, one sentence each.
+
+        The result of a loss over parts of the vocabulary would be wrong, and terms of the built-in loss would be lost.
+        """
+        if self.loss is None:
+            return []
+        tp_size, train = config.parallel.tp_size, config.train
+        found = []
+        if tp_size > 1:
+            found.append(
+                f"parallel.tp_size={tp_size} with a loss of your own: each tensor-parallel rank has only some columns "
+                "of the logits, and your loss needs all; set parallel.tp_size=1, or leave the loss out"
+            )
+        for name, value in (("z_loss", train.z_loss), ("label_smoothing", train.label_smoothing)):
+            if value:
+                found.append(
+                    f"train.{name}={value:g} with a loss of your own: it is a term of the built-in loss; set "
+                    f"train.{name}=0, and compute the term in your loss"
+                )
+        if config.kernels.cuda_graphs:
+            found.append(
+                "kernels.cuda_graphs=true with a loss of your own: a replay of a graph does not call it; set "
+                "kernels.cuda_graphs=false"
+            )
+        return found
+
+
+NO_EXTENSIONS = Extensions()

@@ -1,0 +1,128 @@
+"""`megatrain.read_run`: tables against what each file says, read by other means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatrain.contracts.errors import NotFoundError
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.jobs.recorded_incidents import read_incidents
+from megatrain.run_record import read_run
+from tests.helpers.require import require_module
+from tests.helpers.source_tree import ROOT
+
+require_module("pyarrow")
+require_module("duckdb")
+
+from megatrain_diagnostics.columns.schema import from_arrow  # noqa: E402
+from megatrain_diagnostics.events.source import Where  # noqa: E402
+from megatrain_diagnostics.events.tables import StepTotals, columns_of  # noqa: E402
+from megatrain_diagnostics.store.reader import StoredEvents  # noqa: E402
+
+SAMPLE = ROOT / "tests" / "golden" / "dashboard-sample"
+
+
+def write_metrics(run: Path, *lines: object) -> Path:
+    """Write lines of metrics, objects or texts that are none."""
+    file = RunDirectory(run).metrics_file
+    file.parent.mkdir(parents=True)
+    file.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return run
+
+
+def test_a_column_holds_what_the_lines_say() -> None:
+    lines = map(json.loads, RunDirectory(SAMPLE).metrics_file.read_text().splitlines())
+    last = {record["step"]: record for record in lines if record["kind"] == "step"}
+    table = read_run(SAMPLE).metrics()
+
+    assert table.column("step").to_pylist() == sorted(last)
+    for name in set(table.schema.names):
+        assert table.column(name).to_pylist() == [last[step][name] for step in sorted(last)], name
+
+
+def test_of_repeated_steps_the_last_report_counts(tmp_path: Path) -> None:
+    def step(number: int, loss: float | None) -> dict[str, object]:
+        return {"kind": "step", "step": number, "loss": loss}
+
+    run = write_metrics(
+        tmp_path,
+        step(1, 5.0),
+        {"kind": "evaluation", "step": 1, "loss": 50},
+        step(2, 4.0),
+        step(3, None),
+        {"kind": "evaluation", "step": 3, "loss": 30.0},
+        '{"kind": "step", "step": 4, "lo',
+        "[]",
+        step(2, 2.0),
+        {"kind": "step", "step": 3, "loss": "low", "world_size": 1 << 70, "is_skipped": True},
+    )
+
+    table = read_run(run).metrics()
+    assert table.select(["step", "loss"]).to_pylist() == [
+        {"step": 1, "loss": 5.0},
+        {"step": 2, "loss": 2.0},
+        {"step": 3, "loss": None},
+    ]
+    assert table.column("is_skipped").to_pylist() == [None, None, True]
+    assert table.column("world_size").to_pylist() == [None] * 3
+    # the one of step 3 is of the steps that the run went back before
+    assert read_run(run).metrics("evaluation").select(["step", "loss"]).to_pylist() == [{"step": 1, "loss": 50.0}]
+    assert read_run(run).metrics("interval").num_rows == 0
+
+
+def test_an_incident_is_a_row() -> None:
+    expected, _ = read_incidents(RunDirectory(SAMPLE))
+    record = read_run(SAMPLE)
+    rows = record.incidents().to_pylist()
+
+    assert [row["incident_id"] for row in rows] == [one.incident_id for one in expected]
+    assert [(row["kind"], row["steps_lost"]) for row in rows] == [(str(one.kind), one.steps_lost) for one in expected]
+    for row, one in zip(rows, expected, strict=True):
+        assert (row["culprit_hosts"], row["evidence"]) == (list(one.culprit_hosts), list(one.evidence))
+        assert one.moments.loaded is not None
+        assert one.moments.joined is not None
+        assert row["load_s"] == one.moments.loaded - one.moments.joined
+    assert record.problems == ()
+
+
+def test_damaged_incidents_are_problems(tmp_path: Path) -> None:
+    incidents = RunDirectory(tmp_path).incidents
+    incidents.mkdir()
+    (incidents / "torn.json").write_text("{")
+    record = read_run(tmp_path)
+
+    assert record.incidents().num_rows == 0
+    (problem,) = record.problems
+    assert "torn.json" in problem
+
+
+def test_events_are_those_of_the_store() -> None:
+    expected = StoredEvents(SAMPLE / "events").read(StepTotals, Where(ranks=(0, 2), last_step=40))
+    table = read_run(SAMPLE).events(ranks=[0, 2], last_step=40)
+
+    assert table.num_rows > 0
+    assert "step" in table.column("operation").to_pylist(), "operations are names"
+    found = from_arrow(StepTotals, table)
+    for name in columns_of(StepTotals):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_without_events_a_table_has_columns_and_no_rows(tmp_path: Path) -> None:
+    record = read_run(write_metrics(tmp_path))
+    assert record.events("spans").num_rows == 0
+    assert {"rank", "operation", "duration_ns"} <= set(record.events("spans").schema.names)
+    with pytest.raises(NotFoundError, match="table 'dreams' of events; the tables are spans, totals, "):
+        record.events("dreams")
+    with pytest.raises(NotFoundError, match="metrics of kind 'guess'; the kinds are step, interval, evaluation"):
+        record.metrics("guess")
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="not a run directory, which would have metrics, checkpoints or events"):
+        read_run(tmp_path)
+    with pytest.raises(NotFoundError, match="nowhere: No such file or directory; name a run directory"):
+        read_run(tmp_path / "nowhere")

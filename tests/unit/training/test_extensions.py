@@ -1,0 +1,117 @@
+"""What a program adds to a run: where a loss of its own is refused, and which forms a configuration may have."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import megatrain
+from megatrain.config.serialize import to_toml
+from megatrain.contracts.errors import ConfigError, UsageError
+from megatrain.model.head import CustomLoss
+from megatrain.ops.cross_entropy import summed_cross_entropy
+from megatrain.training.extensions import Extensions
+from tests.helpers.lone_trainer import small_config
+from tests.helpers.own_loss_program import summed_loss
+
+LOGITS_TV = torch.randn(6, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+LABELS_T = torch.tensor([0, 4, -100, 2, 1, 3])
+VOCAB_SIZE = 5
+
+
+def test_a_loss_and_its_gradient_are_the_functions() -> None:
+    ours, theirs = (LOGITS_TV.clone().requires_grad_() for _ in range(2))
+    found = CustomLoss(summed_loss, VOCAB_SIZE)(ours * 1.0, LABELS_T)
+    expected = summed_cross_entropy(theirs * 1.0, LABELS_T, VOCAB_SIZE)
+    found.backward()
+    expected.backward()
+
+    assert torch.allclose(found, expected)
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert torch.allclose(ours.grad, theirs.grad)
+    assert ours.grad[:, VOCAB_SIZE:].count_nonzero() == 0, "padding is not the function's"
+
+
+def test_evaluation_has_cross_entropy() -> None:
+    def refused(logits_TV: Tensor, labels_T: Tensor) -> Tensor:
+        raise AssertionError
+
+    found = CustomLoss(refused, VOCAB_SIZE).eval()(LOGITS_TV.clone(), LABELS_T)
+    assert torch.equal(found, summed_cross_entropy(LOGITS_TV.clone(), LABELS_T, VOCAB_SIZE))
+
+
+def test_the_sum_has_the_dtype_of_accumulation() -> None:
+    logits_TV = LOGITS_TV.bfloat16().requires_grad_()
+    assert CustomLoss(lambda logits, labels: logits.sum(), VOCAB_SIZE)(logits_TV, LABELS_T).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (lambda logits: 1.0, "returned a float; return the sum of the tokens' losses"),
+        (lambda logits: logits[0], r"returned a tensor of shape \[5\]"),
+        (lambda logits: logits.sum().detach(), "returned a tensor without a gradient"),
+    ],
+    ids=["float", "vector", "detached"],
+)
+def test_what_is_no_summed_loss_is_refused(returned: Any, words: str) -> None:
+    loss = CustomLoss(lambda logits, labels: returned(logits), VOCAB_SIZE)
+    with pytest.raises(ConfigError, match=words):
+        loss(LOGITS_TV.clone().requires_grad_(), LABELS_T)
+
+
+def test_a_configuration_that_would_change_the_loss_unseen_is_refused(tmp_path: Path) -> None:
+    config = small_config(tmp_path, {"parallel": {"tp_size": 2}, "train": {"z_loss": 0.1, "label_smoothing": 0.2}})
+    found = Extensions(loss=summed_loss).problems(config)
+
+    assert [problem.split(" ", 1)[0] for problem in found] == [
+        "parallel.tp_size=2",
+        "train.z_loss=0.1",
+        "train.label_smoothing=0.2",
+    ]
+    assert Extensions().problems(config) == []
+    with pytest.raises(ConfigError, match=r"train\.z_loss=0\.1 with a loss of your own"):
+        megatrain.Trainer(config, ["--parallel.tp_size=1"], loss=summed_loss).run()
+
+
+def test_path_tables_and_configuration_mean_the_same(tmp_path: Path) -> None:
+    config = small_config(tmp_path, {"job": {"run_directory": str(tmp_path / "run")}})
+    file = tmp_path / "job.toml"
+    file.write_text(to_toml(config))
+    sources: list[Any] = [file, str(file), config, config.to_dict()]
+
+    assert [megatrain.Trainer(source).config for source in sources] == [config] * 4
+    changed = megatrain.Trainer(config.to_dict(), ["--train.steps=17"])
+    assert (changed.config.train.steps, changed.run_directory) == (17, tmp_path / "run")
+
+
+def test_all_problems_of_tables_are_reported_together() -> None:
+    tables = {"model": {"hidden_size": "wide", "colour": 1}, "train": {"steps": -1}, "modle": {}}
+    with pytest.raises(ConfigError) as caught:
+        _ = megatrain.Trainer(tables, ["--optimizer.lr=0"]).config
+    for words in ('model.hidden_size="wide" must be an integer', "model.colour=1 is not a known key", "[modle]",
+                  "<= 2147483647 (given by the program)", "(--optimizer.lr on the command line)",
+                  "model.vocab_size is missing and has no default; add vocab_size = N under [model]\n"):  # fmt: skip
+        assert words in str(caught.value)
+
+
+def test_another_thread_cannot_train(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            megatrain.Trainer(small_config(tmp_path)).run()
+        except UsageError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=train, name="a worker")
+    thread.start()
+    thread.join()
+    (error,) = errors
+    assert "in the thread 'a worker': it handles signals, which Python does in the main thread only" in str(error)
