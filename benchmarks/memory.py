@@ -81,11 +81,6 @@ CASES: dict[str, dict[str, Any]] = {
         "parallel.recompute": "full", "parallel.bucket_size": 200_000, "train.precision": "bf16",
         "parallel.grad_reduce_dtype": "bf16",
     },
-    # so few activations that the fullest moment is the update
-    "Llama, tp2 dp2, Muon": {
-        **_LLAMA, "parallel.tp_size": 2, "parallel.dp_size": 2, "optimizer.name": "muon", "parallel.recompute": "full",
-        "model.vocab_size": 256, "model.seq_len": 32, "model.num_layers": 8, "model.hidden_size": 512,
-    },
     "GPT, 4 chunks on one stage": {"parallel.num_chunks": 4, "parallel.schedule": "interleaved"},
     "Llama, dp2, ZeRO-2, bf16": {
         **_LLAMA, "parallel.dp_size": 2, "parallel.zero_stage": 2, "train.precision": "bf16",

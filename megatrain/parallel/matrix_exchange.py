@@ -6,6 +6,7 @@ The routes are those of matrix_routes.py. Ranks share the work by its FLOPs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from megatrain.ops.orthogonalize import orthogonalized, orthogonalizing_flops
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.logical_matrices import LogicalMatrix
-from megatrain.parallel.matrix_routes import OwnedMatrix, PlacedWeight, Region, matrix_routes
+from megatrain.parallel.matrix_routes import MatrixRoutes, OwnedMatrix, PlacedWeight, Region, matrix_routes
 
 _EXCHANGE = Operation.UPDATES_ALL_TO_ALL
 
@@ -32,9 +33,13 @@ class MatrixExchange:
         self._replicas, self._cut = buckets[0].replicas, cut
         assert all(bucket.replicas is self._replicas for bucket in buckets), "hidden weights have different replicas"
         self._dtype = torch.bfloat16 if precision == "bf16" else buckets[0].gradient_dtype
-        self.routes = matrix_routes(
-            list(_placed(buckets)), _cost, (self._replicas.size, cut.size), (self._replicas.rank, cut.rank)
-        )
+        self._weights = list(_placed(buckets))
+
+    @cached_property
+    def routes(self) -> MatrixRoutes:
+        """This rank's routes, computed at their first use: a checkpoint that is planned for many ranks needs none."""
+        replicas, cut = self._replicas, self._cut
+        return matrix_routes(self._weights, _cost, (replicas.size, cut.size), (replicas.rank, cut.rank))
 
     @property
     def bytes_sent(self) -> dict[str, int]:
@@ -109,13 +114,11 @@ def _owned_parts(arrived: Tensor, owned: OwnedMatrix) -> Iterator[tuple[Tensor, 
         yield arrived[at : at + box.numel].view(box.sizes), box
 
 
-def _placed(buckets: Sequence[Bucket]) -> list[PlacedWeight]:
-    placed = []
+def _placed(buckets: Sequence[Bucket]) -> Iterator[PlacedWeight]:
     for number, bucket in enumerate(buckets):
         for logical, start in zip(bucket.parameters, bucket.starts, strict=True):
             assert logical.hidden is not None, f"{logical.name} has no logical matrices"
-            placed.append(PlacedWeight(number, bucket.shard_numel, start, logical.hidden))
-    return placed
+            yield PlacedWeight(number, bucket.shard_numel, start, logical.hidden)
 
 
 def _view(shards: Sequence[Tensor], region: Region) -> Tensor:

@@ -44,6 +44,7 @@ def plan_update(config: Config, mesh: Mesh, chunks: Sequence[PlannedChunk]) -> P
     cut = dry_group(mesh.along[NEAREST], recorder, planned_kind(config).type, is_awaited_later=False)
     exchange = MatrixExchange(buckets, cut, config.optimizer.muon_precision)
     shards = [torch.empty(one.shard_numel, dtype=one.gradient_dtype, device="meta") for one in buckets]
-    with PeakTensorBytes(on_meta=True) as memory:
+    with PeakTensorBytes(on_meta=True).include(shards) as memory:  # the gradients, which exist already
         exchange.orthogonalize_(shards, lambda _: 1.0)
-    return PlannedUpdate(memory.peak_bytes, exchange.bytes_sent)
+    standing = sum(shard.nbytes for shard in shards)
+    return PlannedUpdate(memory.peak_bytes - standing, exchange.bytes_sent)

@@ -20,6 +20,7 @@ _NAMING_KEYS = tuple(
         "block",
         "norm",
         "branch_norm",
+        "mlp",
         "positions",
         "qk_norm",
         "has_bias",

@@ -70,9 +70,9 @@ MISTAKES = {
         "[optimizer]",
         "[x.y]\nz = 1\n[optimizer]",
         (
-            "[x] is not a known section; the sections are job, model, parallel, batch, train, optimizer, data, "
-            "checkpoint, evaluation, log, profile, kernels, fp8, runtime, telemetry, recovery, diagnostics, "
-            "dashboard, notify, slack, pagerduty, email, alertmanager or webhook (small.toml:14)"
+            "[x] is not a known section; the sections are job, model, parallel, batch, train, optimizer, "
+            "parameter_group, data, checkpoint, evaluation, log, profile, kernels, fp8, runtime, telemetry, recovery, "
+            "diagnostics, dashboard, notify, slack, pagerduty, email, alertmanager or webhook (small.toml:14)"
         ),
     ),
     "key outside any section": (

@@ -59,6 +59,14 @@ CASES: dict[str, dict[str, Any]] = {
         "parallel.zero_stage": 2,
         "optimizer.name": "lamb",
     },
+    "Muon and an average, so few activations that the update is the fullest moment": LLAMA
+    | {
+        "optimizer.name": "muon",
+        "optimizer.ema_decay": 0.9,
+        "model.seq_len": 8,
+        "model.vocab_size": 64,
+        "batch.micro_batch_size": 1,
+    },
 }
 
 
