@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if flags.template:
         print(_template(flags), end="")
         return 0
+    from megatrain_launcher.launch.from_hf import with_imported_model
     from megatrain_launcher.launch.host import run_launch
     from megatrain_launcher.launch.plan import make_plan
 
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         with StopSignals(stop_early) as early:
-            plan = make_plan(flags, environment)
+            plan = make_plan(with_imported_model(flags), environment)
             return run_launch(
                 plan, environment, execute, _print_note, on_job_over=lambda: early.set_callbacks(note_only)
             )

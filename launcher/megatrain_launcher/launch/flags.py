@@ -32,6 +32,8 @@ class LaunchFlags:
 
     config: Path
     overrides: tuple[str, ...] = ()
+    from_hf: str = ""
+    """The Hugging Face model to start from."""
     module: str = DEFAULT_MODULE
     preload: tuple[str, ...] = (DEFAULT_PRELOAD,)
     min_hosts: int | None = None
@@ -58,6 +60,12 @@ class LaunchFlags:
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     """Add everything that `launch_flags` reads."""
     add_config_argument(parser)
+    parser.add_argument(
+        "--from-hf",
+        default="",
+        metavar="HF_DIR",
+        help="start from this Hugging Face model: [model] is that of its config.json, and its weights are imported",
+    )
     parser.add_argument(
         "-m",
         "--module",
@@ -215,6 +223,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
     return LaunchFlags(
         config=args.config,
         overrides=overrides,
+        from_hf=args.from_hf,
         module=args.module,
         preload=tuple(module for module in args.preload.split(",") if module),
         min_hosts=smallest,

@@ -171,6 +171,8 @@ def launch_arguments(flags: LaunchFlags, max_hosts: int) -> list[str]:
         arguments += ["-m", flags.module]
     if flags.preload != (DEFAULT_PRELOAD,):
         arguments.append(f"--preload={','.join(flags.preload)}")
+    if flags.from_hf:
+        arguments.append(f"--from-hf={flags.from_hf}")
     return [*arguments, str(flags.config), *flags.overrides]
 
 

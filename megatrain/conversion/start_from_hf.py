@@ -1,0 +1,92 @@
+"""A job that starts from a Hugging Face directory: its model is imported into the run directory, once.
+
+`megatrain train --from-hf` calls this. `megatrain launch --from-hf` runs it as a program of its own, because the
+launcher loads no torch: `python -m megatrain.conversion.start_from_hf CONFIG HF_DIR [--section.key=value ...]` prints
+the settings, one a line.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from megatrain.cli import run_and_report
+from megatrain.config.load import load_config
+from megatrain.config.toml_text import value_text
+from megatrain.contracts.checkpoint_files import COMMIT_NAME, read_manifest
+from megatrain.contracts.errors import CheckpointError, ConfigError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.file_locks import wait_and_lock
+from megatrain.contracts.location import LocalLocation
+from megatrain.conversion.from_hf import import_hf
+from megatrain.hf import HfModel, open_model
+
+IMPORTED_NAME = "from-hf"
+"""The checkpoint of step 0 in the run directory."""
+
+
+def settings_from_hf(config: Path, overrides: Sequence[str], source: Path, *, can_import: bool = True) -> list[str]:
+    """Return the settings, to be put before `overrides`, with which the job starts from the model in `source`.
+
+    [model] is that of config.json, except for keys that the file `config` sets. The first call imports the weights into
+    the run directory; later ones, and those of other hosts, find them there. can_import: whether that may be done here.
+    Raises: ConfigError with every problem of the configuration; CheckpointError naming the file and the key or tensor.
+    """
+    opened = open_model(source)
+    own = _own_keys(config)
+    settings = [f"--model.{key}={value_text(value)}" for key, value in opened.config.items() if key not in own]
+    loaded = load_config(config, [*settings, *overrides]).config
+    if loaded.checkpoint.load:
+        raise ConfigError(
+            [f"checkpoint.load={value_text(loaded.checkpoint.load)} and --from-hf {source} name two starts; keep one"]
+        )
+    if opened.tokenizer is not None and not loaded.data.tokenizer:
+        settings.append(f"--data.tokenizer={opened.tokenizer.absolute()}")
+    imported = Path(loaded.job.resolved_run_directory).absolute() / IMPORTED_NAME
+    _import_once(opened, source, imported, can_import=can_import)
+    return [*settings, f"--checkpoint.load={imported}"]
+
+
+def _own_keys(config: Path) -> frozenset[str]:
+    """Return the keys of [model] that the file sets; none where load_config will say what is wrong with the file."""
+    with suppress(OSError, ValueError):
+        model = tomllib.loads(config.read_bytes().decode().removeprefix("\ufeff")).get("model", {})
+        if isinstance(model, dict):
+            return frozenset(model)
+    return frozenset()
+
+
+def _import_once(opened: HfModel, source: Path, imported: Path, *, can_import: bool) -> None:
+    location = LocalLocation(imported)
+    if not can_import and not (location / COMMIT_NAME).exists():
+        raise ConfigError(
+            [f"--from-hf {source}: several workers would import it at once; use `megatrain launch`, or import it first"]
+        )
+    imported.parent.mkdir(parents=True, exist_ok=True)
+    with (imported.parent / f"{IMPORTED_NAME}.lock").open("w") as lock:
+        wait_and_lock(lock.fileno())  # hosts that start together: the first imports, the others find it
+        if not (location / COMMIT_NAME).exists():
+            import_hf(source, location)
+    found = read_manifest(location).config["model"]
+    wrong = [key for key, value in opened.config.items() if found.get(key) != value]
+    if wrong:
+        raise CheckpointError(
+            f"{imported}: holds another model than {source} ({', '.join(wrong)}); name another job.run_directory, or "
+            "remove it"
+        )
+
+
+def main() -> int:
+    def run() -> int:
+        config, source, *overrides = sys.argv[1:]
+        print("\n".join(settings_from_hf(Path(config), overrides, Path(source))))
+        return int(ExitCode.OK)
+
+    return run_and_report(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

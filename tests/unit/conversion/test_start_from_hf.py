@@ -1,0 +1,81 @@
+"""A job that starts from a Hugging Face directory: what is set, imported once, and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatrain.config import load_config
+from megatrain.contracts.checkpoint_files import read_manifest
+from megatrain.contracts.errors import CheckpointError, ConfigError
+from megatrain.contracts.location import LocalLocation
+from megatrain.conversion.start_from_hf import IMPORTED_NAME, settings_from_hf
+from megatrain_launcher.launch.flags import LaunchFlags
+from megatrain_launcher.launch.from_hf import with_imported_model
+from tests.helpers.hf_models import export, random_parameters, tiny
+from tests.helpers.require import require_module
+
+require_module("safetensors")
+
+
+def job_file(directory: Path, more: str = "") -> Path:
+    path = directory / "job.toml"
+    path.write_text(
+        f'[job]\nname = "tuned"\nrun_directory = "{directory}/run"\n[batch]\nglobal_batch_size = 4\n'
+        f"[train]\nsteps = 2\n[optimizer]\nlr = 1e-4\n{more}"
+    )
+    return path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    model = tiny("gemma2")
+    return export(random_parameters(model), model, tmp_path / "hf")
+
+
+def test_the_model_is_that_of_the_files_except_for_keys_of_the_configuration(tmp_path: Path, source: Path) -> None:
+    path = job_file(tmp_path, "[model]\nseq_len = 16\ndropout = 0.1\n")
+    settings = settings_from_hf(path, ["--train.steps=3"], source)
+    config = load_config(path, [*settings, "--train.steps=3"]).config
+
+    assert config.model.seq_len == 16
+    assert config.model.dropout == 0.1
+    assert config.model.attention_softcap == 1.5
+    assert config.model.norm == "rmsnorm_zero_centered"
+    assert Path(config.checkpoint.load) == tmp_path / "run" / IMPORTED_NAME
+    assert read_manifest(LocalLocation(Path(config.checkpoint.load))).step == 0
+
+
+def test_the_weights_are_imported_once(tmp_path: Path, source: Path) -> None:
+    path = job_file(tmp_path)
+    first = settings_from_hf(path, [], source)
+    times = {one: one.stat().st_mtime_ns for one in (tmp_path / "run" / IMPORTED_NAME).iterdir()}
+
+    assert settings_from_hf(path, [], source, can_import=False) == first
+    assert {one: one.stat().st_mtime_ns for one in (tmp_path / "run" / IMPORTED_NAME).iterdir()} == times
+
+
+def test_what_cannot_start_is_refused(tmp_path: Path, source: Path) -> None:
+    path = job_file(tmp_path)
+    with pytest.raises(ConfigError, match="several workers would import it at once; use `megatrain launch`"):
+        settings_from_hf(path, [], source, can_import=False)
+    with pytest.raises(ConfigError, match=r'checkpoint\.load="x" and --from-hf .* name two starts; keep one'):
+        settings_from_hf(path, ["--checkpoint.load=x"], source)
+    assert not (tmp_path / "run").exists()
+
+    settings_from_hf(path, [], source)
+    other = tiny("gemma2", ffn_size=64)
+    with pytest.raises(
+        CheckpointError, match=r"holds another model than .* \(ffn_size\); name another job.run_directory"
+    ):
+        settings_from_hf(path, [], export(random_parameters(other), other, tmp_path / "other"))
+
+
+@pytest.mark.slow
+def test_the_launcher_gets_the_settings_from_a_program(tmp_path: Path, source: Path) -> None:
+    flags = LaunchFlags(job_file(tmp_path), ("--train.steps=3",), from_hf=str(source))
+    assert with_imported_model(flags).overrides == (*settings_from_hf(flags.config, [], source), "--train.steps=3")
+
+    with pytest.raises(CheckpointError, match=r"--from-hf /nowhere: /nowhere/config\.json: No such file"):
+        with_imported_model(LaunchFlags(flags.config, from_hf="/nowhere"))
