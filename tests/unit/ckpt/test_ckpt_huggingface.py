@@ -66,6 +66,31 @@ def test_logits_of_a_trained_checkpoint_are_ours(ckpt: Ckpt, tmp_path: Path, cas
     assert any("there is no tokenizer" in note for note in found["notes"])
 
 
+@pytest.mark.slow
+def test_the_average_of_the_weights_is_exported_in_their_place(ckpt: Ckpt, tmp_path: Path) -> None:
+    model = tiny("llama")
+    job = dataclasses.replace(job_of(model), optimizer=OptimizerConfig(lr=1e-3, name="muon", ema_decay=0.9))
+    weights, average = random_parameters(model), {name: one + 1 for name, one in random_parameters(model).items()}
+    state = {f"{prefix}.{name}": one for name, one in weights.items()
+             for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
+    state |= {f"optimizer.ema.{name}": one for name, one in average.items()}
+    write_as_job(tmp_path / "saved", with_layout(job, tp=2), state)
+    assert ckpt("inspect", tmp_path / "saved", "--json")["has_ema"]
+
+    for flags, expected in (((), weights), (("--ema",), average)):
+        output = tmp_path / f"hf{len(flags)}"
+        ckpt("export-hf", tmp_path / "saved", *flags, "--output", output)
+        ckpt("import-hf", output, "--output", tmp_path / f"again{len(flags)}")
+        again = LocalLocation(tmp_path / f"again{len(flags)}")
+        reader = ParameterReader(again, read_manifest(again))
+        for name, one in expected.items():
+            rows = model.vocab_size if name in ("embedding.word.weight", "loss_head.weight") else None
+            assert torch.equal(reader.read_parameter(name)[:rows], one[:rows])
+    assert not ckpt("inspect", tmp_path / "again0", "--json")["has_ema"]
+    error = ckpt("export-hf", tmp_path / "again0", "--ema", "--output", tmp_path / "none", code=66)
+    assert "holds no average of the weights" in error
+
+
 def their_model(case: str) -> Any:
     torch.manual_seed(2)
     if case == "gpt2":
