@@ -1,24 +1,19 @@
 """A job that starts from a Hugging Face directory: its model is imported into the run directory, once.
 
-`megatrain train --from-hf` calls this. `megatrain launch --from-hf` runs it as a program of its own, because the
-launcher loads no torch: `python -m megatrain.conversion.start_from_hf CONFIG HF_DIR [--section.key=value ...]` prints
-the settings, one a line.
+`megatrain train --from-hf` calls this; `megatrain launch --from-hf` runs commands/start_from_hf.py, which does.
 """
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from megatrain.cli import run_and_report
 from megatrain.config.load import load_config
 from megatrain.config.toml_text import value_text
 from megatrain.contracts.checkpoint_files import COMMIT_NAME, read_manifest
 from megatrain.contracts.errors import CheckpointError, ConfigError
-from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.file_locks import wait_and_lock
 from megatrain.contracts.location import LocalLocation
 from megatrain.conversion.from_hf import import_hf
@@ -77,16 +72,3 @@ def _import_once(opened: HfModel, source: Path, imported: Path, *, can_import: b
             f"{imported}: holds another model than {source} ({', '.join(wrong)}); name another job.run_directory, or "
             "remove it"
         )
-
-
-def main() -> int:
-    def run() -> int:
-        config, source, *overrides = sys.argv[1:]
-        print("\n".join(settings_from_hf(Path(config), overrides, Path(source))))
-        return int(ExitCode.OK)
-
-    return run_and_report(run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,7 @@ from dataclasses import replace
 from megatrain.contracts.errors import CheckpointError
 from megatrain_launcher.launch.flags import LaunchFlags
 
-_PROGRAM = "megatrain.conversion.start_from_hf"
+_PROGRAM = "megatrain.commands.start_from_hf"
 
 
 def with_imported_model(flags: LaunchFlags) -> LaunchFlags:
