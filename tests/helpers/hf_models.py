@@ -98,7 +98,8 @@ def random_parameters(model: ModelConfig, seed: int = 5) -> dict[str, Tensor]:
         noise = torch.randn(shape, generator=generator)
         is_vector = name.endswith(("bias", "norm.weight"))
         scale = 0.2 if is_vector else 1 / math.sqrt(model.hidden_size)
-        parameters[name] = scale * noise + (1.0 if name.endswith("norm.weight") else 0.0)
+        is_scale = name.endswith("norm.weight") and model.norm != "rmsnorm_zero_centered"
+        parameters[name] = scale * noise + (1.0 if is_scale else 0.0)
     return parameters
 
 
