@@ -54,11 +54,13 @@ class Llama(Family):
     scalings: ClassVar[Mapping[str, str]] = SCALINGS
     """The rope_types of the family, with our names."""
     default_eps: ClassVar[float] = 1e-6
+    needs_even_heads: ClassVar[bool] = True
+    """Whether transformers refuses a hidden size that is no multiple of the number of heads."""
     is_tied_by_default: ClassVar[bool] = False
 
     def problems(self, model: ModelConfig) -> list[str]:
         found = super().problems(model)
-        if model.hidden_size % model.num_heads:
+        if self.needs_even_heads and model.hidden_size % model.num_heads:
             found.append(
                 f"model.hidden_size={model.hidden_size} cannot be exported: {self.architecture} needs a multiple of "
                 f"model.num_heads={model.num_heads}, even where head_dim is given"

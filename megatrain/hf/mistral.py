@@ -17,6 +17,7 @@ class Mistral(Llama):
     architecture = "MistralForCausalLM"
     fixed: ClassVar[Mapping[str, str | bool | float]] = {**Llama.fixed, "has_bias": False, "has_qkv_bias": False}
     has_window = True
+    needs_even_heads = False
     ignored: ClassVar[frozenset[str]] = frozenset()
 
     def written_keys(self, model: ModelConfig) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class Olmo2(Llama):
         "has_bias": False,
         "has_qkv_bias": False,
     }
+    needs_even_heads = False
     ignored: ClassVar[frozenset[str]] = frozenset()
     default_eps = 1e-5
 

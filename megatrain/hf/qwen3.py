@@ -22,6 +22,7 @@ class Qwen3(Llama):
         "has_qkv_bias": False,
         "qk_norm": "head",
     }
+    needs_even_heads = False
     ignored: ClassVar[frozenset[str]] = UNUSED_WINDOW
 
     def written_keys(self, model: ModelConfig) -> dict[str, Any]:

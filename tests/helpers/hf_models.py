@@ -56,6 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2-tied": QWEN2 | {"has_tied_head": True, "num_kv_heads": 4},
     "qwen3": QWEN3,
     "qwen3-tied": QWEN3 | {"has_tied_head": True, "head_dim": 0, "num_kv_heads": 1},
+    "qwen3-uneven": QWEN3 | {"hidden_size": 30},
     "mistral": LLAMA | {"window_size": 5},
     "mistral-wide-heads": LLAMA | {"window_size": 1, "head_dim": 12},
     "llama-dynamic": LLAMA | {

@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "layernorm": (LLAMA | {"norm": "layernorm", "mlp": "gelu"}, ['model.norm="layernorm"', 'model.mlp="gelu"']),
     "rmsnorm": (CASES["gpt2"] | {"norm": "rmsnorm"}, ['model.norm="rmsnorm" .* GPT2LMHeadModel']),
     "heads": (
-        LLAMA | {"num_heads": 5, "num_kv_heads": 5, "head_dim": 4},
+        LLAMA | {"num_heads": 5, "num_kv_heads": 5, "head_dim": 4, "has_bias": True},
         ["model.hidden_size=32 .* model.num_heads=5"],
     ),
     "gpt2-gqa": (CASES["gpt2"] | {"num_kv_heads": 2}, ["model.num_kv_heads=2 "]),
