@@ -17,8 +17,13 @@ require_module("safetensors")
 require_module("tokenizers")
 
 
+WHOLE = [case for case in CASES if case != "llama-dynamic"]
+"""Without the one whose files do not hold seq_len."""
+
+
+@pytest.mark.slow(kept=[f"{case}-bf16" for case in WHOLE])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("case", [case for case in CASES if case != "llama-dynamic"])  # its files lack seq_len
+@pytest.mark.parametrize("case", WHOLE)
 def test_the_second_export_is_bitwise_the_first(case: str, dtype: Any, tmp_path: Path) -> None:
     model = tiny(case, init_std=0.013, vocab_size=300, dropout=0.1 if case.startswith("gpt2") else 0.0)
     parameters = random_parameters(model)
