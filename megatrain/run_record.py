@@ -55,7 +55,7 @@ _INCIDENT_COLUMNS: Sequence[_IncidentColumn] = (
 
 
 class RunRecord:
-    """The records of one run. Each call reads them anew."""
+    """The records of one run. Each call reads the files again."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.root = run.root

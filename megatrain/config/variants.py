@@ -40,18 +40,25 @@ def load_variant(key: str, name: str) -> Any:
         raise ConfigError(
             [f'model.{key}="{name}" is no entry point of the group {group}; install the package that has it']
         )
+    return _loaded(found, f'model.{key}="{name}"')
+
+
+def load_families() -> list[Any]:
+    """Import the Hugging Face families that other packages add, in the order of their names.
+
+    Raises: ConfigError, which names the package, when one cannot be imported.
+    """
+    found = sorted(entry_points(group=FAMILY_GROUP), key=lambda one: one.name)
+    return [_loaded(one, f'entry point "{one.name}" of the group {FAMILY_GROUP}')() for one in found]
+
+
+def _loaded(found: EntryPoint, what: str) -> Any:
+    """Import what an entry point refers to. Raises: ConfigError, which names the package, when that fails."""
     try:
         return found.load()
     except Exception as error:
         where = f"{found.value} of the package {_package(found)}"
-        raise ConfigError(
-            [f'model.{key}="{name}": {where} cannot be imported: {type(error).__name__}: {error}']
-        ) from error
-
-
-def load_families() -> list[Any]:
-    """Import the Hugging Face families that other packages add, in the order of their names."""
-    return [found.load()() for found in sorted(entry_points(group=FAMILY_GROUP), key=lambda one: one.name)]
+        raise ConfigError([f"{what}: {where} cannot be imported: {type(error).__name__}: {error}"]) from error
 
 
 def _found(group: str, name: str) -> EntryPoint | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from megatrain.config.model import ModelConfig
@@ -75,6 +75,19 @@ class Family(ABC):
             return []
         width = f"model.hidden_size={model.hidden_size} / model.num_heads={model.num_heads}"
         return [f"model.head_dim={model.head_dim} cannot be exported: {self.architecture} has {width}"]
+
+    def grouping_problems(self, model: ModelConfig) -> list[str]:
+        """Return a sentence where several query heads share a key, for a family that has a key for each."""
+        if model.resolved_num_kv_heads == model.num_heads:
+            return []
+        heads = f"as many as model.num_heads={model.num_heads}"
+        return [f"model.num_kv_heads={model.num_kv_heads} cannot be exported: {self.architecture} has {heads}"]
+
+    def scaling_problems(self, model: ModelConfig, scalings: Collection[str]) -> list[str]:
+        """Return a sentence where positions are stretched in a way that is not one of our names `scalings`."""
+        if model.rope_scaling in scalings:
+            return []
+        return [f'model.rope_scaling="{model.rope_scaling}" cannot be exported: {self.architecture} does not have it']
 
     def problems(self, model: ModelConfig) -> list[str]:
         """Return one sentence for each key of [model] that this family cannot express."""

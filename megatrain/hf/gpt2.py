@@ -40,13 +40,7 @@ class Gpt2(Family):
     buffers = re.compile(r"transformer\.h\.\d+\.attn\.(masked_)?bias")
 
     def problems(self, model: ModelConfig) -> list[str]:
-        found = super().problems(model)
-        if model.resolved_num_kv_heads != model.num_heads:
-            found.append(
-                f"model.num_kv_heads={model.num_kv_heads} cannot be exported: {self.architecture} has as many as "
-                f"model.num_heads={model.num_heads}"
-            )
-        return found + self.head_dim_problems(model)
+        return [*super().problems(model), *self.grouping_problems(model), *self.head_dim_problems(model)]
 
     def tensors(self, model: ModelConfig) -> Iterator[HfTensor]:
         hidden = model.hidden_size

@@ -42,14 +42,10 @@ class GptNeoX(Family):
         found = super().problems(model)
         if model.block not in _BLOCKS.values():
             found.append(f'model.block="{model.block}" cannot be exported: {self.architecture} has two norms a layer')
-        if model.is_mlp_gated:
-            found.append(f'model.mlp="{model.mlp}" cannot be exported: {self.architecture} has no gate')
-        if model.resolved_num_kv_heads != model.num_heads:
-            found.append(
-                f"model.num_kv_heads={model.num_kv_heads} cannot be exported: {self.architecture} has as many as "
-                f"model.num_heads={model.num_heads}"
-            )
-        return found + self.head_dim_problems(model)
+        if model.mlp not in _ACTIVATIONS.values():
+            found.append(f'model.mlp="{model.mlp}" cannot be exported: {self.architecture} has GELU without a gate')
+        found += self.scaling_problems(model, SCALINGS.values())
+        return [*found, *self.grouping_problems(model), *self.head_dim_problems(model)]
 
     def tensors(self, model: ModelConfig) -> Iterator[HfTensor]:
         rows, hidden = (model.vocab_size, model.hidden_size), model.hidden_size

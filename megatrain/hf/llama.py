@@ -59,7 +59,7 @@ class Llama(Family):
     is_tied_by_default: ClassVar[bool] = False
 
     def problems(self, model: ModelConfig) -> list[str]:
-        found = super().problems(model)
+        found = [*super().problems(model), *self.scaling_problems(model, self.scalings.values())]
         if self.needs_even_heads and model.hidden_size % model.num_heads:
             found.append(
                 f"model.hidden_size={model.hidden_size} cannot be exported: {self.architecture} needs a multiple of "

@@ -24,7 +24,6 @@ class Phi3(Llama):
         **{key: value for key, value in Llama.fixed.items() if key != "rope_fraction"},
         "has_bias": False,
         "has_qkv_bias": False,
-        "rope_scaling": "none",
     }
     has_window = True
     # the length before the stretching, which only "longrope" uses; code of before for the same model

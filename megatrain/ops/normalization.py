@@ -31,7 +31,7 @@ def rms_norm(x_SBH: Tensor, weight_H: Tensor, eps: float, added_SBH: Tensor | No
 
     Saves total and one number per token for backward, which adds the gradients of both results in the same pass.
     """
-    return _RmsNorm.apply(x_SBH, added_SBH, weight_H, eps)
+    return _RmsNorm.apply(x_SBH, added_SBH, weight_H, eps, False)
 
 
 def layer_norm(
@@ -51,60 +51,41 @@ def zero_centered_rms_norm(
 
     It has no kernel of its own. Saves what rms_norm() saves.
     """
-    return _ZeroCenteredRmsNorm.apply(x_SBH, added_SBH, weight_H, eps)
+    return _RmsNorm.apply(x_SBH, added_SBH, weight_H, eps, True)
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_SBH: Tensor, added_SBH: Tensor | None, weight_H: Tensor, eps: float
+        ctx: Any, x_SBH: Tensor, added_SBH: Tensor | None, weight_H: Tensor, eps: float, is_zero_centered: bool
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
+        # kernels have scales of x's dtype only, so the wider 1 + weight takes the plain form
+        norm = _reference_rms_norm if is_zero_centered else _rms_norm_op
+        add_norm = _reference_add_rms_norm if is_zero_centered else _add_rms_norm_op
+        scale_H = _one_plus(weight_H) if is_zero_centered else weight_H
         total_SBH = x_SBH.contiguous()
         if added_SBH is None:
-            out_SBH, rstd_SB1 = _rms_norm_op(total_SBH, weight_H, eps)
+            out_SBH, rstd_SB1 = norm(total_SBH, scale_H, eps)
         else:
-            out_SBH, total_SBH, rstd_SB1 = _add_rms_norm_op(total_SBH, added_SBH.contiguous(), weight_H, eps)
+            out_SBH, total_SBH, rstd_SB1 = add_norm(total_SBH, added_SBH.contiguous(), scale_H, eps)
         ctx.save_for_backward(total_SBH, weight_H, rstd_SB1)
-        ctx.has_added = added_SBH is not None
+        ctx.has_added, ctx.is_zero_centered = added_SBH is not None, is_zero_centered
         return out_SBH, total_SBH
 
     @staticmethod
     def backward(
         ctx: Any, grad_SBH: Tensor | None, grad_total_SBH: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         if grad_SBH is None:  # the norm's result was not used
-            return grad_total_SBH, grad_total_SBH if ctx.has_added else None, None, None
+            return grad_total_SBH, grad_total_SBH if ctx.has_added else None, None, None, None
         total_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
-        grad_x_SBH, grad_weight_H = _rms_norm_backward_op(
-            grad_SBH.contiguous(), _contiguous(grad_total_SBH), total_SBH, weight_H, rstd_SB1
+        norm_backward = _reference_rms_norm_backward if ctx.is_zero_centered else _rms_norm_backward_op
+        scale_H = _one_plus(weight_H) if ctx.is_zero_centered else weight_H
+        grad_x_SBH, grad_weight_H = norm_backward(
+            grad_SBH.contiguous(), _contiguous(grad_total_SBH), total_SBH, scale_H, rstd_SB1
         )
-        return grad_x_SBH, grad_x_SBH if ctx.has_added else None, grad_weight_H, None
-
-
-class _ZeroCenteredRmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x_SBH: Tensor, added_SBH: Tensor | None, weight_H: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        total_SBH = x_SBH.contiguous() if added_SBH is None else x_SBH + added_SBH
-        out_SBH, rstd_SB1 = _reference_rms_norm(total_SBH, _one_plus(weight_H), eps)
-        ctx.save_for_backward(total_SBH, weight_H, rstd_SB1)
-        ctx.has_added = added_SBH is not None
-        return out_SBH, total_SBH
-
-    @staticmethod
-    def backward(
-        ctx: Any, grad_SBH: Tensor | None, grad_total_SBH: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        if grad_SBH is None:  # the norm's result was not used
-            return grad_total_SBH, grad_total_SBH if ctx.has_added else None, None, None
-        total_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
-        grad_x_SBH, grad_weight_H = _reference_rms_norm_backward(
-            grad_SBH, grad_total_SBH, total_SBH, _one_plus(weight_H), rstd_SB1
-        )
-        return grad_x_SBH, grad_x_SBH if ctx.has_added else None, grad_weight_H.to(weight_H.dtype), None
+        return grad_x_SBH, grad_x_SBH if ctx.has_added else None, grad_weight_H.to(weight_H.dtype), None, None
 
 
 def _one_plus(weight_H: Tensor) -> Tensor:

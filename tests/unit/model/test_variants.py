@@ -13,8 +13,9 @@ from torch import Tensor
 from megatrain.config import num_parameters
 from megatrain.config.model import ModelConfig
 from megatrain.config.options import options_of
-from megatrain.config.variants import load_variant
+from megatrain.config.variants import load_families, load_variant
 from megatrain.contracts.errors import ConfigError
+from megatrain.hf.families import family_for_export
 from megatrain.model import TokenContext, Transformer
 
 SIZES: dict[str, Any] = {
@@ -54,6 +55,7 @@ ENTRY_POINTS = {
     "megatrain.norms": "scale = others:Scale",
     "megatrain.attentions": "capped = others:capped",
     "megatrain.rope_scalings": "still = others:none_at_all",
+    "megatrain.hf_families": "lost = missing_family:Lost",
 }
 Install = Callable[[str], None]
 
@@ -113,6 +115,21 @@ def test_a_variant_is_what_is_computed(install: Install) -> None:
     assert not torch.equal(outputs(**still), outputs(positions="rope"))
 
 
+def test_a_variant_is_not_exported_as_something_else(install: Install) -> None:
+    install("one")
+    neox = {"positions": "rope", "block": "parallel_two_norms", "has_bias": True, "num_kv_heads": 4, "mlp": "gelu"}
+    llama = {"positions": "rope", "norm": "rmsnorm", "mlp": "swiglu"}
+    for keys, named in (
+        (neox | {"mlp": "reglu"}, 'model.mlp="reglu"'),
+        (neox | {"rope_scaling": "still", "rope_scaling_factor": 2.0}, 'model.rope_scaling="still"'),
+        (llama | {"rope_scaling": "still", "rope_scaling_factor": 2.0}, 'model.rope_scaling="still"'),
+        (llama | {"attention": "capped"}, 'model.attention="capped"'),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            family_for_export(ModelConfig(**(SIZES | keys)))
+        assert [problem.startswith(f"{named} cannot be exported") for problem in raised.value.problems] == [True]
+
+
 def test_what_no_package_has_is_refused(install: Install) -> None:
     rule = options_of(ModelConfig)["mlp"].violation("reglu")
     assert rule == 'is not allowed; use "gelu", "gelu_exact", "swiglu" or "geglu", or a variant of another package'
@@ -124,6 +141,11 @@ def test_what_no_package_has_is_refused(install: Install) -> None:
         ConfigError, match=r'"broken": missing_module:X of the package one cannot be imported: ModuleNot'
     ):
         load_variant("mlp", "broken")
+
+    with pytest.raises(
+        ConfigError, match=r'"lost" of the group megatrain.hf_families: missing_family:Lost of the package'
+    ):
+        load_families()
 
     install("two")
     with pytest.raises(
