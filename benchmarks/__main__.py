@@ -19,6 +19,7 @@ NAMES = (
     "span_overhead",
     "telemetry_overhead",
     "checkpoint",
+    "model_files",
     "log_classification",
     "recovery",
     "recovery_network",
@@ -42,7 +43,9 @@ def main() -> int:
     parser.add_argument(
         "--size-gb", type=float, default=1.0, help="checkpoint: size of the state (default: %(default)s)"
     )
-    parser.add_argument("--storage", default="", help="checkpoint: directory on the disk that is measured")
+    parser.add_argument(
+        "--storage", default="", help="checkpoint and model_files: directory on the disk that is measured"
+    )
     parser.add_argument("--hosts", type=int, default=1250, help="heartbeats: simulated hosts (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=120.0, help="heartbeats: duration (default: %(default)s)")
     parser.add_argument(
@@ -60,6 +63,7 @@ def main() -> int:
         "checkpoint": {"size_gb": args.size_gb, "storage": args.storage},
         "event_ingest": {"seconds": args.ingest_seconds},
         "group_init": {"num_processes": args.processes, "num_rounds": args.rounds},
+        "model_files": {"storage": args.storage},
         "heartbeats": {"num_hosts": args.hosts, "seconds": args.seconds},
     }
     num_missed = 0

@@ -67,11 +67,12 @@ class ConfigJson:
     def section(self, key: str) -> ConfigJson:
         """Return the object under `key`, or an empty one if it is missing."""
         if key not in self._sections:
-            value = self._value(key, {}, "an object")
-            if not isinstance(value, dict):
-                raise self.refusal(key, "expected an object")
-            self._sections[key] = ConfigJson(value, f"{self.location}: {key}")
+            self._sections[key] = ConfigJson(self._object(key), f"{self.location}: {key}")
         return self._sections[key]
+
+    def described(self, key: str, defaults: Mapping[str, Any]) -> ConfigJson:
+        """Return the object under `key`, with `defaults` for keys that it lacks. The caller refuses its unread keys."""
+        return ConfigJson({**defaults, **self._object(key)}, f"{self.location}: {key}")
 
     def require(self, key: str, computed: Sequence[object], default: object) -> None:
         """Raise CheckpointError unless the value is one of `computed`, those that our model can compute."""
@@ -106,6 +107,12 @@ class ConfigJson:
                 yield self, key
         for section in self._sections.values():
             yield from section._unread(())
+
+    def _object(self, key: str) -> dict[str, Any]:
+        value = self._value(key, {}, "an object")
+        if not isinstance(value, dict):
+            raise self.refusal(key, "expected an object")
+        return value
 
     def _value(self, key: str, default: object, kind: str) -> object:
         self._read.add(key)

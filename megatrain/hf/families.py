@@ -17,6 +17,7 @@ from megatrain.hf.config_json import ConfigJson
 from megatrain.hf.family import Family
 from megatrain.hf.gemma2 import Gemma2
 from megatrain.hf.gemma3 import Gemma3
+from megatrain.hf.gemma3_images import Gemma3Images
 from megatrain.hf.gpt2 import Gpt2
 from megatrain.hf.gpt_neox import GptNeoX
 from megatrain.hf.llama import Llama
@@ -33,6 +34,7 @@ FAMILIES: tuple[Family, ...] = (
     Mistral(),
     Gemma2(),
     Gemma3(),
+    Gemma3Images(),
     Olmo2(),
     Phi3(),
     Gpt2(),
@@ -41,8 +43,9 @@ FAMILIES: tuple[Family, ...] = (
 )
 """All families: megatrain's, and those that other packages add (docs/guides/extending.md)."""
 
+_EXPORTED = tuple(family for family in FAMILIES if family.is_exported)
 _HINT = (
-    f"what can be exported: models of {', '.join(family.architecture for family in FAMILIES)}; "
+    f"what can be exported: models of {', '.join(family.architecture for family in _EXPORTED)}; "
     "docs/guides/checkpoints.md has the keys of each"
 )
 IGNORED = frozenset(
@@ -75,14 +78,14 @@ def family_for_export(model: ModelConfig) -> Family:
 
     Raises: ConfigError, which names every key that prevents the export.
     """
-    problems = {family: family.problems(model) for family in FAMILIES}
-    nearest = min(FAMILIES, key=lambda family: len(problems[family]))
+    problems = {family: family.problems(model) for family in _EXPORTED}
+    nearest = min(_EXPORTED, key=lambda family: len(problems[family]))
     if problems[nearest]:
         raise ConfigError([f"{problem}; {_HINT}" for problem in problems[nearest]])
     return nearest
 
 
-def family_of(config: ConfigJson) -> Family:
+def _family_of(config: ConfigJson) -> Family:
     """Return the family that a config.json names.
 
     Raises: CheckpointError for any other model.
@@ -93,13 +96,23 @@ def family_of(config: ConfigJson) -> Family:
     return next(family for family in FAMILIES if family.model_type == config.text("model_type"))
 
 
-def read_model(family: Family, config: ConfigJson) -> ModelConfig:
-    """Return our configuration of the model that a config.json describes.
+def read_config(config: ConfigJson) -> tuple[Family, ModelConfig, tuple[str, ...]]:
+    """Return the family of a config.json, our configuration of its model, and what this does not express of it.
 
     Raises: CheckpointError, which names the file, and the key or the violated rule.
     """
-    for key in _OTHER_KINDS:
-        config.require(key, (False,), default=False)
+    family = _family_of(config)
+    described = family.language_model(config)
+    model = _read_model(family, described)
+    notes = tuple(family.import_notes(described))
+    for part in (config, described):
+        for key in _OTHER_KINDS:
+            part.require(key, (False,), default=False)
+        part.refuse_unread(IGNORED | family.ignored)
+    return family, model, notes
+
+
+def _read_model(family: Family, config: ConfigJson) -> ModelConfig:
     values: dict[str, Any] = dict(family.fixed) | family.read_config(config)
     model = ModelConfig(**values)
     # check() needs a whole configuration, so the model gets an arbitrary job

@@ -12,6 +12,7 @@ from megatrain.config.toml_text import setting
 from megatrain.hf.config_json import ConfigJson
 from megatrain.hf.tensor_map import HfTensor
 
+HEAD_NAME = "lm_head.weight"
 PLAIN: Mapping[str, str | bool | float] = {
     "block": "serial",
     "branch_norm": "input",
@@ -44,7 +45,9 @@ class Family(ABC):
     renamed: ClassVar[Mapping[str, str]] = {}
     """Names of tensors in files of before, and the names of today."""
     buffers: ClassVar[re.Pattern[str]]
-    """The names of constants that old versions stored together with the weights."""
+    """The names of stored tensors that are none of ours, such as constants in files of old versions."""
+    is_exported: ClassVar[bool] = True
+    """Whether our models are written as this family. False where it has more than a language model."""
 
     @abstractmethod
     def tensors(self, model: ModelConfig) -> Iterator[HfTensor]:
@@ -68,6 +71,15 @@ class Family(ABC):
     @abstractmethod
     def import_notes(self, config: ConfigJson) -> list[str]:
         """Return what our configuration does not express of the imported files, as one sentence each."""
+
+    def language_model(self, config: ConfigJson) -> ConfigJson:
+        """Return the object of a config.json that describes the language model: all of it, by default."""
+        return config
+
+    def full_name(self, stored_name: str) -> str:
+        """Return a stored tensor's name in a language model with head, or one that `buffers` matches."""
+        name = self.renamed.get(stored_name, stored_name)
+        return name if name.startswith(self.prefix) or name == HEAD_NAME else self.prefix + name
 
     def head_dim_problems(self, model: ModelConfig) -> list[str]:
         """Return a sentence where the heads' widths do not add up to the hidden size, for a family that needs that."""

@@ -18,12 +18,11 @@ from megatrain.config.model import ModelConfig
 from megatrain.contracts.checkpoint_files import TOKENIZER_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.config_json import read_object
-from megatrain.hf.families import IGNORED, family_of, read_model, section_of
-from megatrain.hf.family import Family
+from megatrain.hf.families import read_config, section_of
+from megatrain.hf.family import HEAD_NAME, Family
 from megatrain.hf.tensor_map import HfTensor, our_shapes
 from megatrain.hf.weight_files import StoredWeight, WeightFiles, find_tensors
 
-HEAD_NAME = "lm_head.weight"
 _DTYPES = ("F32", "BF16", "F16")
 _MAX_PROBLEMS = 5
 
@@ -77,10 +76,7 @@ def open_model(directory: Path) -> HfModel:
     expressible in our model.
     """
     config = read_object(directory / "config.json")
-    family = family_of(config)
-    model = read_model(family, config)
-    notes = tuple(family.import_notes(config))
-    config.refuse_unread(IGNORED | family.ignored)
+    family, model, notes = read_config(config)
     stored = _by_full_name(find_tensors(directory), family)
     if model.num_layers > len(stored):
         raise CheckpointError(
@@ -111,11 +107,10 @@ def open_model(directory: Path) -> HfModel:
 
 
 def _by_full_name(found: Mapping[str, StoredWeight], family: Family) -> dict[str, StoredWeight]:
-    """Return the tensors by their names in a model with head, without the constants that some files hold."""
+    """Return the tensors by their names in a model with head, without those that are none of ours."""
     stored: dict[str, StoredWeight] = {}
     for stored_name, tensor in found.items():
-        name = family.renamed.get(stored_name, stored_name)
-        full_name = name if name.startswith(family.prefix) or name == HEAD_NAME else family.prefix + name
+        full_name = family.full_name(stored_name)
         if full_name in stored:
             raise CheckpointError(f"{tensor.file}: holds {full_name} under two names; fetch the model again")
         if not family.buffers.fullmatch(full_name):

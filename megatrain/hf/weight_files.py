@@ -6,6 +6,7 @@ Pickle files are refused without reading them, because loading a pickle runs any
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from megatrain.hf.config_json import read_object
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+_NUM_OPEN_FILES = 2
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -66,18 +68,20 @@ def find_tensors(directory: Path) -> dict[str, StoredWeight]:
 
 
 class WeightFiles:
-    """Reads tensors from files. Each file is mapped into memory once, when it is first needed."""
+    """Reads tensors from files, which it maps into memory. It keeps only the two files that were used last.
+
+    A parameter may be made of tensors in two files. All files together may be larger than the memory.
+    """
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._open: dict[Path, Any] = {}
+        self._open: OrderedDict[Path, tuple[ExitStack, Any]] = OrderedDict()
 
     def __enter__(self) -> WeightFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.clear()
-        self._stack.close()
+        while self._open:
+            self._close_oldest()
 
     def read(self, stored: StoredWeight) -> Tensor:
         """Return a tensor in its stored shape and dtype.
@@ -86,10 +90,18 @@ class WeightFiles:
         """
         with _naming(stored.file):
             if stored.file not in self._open:
-                opened = safe_open(stored.file, framework="pt", device="cpu")
-                self._open[stored.file] = self._stack.enter_context(opened)
-            tensor: Tensor = self._open[stored.file].get_tensor(stored.name)
+                if len(self._open) == _NUM_OPEN_FILES:
+                    self._close_oldest()
+                stack = ExitStack()
+                opened = stack.enter_context(safe_open(stored.file, framework="pt", device="cpu"))
+                self._open[stored.file] = stack, opened
+            self._open.move_to_end(stored.file)
+            tensor: Tensor = self._open[stored.file][1].get_tensor(stored.name)
         return tensor
+
+    def _close_oldest(self) -> None:
+        stack, _ = self._open.popitem(last=False)[1]
+        stack.close()
 
 
 def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:

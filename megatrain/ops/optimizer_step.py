@@ -277,7 +277,10 @@ def _update_moments(
     gradient_scale: float,
 ) -> Tensor:
     """Update both moments, and return in `scratch` the denominator of the first moment."""
-    scaled = scratch.copy_(grad).mul_(gradient_scale)
+    if grad.dtype == scratch.dtype:
+        scaled = torch.mul(grad, gradient_scale, out=scratch)
+    else:  # a product of a bf16 tensor and a number would be rounded to bf16
+        scaled = scratch.copy_(grad).mul_(gradient_scale)
     exp_avg.lerp_(scaled, 1.0 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(scaled, scaled, value=1.0 - beta2)
     return torch.sqrt(exp_avg_sq, out=scratch).div_(math.sqrt(bias_correction2)).add_(eps)

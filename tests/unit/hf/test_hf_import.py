@@ -109,6 +109,38 @@ def test_the_configuration_is_ours_again(case: str, tmp_path: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_gemma3_with_images_gives_its_language_model(prefix: str, tmp_path: Path) -> None:
+    model = tiny("gemma3")
+    text = oracle(model, torch.float32)
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 8, "patch_size": 4}  # fmt: skip
+    theirs = transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(text_config=text.config, vision_config=vision, mm_tokens_per_image=4)
+    ).eval()
+    theirs.model.language_model.load_state_dict(text.model.state_dict())
+    theirs.save_pretrained(tmp_path)
+    change_tensors(tmp_path, lambda all_tensors: _rename(all_tensors, prefix))
+
+    opened = open_model(tmp_path)
+    assert opened.notes == (
+        "the parts that read images (vision_tower, multi_modal_projector) are left out: the model reads text only",
+    )
+    assert replace(opened.model, vocab_multiple=model.vocab_multiple) == model
+    tokens = some_tokens(model)
+    found = our_logits(parameters_of(opened), opened.model, tokens)
+    torch.testing.assert_close(found, their_logits(theirs, tokens), rtol=0, atol=1e-5)
+
+    change_config(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match="tie_word_embeddings=false; only true"):
+        open_model(tmp_path)
+
+
+def _rename(tensors: dict[str, Tensor], prefix: str) -> None:
+    for name in [name for name in tensors if "language_model" in name]:
+        tensors[prefix + name.split("language_model.")[1].removeprefix("model.")] = tensors.pop(name)
+
+
 def test_shards_of_transformers_are_read(sharded: Path) -> None:
     model = tiny("llama")
     assert len(list(sharded.glob("*.safetensors"))) > 3

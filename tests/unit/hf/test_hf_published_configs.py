@@ -11,7 +11,7 @@ import pytest
 
 from megatrain.config import num_parameters
 from megatrain.hf.config_json import ConfigJson
-from megatrain.hf.families import IGNORED, family_of, read_model
+from megatrain.hf.families import read_config
 
 COMMON: dict[str, Any] = {
     "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16", "transformers_version": "4.40.0",
@@ -106,6 +106,22 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         999_885_952,
     ),
+    "google/gemma-3-4b-pt": (
+        {
+            "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999,
+            "eoi_token_index": 256000, "image_token_index": 262144, "initializer_range": 0.02,
+            "mm_tokens_per_image": 256, "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0",
+            "text_config": {
+                "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+            },
+            "vision_config": {
+                "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
+                "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
+            },
+        },
+        3_880_263_168,
+    ),
     "allenai/OLMo-2-1124-7B": (
         COMMON | {
             "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": False,
@@ -156,11 +172,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_is_read_whole(name: str) -> None:
     values, published = PUBLISHED[name]
-    config = ConfigJson(values, name)
-    family = family_of(config)
-    model = read_model(family, config)
-    family.import_notes(config)
-    config.refuse_unread(IGNORED | family.ignored)
+    family, model, _ = read_config(ConfigJson(values, name))
 
     padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.has_tied_head else 2)
     assert num_parameters(model) - padding == published

@@ -1,0 +1,59 @@
+"""Gemma 3 with images, of which only the language model is read. It is exported as Gemma3ForCausalLM.
+
+Without images, both compute the same: only the tokens of one image attend to each other in both directions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from megatrain.hf.config_json import ConfigJson
+from megatrain.hf.family import HEAD_NAME
+from megatrain.hf.gemma3 import Gemma3
+
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 131072,
+}
+"""Values of keys that transformers leaves out of a nested object."""
+_LANGUAGE_PREFIXES = ("language_model.", "model.language_model.")
+
+
+class Gemma3Images(Gemma3):
+    """Gemma3ForConditionalGeneration."""
+
+    model_type = "gemma3"
+    architecture = "Gemma3ForConditionalGeneration"
+    is_exported = False
+    ignored: ClassVar[frozenset[str]] = Gemma3.ignored | {
+        "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
+        "initializer_range",
+    }  # fmt: skip
+    buffers: ClassVar[re.Pattern[str]] = re.compile(r"model\.(vision_tower|multi_modal_projector)\..*")
+
+    def language_model(self, config: ConfigJson) -> ConfigJson:
+        # the head belongs to the whole model, whose key counts
+        config.require("tie_word_embeddings", (True,), default=True)
+        described = config.described("text_config", _DEFAULTS)
+        described.require("model_type", (Gemma3.model_type,), default=Gemma3.model_type)
+        described.require("tie_word_embeddings", (True,), default=True)
+        return described
+
+    def full_name(self, stored_name: str) -> str:
+        for prefix in _LANGUAGE_PREFIXES:
+            if stored_name.startswith(prefix):
+                name = stored_name.removeprefix(prefix)
+                return name if name.startswith(self.prefix) or name == HEAD_NAME else self.prefix + name
+        return super().full_name(stored_name)
+
+    def import_notes(self, config: ConfigJson) -> list[str]:
+        left_out = (
+            "the parts that read images (vision_tower, multi_modal_projector) are left out: the model reads text only"
+        )
+        return [*super().import_notes(config), left_out]
