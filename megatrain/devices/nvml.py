@@ -9,6 +9,7 @@ import importlib
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
@@ -252,7 +253,7 @@ def _mig_uuids(nvml: Any, ask: _Asker) -> tuple[str, ...]:
     found: list[str] = []
     for number in range(min(ask("nvmlDeviceGetMaxMigDeviceCount") or 0, _MAX_MIG_DEVICES)):
         device = ask("nvmlDeviceGetMigDeviceHandleByIndex", number)
-        uuid = None if device is None else _asked(nvml, lambda device=device: nvml.nvmlDeviceGetUUID(device))
+        uuid = None if device is None else _asked(nvml, partial(nvml.nvmlDeviceGetUUID, device))
         if uuid:
             found.append(_text(uuid))
     return tuple(found)
