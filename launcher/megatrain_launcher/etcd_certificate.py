@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.whole_files import write_private
-from megatrain.coordination.settings import TlsFiles
+from megatrain_job.coordination.settings import TlsFiles
 
 _BEFORE = timedelta(days=1)
 """Also accepted by hosts whose clocks are behind."""

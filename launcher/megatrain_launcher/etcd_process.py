@@ -24,16 +24,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from megatrain.commands.etcd_flags import without_password
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
 from megatrain.contracts.exit_codes import end_text
 from megatrain.contracts.own_files import make_own_directory
 from megatrain.contracts.vanished_files import Losses, is_in_place
 from megatrain.contracts.whole_files import write_private
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.maintenance import status
-from megatrain.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
 from megatrain.programs.child_process import ChildProcess
+from megatrain_job.commands.etcd_flags import without_password
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.maintenance import status
+from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
 from megatrain_launcher.etcd_certificate import make_certificate
 from megatrain_launcher.etcd_data import HeldFiles
 from megatrain_launcher.etcd_log import lack_of_space, last_errors

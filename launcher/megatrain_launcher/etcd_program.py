@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.coordination.settings import TlsFiles
+from megatrain_job.coordination.settings import TlsFiles
 
 CLIENT_SOCKET = "client:0"
 _PEER_SOCKET = "peer:0"

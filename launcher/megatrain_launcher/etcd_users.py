@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.gateway_response import JsonObject
-from megatrain.coordination.settings import Credentials, EtcdSettings
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.gateway_response import JsonObject
+from megatrain_job.coordination.settings import Credentials, EtcdSettings
 
 _ROOT = "root"
 

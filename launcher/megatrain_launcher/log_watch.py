@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final
 
-from megatrain.failures.classifier import LogClassifier
-from megatrain.failures.verdict import Label, Verdict
-from megatrain.failures.weights import HOST
+from megatrain_job.failures.classifier import LogClassifier
+from megatrain_job.failures.verdict import Label, Verdict
+from megatrain_job.failures.weights import HOST
 
 ALARM_WEIGHT: Final = HOST
 """A line of this weight shows that the host is broken, even if the process still runs."""

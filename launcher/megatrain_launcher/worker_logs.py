@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from megatrain.contracts.run_directory import rank_log_path
-from megatrain.failures.verdict import Verdict
+from megatrain_job.failures.verdict import Verdict
 from megatrain_launcher.log_disk import LogDisk
 from megatrain_launcher.log_files import RotatingFile
 from megatrain_launcher.log_tee import Tee, TeeChoice, is_shown

@@ -16,8 +16,8 @@ from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictOu
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Round
-from megatrain.coordination.watch import ChangeKind
-from megatrain.coordination.wire import Compare, KeyValue, Operation, Put
+from megatrain_job.coordination.watch import ChangeKind
+from megatrain_job.coordination.wire import Compare, KeyValue, Operation, Put
 from megatrain_launcher.driver.actions import Decision, Probe
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.folding import fold

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from megatrain.contracts.host_records import HostPhase, Stall
 from megatrain.contracts.rounds import RoundDeadlines
-from megatrain.failures.fence import Deadlines, FenceAction, LeaseView, StepSilence, fence
+from megatrain.fencing.fence import Deadlines, FenceAction, LeaseView, StepSilence, fence
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.executor.order_delivery import orders_lost_after_s
 from tests.helpers.simulated_etcd import KEYS

@@ -9,7 +9,7 @@ from megatrain.contracts.exit_codes import ExitCode, end_text
 from megatrain.contracts.host_records import HostPhase, RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Rollback, Round, RoundHost
-from megatrain.failures.culprit import is_victim
+from megatrain_job.failures.culprit import is_victim
 from megatrain_launcher.driver.actions import (
     CordonHost,
     Decision,

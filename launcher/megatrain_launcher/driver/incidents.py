@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from megatrain.contracts.host_records import HostStatus
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import Round
-from megatrain.jobs.lost_time import MEDIAN_NOTE, effective_time_ratio
+from megatrain_job.jobs.lost_time import MEDIAN_NOTE, effective_time_ratio
 from megatrain_launcher.driver.state import ClusterState
 
 EXIT_CODE_NOTE = "exit_code"

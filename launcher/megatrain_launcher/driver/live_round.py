@@ -13,9 +13,9 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, RankFailure
 from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.rounds import JobEnd, Round
-from megatrain.failures.culprit import is_victim
 from megatrain.formatting.quantities import count_text
-from megatrain.jobs.incident_phrases import rank_and_end
+from megatrain_job.failures.culprit import is_victim
+from megatrain_job.jobs.incident_phrases import rank_and_end
 from megatrain_launcher.driver.absent_hosts import (
     absent_of,
     hold_of_returned,

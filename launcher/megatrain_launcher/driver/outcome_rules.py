@@ -14,7 +14,7 @@ from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import MAX_SKIPPED_STEPS, Round
 from megatrain.formatting.lists import names_text
 from megatrain.formatting.quantities import count_text, seconds_text
-from megatrain.jobs.restart_budget import HOUR_S
+from megatrain_job.jobs.restart_budget import HOUR_S
 from megatrain_launcher.driver.economy import balance_of
 from megatrain_launcher.driver.forming import eligible
 from megatrain_launcher.driver.incidents import last_step

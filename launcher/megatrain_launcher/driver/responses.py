@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
-from megatrain.failures.culprit import SIGNS_OF_LOSS, root_of
-from megatrain.failures.verdict import LABELS, FailureAction, Label, label_row
-from megatrain.jobs.incident_phrases import rank_and_end
-from megatrain.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
+from megatrain_job.failures.culprit import SIGNS_OF_LOSS, root_of
+from megatrain_job.failures.verdict import LABELS, FailureAction, Label, label_row
+from megatrain_job.jobs.incident_phrases import rank_and_end
+from megatrain_job.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
 from megatrain_launcher.driver.policy import Policy
 
 _FATAL = {

@@ -27,10 +27,10 @@ from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.process import ROUND_COUNTER_VARIABLE
 from megatrain.contracts.rounds import JobRecord, LostLaunch
 from megatrain.contracts.run_directory import safe_name
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseKeeper
-from megatrain.coordination.wire import KeyRange
 from megatrain.programs.stop_signals import StopSignals
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseKeeper
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.executor.check_queue import CheckQueue, CheckQueueParts, HealthChecks
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence

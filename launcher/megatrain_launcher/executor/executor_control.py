@@ -17,9 +17,9 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.record import encode
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseState
-from megatrain.coordination.restarting_thread import RestartingThread
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseState
+from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import FitnessCheck, Membership

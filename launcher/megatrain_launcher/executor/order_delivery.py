@@ -4,7 +4,7 @@ stop.
 
 from __future__ import annotations
 
-from megatrain.coordination.watch import WatchLimits
+from megatrain_job.coordination.watch import WatchLimits
 
 _PROOFS_S = 2 * WatchLimits().silence_s
 """An idle watch proves within half of this time that it works. After an outage it works again within all of it."""

@@ -17,10 +17,10 @@ from megatrain.contracts.black_box_values import Phase, Progress
 from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.host_records import HangEvidence, Stall
 from megatrain.contracts.rounds import HostCommand
-from megatrain.coordination.restarting_thread import RestartingThread
-from megatrain.failures.fence import Deadlines, FenceAction, FenceRule, LeaseView, StepSilence, fence, step_silence
-from megatrain.failures.patience import Patience, find_stall
-from megatrain.jobs.host_view import stall_text
+from megatrain.fencing.fence import Deadlines, FenceAction, FenceRule, LeaseView, StepSilence, fence, step_silence
+from megatrain.fencing.patience import Patience, find_stall
+from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_job.jobs.host_view import stall_text
 from megatrain_launcher.executor.commands import CommandKind, CommandTracker
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces

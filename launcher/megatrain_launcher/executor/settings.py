@@ -11,7 +11,7 @@ from pathlib import Path
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash, config_values
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.settings import EtcdSettings
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.log_tee import TeeChoice
 
 

@@ -11,9 +11,9 @@ from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.hosts.address import interface_address, resolve
 from megatrain_launcher.launch.etcd_notice import published_troubles

@@ -16,10 +16,10 @@ from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.rounds import JobEnd
 from megatrain.formatting.lists import names_text, ranks_text
 from megatrain.formatting.terminal import printable, short
-from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
-from megatrain.jobs.incident_phrases import KIND_TEXTS, cost_text
-from megatrain.jobs.runbooks import runbooks_of
-from megatrain.jobs.snapshot import JobSnapshot
+from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
+from megatrain_job.jobs.incident_phrases import KIND_TEXTS, cost_text
+from megatrain_job.jobs.runbooks import runbooks_of
+from megatrain_job.jobs.snapshot import JobSnapshot
 from megatrain_launcher.driver.incidents import OVER_NOTE
 
 JUDGED_S = 1.5

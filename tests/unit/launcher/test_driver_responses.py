@@ -8,7 +8,7 @@ import pytest
 
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
-from megatrain.failures.verdict import LABELS, Label
+from megatrain_job.failures.verdict import LABELS, Label
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.responses import Facts, respond
 

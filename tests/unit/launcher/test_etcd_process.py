@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain_launcher import etcd_process
 from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.etcd_program import find_etcd

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.maintenance import compact
-from megatrain.coordination.settings import Credentials, EtcdSettings
-from megatrain.coordination.watch import Watch
-from megatrain.coordination.wire import KeyRange
-from megatrain.jobs.own_etcd import read_own_etcd
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.maintenance import compact
+from megatrain_job.coordination.settings import Credentials, EtcdSettings
+from megatrain_job.coordination.watch import Watch
+from megatrain_job.coordination.wire import KeyRange
+from megatrain_job.jobs.own_etcd import read_own_etcd
 from megatrain_launcher.etcd_data import HeldFiles
 from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.launch.job_files import JobFiles

@@ -17,11 +17,11 @@ from megatrain.contracts.host_records import HangEvidence, HostPhase, HostRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobEnd, Round, RoundHost
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.lease_keeper import LeaseState
-from megatrain.coordination.own_keys import OwnKeys
-from megatrain.coordination.settings import Credentials, EtcdSettings
-from megatrain.coordination.wire import KeyRange, Put
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.lease_keeper import LeaseState
+from megatrain_job.coordination.own_keys import OwnKeys
+from megatrain_job.coordination.settings import Credentials, EtcdSettings
+from megatrain_job.coordination.wire import KeyRange, Put
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.job_record import claim_job, read_job
 from megatrain_launcher.executor.liveness import LivenessPort

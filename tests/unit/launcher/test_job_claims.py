@@ -12,7 +12,7 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobEnd, JobRecord, Round
-from megatrain.coordination.client import EtcdClient
+from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.executor.job_record import claim_job, read_job
 from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import Membership

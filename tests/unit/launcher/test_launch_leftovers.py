@@ -11,8 +11,8 @@ import pytest
 
 from megatrain.arena.directory import Arena, join_arena
 from megatrain.checkpoint.writer import start_writer
-from megatrain.commands.etcd_flags import EtcdFlags
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain_job.commands.etcd_flags import EtcdFlags
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.failures.verdict import Label
+from megatrain_job.failures.verdict import Label
 from megatrain_launcher import log_disk
 from megatrain_launcher.log_disk import LogDisk
 from megatrain_launcher.log_files import RotatingFile

@@ -12,10 +12,10 @@ from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Halt, JobEnd, Round, RoundHost
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.watch import Snapshot, WatchLimits
-from megatrain.coordination.wire import KeyRange
+from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.watch import Snapshot, WatchLimits
+from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.driver.folding import fold_all
 from megatrain_launcher.driver.forming import Eligible, eligible
 from megatrain_launcher.driver.policy import Policy

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.run_directory import rank_log_path
-from megatrain.failures.verdict import Label, Verdict
+from megatrain_job.failures.verdict import Label, Verdict
 from megatrain_launcher.log_files import RotatingFile
 from megatrain_launcher.log_tee import Tee, is_shown
 from megatrain_launcher.log_watch import LogWatch
@@ -191,7 +191,7 @@ class TestLogWatch:
         def fail(*_: object) -> None:
             raise ZeroDivisionError("oops")
 
-        monkeypatch.setattr("megatrain.failures.classifier.LogClassifier.feed", fail)
+        monkeypatch.setattr("megatrain_job.failures.classifier.LogClassifier.feed", fail)
         watch = LogWatch(3)
         assert watch.feed(b"line\n") is None
         assert "ZeroDivisionError: oops" in watch.trouble

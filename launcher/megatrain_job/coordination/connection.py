@@ -1,0 +1,130 @@
+"""One connection to one endpoint: TCP or a unix socket, TLS, requests and responses, each under an absolute deadline.
+
+Name resolution is the system's; a deadline does not limit it.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from contextlib import suppress
+
+from megatrain_job.coordination.deadline import Deadline
+from megatrain_job.coordination.http_exchange import GarbageError, HttpExchange
+from megatrain_job.coordination.settings import Endpoint
+
+_READ_BYTES = 1 << 16
+MAX_CONTENT_BYTES = 64 << 20
+"""Largest response, and largest message of a streamed response: a page of 500 values of 96 KiB."""
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds and tries after which a silent connection whose other end has vanished is an error."""
+
+
+class EtcdConnection:
+    """An open connection. Raises: OSError (which includes TimeoutError and ssl.SSLError) or GarbageError."""
+
+    def __init__(self, endpoint: Endpoint, context: ssl.SSLContext | None, deadline: Deadline) -> None:
+        self.endpoint = endpoint
+        plain = _connect(endpoint, deadline)
+        try:
+            if not endpoint.path:
+                _keep_alive(plain)
+            plain.settimeout(deadline.remaining_s())
+            self._socket = plain if context is None else _encrypted(plain, context, endpoint)
+        except BaseException:
+            plain.close()
+            raise
+
+    def send(self, request: bytes, deadline: Deadline) -> None:
+        """Send a whole request."""
+        self._socket.settimeout(deadline.remaining_s())
+        self._socket.sendall(request)
+
+    def receive(self, timeout_s: float) -> bytes:
+        """Return what has arrived, b"" at the end. Raises: TimeoutError; then reading may continue."""
+        self._socket.settimeout(timeout_s)
+        return self._socket.recv(_READ_BYTES)
+
+    def read_response(self, exchange: HttpExchange, deadline: Deadline) -> bytes:
+        """Read the whole response of an exchange whose request was sent; return its body."""
+        body = bytearray()
+        while not exchange.is_complete:
+            data = self.receive(deadline.remaining_s())
+            if not data:
+                exchange.end()
+                break
+            body += exchange.feed(data)
+            if len(body) > MAX_CONTENT_BYTES:
+                raise GarbageError(f"the answer is longer than {MAX_CONTENT_BYTES >> 20} MiB")
+        return bytes(body)
+
+    def is_quiet(self) -> bool:
+        """Return whether the idle connection is still usable: the server has not closed it or sent anything
+        unrequested.
+        """
+        try:
+            self._socket.settimeout(0.0)
+            self._socket.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            return False
+        return False
+
+    def interrupt(self) -> None:
+        """Wake the thread that waits for this connection, from another thread; it gets the end of the connection."""
+        with suppress(OSError):
+            # the plain socket's: TLS would first remove the state that the reader uses
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.close()
+
+
+def _encrypted(plain: socket.socket, context: ssl.SSLContext, endpoint: Endpoint) -> ssl.SSLSocket:
+    try:
+        return context.wrap_socket(plain, server_hostname=endpoint.host)
+    except ConnectionError as error:
+        # some servers close a connection that they cannot read, others reset it
+        raise ConnectionError(f"in the TLS handshake: {error.strerror}") from error
+
+
+def _keep_alive(plain: socket.socket) -> None:
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _connect(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
+    if endpoint.path:
+        return _connect_socket(endpoint.path, deadline)
+    addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    failure: OSError | None = None
+    for number, (family, kind, protocol, _, address) in enumerate(addresses):
+        one = socket.socket(family, kind, protocol)
+        try:
+            # an equal part of the time for each address, all that is left for the last
+            one.settimeout(deadline.remaining_s() / (len(addresses) - number))
+            one.connect(address)
+        except OSError as error:
+            one.close()
+            failure = error
+        else:
+            return one
+    if failure is None:
+        raise OSError(f"{endpoint.host} has no address")
+    raise failure
+
+
+def _connect_socket(path: str, deadline: Deadline) -> socket.socket:
+    one = socket.socket(socket.AF_UNIX)
+    try:
+        one.settimeout(deadline.remaining_s())
+        one.connect(path)
+    except BaseException:
+        one.close()
+        raise
+    return one
