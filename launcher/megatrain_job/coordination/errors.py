@@ -1,4 +1,4 @@
-"""etcd's errors that a caller can handle. Their base is `contracts.errors.CoordinationError`."""
+"""The errors of the etcd client. Those that a caller can handle are `contracts.errors.CoordinationError`."""
 
 from __future__ import annotations
 
@@ -27,3 +27,7 @@ class LeaseLostError(CoordinationError):
 
 class LeadershipLostError(CoordinationError):
     """Somebody else may lead by now; nothing was written."""
+
+
+class GarbageError(Exception):
+    """The bytes are no HTTP response, or none of etcd's."""

@@ -20,10 +20,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain_job.coordination.connection import EtcdConnection
-from megatrain_job.coordination.deadline import Deadline
-from megatrain_job.coordination.endpoint_ring import EndpointRing
-from megatrain_job.coordination.errors import UnknownOutcomeError
+from megatrain_job.coordination.errors import GarbageError, UnknownOutcomeError
 from megatrain_job.coordination.gateway_response import (
     GatewayError,
     JsonObject,
@@ -31,9 +28,8 @@ from megatrain_job.coordination.gateway_response import (
     read_response,
     unwrap,
 )
-from megatrain_job.coordination.http_exchange import GarbageError, HttpExchange
-from megatrain_job.coordination.json_stream import JsonStream
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings
+from megatrain_job.coordination.transport import Deadline, EndpointRing, EtcdConnection, HttpExchange, JsonStream
 
 Answer = TypeVar("Answer")
 _logger = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from typing import Any
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain_job.coordination.errors import (
     CompactedError,
+    GarbageError,
     LeaseExistsError,
     LeaseLostError,
     NoSpaceError,
 )
-from megatrain_job.coordination.http_exchange import GarbageError
 
 JsonObject = Mapping[str, Any]
 _SHOWN = 80

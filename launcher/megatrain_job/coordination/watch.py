@@ -21,12 +21,11 @@ from typing import Self
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.errors import CompactedError
+from megatrain_job.coordination.errors import CompactedError, GarbageError
 from megatrain_job.coordination.event_queue import EventQueue
 from megatrain_job.coordination.gateway_response import GatewayError, JsonObject, MalformedError
-from megatrain_job.coordination.http_exchange import GarbageError
-from megatrain_job.coordination.json_stream import JsonStream
 from megatrain_job.coordination.settings import Endpoint
+from megatrain_job.coordination.transport import JsonStream
 from megatrain_job.coordination.wire import (
     KeyRange,
     KeyValue,

@@ -12,10 +12,9 @@ from pathlib import Path
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.network_address import WebAddress
 from megatrain.formatting.terminal import printable, short
-from megatrain_job.coordination.connection import EtcdConnection
-from megatrain_job.coordination.deadline import Deadline
-from megatrain_job.coordination.http_exchange import GarbageError, HttpExchange
+from megatrain_job.coordination.errors import GarbageError
 from megatrain_job.coordination.settings import Endpoint
+from megatrain_job.coordination.transport import Deadline, EtcdConnection, HttpExchange
 
 _MAX_ANSWER_BYTES = 64 << 10
 _MAX_ANSWER_CHARS = 200

@@ -21,7 +21,7 @@ from megatrain.config.notify import (
 )
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.network_address import WebAddress
-from megatrain_job.coordination.deadline import Deadline
+from megatrain_job.coordination.transport import Deadline
 from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.delivery import DeliveryError, post, read_template, tls_context
 from megatrain_launcher.notify.formats import (

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 import pytest
 
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.deadline import Deadline
 from megatrain_job.coordination.election import Election, Leader, Leadership
 from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.transport import Deadline
 from megatrain_job.coordination.wire import Compare, KeyRange, Put, Range
 from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, etcd_program

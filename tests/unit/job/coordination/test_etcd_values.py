@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain_job.coordination.endpoint_ring import EndpointRing
 from megatrain_job.coordination.errors import (
     CompactedError,
+    GarbageError,
     LeaseExistsError,
     LeaseLostError,
     NoSpaceError,
 )
 from megatrain_job.coordination.event_queue import EventQueue
 from megatrain_job.coordination.gateway_response import GatewayError, MalformedError, read_response, unwrap
-from megatrain_job.coordination.http_exchange import GarbageError
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
+from megatrain_job.coordination.transport import EndpointRing
 from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue, TxnResponse, int_field
 from tests.helpers.waiting import wait_until
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain_job.coordination.http_exchange import GarbageError, HttpExchange
+from megatrain_job.coordination.errors import GarbageError
+from megatrain_job.coordination.transport import HttpExchange
 
 
 class _Bytes:
