@@ -25,7 +25,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import ProbeResult
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import writes_of
-from megatrain_launcher.executor.liveness import Vitality
+from megatrain_launcher.liveness import Vitality
 from tests.helpers.job_history import JobHistory
 from tests.helpers.simulated_etcd import KEYS, SimulatedEtcd
 from tests.helpers.simulated_host import SimulatedHost

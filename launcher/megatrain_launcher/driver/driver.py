@@ -50,7 +50,7 @@ from megatrain_launcher.driver.resume_point_watch import ResumePointWatch
 from megatrain_launcher.driver.run_watch import RunWatch
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import trims_of, writes_of
-from megatrain_launcher.executor.liveness import LivenessReader, Vitality
+from megatrain_launcher.liveness import LivenessReader, Vitality
 from megatrain_launcher.notify.notifier import MakeNotifier, Notifier
 
 _logger = logging.getLogger(__name__)

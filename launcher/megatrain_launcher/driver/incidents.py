@@ -18,7 +18,6 @@ REQUEST_NOTE = "request"
 CHECK_NOTE = "check"
 PAIRS_NOTE = "pairs"
 """The note of an incident without a culprit: all hosts run pair tests with their neighbours before the next round."""
-OVER_NOTE = "over_unix_s"
 HOSTS_NOTE = "num_hosts"
 """The note with the number of hosts that the round after an eviction for slowness must have."""
 

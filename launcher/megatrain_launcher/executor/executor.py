@@ -42,10 +42,8 @@ from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.job_programs import ProgramSettings
 from megatrain_launcher.executor.job_record import claim_job, leaving_error, record_of
 from megatrain_launcher.executor.launch_mark import leave_mark
-from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.lost_launch import find_lost_launch
 from megatrain_launcher.executor.membership import LeaseTimes, Membership
-from megatrain_launcher.executor.order_delivery import OrderDelivery, orders_lost_after_s, unfit_after_s
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.program_runner import ProgramRunner, start_program_runner
 from megatrain_launcher.executor.round_follower import FollowerParts, RoundFollower
@@ -53,6 +51,8 @@ from megatrain_launcher.executor.settings import ExecutorSettings, new_session
 from megatrain_launcher.executor.status_writer import StatusWriter
 from megatrain_launcher.executor.storage_watch import StorageWatch
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
+from megatrain_launcher.liveness import LivenessPort
+from megatrain_launcher.order_delivery import OrderDelivery, orders_lost_after_s, unfit_after_s
 from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.store import open_store
 from megatrain_launcher.worker_environment import server_environment

@@ -26,7 +26,7 @@ from megatrain_job.coordination.errors import LeaseLostError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue, Put, Range
-from megatrain_launcher.executor.liveness import Vitality, ask
+from megatrain_launcher.liveness import Vitality, ask
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.25

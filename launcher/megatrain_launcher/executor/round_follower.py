@@ -27,9 +27,9 @@ from megatrain_launcher.executor.crash_evidence import BoxPlaces
 from megatrain_launcher.executor.evidence import hang_evidence, is_running
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder, Running
 from megatrain_launcher.executor.membership import Membership
-from megatrain_launcher.executor.order_delivery import orders_lost_after_s
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.progress import RankProgress, RoundProgress, host_progress
+from megatrain_launcher.order_delivery import orders_lost_after_s
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.1

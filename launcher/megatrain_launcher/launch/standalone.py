@@ -29,9 +29,9 @@ from megatrain_launcher.executor.job_programs import ProgramSettings, running_pr
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch.etcd_notice import published_troubles
-from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots, remove_black_boxes
 from megatrain_launcher.launch.plan import LaunchPlan
 from megatrain_launcher.launch.templates import launch_arguments
+from megatrain_launcher.leftovers import find_snapshots, release_snapshots, remove_black_boxes
 
 Execute = Callable[[ExecutorSettings], int]
 _LOOPBACK = "127.0.0.1"
