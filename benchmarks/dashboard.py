@@ -28,7 +28,7 @@ from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.record import decode, encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_launcher.etcd_process import free_ports
+from megatrain_launcher.etcd.process import free_ports
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.synthetic_run import LARGEST, NUM_STEPS, write_run
 from tests.helpers.waiting import wait_until

@@ -52,11 +52,11 @@ from megatrain_launcher.executor.status_writer import StatusWriter
 from megatrain_launcher.executor.storage_watch import StorageWatch
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
 from megatrain_launcher.liveness import LivenessPort
+from megatrain_launcher.logs.worker_logs import WorkerLogs
 from megatrain_launcher.order_delivery import OrderDelivery, orders_lost_after_s, unfit_after_s
 from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.store import open_store
 from megatrain_launcher.worker_environment import server_environment
-from megatrain_launcher.worker_logs import WorkerLogs
 
 _logger = logging.getLogger(__name__)
 _LEAVING_S = 5.0

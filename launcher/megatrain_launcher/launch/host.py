@@ -14,7 +14,7 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
-from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.hosts.address import interface_address, resolve
 from megatrain_launcher.launch.etcd_notice import published_troubles
 from megatrain_launcher.launch.job_files import why_not_written

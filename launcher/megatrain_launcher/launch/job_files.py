@@ -31,7 +31,7 @@ from megatrain_job.jobs.own_etcd import (
     read_password,
 )
 from megatrain_job.jobs.run_standing import EXIT_CODE_FILE
-from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.private_directory import make_private
 
 _POLL_S = 0.1

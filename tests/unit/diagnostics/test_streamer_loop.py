@@ -37,7 +37,7 @@ from megatrain_diagnostics.streamer.settings import StreamerSettings
 from megatrain_diagnostics.streamer.streamer import Streamer
 from megatrain_diagnostics.wire.sender import Sender, SenderState
 from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
-from megatrain_launcher.worker_logs import rank_log_path
+from megatrain_launcher.logs.worker_logs import rank_log_path
 from tests.helpers.fixed_daemon import FixedDaemon
 
 PATIENCE = Patience(init_s=30.0, first_step_s=30.0, checkpoint_s=30.0, evaluation_s=30.0, floor_s=30.0, factor=10.0)

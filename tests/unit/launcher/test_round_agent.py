@@ -19,9 +19,9 @@ from megatrain.contracts.rounds import Rollback, Round, RoundDeadlines, RoundHos
 from megatrain_job.failures.verdict import Label
 from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.interfaces import Assignment
+from megatrain_launcher.logs.worker_logs import WorkerLogs, rank_log_path
 from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.worker_environment import server_environment, worker_environment
-from megatrain_launcher.worker_logs import WorkerLogs, rank_log_path
 from tests.helpers.hand_given_orders import HandGivenOrders, Witness
 from tests.helpers.standby_workers import wait_until_gone
 from tests.helpers.waiting import DEADLINE_S, wait_until

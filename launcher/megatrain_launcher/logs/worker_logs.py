@@ -22,10 +22,10 @@ from typing import Final, Self
 
 from megatrain.contracts.run_directory import rank_log_path
 from megatrain_job.failures.verdict import Verdict
-from megatrain_launcher.log_disk import LogDisk
-from megatrain_launcher.log_files import RotatingFile
-from megatrain_launcher.log_tee import Tee, TeeChoice, is_shown
-from megatrain_launcher.log_watch import LogWatch
+from megatrain_launcher.logs.disk import LogDisk
+from megatrain_launcher.logs.files import RotatingFile
+from megatrain_launcher.logs.tee import Tee, TeeChoice, is_shown
+from megatrain_launcher.logs.watch import LogWatch
 
 DRAIN_TIMEOUT_S: Final = 0.5
 """How long to wait for what a worker wrote before its end."""

@@ -15,7 +15,7 @@ from megatrain.contracts import file_locks
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.own_files import check_own_directory, open_own_file
 from megatrain_job.coordination.settings import fits_socket
-from megatrain_launcher.etcd_program import CLIENT_SOCKET
+from megatrain_launcher.etcd.program import CLIENT_SOCKET
 from megatrain_launcher.private_directory import make_private
 
 LOCK = "lock"

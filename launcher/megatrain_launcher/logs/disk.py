@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from megatrain.contracts.vanished_files import Losses
-from megatrain_launcher.log_files import RotatingFile
+from megatrain_launcher.logs.files import RotatingFile
 
 _logger = logging.getLogger(__name__)
 MAX_WAITING_BYTES: Final = 16 << 20
